@@ -1,0 +1,140 @@
+"""Every option of the engine, once: the keyword arguments of `LLM`, the command-line flags and the docs come from here.
+
+Each field's metadata holds `help`, and where needed `choices` (allowed values) and `parse` (text -> value).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from winnow.errors import ConfigError
+from winnow.units import parse_bytes
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "dummy")
+ATTENTION_BACKENDS = ("auto", "reference")
+
+
+def option(default: Any, help: str, **extra: Any) -> Any:
+    """A dataclass field that documents itself."""
+    return field(default=default, metadata={"help": help, **extra})
+
+
+def optional_int(text: str) -> int | None:
+    """ "none" -> None, else an int: for limits that can be switched off."""
+    return None if text.lower() == "none" else int(text)
+
+
+def _require(name: str, value: Any, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be an integer, got {value!r}")
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise ConfigError(f"{name} must be {limit}, got {value}")
+
+
+def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, and how it is loaded."""
+
+    model: str | Path | None = option(
+        None, "directory with config.json and safetensors weights; left out: the demo model that ships with Winnow"
+    )
+    dtype: str = option(
+        "auto", "number format of weights and KVs; auto: float32 on CPU, the checkpoint's own elsewhere", choices=DTYPES
+    )
+    device: str = option("auto", "torch device, such as cpu or cuda:0; auto: cuda where there is one, else cpu")
+    load_format: str = option(
+        "auto", "auto: weights from safetensors; dummy: random weights from config.json alone", choices=LOAD_FORMATS
+    )
+    max_model_len: int | None = option(
+        None,
+        "longest prompt plus answer, in tokens; left out: the model's own limit",
+        parse=optional_int,
+    )
+    attention_backend: str = option(
+        "auto", "what computes attention over the paged cache", choices=ATTENTION_BACKENDS
+    )
+    seed: int = option(0, "seed of requests that bring none, and of dummy weights")
+
+    def __post_init__(self) -> None:
+        _require_choice("dtype", self.dtype, DTYPES)
+        _require_choice("load_format", self.load_format, LOAD_FORMATS)
+        _require_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        if self.max_model_len is not None:
+            _require("max_model_len", self.max_model_len, 1)
+        _require("seed", self.seed, 0, 2**63 - 1)
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """How much memory the KVs may take, and in what pieces."""
+
+    kv_memory: int = option(
+        512 * 2**20,
+        "all memory of the KV cache: keys, values, positions, scores and tables, such as 512MiB",
+        parse=parse_bytes,
+    )
+    block_size: int = option(16, "slots of one block; memory is handed out and given back in blocks")
+
+    def __post_init__(self) -> None:
+        # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
+        object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+        _require("block_size", self.block_size, 1, 1024)
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How many requests and tokens a step may hold."""
+
+    max_num_seqs: int = option(64, "most sequences that hold KVs at the same time")
+    max_num_batched_tokens: int = option(2048, "most tokens computed in one step, over all requests")
+    prefill_chunk: int | None = option(
+        512, "most prompt tokens of one request in one step; none: whole prompts", parse=optional_int
+    )
+
+    def __post_init__(self) -> None:
+        _require("max_num_seqs", self.max_num_seqs, 1, 65536)
+        _require("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        if self.prefill_chunk is not None:
+            _require("prefill_chunk", self.prefill_chunk, 1)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), so that every running "
+                f"request can take a step, got {self.max_num_batched_tokens}"
+            )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The three parts together."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Sort flat keyword arguments into the parts.
+
+        Raises:
+            ConfigError: an option nobody knows, or a value out of range.
+        """
+        parts = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+        names = {part: [f.name for f in fields(config)] for part, config in parts.items()}
+        known = [name for part in names.values() for name in part]
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
+        return cls(
+            **{
+                part: config(**{name: options[name] for name in names[part] if name in options})
+                for part, config in parts.items()
+            }
+        )

@@ -1,0 +1,28 @@
+"""What Winnow raises when the user, not the program, is wrong.
+
+Every message names the field, the value and the limit. `assert` is kept for invariants of our own.
+"""
+
+
+class WinnowError(ValueError):
+    """Base of all errors that a user can mend."""
+
+
+class ConfigError(WinnowError):
+    """An engine option is out of range, or two options contradict each other."""
+
+
+class InvalidRequestError(WinnowError):
+    """A prompt or a sampling parameter is unusable; no other request is affected."""
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt leaves no room for an answer within the model's context."""
+
+
+class CapacityError(InvalidRequestError):
+    """The request could never fit into the KV memory, even alone."""
+
+
+class UnsupportedModelError(WinnowError):
+    """The model directory is missing, incomplete, or asks for something Winnow does not compute."""

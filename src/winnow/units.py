@@ -1,0 +1,51 @@
+"""Byte sizes as people write them: "512MiB" in, "512.0 MiB" out."""
+
+import re
+
+from winnow.errors import ConfigError
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "t": 2**40,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(value: int | str, field: str = "kv_memory") -> int:
+    """Bytes from an int or from text such as "512MiB", "1.5 GiB", "2GB" or "64M" (binary).
+
+    Raises:
+        ConfigError: not a positive size, or a unit nobody knows; names `field`.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    else:
+        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+        unit = _UNITS.get(match[2].lower()) if match else None
+        if match is None or unit is None:
+            raise ConfigError(f"{field} must be a size such as 512MiB, 1.5GiB or 2GB, got {value!r}")
+        size = int(float(match[1]) * unit)
+    if size <= 0:
+        raise ConfigError(f"{field} must be at least 1 byte, got {value!r}")
+    return size
+
+
+def format_bytes(size: float) -> str:
+    """A size with a binary unit and one decimal: 1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
