@@ -1,0 +1,40 @@
+# Winnow: what a newcomer types. `make` alone lists it.
+
+PYTHON ?= python3
+# Pinned, because an open range lets pip pick a newer CUDA build with gigabytes of libraries that no CPU run needs.
+# Any build that the range in pyproject.toml admits will do: make setup TORCH=path/to/torch.whl
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test demo lint format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+setup: $(READY) ## create .venv and install Winnow with its tools
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@
+
+test: lint ## lint, types and the whole test suite
+	$(BIN)/python -m pytest -q
+
+lint: $(READY) ## style, security rules and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: $(READY) ## answer the example prompts with the embedded model
+	$(BIN)/winnow run examples/demo/prompts.jsonl -o runs/demo.jsonl --overwrite --kv-memory 64MiB
+
+clean: ## remove the environment, caches and results
+	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
