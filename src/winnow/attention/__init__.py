@@ -1,0 +1,7 @@
+"""HOW KVs are read: one small interface, and the backends that compute it."""
+
+from winnow.attention.interface import AttentionBackend, Observe, PagedCache
+from winnow.attention.reference import ReferenceBackend
+from winnow.attention.spans import Spans
+
+__all__ = ["AttentionBackend", "Observe", "PagedCache", "ReferenceBackend", "Spans"]

@@ -1,0 +1,65 @@
+"""The three operations over a paged cache that every backend computes."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from winnow.attention.spans import Spans
+from winnow.cache import CacheManager, KVPool
+
+
+@dataclass(frozen=True)
+class PagedCache:
+    """What a backend reads and writes: the memory, and the accounting that says whose it is."""
+
+    pool: KVPool
+    manager: CacheManager
+
+
+@dataclass(frozen=True)
+class Observe:
+    """What attention adds to the scores of the KVs it reads, in the same pass.
+
+    For every KV j of a row: score[n, j] += sum over the queries i that count, and over the query heads of the group,
+    of p_ij ** powers[n], where p is the softmax over the whole row. A query counts from the position its span says
+    (`Spans.observe_from`), and for key j only if i - j >= exclude_first.
+    """
+
+    powers: tuple[int, ...] = (1,)
+    """1 sums attention (H2O, SnapKV, Batch-Max), 2 its square (KV-Compress eq. 12); one per score of the cache."""
+    exclude_first: int = 0
+    """Queries right after a key that do not count for it (KV-Compress v)."""
+
+
+class AttentionBackend(Protocol):
+    """Shapes: T tokens of the packed batch, Hq query heads, H KV heads (Hq a multiple of H), d = head_dim."""
+
+    def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store the KVs of the batch's tokens, [T, H, d] each, in the last slots of their rows."""
+
+    def attend(
+        self,
+        cache: PagedCache,
+        spans: Spans,
+        layer: int,
+        q: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
+        """Attention of q, [T, Hq, d], over the rows of each token's sequence. Returns [T, Hq, d] in q's dtype.
+
+        A query sees the KVs of its row whose position is not above its own, and with `window` those fewer than
+        `window` positions back. `softcap` c bends the scaled logits to c * tanh(x / c). `sinks`, [Hq], is one more
+        logit per query head that takes probability and gives no value.
+        """
+
+    def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
+        """Move KVs between slots of the pool: key, value, position and scores together.
+
+        `source` and `target` are int64 [n], flat slot numbers (block * block_size + offset); no slot is in both.
+        """

@@ -1,0 +1,180 @@
+"""Attention over a paged cache in plain torch: the oracle of every other backend.
+
+Clarity first: rows are gathered into padded tensors, computed in float32 by the textbook formula, and masked. Decoding
+sequences of similar length are gathered together; prefill chunks one by one, in blocks of queries.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from winnow.attention.interface import Observe, PagedCache
+from winnow.attention.spans import Spans
+from winnow.cache import KVPool
+from winnow.cache.layout import ceil_div
+
+# Elements of the largest gathered or computed temporary: 64 MiB of float32.
+_TEMPORARY = 2**24
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Sequences computed together: G of them, n queries each, rows padded to `longest` KVs."""
+
+    index: list[int]
+    """Which sequences of the spans."""
+    tokens: slice | Tensor
+    """Their queries in the packed batch, G * n of them."""
+    longest: int
+
+
+class ReferenceBackend:
+    """See `AttentionBackend` for shapes and meaning."""
+
+    def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
+        pool, manager = cache.pool, cache.manager
+        block_size = pool.layout.block_size
+        # A token's slot counts from the end of its row: rows may differ in length, but all end with this batch.
+        index = manager.lengths[spans.token_slots, layer].long() - 1 - spans.tokens_after[:, None]  # [T, H]
+        slots = torch.from_numpy(spans.slots).to(spans.device)
+        tables = manager.tables.lookup(slots, layer, ceil_div(int(spans.lengths.max()), block_size))  # [B, H, blocks]
+        head = torch.arange(index.shape[1], device=spans.device)
+        block = tables[spans.token_sequence[:, None], head, index // block_size]  # [T, H]
+        flat = block.long() * block_size + index % block_size
+        pool.k.flatten(0, 1)[flat] = k.to(pool.k.dtype)
+        pool.v.flatten(0, 1)[flat] = v.to(pool.v.dtype)
+        pool.position.flatten()[flat] = spans.position[:, None].expand_as(flat).to(torch.int32)
+        pool.score.flatten(1)[:, flat] = 0.0
+
+    def attend(
+        self,
+        cache: PagedCache,
+        spans: Spans,
+        layer: int,
+        q: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
+        out = torch.empty_like(q)
+        kv_heads, head_dim = cache.pool.layout.num_kv_heads, cache.pool.layout.head_dim
+        for group in _groups(spans, kv_heads * head_dim):
+            rows = _Rows.gather(cache, spans, group, layer)
+            q_group = q[group.tokens].unflatten(0, (len(group.index), -1))  # [G, n, Hq, d]
+            position = spans.position[group.tokens].unflatten(0, (len(group.index), -1))  # [G, n]
+            pieces = []
+            per_query = len(group.index) * q.shape[1] * group.longest
+            step = max(1, _TEMPORARY // per_query)
+            for start in range(0, q_group.shape[1], step):
+                part = slice(start, start + step)
+                pieces.append(
+                    _attend_rows(
+                        q_group[:, part], position[:, part], rows, cache.pool, scale, window, softcap, sinks, observe
+                    )
+                )
+            out[group.tokens] = torch.cat(pieces, dim=1).flatten(0, 1).to(q.dtype)
+        return out
+
+    def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
+        for field in (pool.k.flatten(0, 1), pool.v.flatten(0, 1), pool.position.flatten()):
+            field[target] = field[source]
+        score = pool.score.flatten(1)
+        score[:, target] = score[:, source]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one layer for G sequences, padded to N slots."""
+
+    k: Tensor  # float32 [G, H, N, d]
+    v: Tensor  # float32 [G, H, N, d]
+    position: Tensor  # int32 [G, H, N]
+    valid: Tensor  # bool [G, H, N]: below the row's length
+    slot: Tensor  # int64 [G, H, N]: flat slot number in the pool
+    observe_from: Tensor  # int64 [G]
+
+    @classmethod
+    def gather(cls, cache: PagedCache, spans: Spans, group: _Group, layer: int) -> "_Rows":
+        pool, manager = cache.pool, cache.manager
+        block_size = pool.layout.block_size
+        slots = torch.from_numpy(spans.slots[group.index]).to(spans.device)
+        blocks = manager.tables.lookup(slots, layer, ceil_div(group.longest, block_size)).long()
+        offset = torch.arange(block_size, device=spans.device)
+        slot = (blocks[..., None] * block_size + offset).flatten(2)
+        length = manager.lengths[slots, layer]  # [G, H]
+        valid = torch.arange(slot.shape[2], device=spans.device) < length[..., None]
+        return cls(
+            k=pool.k[blocks].flatten(2, 3).float(),
+            # Padding may hold anything, NaN included, and 0 x NaN is NaN: values past the length are cleared.
+            v=pool.v[blocks].flatten(2, 3).float().masked_fill(~valid[..., None], 0.0),
+            position=pool.position[blocks].flatten(2, 3),
+            valid=valid,
+            slot=slot,
+            observe_from=torch.from_numpy(spans.observe_from[group.index]).to(spans.device),
+        )
+
+
+def _groups(spans: Spans, row_elements: int) -> Iterator[_Group]:
+    """Cut the batch into padded groups.
+
+    Decoding sequences are sorted by length, so that padding stays below half of a group, and cut where the gathered
+    KVs would exceed the bound on temporaries.
+    """
+    decodes = spans.num_decodes
+    by_length = np.argsort(-spans.lengths[:decodes], kind="stable")
+    start = 0
+    while start < decodes:
+        longest = int(spans.lengths[by_length[start]])
+        most = max(1, _TEMPORARY // (longest * row_elements))
+        short = np.flatnonzero(spans.lengths[by_length[start:]] * 2 < longest)
+        end = min(decodes, start + most, start + int(short[0]) if len(short) else decodes)
+        index = by_length[start:end].tolist()
+        # A decoding sequence's only token has the sequence's own number: they come first in the batch.
+        yield _Group(index, torch.tensor(index, device=spans.device), longest)
+        start = end
+    for i in range(decodes, len(spans.counts)):
+        first, count = int(spans.starts[i]), int(spans.counts[i])
+        yield _Group([i], slice(first, first + count), int(spans.lengths[i]))
+
+
+def _attend_rows(
+    q: Tensor,
+    position: Tensor,
+    rows: _Rows,
+    pool: KVPool,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    observe: Observe | None,
+) -> Tensor:
+    """Attention of q, [G, n, Hq, d], at `position`, [G, n], over gathered rows. Returns float32 [G, n, Hq, d]."""
+    heads = rows.k.shape[1]
+    q = q.float().unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)  # [G, H, g, n, d]: g query heads share a KV head
+    group, n = q.shape[2:4]
+    logits = (q.flatten(2, 3) @ rows.k.transpose(2, 3)).unflatten(2, (group, n)) * scale  # [G, H, g, n, N]
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    age = position[:, None, :, None] - rows.position[:, :, None, :]  # [G, H, n, N]
+    visible = rows.valid[:, :, None, :] & (age >= 0)
+    if window is not None:
+        visible &= age < window
+    logits = logits.masked_fill(~visible[:, :, None], -torch.inf)
+    if sinks is not None:
+        column = sinks.float().view(1, heads, group, 1, 1).expand(len(q), -1, -1, n, 1)
+        logits = torch.cat([logits, column], dim=-1)
+    p = logits.softmax(dim=-1)[..., : rows.k.shape[2]]
+    if observe is not None:
+        counted = visible & (position >= rows.observe_from[:, None])[:, None, :, None] & (age >= observe.exclude_first)
+        for score, power in zip(pool.score, observe.powers, strict=True):
+            added = (p**power).sum(dim=2).masked_fill(~counted, 0.0).sum(dim=2)  # [G, H, N]
+            # Sequences that share a block add to the same slot; padding adds zeros to whatever slot it names.
+            score.view(-1).index_add_(0, rows.slot.flatten(), added.flatten())
+    out = (p.flatten(2, 3) @ rows.v).unflatten(2, (group, n))  # [G, H, g, n, d]
+    return out.permute(0, 3, 1, 2, 4).flatten(2, 3)

@@ -1,0 +1,82 @@
+"""Which tokens of a packed batch belong to which sequence."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Spans:
+    """B sequences laid end to end in one row of T tokens, no padding; those with one token come first.
+
+    Attributes:
+        slots: the cache slot of each sequence, int64 [B].
+        counts: tokens of each sequence in this batch, int64 [B]; T is their sum.
+        lengths: KVs in the longest row of each sequence, this batch's included, int64 [B].
+        position: of every token in its sequence, int64 [T], on the compute device.
+        observe_from: the first position of each sequence whose query counts for scores, int64 [B].
+    """
+
+    slots: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    position: Tensor
+    observe_from: NDArray[np.int64]
+
+    @classmethod
+    def build(
+        cls,
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        lengths: NDArray[np.int64],
+        device: torch.device | str = "cpu",
+        observe_from: list[int] | None = None,
+    ) -> Self:
+        """Lay out sequences whose tokens of this batch begin at the positions `starts`."""
+        count_array = np.asarray(counts, dtype=np.int64)
+        first = np.asarray(starts, dtype=np.int64) - (np.cumsum(count_array) - count_array)
+        position = np.arange(count_array.sum()) + np.repeat(first, count_array)
+        return cls(
+            np.asarray(slots, dtype=np.int64),
+            count_array,
+            lengths,
+            torch.from_numpy(position).to(device),
+            np.zeros(len(slots), dtype=np.int64) if observe_from is None else np.asarray(observe_from, dtype=np.int64),
+        )
+
+    @property
+    def num_decodes(self) -> int:
+        """Sequences at the front of the batch that bring one token."""
+        many = np.flatnonzero(self.counts > 1)
+        return int(many[0]) if len(many) else len(self.counts)
+
+    @property
+    def device(self) -> torch.device:
+        return self.position.device
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """Index of each sequence's first token in the batch, int64 [B]."""
+        return np.cumsum(self.counts) - self.counts
+
+    @cached_property
+    def token_sequence(self) -> Tensor:
+        """Which of the B sequences every token belongs to, int64 [T]."""
+        return torch.from_numpy(np.repeat(np.arange(len(self.counts)), self.counts)).to(self.device)
+
+    @cached_property
+    def token_slots(self) -> Tensor:
+        """The cache slot of every token, int64 [T]."""
+        return torch.from_numpy(np.repeat(self.slots, self.counts)).to(self.device)
+
+    @cached_property
+    def tokens_after(self) -> Tensor:
+        """For every token, how many of its own sequence come after it in this batch, int64 [T]."""
+        ends = np.repeat(self.starts + self.counts, self.counts)
+        return torch.from_numpy(ends - 1 - np.arange(len(ends))).to(self.device)

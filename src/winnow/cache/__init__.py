@@ -1,0 +1,18 @@
+"""WHERE KVs live: the pool of blocks, the tables that say whose they are, and the accounting of both."""
+
+from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
+from winnow.cache.layout import CacheLayout, CacheSize
+from winnow.cache.manager import BlockCopies, CacheManager
+from winnow.cache.pool import KVPool
+from winnow.cache.tables import BlockTables
+
+__all__ = [
+    "BlockAllocator",
+    "BlockCopies",
+    "BlockTables",
+    "CacheLayout",
+    "CacheManager",
+    "CacheSize",
+    "KVPool",
+    "OutOfBlocksError",
+]

@@ -1,0 +1,105 @@
+"""What one KV, one block and one sequence cost in bytes, and how many of each fit into a budget."""
+
+from dataclasses import dataclass
+
+import torch
+
+from winnow.errors import ConfigError
+from winnow.units import format_bytes
+
+# Entries of one table page, per row. 16 blocks of 16 slots: a page covers 256 KVs of every row of a sequence.
+PAGE_ENTRIES = 16
+_INT32 = 4
+_FLOAT32 = 4
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The shape of a cache: what a block holds and how many rows a sequence has."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    num_scores: int = 0
+    """float32 score accumulators per slot: as many as the eviction policy asks for, 0 to 2."""
+
+    @property
+    def rows_per_seq(self) -> int:
+        """One row per layer and KV head."""
+        return self.num_layers * self.num_kv_heads
+
+    @property
+    def slot_bytes(self) -> int:
+        """Key, value, position and scores of one KV."""
+        return 2 * self.head_dim * self.dtype.itemsize + _INT32 + self.num_scores * _FLOAT32
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_size * self.slot_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """One table page: PAGE_ENTRIES int32 block ids for every row of a sequence."""
+        return self.rows_per_seq * PAGE_ENTRIES * _INT32
+
+    def blocks_for(self, num_kvs: int) -> int:
+        """Blocks of a sequence that holds `num_kvs` KVs in every row."""
+        return self.rows_per_seq * ceil_div(num_kvs, self.block_size)
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """How many of everything. Chosen once; all tensors of the cache follow from it."""
+
+    num_blocks: int
+    num_pages: int
+    max_num_seqs: int
+    pages_per_seq: int
+
+    @classmethod
+    def fit(cls, layout: CacheLayout, kv_memory: int, max_num_seqs: int, max_model_len: int) -> "CacheSize":
+        """The largest cache within `kv_memory` bytes, tables and counters included.
+
+        Pages are bounded by blocks: a sequence of b blocks a row takes at most b / PAGE_ENTRIES + 1 pages, so with
+        equal rows blocks run out first. Rows that differ, or share blocks, may run out of pages earlier; the
+        manager counts both.
+
+        Raises:
+            ConfigError: not even one sequence of one block per row fits.
+        """
+        pages_per_seq = ceil_div(max_model_len, layout.block_size * PAGE_ENTRIES)
+
+        def size(num_blocks: int) -> CacheSize:
+            num_pages = ceil_div(num_blocks, layout.rows_per_seq * PAGE_ENTRIES) + max_num_seqs
+            return cls(num_blocks, min(num_pages, max_num_seqs * pages_per_seq), max_num_seqs, pages_per_seq)
+
+        # More blocks than all sequences together could ever fill would be memory for nothing.
+        low, high = 0, min(kv_memory // layout.block_bytes, max_num_seqs * layout.blocks_for(max_model_len))
+        while low < high:  # the largest count whose total fits; the total grows with the count
+            middle = (low + high + 1) // 2
+            if size(middle).nbytes(layout) <= kv_memory:
+                low = middle
+            else:
+                high = middle - 1
+        if low < layout.rows_per_seq:
+            least = size(layout.rows_per_seq).nbytes(layout)
+            raise ConfigError(
+                f"kv_memory must be at least {format_bytes(least)} ({least} bytes) for one block in each of the "
+                f"{layout.num_layers} layers x {layout.num_kv_heads} KV heads, got {format_bytes(kv_memory)}"
+            )
+        return size(low)
+
+    def nbytes(self, layout: CacheLayout) -> int:
+        """All bytes of the cache: blocks, free stack and reference counts, table pages, page table, lengths."""
+        return (
+            self.num_blocks * (layout.block_bytes + 2 * _INT32)
+            + self.num_pages * layout.page_bytes
+            # page table and lengths exist twice: on the compute device and as the host's mirror
+            + 2 * self.max_num_seqs * (self.pages_per_seq + layout.rows_per_seq) * _INT32
+        )

@@ -1,0 +1,232 @@
+"""The accounting of the cache: who holds how much, what is free, what the next step will take.
+
+It moves no KVs and knows no model, so the scheduler and the simulator run it as it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
+from winnow.cache.layout import CacheLayout, CacheSize
+from winnow.cache.tables import BlockTables
+
+
+@dataclass(frozen=True)
+class BlockCopies:
+    """Blocks whose content must be copied before the step writes: int32 [n] each."""
+
+    source: Tensor
+    target: Tensor
+
+
+class CacheManager:
+    """Sequences in slots, their rows' lengths and blocks.
+
+    A sequence is named by its slot, 0 <= slot < max_num_seqs. Its rows (one per layer and head) have tables and
+    lengths of their own. Lengths change only here, by known amounts, so the host's mirror is exact without asking
+    the device.
+
+    Attributes:
+        lengths: int32 [max_num_seqs, layers, heads], KVs of each row, on the compute device.
+        host_lengths: the same as a numpy array.
+    """
+
+    def __init__(self, layout: CacheLayout, size: CacheSize, device: torch.device | str = "cpu") -> None:
+        self.layout = layout
+        self.size = size
+        self.allocator = BlockAllocator(size.num_blocks, device)
+        self.tables = BlockTables(layout, size, device)
+        shape = (size.max_num_seqs, layout.num_layers, layout.num_kv_heads)
+        self.lengths = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.host_lengths = np.zeros(shape, dtype=np.int32)
+        self.peak_blocks = 0
+        self._free_slots = list(range(size.max_num_seqs))[::-1]
+        # Slots that took part in a fork. The first kind may hold blocks with other holders; the second kind may
+        # have such a block at the tail of a row, where the next KV would be written.
+        self._sharing: set[int] = set()
+        self._shared_tail: set[int] = set()
+
+    # -- how much ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    @property
+    def table_bytes(self) -> int:
+        """Everything but the blocks themselves: tables, lengths, free stack, reference counts."""
+        lengths = self.lengths.nbytes + self.host_lengths.nbytes
+        return self.allocator.nbytes + self.tables.nbytes + lengths
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks in use, and of all tables."""
+        return self.allocator.num_used * self.layout.block_bytes + self.table_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peak_blocks * self.layout.block_bytes + self.table_bytes
+
+    def fits_alone(self, num_tokens: int) -> bool:
+        """Whether an otherwise empty cache could hold a sequence of `num_tokens` KVs a row."""
+        return self.layout.blocks_for(num_tokens) <= self.size.num_blocks
+
+    def blocks_to_append(self, slots: Sequence[int], counts: Sequence[int]) -> int:
+        """Blocks that `append` would take, at most: a shared tail counts as copied. No device is asked."""
+        slot_array = np.asarray(slots, dtype=np.int64)
+        have, want = self._block_counts(slot_array, np.asarray(counts))
+        return int((want - have).sum()) + sum(
+            int(self._partial_rows(slot).sum()) for slot in slots if slot in self._shared_tail
+        )
+
+    def can_append(self, slots: Sequence[int], counts: Sequence[int]) -> bool:
+        slot_array = np.asarray(slots, dtype=np.int64)
+        _, want = self._block_counts(slot_array, np.asarray(counts))
+        pages = int(self.tables.pages_missing(slot_array, want.max(axis=(1, 2))).sum()) if len(slots) else 0
+        return (
+            self.blocks_to_append(slots, counts) <= self.allocator.num_free and pages <= self.tables.num_free_pages
+        )
+
+    def blocks_held(self, slot: int) -> int:
+        """Blocks in the tables of a sequence, shared ones included."""
+        return int(-(-self.host_lengths[slot] // self.layout.block_size).sum())
+
+    # -- the life of a sequence ----------------------------------------------------------------------------------
+
+    def open(self) -> int:
+        """Take a slot for a new, empty sequence. The caller has checked `num_free_slots`."""
+        return self._free_slots.pop()
+
+    def append(self, slots: Sequence[int], counts: Sequence[int]) -> BlockCopies | None:
+        """Lengthen every row of sequence `slots[i]` by `counts[i]` KVs and find the blocks for them.
+
+        Returns:
+            Copies that must be made before the new KVs are written (copy-on-write), or None.
+
+        Raises:
+            OutOfBlocksError: `can_append` is False; nothing has changed.
+        """
+        if not self.can_append(slots, counts):
+            raise OutOfBlocksError(f"no room for {list(counts)} KVs a row in slots {list(slots)}")
+        copies = [copy for slot in slots if slot in self._shared_tail and (copy := self._own_tail(slot))]
+        slot_array = np.asarray(slots, dtype=np.int64)
+        count_array = np.asarray(counts, dtype=np.int32)
+        have, want = self._block_counts(slot_array, count_array)
+        self.tables.grow(slot_array, self.tables.pages_missing(slot_array, want.max(axis=(1, 2))))
+        self._fill(slot_array, have, want)
+        self.host_lengths[slot_array] += count_array[:, None, None]
+        self._mirror_lengths(slot_array)
+        self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
+        if not copies:
+            return None
+        return BlockCopies(torch.cat([c.source for c in copies]), torch.cat([c.target for c in copies]))
+
+    def can_fork(self, slot: int) -> bool:
+        return bool(self._free_slots) and len(self.tables.page_ids(slot)) <= self.tables.num_free_pages
+
+    def fork(self, slot: int) -> int:
+        """A new sequence that holds the same blocks. Whoever writes first into a shared block copies it."""
+        child = self.open()
+        children = np.array([child], dtype=np.int64)
+        self.tables.grow(children, np.array([len(self.tables.page_ids(slot))], dtype=np.int64))
+        self.tables.copy(slot, child)
+        self.host_lengths[child] = self.host_lengths[slot]
+        self._mirror_lengths(children)
+        self.allocator.share(self.blocks_of(child))
+        self._sharing |= {slot, child}
+        self._shared_tail |= {slot, child}
+        return child
+
+    def close(self, slot: int) -> None:
+        """End a sequence: its blocks lose a holder, its pages and slot are free."""
+        self.allocator.release(self.blocks_of(slot), exclusive=slot not in self._sharing)
+        self.tables.clear(slot)
+        self.host_lengths[slot] = 0
+        self._mirror_lengths(np.array([slot], dtype=np.int64))
+        self._sharing.discard(slot)
+        self._shared_tail.discard(slot)
+        self._free_slots.append(slot)
+
+    def blocks_of(self, slot: int) -> Tensor:
+        """The ids of all blocks in the tables of a sequence, int32 [n], row by row."""
+        num_blocks = -(-self.host_lengths[slot] // self.layout.block_size)
+        return self._entries(np.full_like(num_blocks, slot)[None], np.zeros_like(num_blocks)[None], num_blocks[None])
+
+    # -- invariants ----------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between steps. Reads everything back from the device."""
+        open_slots = [slot for slot in range(self.size.max_num_seqs) if slot not in set(self._free_slots)]
+        assert len(open_slots) + len(self._free_slots) == self.size.max_num_seqs, "a slot is free twice"
+        holders = torch.zeros(self.size.num_blocks, dtype=torch.int64)
+        for slot in open_slots:
+            blocks = self.blocks_of(slot).cpu().long()
+            assert len(torch.unique(blocks)) == len(blocks), f"slot {slot} holds a block twice"
+            holders[blocks] += 1
+            if slot not in self._sharing:
+                assert bool((self.allocator.ref_count.cpu()[blocks] == 1).all()), f"slot {slot} shares unknowingly"
+        self.allocator.check_integrity(holders.to(self.allocator.ref_count.device))
+        self.tables.check_integrity()
+        assert np.array_equal(self.lengths.cpu().numpy(), self.host_lengths), "lengths differ from the host's mirror"
+        assert not self.host_lengths[self._free_slots].any(), "a free slot has a length"
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _block_counts(
+        self, slots: NDArray[np.int64], counts: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Blocks per row before and after appending, int32 [B, layers, heads] each."""
+        before = self.host_lengths[slots]
+        after = before + np.asarray(counts, dtype=np.int32)[:, None, None]
+        return -(-before // self.layout.block_size), -(-after // self.layout.block_size)
+
+    def _partial_rows(self, slot: int) -> NDArray[np.bool_]:
+        """Rows whose last block has room, [layers, heads]."""
+        return self.host_lengths[slot] % self.layout.block_size != 0
+
+    def _entry_index(
+        self, slots: NDArray[np.int32], first: NDArray[np.int32], last: NDArray[np.int32]
+    ) -> Tensor:
+        """Indices of the table entries first <= j < last of each row, int64 [n], row by row.
+
+        All arguments [B, layers, heads].
+        """
+        counts = (last - first).ravel()
+        rows = np.repeat(np.arange(counts.size), counts)
+        within = np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        _, layers, heads = np.unravel_index(rows, first.shape)
+        return self.tables.entry_index(slots.ravel()[rows], layers, heads, first.ravel()[rows] + within)
+
+    def _entries(self, slots: NDArray[np.int32], first: NDArray[np.int32], last: NDArray[np.int32]) -> Tensor:
+        return self.tables.pages.view(-1)[self._entry_index(slots, first, last)]
+
+    def _fill(self, slots: NDArray[np.int64], have: NDArray[np.int32], want: NDArray[np.int32]) -> None:
+        """Allocate the blocks that rows lack and enter them into the tables."""
+        total = int((want - have).sum())
+        if total:
+            owner = np.broadcast_to(slots[:, None, None], have.shape)
+            self.tables.pages.view(-1)[self._entry_index(owner, have, want)] = self.allocator.allocate(total)
+
+    def _own_tail(self, slot: int) -> BlockCopies | None:
+        """Copy-on-write: replace the shared, partly filled last blocks of a sequence by copies of its own."""
+        self._shared_tail.discard(slot)
+        last = -(-self.host_lengths[slot] // self.layout.block_size)
+        first = last - self._partial_rows(slot)
+        index = self._entry_index(np.full_like(first, slot)[None], first[None], last[None])
+        tails = self.tables.pages.view(-1)[index]
+        shared = self.allocator.ref_count[tails] > 1
+        source = tails[shared]
+        if not len(source):
+            return None
+        target = self.allocator.allocate(len(source))
+        self.tables.pages.view(-1)[index[shared]] = target
+        self.allocator.release(source)
+        return BlockCopies(source, target)
+
+    def _mirror_lengths(self, slots: NDArray[np.int64]) -> None:
+        self.lengths[torch.from_numpy(slots)] = torch.from_numpy(self.host_lengths[slots]).to(self.lengths.device)

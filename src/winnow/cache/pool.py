@@ -1,0 +1,40 @@
+"""The memory itself: every KV of every row, in blocks."""
+
+import torch
+from torch import Tensor
+
+from winnow.cache.layout import CacheLayout
+
+
+class KVPool:
+    """One pool for all layers and heads of all sequences.
+
+    Attributes:
+        k, v: [num_blocks, block_size, head_dim]; keys are stored rotated at their position.
+        position: int32 [num_blocks, block_size], the token's index in its sequence.
+        score: float32 [num_scores, num_blocks, block_size], what attention added up for each KV.
+
+    Memory is left uninitialised: a slot is written before any length lets it be read.
+    """
+
+    def __init__(self, layout: CacheLayout, num_blocks: int, device: torch.device | str = "cpu") -> None:
+        self.layout = layout
+        slots = (num_blocks, layout.block_size)
+        self.k = torch.empty(*slots, layout.head_dim, dtype=layout.dtype, device=device)
+        self.v = torch.empty_like(self.k)
+        self.position = torch.empty(slots, dtype=torch.int32, device=device)
+        self.score = torch.empty((layout.num_scores, *slots), dtype=torch.float32, device=device)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.k.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes + self.position.nbytes + self.score.nbytes
+
+    def copy_blocks(self, source: Tensor, target: Tensor) -> None:
+        """Copy whole blocks, int32 [n] each. No target may also be a source."""
+        for field in (self.k, self.v, self.position):
+            field[target] = field[source]
+        self.score[:, target] = self.score[:, source]

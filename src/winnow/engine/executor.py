@@ -1,0 +1,20 @@
+"""Who computes a step. The scheduler sees only this."""
+
+from typing import Protocol
+
+from winnow.cache import CacheManager
+from winnow.engine.plan import StepPlan, StepResult
+
+
+class Executor(Protocol):
+    """Computes plans over a cache whose accounting the scheduler shares."""
+
+    @property
+    def cache(self) -> CacheManager:
+        """The accounting of the cache that plans are made against."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute the planned tokens and sample where the plan says so."""
+
+    def release(self, slot: int) -> None:
+        """Forget what is kept for a slot besides its KVs; called when its sequence ends or is preempted."""

@@ -1,0 +1,51 @@
+"""What one step computes, decided before any tensor is touched."""
+
+from dataclasses import dataclass
+
+from winnow.cache import BlockCopies
+from winnow.engine.request import Sequence
+from winnow.outputs import LogprobDict
+
+
+@dataclass(frozen=True)
+class PlannedSequence:
+    """`count` tokens of a sequence, from position `start`; its rows already have room for them."""
+
+    sequence: Sequence
+    slot: int
+    start: int
+    count: int
+    samplers: tuple[Sequence, ...]
+    """Sequences that sample from the last token's logits: none while a prompt is unfinished, else the sequence and
+    the forks that share its prompt."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Decoding sequences first, then prefill chunks, to be computed as one packed row of tokens."""
+
+    entries: tuple[PlannedSequence, ...]
+    copies: tuple[BlockCopies, ...] = ()
+    """Blocks to copy before the step writes."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(entry.count for entry in self.entries)
+
+    @property
+    def samplers(self) -> list[Sequence]:
+        return [sequence for entry in self.entries for sequence in entry.samplers]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step brought: one token for each of `StepPlan.samplers`, in order."""
+
+    token_ids: list[int]
+    logprobs: list[LogprobDict | None]
+    prompt_logprobs: dict[int, list[LogprobDict]]
+    """By index of the plan's entry: logprobs of the prompt tokens that follow those computed."""

@@ -1,0 +1,35 @@
+"""Who gives way when blocks run out, and how."""
+
+from collections.abc import Sequence as SequenceType
+from typing import Protocol
+
+from winnow.engine.executor import Executor
+from winnow.engine.request import Sequence
+
+
+class VictimPolicy(Protocol):
+    def choose(self, running: SequenceType[Sequence]) -> Sequence:
+        """The sequence to preempt, out of at least one, in the order in which they were admitted."""
+
+
+class PreemptionMethod(Protocol):
+    def preempt(self, sequence: Sequence, executor: Executor) -> None:
+        """Take the sequence's slot and blocks, so that it can go on later."""
+
+
+class NewestFirst:
+    """The sequence admitted last: it has the least to lose, and first come stays first served."""
+
+    def choose(self, running: SequenceType[Sequence]) -> Sequence:
+        return running[-1]
+
+
+class Recompute:
+    """Drop all KVs. The sequence keeps its tokens and computes them again when there is room."""
+
+    def preempt(self, sequence: Sequence, executor: Executor) -> None:
+        assert sequence.slot is not None, "only a running sequence can be preempted"
+        executor.cache.close(sequence.slot)
+        executor.release(sequence.slot)
+        sequence.slot = None
+        sequence.num_computed = 0

@@ -1,0 +1,89 @@
+"""A request, and the sequences that answer it."""
+
+from collections.abc import Sequence as SequenceType
+from dataclasses import dataclass, field
+
+from winnow.outputs import LogprobDict, RequestMetrics
+from winnow.sampling import SamplingParams
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt, how to answer it, and one sequence per sample."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    """Most tokens of an answer: the request's own limit, or what the context leaves."""
+    metrics: RequestMetrics
+    prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
+    sequences: list["Sequence"] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sequences = [Sequence(self, index) for index in range(self.params.n)]
+        # The first sample computes the prompt; the others share its blocks as soon as it is through.
+        self.sequences[0].forks = self.sequences[1:]
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.finished for sequence in self.sequences)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether prompt logprobs are asked for and not yet complete."""
+        return (
+            self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids)
+        )
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One sample of a request: its tokens, and how many of them are in the cache.
+
+    Waiting: `slot` is None. Running: it has a slot and `num_computed` of its tokens are computed. A token is sampled
+    when all are computed, which makes a preempted sequence just one with much to compute.
+    """
+
+    request: Request
+    index: int
+    token_ids: list[int] = field(init=False)
+    num_computed: int = 0
+    slot: int | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    forks: list["Sequence"] = field(default_factory=list)
+    logprobs: list[LogprobDict | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_to_compute(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all that is left to compute is the token sampled last."""
+        return self.num_to_compute == 1 and self.num_output_tokens > 0
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def output_token_ids(self) -> SequenceType[int]:
+        return self.token_ids[self.prompt_len :]
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None

@@ -1,0 +1,99 @@
+"""How transformers' attention layers reach Winnow's cache.
+
+transformers lets a model take its attention from a registered function. Ours keeps no state: the step that is being
+computed travels as a keyword argument of the model's own forward, down to each attention layer.
+"""
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from winnow.errors import UnsupportedModelError
+
+ATTENTION_NAME = "winnow"
+# Keyword arguments that transformers hands to every attention function and that change nothing here: there is no
+# dropout in inference, no cache of transformers' own, and masks follow from positions.
+_HARMLESS = frozenset(
+    {
+        "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "dropout",
+        "is_causal",
+        "logits_to_keep",
+        "max_length_k",
+        "max_length_q",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+class AttentionStep(Protocol):
+    """One forward pass of a packed batch, seen from an attention layer."""
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Store k and v, [T, H, d], and attend with q, [T, Hq, d], over all KVs so far. Returns [T, Hq, d]."""
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    winnow_step: AttentionStep,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls: query [1, Hq, T, d], key and value [1, H, T, d] -> [1, T, Hq, d].
+
+    Keys come rotated. No mask is ever built for this function; what a mask would say follows from positions.
+
+    Raises:
+        UnsupportedModelError: the layer asks for something that attention here does not compute.
+    """
+    unknown = [name for name, value in kwargs.items() if value is not None and name not in _HARMLESS]
+    if unknown or attention_mask is not None:
+        asked = ", ".join(unknown) or "a mask of its own"
+        raise UnsupportedModelError(f"{type(module).__name__} asks attention for {asked}, which Winnow does not compute")
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedModelError(f"{type(module).__name__} is not causal; Winnow computes causal attention only")
+    out = winnow_step.attend(
+        int(module.layer_idx),  # type: ignore[arg-type]
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return out[None], None
+
+
+# The registry is transformers' own; entering the same function twice is harmless. No mask function goes with it: that
+# is what makes transformers skip mask building.
+AttentionInterface.register(ATTENTION_NAME, paged_attention)

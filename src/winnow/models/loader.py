@@ -1,0 +1,189 @@
+"""From a directory to a model ready to run: safetensors only, no code from the directory, no network."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from winnow.config import ModelConfig
+from winnow.errors import ConfigError, UnsupportedModelError
+from winnow.models.binding import ATTENTION_NAME
+from winnow.models.geometry import ModelGeometry, probe_geometry
+
+DEMO_MODEL = Path(__file__).parent / "demo"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+# RoPE kinds that choose their frequencies by the largest position of the whole forward pass. In a packed batch one
+# long sequence would change the short ones, so they serve only lengths at which nothing is chosen.
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model bound to the paged cache, and what the engine must know of it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    geometry: ModelGeometry
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+
+def load_model(config: ModelConfig) -> LoadedModel:
+    """Load model and tokenizer from a local directory.
+
+    Raises:
+        UnsupportedModelError: no such directory, no safetensors, weights missing, or an architecture that attention
+            here does not compute; names the reason.
+        ConfigError: `device`, or `max_model_len` beyond what the model can do.
+    """
+    path = DEMO_MODEL if config.model is None else Path(config.model)
+    model_config = _read_config(path)
+    max_model_len = _context_limit(model_config, config.max_model_len)
+    device = _device(config.device)
+    model = _load_weights(path, model_config, config, _dtype(config.dtype, model_config, device)).to(device)
+    model.eval().requires_grad_(False)
+    return LoadedModel(
+        model=model,
+        tokenizer=_load_tokenizer(path),
+        geometry=probe_geometry(model),
+        max_model_len=max_model_len,
+        eos_token_ids=_eos_token_ids(path, model_config),
+    )
+
+
+def _read_config(path: Path) -> PretrainedConfig:
+    if not path.is_dir():
+        raise UnsupportedModelError(f"model: no such directory: {path}")
+    file = path / "config.json"
+    if not file.is_file():
+        raise UnsupportedModelError(f"model: {path} holds no config.json")
+    try:
+        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise UnsupportedModelError(f"model: cannot read {file}: {error}") from None
+    model_type = values.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        raise UnsupportedModelError(f"model: transformers knows no model_type {model_type!r}, named in {file}")
+    # auto_map would name code in the directory. It is dropped before anyone could follow it.
+    values.pop("auto_map", None)
+    try:
+        return CONFIG_MAPPING[model_type].from_dict(values)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UnsupportedModelError(f"model: {file} is not a usable configuration: {error}") from None
+
+
+def _context_limit(config: PretrainedConfig, wanted: int | None) -> int:
+    """The longest sequence served.
+
+    Raises:
+        ConfigError: more is wanted than the model can do.
+    """
+    text = config.get_text_config()
+    limit = int(getattr(text, "max_position_embeddings", None) or 2**31 - 1)
+    reason = "the model's max_position_embeddings"
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+        limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
+        reason = f"up to which its {rope['rope_type']} RoPE does not depend on the batch"
+    if wanted is not None and wanted > limit:
+        raise ConfigError(f"max_model_len must be at most {limit}, {reason}, got {wanted}")
+    return wanted or limit
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r} is not usable here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def _dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+    if name != "auto":
+        return getattr(torch, name)  # type: ignore[no-any-return]
+    return torch.float32 if device.type == "cpu" else (config.dtype or torch.bfloat16)
+
+
+def _load_weights(path: Path, model_config: PretrainedConfig, config: ModelConfig, dtype: torch.dtype) -> Any:
+    if type(model_config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModelError(f"{model_config.model_type} is not supported: it is not a causal language model")
+    name = AutoModelForCausalLM._model_mapping[type(model_config)].__name__
+    if not AutoModelForCausalLM._model_mapping[type(model_config)].is_backend_compatible():
+        raise UnsupportedModelError(
+            f"{name} is not supported: its attention cannot be replaced (no AttentionInterface in transformers' class)"
+        )
+    if config.load_format == "dummy":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            return AutoModelForCausalLM.from_config(
+                model_config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=False
+            )
+    if not any(path.glob("*.safetensors")):
+        raise UnsupportedModelError(
+            f"model: {path} holds no *.safetensors; other weight formats can carry code and are not read "
+            "(load_format=dummy runs a configuration with random weights)"
+        )
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=model_config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise UnsupportedModelError(f"model: cannot load {path}: {str(error).splitlines()[0]}") from error
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise UnsupportedModelError(f"model: {path} lacks {len(missing)} of {name}'s weights, such as {missing[0]}")
+    return model
+
+
+def _load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
+    """The tokenizer, or None where the directory has none: then prompts are token ids."""
+    if not any((path / file).is_file() for file in _TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise UnsupportedModelError(f"model: cannot load the tokenizer in {path}: {error}") from error
+
+
+def _eos_token_ids(path: Path, config: PretrainedConfig) -> frozenset[int]:
+    """Tokens that end an answer: those of generation_config.json, else of config.json."""
+    eos = config.get_text_config().eos_token_id
+    if (path / "generation_config.json").is_file():
+        generation = GenerationConfig.from_pretrained(path, local_files_only=True)
+        eos = generation.eos_token_id if generation.eos_token_id is not None else eos
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
