@@ -1,0 +1,77 @@
+"""The sampling parameters of one line: its own keys over the defaults of the run."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from winnow.cli.batch.errors import LineError
+from winnow.errors import WinnowError
+from winnow.sampling import SamplingParams
+
+# Keys of OpenAI bodies that say nothing about the answer.
+_IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+
+# Keys that Winnow knows but does not serve in a batch, and the values that mean the same as leaving them out.
+_UNSERVED: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "stream": (False,),
+    "stream_options": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+
+
+def sampling_from_flat(keys: Mapping[str, Any], defaults: SamplingParams) -> SamplingParams:
+    """Sampling parameters from keys named like the fields of `SamplingParams`; null means the default.
+
+    Raises:
+        LineError: a key nobody knows, or a value out of range.
+    """
+    known = {field.name for field in fields(SamplingParams)}
+    for key in keys:
+        if key not in known:
+            raise LineError("unknown_parameter", f"unknown key {key!r}")
+    values = {key: value for key, value in keys.items() if value is not None}
+    if isinstance(values.get("logit_bias"), dict):
+        values["logit_bias"] = _token_keys(values["logit_bias"])
+    try:
+        return replace(defaults, **values)
+    except WinnowError as error:
+        raise LineError("invalid_request", str(error)) from error
+
+
+def sampling_from_batch(body: Mapping[str, Any], defaults: SamplingParams, *, chat: bool) -> SamplingParams:
+    """Sampling parameters under OpenAI's names, and under ours where OpenAI has none.
+
+    Raises:
+        LineError: a key nobody knows, one that is not served, or a value out of range.
+    """
+    values = {key: value for key, value in body.items() if value is not None and key not in _IGNORED}
+    for key, harmless in _UNSERVED.items():
+        if key in values and values.pop(key) not in harmless:
+            raise LineError("unsupported_parameter", f"{key} is not supported")
+    if "max_completion_tokens" in values:
+        values["max_tokens"] = values.pop("max_completion_tokens")
+    if chat:
+        wanted, top = values.pop("logprobs", False), values.pop("top_logprobs", 0)
+        if not isinstance(wanted, bool):
+            raise LineError("invalid_request", f"logprobs must be true or false, got {wanted!r}")
+        if top and not wanted:
+            raise LineError("invalid_request", "top_logprobs needs logprobs to be true")
+        if wanted:
+            values["logprobs"] = top
+    return sampling_from_flat(values, defaults)
+
+
+def _token_keys(bias: Mapping[str, Any]) -> dict[int, Any]:
+    """JSON spells token ids as text where they are keys."""
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError as error:
+        raise LineError("invalid_request", f"logit_bias must map token ids to numbers: {error}") from error

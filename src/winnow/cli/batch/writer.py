@@ -1,0 +1,144 @@
+"""The output file: every result once, in input order, safe on disk as soon as it is finished.
+
+The result whose turn it is goes to the output; one that is early goes to the journal and waits in memory. Both files
+only grow by whole lines, so that a killed process leaves at most one torn line at the end of each. The journal is
+emptied once all of it stands in the output.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from winnow.cli.batch.fingerprint import Fingerprint
+from winnow.cli.batch.journal import Checkpoint, create_journal, encode_entry, journal_path
+from winnow.cli.errors import UsageError
+
+SYNC_SECONDS = 1.0
+"""A killed process loses nothing that was written; a machine that loses power, about this much work."""
+
+JOURNAL_BYTES = 2**20
+"""A journal that has served its turn is emptied once it is this long, and at the end."""
+
+
+class ResultWriter:
+    """Writes results in input order, whatever the order they come in.
+
+    One process at a time: the output is locked for as long as the writer is open.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        fingerprint: Fingerprint,
+        checkpoint: Checkpoint | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Continue after `checkpoint`, repairing what was torn; without one, start afresh and drop what is there.
+
+        Raises:
+            UsageError: the file cannot be written, or another process writes it.
+        """
+        self._clock = clock
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            self._output = _open_locked(output)
+            if checkpoint is None:
+                # In this order: a kill in between leaves an empty output, never one that a wrong journal vouches for.
+                self._output.truncate(0)
+                checkpoint = create_journal(output, fingerprint)
+            elif os.fstat(self._output.fileno()).st_size != checkpoint.output_size:
+                raise UsageError(f"{output} was changed by another process just now; run the command again")
+            elif not journal_path(output).exists():
+                checkpoint = create_journal(output, fingerprint)
+            self._journal = journal_path(output).open("r+b")
+        except OSError as error:
+            raise UsageError(f"cannot write {error.filename or output}: {error.strerror}") from error
+        self._header_bytes = checkpoint.header_bytes
+        self._journal_bytes = checkpoint.journal_bytes
+        self._early = dict(checkpoint.early)
+        self._next = checkpoint.finished
+        self._synced_at = clock()
+        _cut(self._output, checkpoint.output_bytes)
+        _cut(self._journal, checkpoint.journal_bytes)
+        self._write_due()
+
+    @property
+    def next_index(self) -> int:
+        """The place of the first result that the output lacks."""
+        return self._next
+
+    def holds(self, index: int) -> bool:
+        """Whether the result of place `index` is safe already."""
+        return index < self._next or index in self._early
+
+    def put(self, index: int, line: bytes) -> None:
+        """Take the result of place `index`: one line of JSON with its newline."""
+        assert not self.holds(index), f"line {index} was answered twice"
+        self._early[index] = line
+        if index == self._next:
+            self._write_due()
+        else:
+            self._journal_bytes += self._journal.write(encode_entry(index, line))
+            self._journal.flush()
+        if self._clock() - self._synced_at >= SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Make everything put so far survive a loss of power."""
+        os.fsync(self._output.fileno())
+        os.fsync(self._journal.fileno())
+        self._synced_at = self._clock()
+
+    def close(self) -> None:
+        """Make everything safe and unlock the output."""
+        self._empty_journal()
+        self.sync()
+        self._journal.close()
+        self._output.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write_due(self) -> None:
+        """Move every result whose turn has come to the output."""
+        while (line := self._early.pop(self._next, None)) is not None:
+            self._output.write(line)
+            self._next += 1
+        self._output.flush()
+        if self._journal_bytes - self._header_bytes >= JOURNAL_BYTES:
+            self._empty_journal()
+
+    def _empty_journal(self) -> None:
+        """Drop the journal's records if all of them are in the output."""
+        if not self._early and self._journal_bytes > self._header_bytes:
+            # The output must be on disk before the only other copy goes.
+            os.fsync(self._output.fileno())
+            self._journal_bytes = self._header_bytes
+            _cut(self._journal, self._header_bytes)
+
+
+def _open_locked(output: Path) -> BinaryIO:
+    """Open `output` for reading and writing, created where missing, and lock it against other processes."""
+    descriptor = os.open(output, os.O_RDWR | os.O_CREAT, 0o644)
+    file = os.fdopen(descriptor, "r+b")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise UsageError(f"another run is writing {output}") from error
+    return file
+
+
+def _cut(file: BinaryIO, size: int) -> None:
+    """End the file after `size` bytes and write on from there."""
+    file.truncate(size)
+    file.seek(size)

@@ -1,0 +1,45 @@
+"""The engine behind a command: its flags, its options, and opening it late.
+
+`torch` takes seconds to import, so it is imported when an engine is built and not for help or a mistyped flag.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winnow.cli.errors import UsageError
+from winnow.cli.options import add_flags, given
+from winnow.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+
+if TYPE_CHECKING:
+    from winnow.llm import LLM
+
+_PARTS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag per option of the engine."""
+    for title, config in _PARTS.items():
+        add_flags(parser, config, title)
+
+
+def engine_options(namespace: argparse.Namespace) -> dict[str, object]:
+    """The engine's options as typed, checked.
+
+    Raises:
+        ConfigError: a value is out of range.
+        UsageError: the model is no directory.
+    """
+    options = given(namespace, *_PARTS.values())
+    EngineConfig.from_options(options)
+    model = options.get("model")
+    if model is not None and not Path(str(model)).is_dir():
+        raise UsageError(f"model must be a directory with config.json and weights, got {model!r}")
+    return options
+
+
+def open_llm(options: dict[str, object]) -> "LLM":
+    """Load the model and set up its cache."""
+    from winnow.llm import LLM
+
+    return LLM(**options)  # type: ignore[arg-type]

@@ -1,0 +1,65 @@
+"""`winnow generate`: one prompt, its answer streamed to the terminal."""
+
+import argparse
+import sys
+
+from winnow.cli.engine import add_engine_flags, engine_options, open_llm
+from winnow.cli.errors import UsageError
+from winnow.cli.options import add_flags, given
+from winnow.sampling import SamplingParams
+
+NAME = "generate"
+SUMMARY = "stream the answer to one prompt"
+DESCRIPTION = "Stream the answer to one prompt to the terminal."
+EPILOG = """\
+examples:
+  winnow generate "The capital of France is" --max-tokens 20
+  winnow generate --chat "Who was Ada Lovelace?" --model path/to/model
+  cat article.txt | winnow generate - --temperature 0.7 --seed 1
+"""
+
+_NOT_STREAMED = ("n", "logprobs", "prompt_logprobs")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from standard input")
+    parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
+    add_engine_flags(parser)
+    add_flags(parser, SamplingParams, "sampling", skip=_NOT_STREAMED)
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Answer, and return the exit code."""
+    params = SamplingParams(**given(namespace, SamplingParams))
+    prompt = _read_prompt(namespace.prompt)
+    with open_llm(engine_options(namespace)) as llm:
+        if namespace.chat:
+            llm.submit_chat([{"role": "user", "content": prompt}], params)
+        else:
+            llm.submit(prompt, params)
+        shown = 0
+        while llm.has_unfinished:
+            for output in llm.step():
+                text = output.outputs[0].text
+                print(text[shown:], end="", flush=True)
+                shown = len(text)
+    print()
+    return 0
+
+
+def _read_prompt(argument: str) -> str:
+    """The text of the prompt.
+
+    Raises:
+        UsageError: it is empty or not UTF-8.
+    """
+    try:
+        # Bytes that were no UTF-8 on the command line arrive as lone surrogates, which do not encode.
+        prompt = sys.stdin.buffer.read().decode() if argument == "-" else argument.encode().decode()
+    except UnicodeError as error:
+        raise UsageError("PROMPT must be UTF-8 text") from error
+    prompt = prompt.removesuffix("\n") if argument == "-" else prompt
+    if not prompt:
+        raise UsageError("PROMPT must not be empty")
+    return prompt

@@ -1,0 +1,87 @@
+"""The entry point: picks the command, and turns what goes wrong into one line and an exit code.
+
+Exit codes: 0 all fine; 1 some requests of a run failed; 2 the command or every request was unusable; 130 interrupted.
+"""
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NoReturn
+
+from winnow.cli import generate, run
+from winnow.cli.errors import UsageError
+from winnow.errors import WinnowError
+
+DESCRIPTION = "Winnow runs large language models on little memory."
+
+EPILOG = """\
+examples:
+  winnow generate "The capital of France is"
+  winnow run prompts.jsonl -o answers.jsonl --kv-memory 512MiB
+  winnow run --help
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises what is wrong instead of printing the usage, and knows the nearest flag."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `UsageError`."""
+        raise UsageError(f"{message} (see `{self.prog} --help`)")
+
+    def nearest_flag(self, text: str) -> str | None:
+        """The known flag most like `text`."""
+        matches = difflib.get_close_matches(text.partition("=")[0], list(self._option_string_actions), n=1)
+        return matches[0] if matches else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (without the program's name) and return its exit code."""
+    try:
+        return _dispatch(sys.argv[1:] if argv is None else argv)
+    except WinnowError as error:
+        # One line, whatever the message quotes: scripts read it.
+        print("winnow: error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as interrupt:
+        print("winnow: interrupted", *interrupt.args, file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left, as in `winnow generate ... | head`. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    parser = Parser(
+        prog="winnow",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"winnow {version('winnow-llm')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    parsers: dict[str, Parser] = {}
+    for command in (run, generate):
+        parsers[command.NAME] = commands.add_parser(
+            command.NAME,
+            help=command.SUMMARY,
+            description=command.DESCRIPTION,
+            epilog=command.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.configure(parsers[command.NAME])
+        parsers[command.NAME].set_defaults(execute=command.execute)
+    namespace, unknown = parser.parse_known_args(argv)
+    if unknown:
+        chosen = parsers[namespace.command]
+        nearest = chosen.nearest_flag(unknown[0])
+        hint = f"; did you mean {nearest}?" if nearest else ""
+        chosen.error(f"unknown argument {unknown[0]!r}{hint}")
+    code: int = namespace.execute(namespace)
+    return code
