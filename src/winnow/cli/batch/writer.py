@@ -67,9 +67,9 @@ class ResultWriter:
         self._write_due()
 
     @property
-    def next_index(self) -> int:
-        """The place of the first result that the output lacks."""
-        return self._next
+    def num_early(self) -> int:
+        """Results that wait for an earlier one."""
+        return len(self._early)
 
     def holds(self, index: int) -> bool:
         """Whether the result of place `index` is safe already."""

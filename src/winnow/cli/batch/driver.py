@@ -1,0 +1,114 @@
+"""The loop between the input, the engine and the output."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from winnow.cli.batch.errors import LineError
+from winnow.cli.batch.lines import BadLine, Job, parse_line
+from winnow.cli.batch.reader import read_lines
+from winnow.cli.batch.records import Record, answer_record, encode, error_record, request_id
+from winnow.cli.batch.tally import Tally
+from winnow.cli.batch.writer import ResultWriter
+from winnow.errors import WinnowError
+from winnow.outputs import EngineStats, RequestOutput
+from winnow.sampling import SamplingParams
+
+MAX_EARLY = 4096
+"""How many results may wait in memory for an earlier line before no more lines are read."""
+
+
+class Engine(Protocol):
+    """What a batch needs of `winnow.LLM`."""
+
+    def submit(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> str:
+        """Queue a prompt."""
+
+    def submit_chat(
+        self,
+        messages: list[dict[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> str:
+        """Queue a conversation."""
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; requests with new tokens."""
+
+    def stats(self) -> EngineStats:
+        """The engine's counters."""
+
+
+class Driver:
+    """Answers every line of a file that the writer does not hold yet."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        defaults: SamplingParams,
+        writer: ResultWriter,
+        tally: Tally,
+        *,
+        model: str,
+        max_in_flight: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`defaults` serve lines that do not say; at most `max_in_flight` requests are in the engine at a time."""
+        self._engine = engine
+        self._defaults = defaults
+        self._writer = writer
+        self._tally = tally
+        self._model = model
+        self._max_in_flight = max_in_flight
+        self._clock = clock
+        self._in_flight: dict[str, Job] = {}
+
+    def run(self, prompts: Path, on_step: Callable[[], None]) -> None:
+        """Read, answer and write until no line is left; `on_step` is called after each step of the engine."""
+        lines = self._open_lines(prompts)
+        while True:
+            self._fill(lines)
+            if not self._in_flight:
+                return
+            for output in self._engine.step():
+                if output.finished:
+                    job = self._in_flight.pop(output.request_id)
+                    self._finish(job.index, answer_record(job, output, self._model, int(self._clock())))
+            on_step()
+
+    def _open_lines(self, prompts: Path) -> Iterator[Job | BadLine]:
+        for raw in read_lines(prompts):
+            if not self._writer.holds(raw.index):
+                yield parse_line(raw, self._defaults)
+
+    def _fill(self, lines: Iterator[Job | BadLine]) -> None:
+        """Submit lines until the engine has enough to choose from."""
+        while len(self._in_flight) < self._max_in_flight and self._writer.num_early < MAX_EARLY:
+            line = next(lines, None)
+            if line is None:
+                return
+            if isinstance(line, BadLine):
+                self._finish(line.index, error_record(line, line.error))
+            else:
+                self._submit(line)
+
+    def _submit(self, job: Job) -> None:
+        name = request_id(job)
+        try:
+            if job.messages is not None:
+                self._engine.submit_chat(job.messages, job.params, request_id=name)
+            else:
+                assert job.prompt is not None
+                self._engine.submit(job.prompt, job.params, request_id=name)
+        except WinnowError as error:
+            self._finish(job.index, error_record(job, LineError.wrap(error)))
+        else:
+            self._in_flight[name] = job
+
+    def _finish(self, index: int, record: Record) -> None:
+        self._writer.put(index, encode(record))
+        self._tally.add(record)

@@ -1,0 +1,31 @@
+"""What the finished records of a run add up to, read from the records themselves.
+
+So a resumed run counts the lines that an earlier one answered, their scores included.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Tally:
+    """Sums over output records of either form. `scores` lists the scores of each category's lines."""
+
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    scores: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Count one record."""
+        self.requests += 1
+        if record.get("error") is not None:
+            self.failed += 1
+            return
+        answer = record["response"]["body"] if "response" in record else record
+        self.prompt_tokens += answer["usage"]["prompt_tokens"]
+        self.generated_tokens += answer["usage"]["completion_tokens"]
+        if "score" in record:
+            self.scores[record.get("category", "all")].append(record["score"])

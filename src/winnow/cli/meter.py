@@ -1,0 +1,55 @@
+"""How a run is doing at this moment: counters of the engine, and tokens per second over the last while."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from winnow.outputs import EngineStats
+
+WINDOW_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a progress display shows. Rates are tokens per second over the last `WINDOW_SECONDS`."""
+
+    done: int
+    total: int
+    failed: int
+    elapsed: float
+    prefill_rate: float
+    decode_rate: float
+    stats: EngineStats
+
+
+class Meter:
+    """Turns the engine's counters into rates."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start = clock()
+        self._samples = deque([(self._start, 0, 0)])
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the meter was made."""
+        return self._clock() - self._start
+
+    def snapshot(self, done: int, total: int, failed: int, stats: EngineStats) -> Snapshot:
+        """Take a sample and tell how things stand."""
+        now = self._clock()
+        self._samples.append((now, stats.prompt_tokens, stats.generated_tokens))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW_SECONDS:
+            self._samples.popleft()
+        then, prompt_tokens, generated_tokens = self._samples[0]
+        seconds = max(now - then, 1e-9)
+        return Snapshot(
+            done,
+            total,
+            failed,
+            elapsed=now - self._start,
+            prefill_rate=(stats.prompt_tokens - prompt_tokens) / seconds,
+            decode_rate=(stats.generated_tokens - generated_tokens) / seconds,
+            stats=stats,
+        )
