@@ -1,0 +1,1 @@
+"""WHEN: requests, the scheduler, and the step."""

@@ -1,0 +1,70 @@
+"""An answer as it grows: its text, its logprobs, and when it ends."""
+
+from transformers import PreTrainedTokenizerBase
+
+from winnow.engine.request import Sequence
+from winnow.outputs import CompletionOutput, LogprobDict
+from winnow.sampling import TextStream
+
+# Why an answer ends: the finish reason, and the stop string or token id where there is one.
+Finish = tuple[str, int | str | None]
+
+
+class Answer:
+    """Takes the sampled tokens of one sequence."""
+
+    def __init__(
+        self, sequence: Sequence, tokenizer: PreTrainedTokenizerBase | None, eos_token_ids: frozenset[int]
+    ) -> None:
+        self._sequence = sequence
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._cumulative_logprob: float | None = None
+        self._text = TextStream(tokenizer, sequence.request.params, sequence.request.prompt_token_ids)
+
+    def take(self, token: int, logprobs: LogprobDict | None) -> Finish | None:
+        """Append a token. Returns why the answer ends with it, or None."""
+        sequence, params = self._sequence, self._sequence.request.params
+        sequence.token_ids.append(token)
+        if logprobs is not None:
+            sequence.logprobs.append(self._decoded(logprobs))
+            self._cumulative_logprob = (self._cumulative_logprob or 0.0) + logprobs[token].logprob
+        may_stop = sequence.num_output_tokens >= params.min_tokens
+        stop_id = token in params.stop_token_ids
+        ends = may_stop and (stop_id or (token in self._eos_token_ids and not params.ignore_eos))
+        if not ends or params.include_stop_str_in_output:
+            self._text.push(token, check_stop=may_stop)
+        if ends:
+            return "stop", token if stop_id else None
+        if self._text.matched_stop is not None:
+            return "stop", self._text.matched_stop
+        if sequence.num_output_tokens >= sequence.request.max_tokens:
+            return "length", None
+        return None
+
+    def finish(self) -> None:
+        self._text.finish()
+
+    def output(self) -> CompletionOutput:
+        sequence = self._sequence
+        return CompletionOutput(
+            index=sequence.index,
+            text=self._text.text,
+            token_ids=list(sequence.output_token_ids),
+            cumulative_logprob=self._cumulative_logprob,
+            logprobs=list(sequence.logprobs) if sequence.request.params.logprobs is not None else None,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+        )
+
+    def _decoded(self, logprobs: LogprobDict) -> LogprobDict:
+        return decode_logprobs(self._tokenizer, logprobs)
+
+
+def decode_logprobs(tokenizer: PreTrainedTokenizerBase | None, logprobs: LogprobDict) -> LogprobDict:
+    """Add the tokens' text, where there is a tokenizer."""
+    if tokenizer is None:
+        return logprobs
+    return {
+        token: type(entry)(entry.logprob, entry.rank, tokenizer.decode([token])) for token, entry in logprobs.items()
+    }

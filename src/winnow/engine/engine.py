@@ -1,0 +1,163 @@
+"""The loop: requests come in, a step is scheduled and computed, answers go out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from winnow.engine.admission import admit
+from winnow.engine.answer import Answer
+from winnow.engine.executor import Executor
+from winnow.engine.plan import StepPlan, StepResult
+from winnow.engine.request import Request, Sequence
+from winnow.engine.scheduler import Scheduler
+from winnow.errors import InvalidRequestError
+from winnow.outputs import EngineStats, RequestMetrics, RequestOutput
+from winnow.sampling import SamplingParams
+
+
+class Engine:
+    """Requests in, answers out, one step at a time.
+
+    Args:
+        clock: seconds, monotonic; intervals in metrics are differences of it.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        tokenizer: PreTrainedTokenizerBase | None,
+        eos_token_ids: frozenset[int],
+        vocab_size: int,
+        max_model_len: int,
+        kv_memory: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._executor = executor
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._kv_memory = kv_memory
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+        self._answers: dict[Sequence, Answer] = {}
+        self._prompt_tokens = self._generated_tokens = self._num_steps = 0
+        self._elapsed = {"schedule": 0.0, "execute": 0.0, "output": 0.0}
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, request_id: str, prompt: str | None, token_ids: list[int], params: SamplingParams) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
+        """
+        if request_id in self._requests:
+            raise InvalidRequestError(f"request_id {request_id!r} is in use by an unfinished request")
+        max_tokens = admit(
+            token_ids, params, self._executor.cache, self._vocab_size, self._max_model_len, self._kv_memory
+        )
+        metrics = RequestMetrics(arrival_time=self._clock())
+        request = Request(request_id, prompt, token_ids, params, max_tokens, metrics)
+        self._requests[request_id] = request
+        for sequence in request.sequences:
+            self._answers[sequence] = Answer(sequence, self._tokenizer, self._eos_token_ids)
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at once. Returns what it had, or None if there is no such request."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        for sequence in request.sequences:
+            if not sequence.finished:
+                self._scheduler.finish(sequence, "abort")
+                self._answers[sequence].finish()
+        return self._output(request)
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step. Returns the requests that got tokens or finished, as they stand."""
+        start = self._clock()
+        plan = self._scheduler.schedule()
+        if not plan.entries:
+            return []
+        scheduled = self._clock()
+        result = self._executor.execute(plan)
+        executed = self._clock()
+        self._scheduler.advance(plan)
+        touched = self._take(plan, result, executed)
+        outputs = [self._output(request) for request in touched]
+        self._num_steps += 1
+        for part, seconds in zip(
+            self._elapsed, (scheduled - start, executed - scheduled, self._clock() - executed), strict=True
+        ):
+            self._elapsed[part] += seconds
+        return outputs
+
+    def stats(self) -> EngineStats:
+        cache = self._executor.cache
+        return EngineStats(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            kv_bytes_used=cache.used_bytes,
+            kv_bytes_peak=cache.peak_bytes,
+            kv_bytes_budget=self._kv_memory,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            elapsed=dict(self._elapsed),
+        )
+
+    def check_integrity(self) -> None:
+        """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
+        self._executor.cache.check_integrity()
+        cache = self._executor.cache
+        for sequence in self._scheduler.running:
+            assert (cache.host_lengths[sequence.slot] <= sequence.num_computed).all(), "a row holds more than was computed"
+        assert all(sequence.slot is None for sequence in self._scheduler.waiting), "a waiting sequence has a slot"
+        slots = [sequence.slot for sequence in self._scheduler.running]
+        assert len(set(slots)) == len(slots), "two sequences share a slot"
+        assert len(slots) + cache.num_free_slots == cache.size.max_num_seqs, "a slot is lost"
+
+    def _take(self, plan: StepPlan, result: StepResult, now: float) -> list[Request]:
+        """Hand the step's tokens to their sequences. Returns the requests concerned, each once."""
+        touched: dict[Request, None] = {}
+        for index, entry in enumerate(plan.entries):
+            prompt_part = min(entry.end, entry.sequence.prompt_len) - entry.start
+            self._prompt_tokens += max(prompt_part, 0)
+            entry.sequence.request.prompt_logprobs += result.prompt_logprobs.get(index, [])
+        for sequence, token, logprobs in zip(plan.samplers, result.token_ids, result.logprobs, strict=True):
+            request = sequence.request
+            touched[request] = None
+            if request.metrics.first_token_time is None:
+                request.metrics.first_token_time = now
+            self._generated_tokens += 1
+            reason = self._answers[sequence].take(token, logprobs)
+            if reason is not None:
+                self._scheduler.finish(sequence, *reason)
+                self._answers[sequence].finish()
+        return list(touched)
+
+    def _output(self, request: Request) -> RequestOutput:
+        if request.finished and request.metrics.finished_time is None:
+            request.metrics.finished_time = self._clock()
+        output = RequestOutput(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=[self._answers[sequence].output() for sequence in request.sequences],
+            finished=request.finished,
+            metrics=replace(request.metrics),
+            prompt_logprobs=request.prompt_logprobs or None,
+        )
+        if request.finished:
+            del self._requests[request.request_id]
+            for sequence in request.sequences:
+                del self._answers[sequence]
+        return output

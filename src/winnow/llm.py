@@ -1,0 +1,274 @@
+"""The public face: a model, its KV memory, and requests to it."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from winnow.attention import ReferenceBackend
+from winnow.config import EngineConfig
+from winnow.engine.engine import Engine
+from winnow.engine.scheduler import Scheduler
+from winnow.engine.torch_executor import TorchExecutor
+from winnow.errors import InvalidRequestError
+from winnow.models import load_model
+from winnow.outputs import EngineStats, RequestOutput
+from winnow.sampling import SamplingParams
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A language model that answers many prompts at once within a fixed KV memory.
+
+    Example:
+        >>> from winnow import LLM, SamplingParams
+        >>> llm = LLM(kv_memory="64MiB")
+        >>> [output] = llm.generate(["Question: ..."], SamplingParams(temperature=0, max_tokens=16))
+        >>> output.outputs[0].text
+
+    Args:
+        model: directory with config.json, safetensors and (for text prompts) a tokenizer; None: the demo model.
+        options: the fields of `ModelConfig`, `CacheConfig` and `SchedulerConfig` in `winnow.config`.
+
+    Raises:
+        ConfigError: an option is unknown or out of range.
+        UnsupportedModelError: the model cannot be loaded or served; says why.
+    """
+
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+        self.config = EngineConfig.from_options({"model": model, **options})
+        loaded = load_model(self.config.model)
+        executor = TorchExecutor(loaded, self.config, ReferenceBackend())
+        self.tokenizer = loaded.tokenizer
+        self.max_model_len = loaded.max_model_len
+        self._engine = Engine(
+            executor,
+            Scheduler(self.config.scheduler, executor, time.monotonic),
+            loaded.tokenizer,
+            loaded.eos_token_ids,
+            loaded.vocab_size,
+            loaded.max_model_len,
+            self.config.cache.kv_memory,
+            time.monotonic,
+        )
+        self._num_submitted = 0
+        # Several callers may take turns stepping the engine; each finds its own outputs here.
+        self._mailboxes: dict[str, list[RequestOutput]] = {}
+        self._unclaimed: list[RequestOutput] = []
+
+    # -- all at once ---------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer prompts: one text or list of token ids, or a list of such. Outputs come in the order of prompts.
+
+        Args:
+            sampling_params: one for all prompts, or one each; None: `SamplingParams()`.
+            progress: show a progress bar on stderr.
+
+        Raises:
+            InvalidRequestError: a prompt or its parameters are unusable; names which, and nothing has been computed.
+        """
+        single = isinstance(prompts, str) or (bool(prompts) and _is_token_ids(prompts))
+        many = [prompts] if single else list(prompts)
+        return self._answer([self._tokenize(prompt) for prompt in many], sampling_params, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, through the model's chat template. Raises as `generate`."""
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = [messages] if single else messages
+        return self._answer([self._apply_template(c) for c in conversations], sampling_params, progress)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Answer one prompt, yielding the answer so far after every token. Raises as `generate`."""
+        return self._stream(self.submit(prompt, sampling_params))
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """As `stream`, for a conversation."""
+        return self._stream(self.submit_chat(messages, sampling_params))
+
+    # -- step by step --------------------------------------------------------------------------------------------
+
+    def submit(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> str:
+        """Queue a prompt and return its request id. Raises as `generate`."""
+        return self._submit(*self._tokenize(prompt), sampling_params, request_id)
+
+    def submit_chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> str:
+        """Queue a conversation and return its request id. Raises as `generate`."""
+        return self._submit(*self._apply_template(messages), sampling_params, request_id)
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step for all requests. Returns the submitted ones that got tokens or finished, as they stand.
+
+        Requests of `generate` and `stream` calls in progress advance too, but their outputs go there.
+        """
+        if not self._unclaimed:
+            self._pump()
+        outputs, self._unclaimed = self._unclaimed, []
+        return outputs
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at once. Returns what it had, or None if there is no such unfinished request."""
+        return self._engine.abort(request_id)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self._engine.has_unfinished
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def check_integrity(self) -> None:
+        """Assert the invariants of cache and scheduler; for tests and for finding faults in production."""
+        self._engine.check_integrity()
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free model and cache. Requests in progress are lost."""
+        self.__dict__.pop("_engine", None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _submit(
+        self, prompt: str | None, token_ids: list[int], params: SamplingParams | None, request_id: str | None
+    ) -> str:
+        if request_id is None:
+            request_id = f"request-{self._num_submitted}"
+        self._engine.add(request_id, prompt, token_ids, params or SamplingParams())
+        self._num_submitted += 1
+        return request_id
+
+    def _answer(
+        self,
+        prompts: list[tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool,
+    ) -> list[RequestOutput]:
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+        if len(sampling_params) != len(prompts):
+            raise InvalidRequestError(
+                f"sampling_params must be one, or one for each of the {len(prompts)} prompts, "
+                f"got {len(sampling_params)}"
+            )
+        ids: list[str] = []
+        try:
+            for index, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True)):
+                try:
+                    ids.append(self._submit(*prompt, params, None))
+                except InvalidRequestError as error:
+                    raise type(error)(f"prompts[{index}]: {error}") from None
+            return self._finish(ids, progress)
+        except BaseException:
+            for request_id in ids:  # interrupted or refused: leave nothing half done behind
+                self.abort(request_id)
+            raise
+
+    def _finish(self, ids: list[str], progress: bool) -> list[RequestOutput]:
+        """Step until all of `ids` are finished; returns their outputs in that order."""
+        from rich.progress import Progress
+
+        finished: dict[str, RequestOutput] = {}
+        with self._mail(ids) as mail, Progress(disable=not progress, transient=True) as bar:
+            task = bar.add_task("requests", total=len(ids))
+            while len(finished) < len(ids):
+                self._pump()
+                for request_id, outputs in mail.items():
+                    if outputs and outputs[-1].finished and request_id not in finished:
+                        finished[request_id] = outputs[-1]
+                        bar.advance(task)
+                    outputs.clear()
+        return [finished[request_id] for request_id in ids]
+
+    def _stream(self, request_id: str) -> Iterator[RequestOutput]:
+        try:
+            with self._mail([request_id]) as mail:
+                while True:
+                    for output in mail[request_id]:
+                        yield output
+                        if output.finished:
+                            return
+                    mail[request_id].clear()
+                    self._pump()
+        finally:
+            self.abort(request_id)  # the reader may have stopped reading; no effect after the end
+
+    @contextmanager
+    def _mail(self, ids: list[str]) -> Iterator[dict[str, list[RequestOutput]]]:
+        """Collect the outputs of `ids` for the caller, whoever steps the engine meanwhile."""
+        boxes: dict[str, list[RequestOutput]] = {request_id: [] for request_id in ids}
+        self._mailboxes |= boxes
+        try:
+            yield boxes
+        finally:
+            for request_id in ids:
+                del self._mailboxes[request_id]
+
+    def _pump(self) -> None:
+        for output in self._engine.step():
+            self._mailboxes.get(output.request_id, self._unclaimed).append(output)
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if not isinstance(prompt, str):
+            if not _is_token_ids(prompt):
+                raise InvalidRequestError("prompt must be text or a list of token ids")
+            return None, list(prompt)
+        if self.tokenizer is None:
+            raise InvalidRequestError("prompt must be a list of token ids: the model's directory has no tokenizer")
+        if not prompt:
+            raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
+        return prompt, self.tokenizer.encode(prompt)
+
+    def _apply_template(self, messages: Sequence[Message]) -> tuple[str | None, list[int]]:
+        if self.tokenizer is None or not self.tokenizer.chat_template:
+            raise InvalidRequestError("messages need a tokenizer with a chat template, which the model does not have")
+        if not messages:
+            raise InvalidRequestError("messages must hold at least 1 message, got none")
+        for index, message in enumerate(messages):
+            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+                raise InvalidRequestError(f"messages[{index}] must have a role and a content, got {message!r:.80}")
+        try:
+            prompt = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates raise what they like: jinja2's errors, or their own by raise_exception
+            raise InvalidRequestError(f"messages do not suit the model's chat template: {error}") from None
+        # The template writes its own special tokens.
+        return prompt, self.tokenizer.encode(prompt, add_special_tokens=False)
+
+
+def _is_token_ids(value: Any) -> bool:
+    """A list of ints; a bool is none."""
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(type(token) is int for token in value)
