@@ -1,0 +1,103 @@
+"""Which tokens stay in the draw, and the draw itself: functions of rows of logits.
+
+Every filter is a threshold on a row's logits: tokens as probable as the last one that must stay, stay too. So
+equals are treated alike, no filter can empty a row, and no sorted copy has to be scattered back. What one row
+gets depends on no other row.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TopK(NamedTuple):
+    """What `keep_top_k` left of each row.
+
+    Attributes:
+        values: [R, largest k] float32, descending, -inf after the row's own k-th.
+        last: [R, 1] float32, the k-th value.
+        equals: [R] int64, how many more tokens stay because they equal the k-th.
+    """
+
+    values: Tensor
+    last: Tensor
+    equals: Tensor
+
+
+def scale(logits: Tensor, temperature: Tensor) -> None:
+    """Shift, in place, the top of every row [R, V] to 0, and divide by its temperature [R, 1].
+
+    A row with nothing possible (all -inf) stays as it is.
+    """
+    top = logits.amax(1, keepdim=True)
+    logits.sub_(top.masked_fill_(top == -torch.inf, 0)).div_(temperature)
+
+
+def keep_min_p(logits: Tensor, log_min_p: Tensor) -> None:
+    """Drop, in place, tokens below min_p times the top probability (Nguyen et al., "Turning up the heat").
+
+    The normaliser cancels: with the top at 0 it is a bound on the logit itself.
+
+    Args:
+        logits: [R, V] float32, scaled.
+        log_min_p: [R, 1] float32, natural logarithm of min_p.
+    """
+    logits.masked_fill_(logits < log_min_p, -torch.inf)
+
+
+def keep_top_k(logits: Tensor, k: Tensor, largest_k: int) -> TopK:
+    """Drop, in place, what is less probable than the k-th token of a row.
+
+    Args:
+        logits: [R, V] float32, scaled.
+        k: [R] int64, 1 to `largest_k`.
+        largest_k: the most of `k`, at most V.
+    """
+    values = logits.topk(largest_k, dim=1).values
+    last = values.gather(1, k[:, None] - 1)
+    equals = (logits >= last).sum(1) - k
+    logits.masked_fill_(logits < last, -torch.inf)
+    beyond = torch.arange(largest_k, device=logits.device) >= k[:, None]
+    return TopK(values.masked_fill_(beyond, -torch.inf), last, equals)
+
+
+def keep_top_p(logits: Tensor, top_p: Tensor, top_k: TopK | None) -> None:
+    """Drop, in place, what the fewest tokens of probability `top_p` can do without (Holtzman et al., 2020).
+
+    Args:
+        logits: [R, V] float32, scaled.
+        top_p: [R] float64, above 0, at most 1.
+        top_k: what `keep_top_k` left, if it ran: then nothing need be sorted.
+    """
+    values = logits.sort(dim=1, descending=True).values if top_k is None else top_k.values
+    masses = values.exp().cumsum(1, dtype=torch.float64)
+    total = masses[:, -1:]
+    if top_k is not None:
+        total = total + top_k.equals[:, None] * top_k.last.double().exp()
+    needed = torch.searchsorted(masses, top_p[:, None] * total).clamp_(max=values.shape[1] - 1)
+    threshold = values.gather(1, needed)
+    if top_k is not None:  # only the equals of the k-th make up for what is missing
+        threshold = torch.maximum(threshold, top_k.last)
+    logits.masked_fill_(logits < threshold, -torch.inf)
+
+
+def draw(logits: Tensor, uniform: Tensor) -> Tensor:
+    """One token per row, by inverting the cumulative distribution in the order of token ids.
+
+    Sums run in float64, so the rarest token of a large vocabulary keeps its chance. A token without
+    probability is never drawn: its sum equals the one before it. A row with nothing possible gives token 0.
+
+    Args:
+        logits: [R, V] float32; -inf is impossible.
+        uniform: [R] float64 in [0, 1).
+
+    Returns:
+        [R] int64.
+    """
+    # Softmax and cumsum walk each row by itself. A plain sum might split a lone long row among threads, and
+    # round differently than in a batch.
+    sums = logits.softmax(1).cumsum(1, dtype=torch.float64)
+    total = sums[:, -1:]
+    tokens = torch.searchsorted(sums, uniform[:, None] * total, right=True)
+    return torch.where(total > 0, tokens, 0).squeeze(1)

@@ -1,0 +1,86 @@
+"""How probable the model found a token: reported from raw logits, before any penalty, bias or temperature."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from winnow.sampling.rows import clean_rows, row_blocks
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """What the model thought of one token at one position.
+
+    Attributes:
+        logprob: natural logarithm of its probability.
+        rank: 1 plus the number of tokens that were more probable; equals share a rank.
+        decoded_token: its text, where somebody filled it in.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+def logprob_table(logprobs: Tensor, tokens: Tensor, top: int) -> Tensor:
+    """What a report needs, as numbers of one type, so that they can leave the device together.
+
+    Args:
+        logprobs: [R, V] float32.
+        tokens: [R] int64, the token to report whatever its rank.
+        top: how many of the most probable tokens to add, at most V.
+
+    Returns:
+        [R, 3 + 2 * top] float64: the token, its logprob and rank, then the top logprobs, descending, and
+        their tokens. A float64 holds every token id exactly.
+    """
+    chosen = logprobs.gather(1, tokens[:, None])
+    rank = (logprobs > chosen).sum(1, keepdim=True) + 1
+    columns = [tokens[:, None], chosen, rank]
+    if top:
+        columns += logprobs.topk(top, dim=1)
+    return torch.cat([column.double() for column in columns], dim=1)
+
+
+def read_logprobs(row: Sequence[float], top: int) -> dict[int, Logprob]:
+    """One row of `logprob_table`, the reported token first, then `top` of the most probable."""
+    token, chosen, rank = int(row[0]), row[1], int(row[2])
+    report = {token: Logprob(chosen, rank)}
+    listed = (len(row) - 3) // 2
+    rank = 0
+    for index in range(top):
+        value = row[3 + index]
+        if index == 0 or value < row[2 + index]:
+            rank = index + 1
+        report.setdefault(int(row[3 + listed + index]), Logprob(value, rank))
+    return report
+
+
+@torch.inference_mode()
+def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], top: int) -> list[dict[int, Logprob]]:
+    """How probable each token of a prompt was, given those before it.
+
+    Works in blocks of rows: never makes a float32 copy of all logits.
+
+    Args:
+        logits: [N, V], any float type; row i was computed from the tokens up to i.
+        next_token_ids: [N], the token that follows row i.
+        top: how many of the most probable tokens to report beside it. Which of several equally probable ones
+            are listed where not all find room is left to `torch.topk`.
+
+    Returns:
+        N dicts, token id -> `Logprob`, the following token first.
+    """
+    num_rows, vocab_size = logits.shape
+    assert num_rows == len(next_token_ids), "one following token for each row"
+    if not num_rows:
+        return []
+    top = min(top, vocab_size)
+    following = torch.tensor(next_token_ids, dtype=torch.int64).to(logits.device)
+    tables = [
+        logprob_table(clean_rows(logits[first:end]).log_softmax(1), following[first:end], top)
+        for first, end in row_blocks(num_rows, vocab_size)
+    ]
+    return [read_logprobs(row, top) for row in torch.cat(tables).tolist()]

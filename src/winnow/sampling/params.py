@@ -1,0 +1,263 @@
+"""What a user may ask of the sampler, checked once, at the door."""
+
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any, Self
+
+from winnow.errors import InvalidRequestError
+
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024  # characters; text that could still become a stop string is held back
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGPROBS = 64
+MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.01
+MAX_REPETITION_PENALTY = 100.0
+MAX_PENALTY = 2.0  # of presence_penalty and frequency_penalty, either sign
+MAX_SEED = 2**63 - 1
+GREEDY_TEMPERATURE = 1e-5  # anything colder is greedy: dividing by it would leave float32
+
+# name, lowest, highest (None: no limit)
+_INTEGERS: tuple[tuple[str, int, int | None], ...] = (
+    ("n", 1, MAX_N),
+    ("top_k", -1, None),
+    ("min_tokens", 0, None),
+)
+_OPTIONAL_INTEGERS: tuple[tuple[str, int, int | None], ...] = (
+    ("seed", -MAX_SEED, MAX_SEED),
+    ("max_tokens", 1, None),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+)
+_NUMBERS: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0, MAX_TEMPERATURE),
+    ("top_p", 0, 1),
+    ("min_p", 0, 1),
+    ("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+    ("presence_penalty", -MAX_PENALTY, MAX_PENALTY),
+    ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
+)
+_SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
+_ALIASES = {"max_completion_tokens": "max_tokens"}  # OpenAI's newer name
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are chosen, when it ends, and what is told about them. Names as in vLLM.
+
+    Attributes:
+        n: answers per prompt, sampled independently (`sample_index` 0 to n - 1).
+        temperature: divides the logits; below 1e-5 the most probable token is taken (greedy).
+        top_p: keep the fewest most probable tokens whose probabilities sum to at least this.
+        top_k: keep the k most probable tokens; 0 or -1 keeps all.
+        min_p: drop tokens less probable than this share of the most probable one.
+        repetition_penalty: above 1 discourages tokens of the prompt and the answer (divides positive logits,
+            multiplies negative ones; Keskar et al., CTRL, 2019, section 4.1).
+        presence_penalty: subtracted from the logit of every token that the answer already holds.
+        frequency_penalty: subtracted as many times as the answer holds the token.
+        logit_bias: token id -> added to its logit.
+        seed: same seed, same prompt, same answer, whatever else runs. None or -1: drawn from the engine's
+            seed.
+        stop: text that ends the answer, one string or several; stored as a tuple.
+        stop_token_ids: tokens that end the answer; stored as a tuple.
+        include_stop_str_in_output: keep the stop string at the end of the text.
+        ignore_eos: go on after the model's end-of-sequence token.
+        min_tokens: tokens before which nothing ends the answer.
+        max_tokens: most tokens of an answer; None: up to the model's limit.
+        logprobs: how many of the most probable tokens to report beside the sampled one; None: report nothing.
+        prompt_logprobs: the same for each token of the prompt.
+        skip_special_tokens: leave special tokens out of the text.
+        detokenize: make text at all.
+
+    Raises:
+        InvalidRequestError: a field is of the wrong type, not finite or out of range; names field, value and
+            limit.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    seed: int | None = None
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        for name, low, high in _INTEGERS:
+            self._store(name, _integer(name, getattr(self, name), low, high))
+        for name, low, high in _OPTIONAL_INTEGERS:
+            if getattr(self, name) is not None:
+                self._store(name, _integer(name, getattr(self, name), low, high))
+        for name, lowest, highest in _NUMBERS:
+            self._store(name, _number(name, getattr(self, name), lowest, highest))
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(f"{name} must be true or false, got {_show(getattr(self, name))}")
+        if self.top_p == 0:
+            raise InvalidRequestError(f"top_p must be greater than 0, got {self.top_p}")
+        if self.seed == -1:
+            self._store("seed", None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            )
+        self._store("stop", _stop_strings(self.stop))
+        self._store("stop_token_ids", _stop_token_ids(self.stop_token_ids))
+        self._store("logit_bias", _logit_bias(self.logit_bias))
+        if self.stop and not self.detokenize:
+            raise InvalidRequestError("detokenize must be true where stop is given, got False")
+
+    def _store(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Parameters from JSON-like input.
+
+        Null stands for the default, except in `max_tokens`, where it means the model's limit. `logit_bias`
+        may have its token ids as strings, the only keys that JSON knows. `max_completion_tokens` is read as
+        `max_tokens`.
+
+        Raises:
+            InvalidRequestError: an unknown field, a field and its alias together, or a bad value.
+        """
+        known = {each.name for each in fields(cls)}
+        chosen: dict[str, Any] = {}
+        for key, value in values.items():
+            name = _ALIASES.get(key, key)
+            if name not in known:
+                raise InvalidRequestError(
+                    f"{_show(key)} is not a sampling parameter; known: {', '.join(sorted(known))}"
+                )
+            if name != key and name in values:
+                raise InvalidRequestError(f"{key} and {name} mean the same, give one; got both")
+            if name == "logit_bias" and isinstance(value, Mapping):
+                value = {_token_key(token): bias for token, bias in value.items()}
+            if value is not None or name == "max_tokens":
+                chosen[name] = value
+        return cls(**chosen)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    def validate_for(self, vocab_size: int) -> None:
+        """Check every token id against the vocabulary.
+
+        Raises:
+            InvalidRequestError: an id of `logit_bias` or `stop_token_ids` is `vocab_size` or more.
+        """
+        for name, ids in (
+            ("logit_bias", self.logit_bias or ()),
+            ("stop_token_ids", self.stop_token_ids or ()),
+        ):
+            largest = max(ids, default=0)
+            if largest >= vocab_size:
+                raise InvalidRequestError(
+                    f"{name} must hold token ids below {vocab_size}, the vocabulary's size, got {largest}"
+                )
+
+
+def _show(value: object) -> str:
+    """A short repr, safe for values that a stranger chose."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python refuses to print integers of more than 4300 digits
+        return f"an enormous {type(value).__name__}"
+
+
+def _integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InvalidRequestError(f"{name} must be an integer, got {_show(value)}")
+    _check_range(name, value, low, high)
+    return int(value)
+
+
+def _number(name: str, value: Any, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidRequestError(f"{name} must be a number, got {_show(value)}")
+    if not isinstance(value, Integral) and not math.isfinite(value):
+        raise InvalidRequestError(f"{name} must be finite, got {value}")
+    _check_range(name, value, low, high)
+    return float(value)
+
+
+def _check_range(name: str, value: Any, low: float, high: float | None) -> None:
+    if value < low:
+        raise InvalidRequestError(f"{name} must be at least {low}, got {_show(value)}")
+    if high is not None and value > high:
+        raise InvalidRequestError(f"{name} must be at most {high}, got {_show(value)}")
+
+
+def _check_count(name: str, values: Sequence[Any] | Mapping[Any, Any], high: int) -> None:
+    if len(values) > high:
+        raise InvalidRequestError(f"{name} must have at most {high} entries, got {len(values)}")
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    if isinstance(stop, str):
+        stop = (stop,)
+    if isinstance(stop, bytes) or not isinstance(stop, Sequence):
+        raise InvalidRequestError(f"stop must be a string or a list of strings, got {_show(stop)}")
+    _check_count("stop", stop, MAX_STOP_STRINGS)
+    for text in stop:
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"stop must hold strings, got {_show(text)}")
+        if not text:
+            raise InvalidRequestError("stop must hold strings of at least 1 character, got ''")
+        if len(text) > MAX_STOP_LENGTH:
+            raise InvalidRequestError(
+                f"stop must hold strings of at most {MAX_STOP_LENGTH} characters, got one of {len(text)}"
+            )
+    return tuple(stop)
+
+
+def _stop_token_ids(ids: Any) -> tuple[int, ...]:
+    if ids is None:
+        return ()
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
+        raise InvalidRequestError(f"stop_token_ids must be a list of integers, got {_show(ids)}")
+    _check_count("stop_token_ids", ids, MAX_STOP_TOKEN_IDS)
+    return tuple(_integer("a token id in stop_token_ids", token, 0) for token in ids)
+
+
+def _logit_bias(bias: Any) -> dict[int, float] | None:
+    if bias is None:
+        return None
+    if not isinstance(bias, Mapping):
+        raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {_show(bias)}")
+    _check_count("logit_bias", bias, MAX_LOGIT_BIAS_ENTRIES)
+    checked = {}
+    for token, value in bias.items():
+        token = _integer("a token id in logit_bias", token, 0)
+        checked[token] = _number(
+            f"logit_bias of token {_show(token)}", value, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS
+        )
+    return checked
+
+
+def _token_key(key: Any) -> Any:
+    """A JSON object's key as a token id where it is one; what is not, is left for `_logit_bias` to refuse."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20 else key

@@ -1,0 +1,207 @@
+"""From logits to tokens, for a whole batch at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from winnow.sampling.counts import TokenCounts
+from winnow.sampling.filters import draw, keep_min_p, keep_top_k, keep_top_p, scale
+from winnow.sampling.logprobs import Logprob, logprob_table, read_logprobs
+from winnow.sampling.params import SamplingParams
+from winnow.sampling.randomness import stream_key, words
+from winnow.sampling.rows import clean_rows
+from winnow.sampling.slots import NUM_COLUMNS, Block, Columns, Feature, SlotTable, StepPlan
+
+
+@dataclass(frozen=True)
+class SamplerOutput:
+    """One step's tokens, in the order of the slots asked for.
+
+    Attributes:
+        token_ids: [B].
+        logprobs: [B], per row the sampled token and the most probable ones, or None where not asked for.
+    """
+
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob] | None]
+
+
+class Sampler:
+    """Chooses the next token of every running sequence.
+
+    A sequence occupies a slot from `add` to `remove`. The rules, in order: logit bias, `min_tokens`,
+    repetition, frequency and presence penalty, then for rows that are not greedy temperature, min-p, top-k,
+    top-p and the draw.
+
+    Rows of equal needs are worked on together, so a feature costs only the rows that use it, and what a row
+    gets depends on no other. Randomness is a function of the request's seed, the sample's index and the
+    position in the answer. So a seeded request gets the same tokens alone, in any batch, in any slot and
+    after a preemption, given the same logits.
+
+    Ties: greedy takes the lowest token id; top-k and top-p keep every token as probable as the last one kept.
+    A row with no possible token (logits all -inf or NaN, or everything masked) gives token 0.
+
+    Args:
+        max_num_seqs: number of slots.
+        vocab_size: V, columns of the logits.
+        device: where the logits are.
+        eos_token_ids: tokens that end an answer unless the request ignores them, below `vocab_size`.
+        seed: source of the seeds of requests that bring none.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        device: torch.device,
+        eos_token_ids: frozenset[int],
+        seed: int = 0,
+    ) -> None:
+        assert all(0 <= token < vocab_size for token in eos_token_ids), "end tokens outside the vocabulary"
+        self.vocab_size = vocab_size
+        self.device = device
+        self._slots = SlotTable(max_num_seqs, vocab_size, eos_token_ids)
+        self._counts = TokenCounts(vocab_size, device)
+        self._seed_key = np.array([stream_key(seed, 0)], dtype=np.uint64)
+        self._seeds_drawn = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory held between steps: the counts of requests with a penalty, else nothing."""
+        return self._counts.nbytes
+
+    def with_seed(self, params: SamplingParams) -> SamplingParams:
+        """The same parameters, with a seed drawn if they bring none.
+
+        Call it once when a request arrives: then its answers do not depend on when they are preempted.
+        """
+        return params if params.seed is not None else replace(params, seed=self._draw_seed())
+
+    def _draw_seed(self) -> int:
+        word = words(self._seed_key, np.array([self._seeds_drawn]))
+        self._seeds_drawn += 1
+        return int(word[0] >> np.uint64(1))
+
+    @torch.inference_mode()
+    def add(
+        self,
+        slot: int,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int] = (),
+        sample_index: int = 0,
+    ) -> None:
+        """Let a sequence in, new or coming back from preemption with what it has answered so far.
+
+        Parameters without a seed get a fresh one here, also when the sequence comes back; see `with_seed`.
+
+        Args:
+            slot: a free slot, below `max_num_seqs`.
+            params: checked against the vocabulary here.
+            prompt_token_ids, output_token_ids: their tokens only matter where there is a penalty.
+            sample_index: which of the request's `n` answers this is.
+
+        Raises:
+            InvalidRequestError: a token id is outside the vocabulary; the slot stays free.
+        """
+        assert self._slots.is_free(slot), f"slot {slot} is taken"
+        params.validate_for(self.vocab_size)
+        counts_row = None
+        if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
+            counts_row = self._counts.acquire(prompt_token_ids, output_token_ids)
+        seed = self._draw_seed() if params.seed is None else params.seed
+        self._slots.add(slot, params, stream_key(seed, sample_index), len(output_token_ids), counts_row)
+
+    def remove(self, slot: int) -> None:
+        """Let a sequence go, finished or preempted; its slot is free again."""
+        assert not self._slots.is_free(slot), f"slot {slot} is free"
+        counts_row = self._slots.counts_row(slot)
+        if counts_row is not None:
+            self._counts.release(counts_row)
+        self._slots.remove(slot)
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, slots: Sequence[int]) -> SamplerOutput:
+        """The next token of each slot; every answer is one token longer afterwards.
+
+        One transfer to the device before the work, one from it afterwards.
+
+        Args:
+            logits: [B, V] on the sampler's device, any float type; left unchanged.
+            slots: [B] distinct slots in use; row i belongs to slot `slots[i]`.
+        """
+        assert logits.shape == (len(slots), self.vocab_size), "one row of logits per slot"
+        assert len(set(slots)) == len(slots), "a slot can only be sampled once per step"
+        assert not any(self._slots.is_free(slot) for slot in slots), "only a slot in use can be sampled"
+        if not slots:
+            return SamplerOutput([], [])
+        rows = np.array(slots, dtype=np.int64)
+        plan = self._slots.plan(rows)
+        packed = self._to_device(plan.packed)
+        columns = packed[: NUM_COLUMNS * len(slots)].view(NUM_COLUMNS, len(slots))
+        edits = packed[NUM_COLUMNS * len(slots) :].view(3, -1)
+        tables = []
+        for block in plan.blocks:
+            own_columns = Columns(*columns[:, block.first : block.end])
+            own_edits = edits[:, block.first_edit : block.end_edit]
+            tables.append(self._sample_block(logits, block, own_columns, own_edits).flatten())
+        self._slots.advance(rows)
+        return _read_tables(torch.cat(tables).cpu().numpy(), plan)
+
+    def _to_device(self, packed: NDArray[np.float64]) -> Tensor:
+        host = torch.from_numpy(packed)
+        if self.device.type == "cuda":  # from pinned memory the copy need not wait for the model's kernels
+            host = host.pin_memory()
+        return host.to(self.device, non_blocking=True)
+
+    def _sample_block(self, logits: Tensor, block: Block, columns: Columns, edits: Tensor) -> Tensor:
+        """Tokens [R, 1], or with logprobs the table [R, 3 + 2 * top] that starts with them; float64."""
+        needs = block.features
+        x = clean_rows(logits.index_select(0, columns.row.long()))
+        raw = x.log_softmax(1) if Feature.LOGPROBS in needs else None
+        if needs & (Feature.BIAS | Feature.MIN_TOKENS):
+            row, token, change = edits
+            x.index_put_((row.long(), token.long()), change.float(), accumulate=True)
+        counts_row = columns.counts_row.long()
+        if Feature.PENALTIES in needs:
+            penalties = (columns.repetition, columns.frequency, columns.presence)
+            self._counts.penalise(x, counts_row, *(penalty.float()[:, None] for penalty in penalties))
+        tokens = _draw_filtered(x, block, columns) if Feature.RANDOM in needs else x.argmax(1)
+        if Feature.PENALTIES in needs:
+            self._counts.record(counts_row, tokens)
+        return tokens[:, None].double() if raw is None else logprob_table(raw, tokens, block.top)
+
+
+def _draw_filtered(x: Tensor, block: Block, columns: Columns) -> Tensor:
+    """Sampled tokens [R] int64; the logits `x` [R, V] are used up."""
+    scale(x, columns.temperature.float()[:, None])
+    if Feature.MIN_P in block.features:
+        keep_min_p(x, columns.log_min_p.float()[:, None])
+    kept = None
+    if Feature.TOP_K in block.features:
+        kept = keep_top_k(x, columns.top_k.long(), block.largest_k)
+    if Feature.TOP_P in block.features:
+        keep_top_p(x, columns.top_p, kept)
+    return draw(x, columns.uniform)
+
+
+def _read_tables(numbers: NDArray[np.float64], plan: StepPlan) -> SamplerOutput:
+    """What came from the device, block after block, back in the order of the batch."""
+    token_ids = np.zeros(len(plan.order), dtype=np.int64)
+    logprobs: list[dict[int, Logprob] | None] = [None] * len(plan.order)
+    start = 0
+    for block in plan.blocks:
+        asked = Feature.LOGPROBS in block.features
+        width = 3 + 2 * block.top if asked else 1
+        rows = plan.order[block.first : block.end]
+        table = numbers[start : start + width * len(rows)].reshape(len(rows), width)
+        start += table.size
+        token_ids[rows] = table[:, 0]
+        if asked:
+            for row, report in zip(rows.tolist(), table.tolist(), strict=True):
+                logprobs[row] = read_logprobs(report, int(plan.top[row]))
+    return SamplerOutput(token_ids.tolist(), logprobs)

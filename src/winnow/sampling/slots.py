@@ -1,0 +1,208 @@
+"""Who occupies which slot, what each needs, and the plan of a step: the sampler's host side."""
+
+from dataclasses import dataclass
+from enum import IntFlag, auto
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from winnow.sampling.params import SamplingParams
+from winnow.sampling.randomness import uniform
+from winnow.sampling.rows import row_blocks
+
+
+class Feature(IntFlag):
+    """What a row needs beyond an argmax."""
+
+    BIAS = auto()
+    MIN_TOKENS = auto()
+    PENALTIES = auto()
+    RANDOM = auto()
+    MIN_P = auto()
+    TOP_K = auto()
+    TOP_P = auto()
+    LOGPROBS = auto()
+
+
+class Columns(NamedTuple):
+    """What the device must know of each row; float64 [rows] each."""
+
+    row: Tensor  # of the logits
+    counts_row: Tensor  # of the penalty tables
+    uniform: Tensor  # in [0, 1)
+    repetition: Tensor  # this and all that follow are settled when the sequence arrives
+    frequency: Tensor
+    presence: Tensor
+    temperature: Tensor
+    log_min_p: Tensor
+    top_k: Tensor
+    top_p: Tensor
+
+
+NUM_COLUMNS = len(Columns._fields)
+_FIRST_SETTING = Columns._fields.index("repetition")
+_TOP_K = Columns._fields.index("top_k")
+
+
+class Block(NamedTuple):
+    """Rows that need the same and fit into memory together.
+
+    Attributes:
+        features: what all of them need.
+        first, end: their columns.
+        first_edit, end_edit: their edits.
+        largest_k, top: the most of their `top_k` and of their `logprobs`.
+    """
+
+    features: Feature
+    first: int
+    end: int
+    first_edit: int
+    end_edit: int
+    largest_k: int
+    top: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step's rows, sorted by need, so that none pays for what only others need.
+
+    Attributes:
+        order: [B], the row of the batch that comes i-th.
+        blocks: in that order.
+        packed: all that the device must know, in one array: the `Columns`, [10, B], then the edits, [3, E]:
+            row within its block, token, and what to add to its logit.
+        top: [B], how many logprobs each row of the batch wants, in the order of the batch.
+    """
+
+    order: NDArray[np.int64]
+    blocks: list[Block]
+    packed: NDArray[np.float64]
+    top: NDArray[np.int64]
+
+
+class SlotTable:
+    """What is known of the sequence in each slot.
+
+    Args:
+        max_num_seqs: number of slots.
+        vocab_size: V.
+        eos_token_ids: tokens that end an answer unless the request ignores them.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self._occupied = np.zeros(max_num_seqs, dtype=bool)
+        self._features = np.zeros(max_num_seqs, dtype=np.int64)
+        self._settings = np.zeros((NUM_COLUMNS - _FIRST_SETTING, max_num_seqs))
+        self._counts_row = np.zeros(max_num_seqs, dtype=np.int64)
+        self._key = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._position = np.zeros(max_num_seqs, dtype=np.int64)
+        self._min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self._top = np.zeros(max_num_seqs, dtype=np.int64)
+        self._bias: dict[int, dict[int, float]] = {}
+        self._ends: dict[int, frozenset[int]] = {}
+
+    def is_free(self, slot: int) -> bool:
+        """Whether nobody occupies it."""
+        return not self._occupied[slot]
+
+    def counts_row(self, slot: int) -> int | None:
+        """Its row of the penalty tables, where it has one."""
+        return int(self._counts_row[slot]) if self._features[slot] & Feature.PENALTIES else None
+
+    def add(self, slot: int, params: SamplingParams, key: int, position: int, counts_row: int | None) -> None:
+        """Let a sequence in.
+
+        Args:
+            slot: a free one.
+            params: valid for the vocabulary.
+            key: of its random stream.
+            position: how many tokens its answer holds.
+            counts_row: its row of the penalty tables, where it has a penalty.
+        """
+        self._bias[slot] = dict(params.logit_bias or {})
+        # An ignored end of sequence ends nothing, so `min_tokens` has no reason to forbid it.
+        ends = frozenset() if params.ignore_eos else self.eos_token_ids
+        self._ends[slot] = ends.union(params.stop_token_ids or ())
+        top_k = params.top_k if 0 < params.top_k < self.vocab_size else 0
+        self._settings[:, slot] = (
+            params.repetition_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+            params.temperature,
+            np.log(params.min_p) if params.min_p else -np.inf,
+            top_k,
+            params.top_p,
+        )
+        self._key[slot] = key
+        self._position[slot] = position
+        self._counts_row[slot] = counts_row or 0
+        self._min_tokens[slot] = params.min_tokens
+        self._top[slot] = min(params.logprobs or 0, self.vocab_size)
+        random = not params.is_greedy  # filters keep the most probable token, so a greedy row needs none
+        needs = {
+            Feature.BIAS: bool(self._bias[slot]),
+            Feature.MIN_TOKENS: params.min_tokens > 0 and bool(self._ends[slot]),
+            Feature.PENALTIES: counts_row is not None,
+            Feature.RANDOM: random,
+            Feature.MIN_P: random and params.min_p > 0,
+            Feature.TOP_K: random and top_k > 0,
+            Feature.TOP_P: random and params.top_p < 1,
+            Feature.LOGPROBS: params.logprobs is not None,
+        }
+        self._features[slot] = sum(feature for feature, needed in needs.items() if needed)
+        self._occupied[slot] = True
+
+    def remove(self, slot: int) -> None:
+        """Let a sequence go."""
+        del self._bias[slot], self._ends[slot]
+        self._occupied[slot] = False
+
+    def advance(self, slots: NDArray[np.int64]) -> None:
+        """Each of these answers holds one more token."""
+        self._position[slots] += 1
+
+    def plan(self, slots: NDArray[np.int64]) -> StepPlan:
+        """Sort the rows by need, cut them into blocks and pack what the device must know."""
+        features = self._features[slots]
+        features[self._position[slots] >= self._min_tokens[slots]] &= ~Feature.MIN_TOKENS
+        order = np.argsort(features, kind="stable")
+        sorted_slots, features = slots[order], features[order]
+        draws = uniform(self._key[sorted_slots], self._position[sorted_slots])
+        settings = self._settings[:, sorted_slots]
+        columns = np.concatenate([[order, self._counts_row[sorted_slots], draws], settings])
+
+        blocks: list[Block] = []
+        edits: list[tuple[int, int, float]] = []
+        kinds, starts = np.unique(features, return_index=True)
+        bounds = [*starts.tolist(), len(slots)]
+        for kind, start, stop in zip(kinds.tolist(), bounds, bounds[1:], strict=False):
+            for first, end in row_blocks(stop - start, self.vocab_size):
+                members = slice(start + first, start + end)
+                first_edit = len(edits)
+                if kind & (Feature.BIAS | Feature.MIN_TOKENS):
+                    self._add_edits(edits, Feature(kind), sorted_slots[members].tolist())
+                block = Block(
+                    features=Feature(kind),
+                    first=members.start,
+                    end=members.stop,
+                    first_edit=first_edit,
+                    end_edit=len(edits),
+                    largest_k=int(columns[_TOP_K, members].max()),
+                    top=int(self._top[sorted_slots[members]].max()),
+                )
+                blocks.append(block)
+        flat_edits = np.array(edits, dtype=np.float64).reshape(-1, 3).T
+        packed = np.concatenate([columns.ravel(), flat_edits.ravel()])
+        return StepPlan(order, blocks, packed, self._top[slots])
+
+    def _add_edits(self, edits: list[tuple[int, int, float]], kind: Feature, slots: list[int]) -> None:
+        """Append what must be added to which logit: a bias, or -inf for what may not yet end the answer."""
+        for row, slot in enumerate(slots):
+            edits.extend((row, token, bias) for token, bias in self._bias[slot].items())
+            if Feature.MIN_TOKENS in kind:
+                edits.extend((row, token, -np.inf) for token in self._ends[slot])
