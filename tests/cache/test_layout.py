@@ -1,0 +1,68 @@
+"""Bytes: what a cache costs is known before it exists, to the last table."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.errors import ConfigError
+
+
+def test_block_bytes_by_hand() -> None:
+    # 16 slots x (2 vectors x 64 x 2 bytes + 4 bytes of position + 2 scores x 4 bytes)
+    layout = CacheLayout(32, 8, 64, 16, torch.bfloat16, num_scores=2)
+    assert layout.block_bytes == 16 * (2 * 64 * 2 + 4 + 8) == 4288
+    assert layout.rows_per_seq == 256
+    assert layout.blocks_for(17) == 2 * 256
+
+
+@given(
+    layers=st.integers(1, 6),
+    heads=st.integers(1, 4),
+    head_dim=st.sampled_from([4, 16, 64]),
+    block_size=st.sampled_from([1, 4, 16, 32]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    num_scores=st.integers(0, 2),
+    kibibytes=st.integers(64, 4096),
+    max_num_seqs=st.integers(1, 40),
+    max_model_len=st.integers(1, 5000),
+)
+def test_tensors_cost_what_was_planned(
+    layers: int,
+    heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    num_scores: int,
+    kibibytes: int,
+    max_num_seqs: int,
+    max_model_len: int,
+) -> None:
+    layout = CacheLayout(layers, heads, head_dim, block_size, dtype, num_scores)
+    try:
+        size = CacheSize.fit(layout, kibibytes * 1024, max_num_seqs, max_model_len)
+    except ConfigError:
+        return
+    manager, pool = CacheManager(layout, size), KVPool(layout, size.num_blocks)
+    assert pool.nbytes + manager.table_bytes == size.nbytes(layout) <= kibibytes * 1024
+    # not one more block per row would fit, unless no sequence could ever use it
+    more = CacheSize(size.num_blocks + 1, size.num_pages, max_num_seqs, size.pages_per_seq)
+    enough = size.num_blocks == max_num_seqs * layout.blocks_for(max_model_len)
+    assert enough or more.nbytes(layout) + layout.page_bytes > kibibytes * 1024
+
+
+def test_equal_rows_never_run_out_of_pages_first() -> None:
+    layout = CacheLayout(2, 2, 8, 4, torch.float32)
+    manager = CacheManager(layout, CacheSize.fit(layout, 100_000, 6, 1000))
+    slots = [manager.open() for _ in range(6)]
+    while manager.blocks_to_append(slots, [1] * 6) <= manager.allocator.num_free:
+        assert manager.can_append(slots, [1] * 6)
+        manager.append(slots, [1] * 6)
+    manager.check_integrity()
+
+
+def test_too_little_memory_names_the_least() -> None:
+    layout = CacheLayout(4, 2, 64, 16, torch.float32)
+    with pytest.raises(ConfigError, match=r"kv_memory must be at least .* bytes\) .* got 1\.0 KiB"):
+        CacheSize.fit(layout, 1024, 4, 100)
