@@ -14,6 +14,9 @@ from winnow.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 if TYPE_CHECKING:
     from winnow.llm import LLM
 
+SEPARATE = ("seed", "detokenize")
+"""Sampling parameters without a flag: the engine's own `--seed` serves requests without one, and commands show text."""
+
 _PARTS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
 
 
@@ -43,3 +46,10 @@ def open_llm(options: dict[str, object]) -> "LLM":
     from winnow.llm import LLM
 
     return LLM(**options)  # type: ignore[arg-type]
+
+
+def demo_model() -> Path:
+    """The directory of the model that ships with Winnow."""
+    from winnow.models.loader import DEMO_MODEL
+
+    return DEMO_MODEL

@@ -3,13 +3,11 @@
 import argparse
 import sys
 
-from winnow.cli.engine import add_engine_flags, engine_options, open_llm
+from winnow.cli.engine import SEPARATE, add_engine_flags, engine_options, open_llm
 from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
 from winnow.sampling import SamplingParams
 
-NAME = "generate"
-SUMMARY = "stream the answer to one prompt"
 DESCRIPTION = "Stream the answer to one prompt to the terminal."
 EPILOG = """\
 examples:
@@ -18,32 +16,32 @@ examples:
   cat article.txt | winnow generate - --temperature 0.7 --seed 1
 """
 
-_NOT_STREAMED = ("n", "logprobs", "prompt_logprobs")
+_NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from standard input")
     parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
     add_engine_flags(parser)
-    add_flags(parser, SamplingParams, "sampling", skip=_NOT_STREAMED)
+    add_flags(parser, SamplingParams, "sampling", skip=(*SEPARATE, *_NOT_SHOWN))
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, and return the exit code."""
-    params = SamplingParams(**given(namespace, SamplingParams))
+    params = SamplingParams.from_mapping(given(namespace, SamplingParams))
     prompt = _read_prompt(namespace.prompt)
     with open_llm(engine_options(namespace)) as llm:
         if namespace.chat:
-            llm.submit_chat([{"role": "user", "content": prompt}], params)
+            outputs = llm.stream_chat([{"role": "user", "content": prompt}], params)
         else:
-            llm.submit(prompt, params)
+            outputs = llm.stream(prompt, params)
         shown = 0
-        while llm.has_unfinished:
-            for output in llm.step():
-                text = output.outputs[0].text
-                print(text[shown:], end="", flush=True)
-                shown = len(text)
+        for output in outputs:
+            text = output.outputs[0].text
+            print(text[shown:], end="", flush=True)
+            shown = len(text)
     print()
     return 0
 

@@ -9,9 +9,9 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from types import ModuleType
 from typing import NoReturn
 
-from winnow.cli import generate, run
 from winnow.cli.errors import UsageError
 from winnow.errors import WinnowError
 
@@ -23,6 +23,11 @@ examples:
   winnow run prompts.jsonl -o answers.jsonl --kv-memory 512MiB
   winnow run --help
 """
+
+COMMANDS = {
+    "run": "answer a file of prompts, resumable at any moment",
+    "generate": "stream the answer to one prompt",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,23 +70,31 @@ def _dispatch(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"winnow {version('winnow-llm')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    parsers: dict[str, Parser] = {}
-    for command in (run, generate):
-        parsers[command.NAME] = commands.add_parser(
-            command.NAME,
-            help=command.SUMMARY,
-            description=command.DESCRIPTION,
-            epilog=command.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
+    chosen = parser
+    for name, summary in COMMANDS.items():
+        subparser = commands.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
-        command.configure(parsers[command.NAME])
-        parsers[command.NAME].set_defaults(execute=command.execute)
+        if name in argv[:1]:
+            chosen = subparser
+            command = _load(name)
+            command.configure(chosen)
+            chosen.set_defaults(execute=command.execute)
     namespace, unknown = parser.parse_known_args(argv)
     if unknown:
-        chosen = parsers[namespace.command]
         nearest = chosen.nearest_flag(unknown[0])
         hint = f"; did you mean {nearest}?" if nearest else ""
         chosen.error(f"unknown argument {unknown[0]!r}{hint}")
     code: int = namespace.execute(namespace)
     return code
+
+
+def _load(name: str) -> ModuleType:
+    """The module of a command. Only the one that runs is imported: each brings libraries that take their time."""
+    if name == "run":
+        from winnow.cli import run
+
+        return run
+    from winnow.cli import generate
+
+    return generate

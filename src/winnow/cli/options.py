@@ -1,27 +1,39 @@
 """Command-line flags made from the config dataclasses, so that names, defaults and help exist once.
 
-A field `kv_memory` becomes the flag `--kv-memory`. Its metadata may hold `help`, `choices` and `parse` (text -> value);
-without `parse` the annotation tells how the text is read. Flags that are not given are left out of the namespace, and
-so the dataclass alone knows the defaults.
+A field `kv_memory` becomes the flag `--kv-memory`. Its metadata may hold `help`, `choices` and `parse` (text -> value).
+Without `help` the "Attributes" part of the class's docstring is asked; without `parse` the annotation tells how the
+text is read. Flags that are not given are left out of the namespace, and so the dataclass alone knows the defaults.
 """
 
 import argparse
+import inspect
+import json
+import re
 import types
 import typing
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
 from winnow.units import format_bytes, parse_bytes
+
+_ENTRY = re.compile(r"(\w+): (.*)")
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type, title: str, skip: Collection[str] = ()) -> None:
     """Add one flag per field of the dataclass `config`, except those named in `skip`."""
     group = parser.add_argument_group(title)
-    hints = typing.get_type_hints(config)
+    hints, documented = typing.get_type_hints(config), _documented(config)
     for field in fields(config):
         if field.name not in skip:
-            group.add_argument(_flag(field.name), **_arguments(field, hints[field.name]))
+            text = field.metadata.get("help", documented.get(field.name, ""))
+            group.add_argument(
+                "--" + field.name.replace("_", "-"),
+                dest=field.name,
+                default=argparse.SUPPRESS,
+                help=_help(field, text),
+                **_reading(field, hints[field.name]),
+            )
 
 
 def given(namespace: argparse.Namespace, *configs: type) -> dict[str, Any]:
@@ -30,80 +42,86 @@ def given(namespace: argparse.Namespace, *configs: type) -> dict[str, Any]:
     return {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+@dataclass(frozen=True)
+class _Reader:
+    """How the text behind a flag is read: `metavar` stands for it in the help."""
 
+    parse: Callable[[str], Any]
+    metavar: str
+    expects: str = ""
+    """What must be there, for readers whose own complaint would not say."""
 
-def _arguments(field: "Field[Any]", hint: Any) -> dict[str, Any]:
-    """The keyword arguments of `add_argument` for one field."""
-    arguments: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help(field)}
-    choices = field.metadata.get("choices")
-    kinds = _kinds(hint)
-    if bool in kinds:
-        return arguments | {"action": argparse.BooleanOptionalAction}
-    parse = field.metadata.get("parse")
-    if parse is None:
-        element = _element(kinds)
-        if element is not None:
-            arguments["action"] = "append"
-            kinds = _kinds(element)
-        parse = _reader(kinds)
-    if choices is not None:
-        return arguments | {"type": parse, "choices": choices}
-    return arguments | {"type": _checked(parse), "metavar": _metavar(field, kinds)}
-
-
-def _kinds(hint: Any) -> list[Any]:
-    """The types a value may have: `int | None` -> [int]."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
-    return [hint]
-
-
-def _element(kinds: Sequence[Any]) -> Any | None:
-    """What a field that holds several values holds: `tuple[str, ...]` -> str; None for a field of one value."""
-    for kind in kinds:
-        origin = typing.get_origin(kind)
-        if isinstance(origin, type) and issubclass(origin, Collection):
-            return typing.get_args(kind)[0]
-    return None
-
-
-def _reader(kinds: Sequence[Any]) -> Callable[[str], Any]:
-    """The function that reads a value of one of `kinds`; text where nothing else is asked for."""
-    if str in kinds:
-        return str
-    return float if float in kinds else int
-
-
-def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`parse`, its complaints in words that argparse passes on instead of naming the function."""
-
-    def read(text: str) -> Any:
+    def __call__(self, text: str) -> Any:
         try:
-            return parse(text)
+            return self.parse(text)
         except ValueError as error:
-            kind = {int: "an integer", float: "a number"}.get(parse)  # type: ignore[call-overload]
-            message = f"must be {kind}, got {text!r}" if kind else str(error)
+            message = f"must be {self.expects}, got {text!r}" if self.expects else str(error)
             raise argparse.ArgumentTypeError(message) from error
 
-    return read
+
+_INTEGER = _Reader(int, "N", "an integer")
+_NUMBER = _Reader(float, "X", "a number")
+_TEXT = _Reader(str, "TEXT")
+_OBJECT = _Reader(json.loads, "JSON", "a JSON object")
 
 
-def _metavar(field: "Field[Any]", kinds: Sequence[Any]) -> str:
-    if field.metadata.get("parse") is parse_bytes:
-        return "SIZE"
-    if str in kinds:
-        return "TEXT"
-    return "X" if float in kinds else "N"
+def _reading(field: "Field[Any]", hint: Any) -> dict[str, Any]:
+    """The arguments of `add_argument` that say how the value is read."""
+    kinds = list(typing.get_args(hint)) if isinstance(hint, types.UnionType) else [hint]
+    if bool in kinds:
+        return {"action": argparse.BooleanOptionalAction}
+    parse = field.metadata.get("parse")
+    if parse is not None:
+        reader = _Reader(parse, "SIZE" if parse is parse_bytes else "N")
+        return {"type": reader, "metavar": reader.metavar}
+    if "choices" in field.metadata:
+        return {"choices": field.metadata["choices"]}
+    for kind in kinds:
+        origin = typing.get_origin(kind)
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            return {"type": _OBJECT, "metavar": _OBJECT.metavar}
+        if isinstance(origin, type) and issubclass(origin, Collection):
+            # A flag that may be repeated, one value each time.
+            return {**_reading_one(list(typing.get_args(kind))), "action": "append"}
+    return _reading_one(kinds)
 
 
-def _help(field: "Field[Any]") -> str:
-    text = str(field.metadata.get("help", "")).replace("%", "%%")
+def _reading_one(kinds: list[Any]) -> dict[str, Any]:
+    reader = _TEXT if str in kinds else _NUMBER if float in kinds else _INTEGER
+    if types.NoneType in kinds and reader is not _TEXT:
+        reader = _Reader(_or_none(reader.parse), reader.metavar, f"{reader.expects} or none")
+    return {"type": reader, "metavar": reader.metavar}
+
+
+def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`parse`, and "none" for None: the way to switch off a limit."""
+    return lambda text: None if text.lower() == "none" else parse(text)
+
+
+def _documented(config: type) -> dict[str, str]:
+    """Field -> help, from the "Attributes" part of the class's docstring; an entry may run over several lines."""
+    _, _, attributes = inspect.cleandoc(config.__doc__ or "").partition("\nAttributes:\n")
+    texts: dict[str, str] = {}
+    name = ""
+    for line in attributes.splitlines():
+        entry = _ENTRY.fullmatch(line.removeprefix("    "))
+        if not line.startswith("    "):
+            break
+        if entry is not None:
+            name, texts[entry[1]] = entry[1], entry[2]
+        else:
+            texts[name] += " " + line.strip()
+    return texts
+
+
+def _help(field: "Field[Any]", text: str) -> str:
+    """Help with the default; argparse would take a lone % for its own."""
+    text = text.replace("%", "%%").replace("`", "").rstrip(".")
     default = field.default
     if default is MISSING or default is None or default == ():
         return text
-    shown = format_bytes(default) if field.metadata.get("parse") is parse_bytes else default
     if isinstance(default, bool):
-        shown = "on" if default else "off"
-    return f"{text} (default: {shown})"
+        default = "on" if default else "off"
+    elif field.metadata.get("parse") is parse_bytes:
+        default = format_bytes(default)
+    return f"{text} (default: {default})"

@@ -1,7 +1,9 @@
 """The loop between the input, the engine and the output."""
 
+import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +25,11 @@ class Engine(Protocol):
     """What a batch needs of `winnow.LLM`."""
 
     def submit(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
     ) -> str:
         """Queue a prompt."""
 
@@ -49,20 +55,25 @@ class Driver:
     def __init__(
         self,
         engine: Engine,
-        defaults: SamplingParams,
+        defaults: Mapping[str, Any],
         writer: ResultWriter,
         tally: Tally,
         *,
         model: str,
+        seed: int,
         max_in_flight: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`defaults` serve lines that do not say; at most `max_in_flight` requests are in the engine at a time."""
+        """`defaults` serve lines that do not say, `seed` those without a seed; `model` is the name in OpenAI's objects.
+
+        At most `max_in_flight` requests are in the engine at a time. `tally` counts each record that is written.
+        """
         self._engine = engine
         self._defaults = defaults
         self._writer = writer
         self._tally = tally
         self._model = model
+        self._seed = seed
         self._max_in_flight = max_in_flight
         self._clock = clock
         self._in_flight: dict[str, Job] = {}
@@ -97,13 +108,15 @@ class Driver:
                 self._submit(line)
 
     def _submit(self, job: Job) -> None:
-        name = request_id(job)
+        name, params = request_id(job), job.params
+        if params.seed is None:
+            params = replace(params, seed=line_seed(self._seed, job.index))
         try:
             if job.messages is not None:
-                self._engine.submit_chat(job.messages, job.params, request_id=name)
+                self._engine.submit_chat(job.messages, params, request_id=name)
             else:
                 assert job.prompt is not None
-                self._engine.submit(job.prompt, job.params, request_id=name)
+                self._engine.submit(job.prompt, params, request_id=name)
         except WinnowError as error:
             self._finish(job.index, error_record(job, LineError.wrap(error)))
         else:
@@ -112,3 +125,8 @@ class Driver:
     def _finish(self, index: int, record: Record) -> None:
         self._writer.put(index, encode(record))
         self._tally.add(record)
+
+
+def line_seed(seed: int, index: int) -> int:
+    """The seed of a line that brings none: its own, and the same however often the run was interrupted before it."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:7])

@@ -63,7 +63,9 @@ def read_checkpoint(
         journal = journal_path(output)
         if not journal.exists():
             if size:
-                raise UsageError(f"{output} exists and no unfinished run left it; pass --overwrite to replace it")
+                raise UsageError(
+                    f"{output} exists and no unfinished run left it; pass --overwrite to replace it"
+                )
             return Checkpoint()
         with journal.open("rb") as file:
             _check_owner(file.readline(), output, fingerprint)
@@ -98,8 +100,14 @@ def create_journal(output: Path, fingerprint: Fingerprint) -> Checkpoint:
 
 def _check_owner(header: bytes, output: Path, fingerprint: Fingerprint) -> None:
     record = _parse(header)
-    if record is None or record.get("winnow_run") != _FORMAT or not isinstance(record.get("fingerprint"), dict):
-        raise UsageError(f"{journal_path(output)} is not the journal of a run; pass --overwrite to replace it")
+    if (
+        record is None
+        or record.get("winnow_run") != _FORMAT
+        or not isinstance(record.get("fingerprint"), dict)
+    ):
+        raise UsageError(
+            f"{journal_path(output)} is not the journal of a run; pass --overwrite to replace it"
+        )
     # Through JSON and back, since the stored one has made that way: tuples are lists there.
     told = differences(record["fingerprint"], json.loads(json.dumps(fingerprint)))
     if told:

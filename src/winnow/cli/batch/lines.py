@@ -64,12 +64,14 @@ class BadLine:
     carried: Mapping[str, Any]
 
 
+DEFAULT_METRIC = "exact"
+
 _FLAT_CARRIED = ("custom_id", "id", "reference", "category", "metric", "metadata")
 _BATCH_CARRIED = ("custom_id", "reference", "category", "metric", "metadata")
 _BATCH_KEYS = ("method", "url", "body")
 
 
-def parse_line(raw: RawLine, defaults: SamplingParams) -> Job | BadLine:
+def parse_line(raw: RawLine, defaults: Mapping[str, Any]) -> Job | BadLine:
     """Read a line; `defaults` are the sampling parameters of lines that do not say."""
     form, carried = _guess_form(raw.data or b""), dict[str, Any]()
     try:
@@ -85,7 +87,9 @@ def parse_line(raw: RawLine, defaults: SamplingParams) -> Job | BadLine:
         return BadLine(raw.index, raw.number, form, error, carried)
 
 
-def _flat_job(raw: RawLine, line: dict[str, Any], carried: dict[str, Any], defaults: SamplingParams) -> Job:
+def _flat_job(
+    raw: RawLine, line: dict[str, Any], carried: dict[str, Any], defaults: Mapping[str, Any]
+) -> Job:
     if ("prompt" in line) == ("messages" in line):
         raise LineError("invalid_request", "a line needs either prompt or messages")
     asked = {"prompt", "messages", *_FLAT_CARRIED}
@@ -96,7 +100,7 @@ def _flat_job(raw: RawLine, line: dict[str, Any], carried: dict[str, Any], defau
 
 
 def _batch_job(
-    raw: RawLine, line: dict[str, Any], form: Form, carried: dict[str, Any], defaults: SamplingParams
+    raw: RawLine, line: dict[str, Any], form: Form, carried: dict[str, Any], defaults: Mapping[str, Any]
 ) -> Job:
     _refuse_unknown(line, {*_BATCH_KEYS, *_BATCH_CARRIED})
     if not carried.get("custom_id"):
@@ -173,8 +177,8 @@ def _check_carried(carried: Mapping[str, Any], form: Form) -> None:
     for key in ("reference", "category"):
         if not isinstance(carried.get(key, ""), str):
             raise LineError("invalid_request", f"{key} must be a text, got {_kind(carried[key])}")
-    metric = carried.get("metric", METRICS[0])
-    if metric not in METRICS:
+    metric = carried.get("metric", DEFAULT_METRIC)
+    if not isinstance(metric, str) or metric not in METRICS:
         raise LineError("invalid_request", f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
 
 
@@ -218,7 +222,9 @@ def _message(message: Any) -> Message:
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else None for part in content]
         if not all(isinstance(part, str) for part in parts):
-            raise LineError("invalid_request", "content must be text; other parts of messages are not supported")
+            raise LineError(
+                "invalid_request", "content must be text; other parts of messages are not supported"
+            )
         content = "\n".join(parts)
     if not isinstance(content, str):
         raise LineError("invalid_request", f"content of a message must be text, got {_kind(content)}")

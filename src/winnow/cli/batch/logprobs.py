@@ -12,9 +12,7 @@ _LOWEST = -9999.0
 """What JSON gets for the logprob of a token that was ruled out: it has no spelling for minus infinity."""
 
 
-def flat_logprobs(
-    token_ids: Sequence[int], logprobs: Sequence[LogprobDict | None]
-) -> list[Record | None]:
+def flat_logprobs(token_ids: Sequence[int], logprobs: Sequence[LogprobDict | None]) -> list[Record | None]:
     """Per token: what it was, and the candidates by rank; None where nothing predicted the token."""
     return [
         None if candidates is None else {**_flat(token, candidates[token]), "top": _flat_top(candidates)}

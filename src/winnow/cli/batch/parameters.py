@@ -1,7 +1,6 @@
 """The sampling parameters of one line: its own keys over the defaults of the run."""
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from typing import Any
 
 from winnow.cli.batch.errors import LineError
@@ -27,26 +26,24 @@ _UNSERVED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def sampling_from_flat(keys: Mapping[str, Any], defaults: SamplingParams) -> SamplingParams:
-    """Sampling parameters from keys named like the fields of `SamplingParams`; null means the default.
+def sampling_from_flat(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters from keys named like the fields of `SamplingParams`.
+
+    Null stands for the default, except in `max_tokens`, where it lifts the limit.
 
     Raises:
         LineError: a key nobody knows, or a value out of range.
     """
-    known = {field.name for field in fields(SamplingParams)}
-    for key in keys:
-        if key not in known:
-            raise LineError("unknown_parameter", f"unknown key {key!r}")
-    values = {key: value for key, value in keys.items() if value is not None}
-    if isinstance(values.get("logit_bias"), dict):
-        values["logit_bias"] = _token_keys(values["logit_bias"])
+    own = {key: value for key, value in keys.items() if value is not None or key == "max_tokens"}
     try:
-        return replace(defaults, **values)
+        return SamplingParams.from_mapping({**defaults, **own})
     except WinnowError as error:
         raise LineError("invalid_request", str(error)) from error
 
 
-def sampling_from_batch(body: Mapping[str, Any], defaults: SamplingParams, *, chat: bool) -> SamplingParams:
+def sampling_from_batch(
+    body: Mapping[str, Any], defaults: Mapping[str, Any], *, chat: bool
+) -> SamplingParams:
     """Sampling parameters under OpenAI's names, and under ours where OpenAI has none.
 
     Raises:
@@ -56,9 +53,12 @@ def sampling_from_batch(body: Mapping[str, Any], defaults: SamplingParams, *, ch
     for key, harmless in _UNSERVED.items():
         if key in values and values.pop(key) not in harmless:
             raise LineError("unsupported_parameter", f"{key} is not supported")
-    if "max_completion_tokens" in values:
-        values["max_tokens"] = values.pop("max_completion_tokens")
     if chat:
+        # OpenAI's own default: a chat answers until it is done.
+        defaults = {"max_tokens": None, **defaults}
+        limit = values.pop("max_completion_tokens", None)
+        if limit is not None:
+            values["max_tokens"] = limit
         wanted, top = values.pop("logprobs", False), values.pop("top_logprobs", 0)
         if not isinstance(wanted, bool):
             raise LineError("invalid_request", f"logprobs must be true or false, got {wanted!r}")
@@ -67,11 +67,3 @@ def sampling_from_batch(body: Mapping[str, Any], defaults: SamplingParams, *, ch
         if wanted:
             values["logprobs"] = top
     return sampling_from_flat(values, defaults)
-
-
-def _token_keys(bias: Mapping[str, Any]) -> dict[int, Any]:
-    """JSON spells token ids as text where they are keys."""
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError as error:
-        raise LineError("invalid_request", f"logit_bias must map token ids to numbers: {error}") from error

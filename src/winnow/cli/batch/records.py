@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from winnow.cli.batch.errors import LineError
-from winnow.cli.batch.lines import BadLine, Form, Job
+from winnow.cli.batch.lines import DEFAULT_METRIC, BadLine, Form, Job
 from winnow.cli.batch.logprobs import chat_logprobs, completion_logprobs, flat_logprobs
-from winnow.evaluate.metrics import METRICS, score
+from winnow.evaluate.metrics import score
 from winnow.outputs import CompletionOutput, RequestOutput
 
 Record = dict[str, Any]
@@ -27,7 +27,12 @@ def answer_record(job: Job, output: RequestOutput, model: str, created: int) -> 
     if job.form is Form.FLAT:
         return _flat(job, output)
     body = _chat_body(job, output) if job.form is Form.CHAT else _completion_body(job, output)
-    head = {"id": body.pop("id"), "object": body.pop("object"), "created": created, "model": job.model or model}
+    head = {
+        "id": body.pop("id"),
+        "object": body.pop("object"),
+        "created": created,
+        "model": job.model or model,
+    }
     response = {"status_code": 200, "request_id": output.request_id, "body": head | body}
     return _batch_head(job) | {"response": response, "error": None} | _carried(job) | _scored(job, output)
 
@@ -109,7 +114,12 @@ def _completion_body(job: Job, output: RequestOutput) -> Record:
         }
         for answer in output.outputs
     ]
-    return {"id": f"cmpl-{job.index}", "object": "text_completion", "choices": choices, "usage": _usage(output)}
+    return {
+        "id": f"cmpl-{job.index}",
+        "object": "text_completion",
+        "choices": choices,
+        "usage": _usage(output),
+    }
 
 
 def _usage(output: RequestOutput) -> Record:
@@ -122,5 +132,5 @@ def _scored(job: Job, output: RequestOutput) -> Record:
     """The score of the first answer against the line's `reference`, 0..1; nothing where there is no reference."""
     if "reference" not in job.carried:
         return {}
-    metric = job.carried.get("metric", METRICS[0])
+    metric = job.carried.get("metric", DEFAULT_METRIC)
     return {"score": score(metric, output.outputs[0].text, job.carried["reference"])}

@@ -1,0 +1,111 @@
+"""What a run came to: the table at its end, and the same as JSON."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from winnow.cli.batch.tally import Tally
+from winnow.outputs import EngineStats
+from winnow.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The mean score of a category's lines, 0..1."""
+
+    category: str
+    lines: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in numbers.
+
+    Requests, tokens and accuracy cover every line of the output; what was computed, how fast and in how much memory
+    are of the last process alone, which answered `requests - resumed` lines.
+    """
+
+    requests: int
+    failed: int
+    resumed: int
+    prompt_tokens: int
+    generated_tokens: int
+    seconds: float
+    computed_prompt_tokens: int
+    computed_generated_tokens: int
+    prompt_tokens_per_second: float
+    generated_tokens_per_second: float
+    kv_bytes_peak: int
+    kv_bytes_budget: int
+    preemptions: int
+    accuracy: tuple[Accuracy, ...]
+
+    @classmethod
+    def of(cls, tally: Tally, resumed: int, seconds: float, stats: EngineStats) -> "Summary":
+        """Sum up `tally`, of which `resumed` lines were there before; `stats` after `seconds` of computing."""
+        rate = 1 / seconds if seconds > 0 else 0.0
+        return cls(
+            requests=tally.requests,
+            failed=tally.failed,
+            resumed=resumed,
+            prompt_tokens=tally.prompt_tokens,
+            generated_tokens=tally.generated_tokens,
+            seconds=seconds,
+            computed_prompt_tokens=stats.prompt_tokens,
+            computed_generated_tokens=stats.generated_tokens,
+            prompt_tokens_per_second=stats.prompt_tokens * rate,
+            generated_tokens_per_second=stats.generated_tokens * rate,
+            kv_bytes_peak=stats.kv_bytes_peak,
+            kv_bytes_budget=stats.kv_bytes_budget,
+            preemptions=stats.num_preemptions,
+            accuracy=_accuracy(tally),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+    def table(self) -> Table:
+        """The fields for people."""
+        table = Table(title="winnow run", show_header=False, title_justify="left")
+        table.add_column()
+        table.add_column(justify="right")
+        for name, value in self._rows():
+            table.add_row(name, value)
+        if self.accuracy:
+            table.add_section()
+        for accuracy in self.accuracy:
+            table.add_row(f"accuracy: {accuracy.category} ({accuracy.lines})", f"{accuracy.score:.1%}")
+        return table
+
+    def _rows(self) -> list[tuple[str, str]]:
+        peak, budget = format_bytes(self.kv_bytes_peak), format_bytes(self.kv_bytes_budget)
+        rows = [
+            ("requests", f"{self.requests:,}"),
+            ("failed", f"{self.failed:,}"),
+            ("prompt tokens", f"{self.prompt_tokens:,}"),
+            ("generated tokens", f"{self.generated_tokens:,}"),
+        ]
+        if self.resumed:
+            rows.insert(1, ("from an earlier start", f"{self.resumed:,}"))
+        if self.resumed < self.requests:
+            rows += [
+                ("wall time", f"{self.seconds:.1f} s"),
+                ("prompt tokens/s", f"{self.prompt_tokens_per_second:,.0f}"),
+                ("generated tokens/s", f"{self.generated_tokens_per_second:,.0f}"),
+                ("peak KV memory", f"{peak} of {budget}"),
+                ("preemptions", f"{self.preemptions:,}"),
+            ]
+        return rows
+
+
+def _accuracy(tally: Tally) -> tuple[Accuracy, ...]:
+    """By category in alphabetical order, then over all lines if there are several categories."""
+    scores = dict(sorted(tally.scores.items()))
+    if len(scores) > 1:
+        scores["all"] = [score for category in scores.values() for score in category]
+    return tuple(
+        Accuracy(category, len(values), sum(values) / len(values)) for category, values in scores.items()
+    )
