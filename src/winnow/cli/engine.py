@@ -43,8 +43,12 @@ def engine_options(namespace: argparse.Namespace) -> dict[str, object]:
 
 def open_llm(options: dict[str, object]) -> "LLM":
     """Load the model and set up its cache."""
+    from transformers.utils.logging import disable_progress_bar
+
     from winnow.llm import LLM
 
+    # Standard error is for our own progress.
+    disable_progress_bar()
     return LLM(**options)  # type: ignore[arg-type]
 
 

@@ -21,6 +21,7 @@ _NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.usage = "winnow generate PROMPT [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from standard input")
     parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")

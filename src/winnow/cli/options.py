@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from winnow.units import format_bytes, parse_bytes
@@ -62,6 +63,7 @@ class _Reader:
 _INTEGER = _Reader(int, "N", "an integer")
 _NUMBER = _Reader(float, "X", "a number")
 _TEXT = _Reader(str, "TEXT")
+_PATH = _Reader(str, "DIR")
 _OBJECT = _Reader(json.loads, "JSON", "a JSON object")
 
 
@@ -87,8 +89,11 @@ def _reading(field: "Field[Any]", hint: Any) -> dict[str, Any]:
 
 
 def _reading_one(kinds: list[Any]) -> dict[str, Any]:
-    reader = _TEXT if str in kinds else _NUMBER if float in kinds else _INTEGER
-    if types.NoneType in kinds and reader is not _TEXT:
+    if str in kinds:
+        text = _PATH if Path in kinds else _TEXT
+        return {"type": text, "metavar": text.metavar}
+    reader = _NUMBER if float in kinds else _INTEGER
+    if types.NoneType in kinds:
         reader = _Reader(_or_none(reader.parse), reader.metavar, f"{reader.expects} or none")
     return {"type": reader, "metavar": reader.metavar}
 

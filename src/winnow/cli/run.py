@@ -55,6 +55,7 @@ RESUME_HINT = "(finished answers are safe; run the same command again to resume)
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.usage = "winnow run PROMPTS.jsonl -o OUT.jsonl [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("prompts", metavar="PROMPTS.jsonl", type=Path, help="one request per line")
     parser.add_argument(

@@ -220,15 +220,17 @@ def _message(message: Any) -> Message:
         raise LineError("invalid_request", "a message must be an object with role and content")
     content = message.get("content")
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        if not all(isinstance(part, str) for part in parts):
-            raise LineError(
-                "invalid_request", "content must be text; other parts of messages are not supported"
-            )
-        content = "\n".join(parts)
+        content = "\n".join(_text_part(part) for part in content)
     if not isinstance(content, str):
         raise LineError("invalid_request", f"content of a message must be text, got {_kind(content)}")
     return {**message, "content": content}
+
+
+def _text_part(part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        raise LineError("invalid_request", "content must be text; other parts of messages are not supported")
+    return text
 
 
 def _kind(value: Any) -> str:

@@ -5,7 +5,6 @@ lines get OpenAI's objects. A line that failed gets an `error` with its line num
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from winnow.cli.batch.errors import LineError
@@ -82,7 +81,7 @@ def _batch_head(line: Job | BadLine) -> Record:
     return {"id": f"batch_req_{line.index}", "custom_id": line.carried.get("custom_id")}
 
 
-def _carried(line: Job | BadLine) -> Mapping[str, Any]:
+def _carried(line: Job | BadLine) -> Record:
     return {key: value for key, value in line.carried.items() if key != "custom_id"}
 
 
