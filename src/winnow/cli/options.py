@@ -59,6 +59,10 @@ class _Reader:
             message = f"must be {self.expects}, got {text!r}" if self.expects else str(error)
             raise argparse.ArgumentTypeError(message) from error
 
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `add_argument` that make a flag read this way."""
+        return {"type": self, "metavar": self.metavar}
+
 
 _INTEGER = _Reader(int, "N", "an integer")
 _NUMBER = _Reader(float, "X", "a number")
@@ -75,27 +79,27 @@ def _reading(field: "Field[Any]", hint: Any) -> dict[str, Any]:
     parse = field.metadata.get("parse")
     if parse is not None:
         reader = _Reader(parse, "SIZE" if parse is parse_bytes else "N")
-        return {"type": reader, "metavar": reader.metavar}
+        return reader.arguments()
     if "choices" in field.metadata:
         return {"choices": field.metadata["choices"]}
     for kind in kinds:
         origin = typing.get_origin(kind)
         if isinstance(origin, type) and issubclass(origin, Mapping):
-            return {"type": _OBJECT, "metavar": _OBJECT.metavar}
+            return _OBJECT.arguments()
         if isinstance(origin, type) and issubclass(origin, Collection):
             # A flag that may be repeated, one value each time.
-            return {**_reading_one(list(typing.get_args(kind))), "action": "append"}
-    return _reading_one(kinds)
+            return _reader(list(typing.get_args(kind))).arguments() | {"action": "append"}
+    return _reader(kinds).arguments()
 
 
-def _reading_one(kinds: list[Any]) -> dict[str, Any]:
+def _reader(kinds: list[Any]) -> _Reader:
+    """The reader of a value that is of one of `kinds`."""
     if str in kinds:
-        text = _PATH if Path in kinds else _TEXT
-        return {"type": text, "metavar": text.metavar}
+        return _PATH if Path in kinds else _TEXT
     reader = _NUMBER if float in kinds else _INTEGER
     if types.NoneType in kinds:
-        reader = _Reader(_or_none(reader.parse), reader.metavar, f"{reader.expects} or none")
-    return {"type": reader, "metavar": reader.metavar}
+        return _Reader(_or_none(reader.parse), reader.metavar, f"{reader.expects} or none")
+    return reader
 
 
 def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -1,0 +1,93 @@
+"""An engine without a model: answers a prompt with its letters reversed, in an order of its own."""
+
+import random
+from typing import Any
+
+from winnow.config import EngineConfig
+from winnow.errors import CapacityError, ContextLengthError
+from winnow.outputs import CompletionOutput, EngineStats, RequestMetrics, RequestOutput
+from winnow.sampling import Logprob, SamplingParams
+
+CONTEXT = 200
+
+
+class FakeLLM:
+    """One request finishes per step, picked at random; text is a token per letter."""
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self.config = EngineConfig.from_options({"model": model, **options})
+        self.submitted: list[str] = []
+        self.params: dict[str, SamplingParams] = {}
+        self.most_waiting = 0
+        self.interrupt_after: int | None = None
+        self._waiting: dict[str, list[int]] = {}
+        self._random = random.Random(len(options))
+        self._prompt_tokens = self._generated_tokens = 0
+
+    def __enter__(self) -> "FakeLLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+    def submit(self, prompt: Any, params: Any = None, *, request_id: str | None = None) -> str:
+        tokens = [ord(letter) for letter in prompt] if isinstance(prompt, str) else list(prompt)
+        if len(tokens) > CONTEXT:
+            raise ContextLengthError(f"prompt must be at most {CONTEXT} tokens, got {len(tokens)}")
+        if prompt == "huge":
+            raise CapacityError("the request needs more than kv_memory")
+        assert request_id is not None
+        self.submitted.append(request_id)
+        self.params[request_id] = params
+        self._waiting[request_id] = tokens
+        self.most_waiting = max(self.most_waiting, len(self._waiting))
+        return request_id
+
+    def submit_chat(self, messages: Any, params: Any = None, *, request_id: str | None = None) -> str:
+        return self.submit("".join(message["content"] for message in messages), params, request_id=request_id)
+
+    def stream(self, prompt: str, params: SamplingParams) -> Any:
+        answer = prompt[::-1]
+        for end in range(1, len(answer) + 1):
+            yield self._output("stream", [ord(letter) for letter in prompt], answer[:end], params)
+
+    def stream_chat(self, messages: Any, params: SamplingParams) -> Any:
+        return self.stream("".join(f"<{m['role']}>{m['content']}" for m in messages), params)
+
+    def step(self) -> list[RequestOutput]:
+        if self.interrupt_after is not None:
+            self.interrupt_after -= 1
+            if self.interrupt_after < 0:
+                raise KeyboardInterrupt
+        name = self._random.choice(sorted(self._waiting))
+        tokens = self._waiting.pop(name)
+        answer = "".join(map(chr, reversed(tokens)))
+        self._prompt_tokens += len(tokens)
+        self._generated_tokens += len(tokens)
+        return [self._output(name, tokens, answer, self.params[name])]
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_waiting=len(self._waiting),
+            kv_bytes_peak=2048,
+            kv_bytes_budget=4096,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            num_preemptions=3,
+        )
+
+    def _output(self, name: str, prompt: list[int], answer: str, params: SamplingParams) -> RequestOutput:
+        token_ids = [ord(letter) for letter in answer]
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = [
+                {t: Logprob(-0.5, 1, chr(t)), t + 1: Logprob(float("-inf"), 2, chr(t + 1))} for t in token_ids
+            ]
+        outputs = [
+            CompletionOutput(index, answer, token_ids, -0.5 * len(token_ids), logprobs, "stop")
+            for index in range(params.n)
+        ]
+        return RequestOutput(name, None, prompt, outputs, True, RequestMetrics(arrival_time=0.0))
