@@ -44,14 +44,21 @@ class ModelConfig:
     """Which model, and how it is loaded."""
 
     model: str | Path | None = option(
-        None, "directory with config.json and safetensors weights; left out: the demo model that ships with Winnow"
+        None,
+        "directory with config.json and safetensors weights; left out: the demo model that ships with Winnow",
     )
     dtype: str = option(
-        "auto", "number format of weights and KVs; auto: float32 on CPU, the checkpoint's own elsewhere", choices=DTYPES
+        "auto",
+        "number format of weights and KVs; auto: float32 on CPU, the checkpoint's own elsewhere",
+        choices=DTYPES,
     )
-    device: str = option("auto", "torch device, such as cpu or cuda:0; auto: cuda where there is one, else cpu")
+    device: str = option(
+        "auto", "torch device, such as cpu or cuda:0; auto: cuda where there is one, else cpu"
+    )
     load_format: str = option(
-        "auto", "auto: weights from safetensors; dummy: random weights from config.json alone", choices=LOAD_FORMATS
+        "auto",
+        "auto: weights from safetensors; dummy: random weights from config.json alone",
+        choices=LOAD_FORMATS,
     )
     max_model_len: int | None = option(
         None,

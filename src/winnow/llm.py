@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from winnow.attention import ReferenceBackend
 from winnow.config import EngineConfig
@@ -79,7 +79,7 @@ class LLM:
             InvalidRequestError: a prompt or its parameters are unusable; names which, and nothing has been computed.
         """
         single = isinstance(prompts, str) or (bool(prompts) and _is_token_ids(prompts))
-        many = [prompts] if single else list(prompts)
+        many = cast("list[Prompt]", [prompts] if single else list(prompts))
         return self._answer([self._tokenize(prompt) for prompt in many], sampling_params, progress)
 
     def chat(
@@ -91,10 +91,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template. Raises as `generate`."""
         single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations = [messages] if single else messages
+        conversations = cast("list[Sequence[Message]]", [messages] if single else list(messages))
         return self._answer([self._apply_template(c) for c in conversations], sampling_params, progress)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding the answer so far after every token. Raises as `generate`."""
         return self._stream(self.submit(prompt, sampling_params))
 
@@ -248,22 +250,32 @@ class LLM:
                 raise InvalidRequestError("prompt must be text or a list of token ids")
             return None, list(prompt)
         if self.tokenizer is None:
-            raise InvalidRequestError("prompt must be a list of token ids: the model's directory has no tokenizer")
+            raise InvalidRequestError(
+                "prompt must be a list of token ids: the model's directory has no tokenizer"
+            )
         if not prompt:
             raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
         return prompt, self.tokenizer.encode(prompt)
 
     def _apply_template(self, messages: Sequence[Message]) -> tuple[str | None, list[int]]:
         if self.tokenizer is None or not self.tokenizer.chat_template:
-            raise InvalidRequestError("messages need a tokenizer with a chat template, which the model does not have")
+            raise InvalidRequestError(
+                "messages need a tokenizer with a chat template, which the model does not have"
+            )
         if not messages:
             raise InvalidRequestError("messages must hold at least 1 message, got none")
         for index, message in enumerate(messages):
             if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-                raise InvalidRequestError(f"messages[{index}] must have a role and a content, got {message!r:.80}")
+                raise InvalidRequestError(
+                    f"messages[{index}] must have a role and a content, got {message!r:.80}"
+                )
         try:
-            prompt = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates raise what they like: jinja2's errors, or their own by raise_exception
+            prompt = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except (
+            Exception
+        ) as error:  # templates raise what they like: jinja2's errors, or their own by raise_exception
             raise InvalidRequestError(f"messages do not suit the model's chat template: {error}") from None
         # The template writes its own special tokens.
         return prompt, self.tokenizer.encode(prompt, add_special_tokens=False)
@@ -271,4 +283,8 @@ class LLM:
 
 def _is_token_ids(value: Any) -> bool:
     """A list of ints; a bool is none."""
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(type(token) is int for token in value)
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and all(type(token) is int for token in value)
+    )

@@ -27,7 +27,9 @@ class Case:
     q: Tensor  # [T, Hq, d]
     k: Tensor  # [T, H, d], the batch's own
     v: Tensor
-    rows: list[list[list[tuple[int, Tensor, Tensor]]]]  # per sequence and head: (position, k, v), in slot order
+    rows: list[
+        list[list[tuple[int, Tensor, Tensor]]]
+    ]  # per sequence and head: (position, k, v), in slot order
 
 
 def build(seed: int, counts: list[int], heads: int, group: int, num_scores: int, dtype: torch.dtype) -> Case:
@@ -78,19 +80,33 @@ def build(seed: int, counts: list[int], heads: int, group: int, num_scores: int,
         manager.host_lengths[slots].max(axis=(1, 2)).astype(np.int64),
         observe_from=[s + c // 2 for s, c in zip(starts, counts, strict=True)],
     )
-    case = Case(cache, spans, randn(total, heads * group, DIM), randn(total, heads, DIM), randn(total, heads, DIM), rows)
+    case = Case(
+        cache,
+        spans,
+        randn(total, heads * group, DIM),
+        randn(total, heads, DIM),
+        randn(total, heads, DIM),
+        rows,
+    )
     backend.write(cache, spans, LAYER, case.k, case.v)
     token = 0
     for sequence, count in enumerate(counts):
         for i in range(count):
             for head in range(heads):
-                case.rows[sequence][head].append((starts[sequence] + i, case.k[token, head], case.v[token, head]))
+                case.rows[sequence][head].append(
+                    (starts[sequence] + i, case.k[token, head], case.v[token, head])
+                )
             token += 1
     return case
 
 
 def naive(
-    case: Case, scale: float, window: int | None, softcap: float | None, sinks: Tensor | None, observe: Observe
+    case: Case,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    observe: Observe,
 ) -> tuple[Tensor, dict[tuple[int, int, int, int], float]]:
     """Outputs, and per (score, sequence, head, index in the row) what the batch adds."""
     out = torch.zeros(case.q.shape, dtype=torch.float64)
@@ -128,7 +144,9 @@ def scores(case: Case) -> dict[tuple[int, int, int, int], float]:
     found = {}
     for sequence, slot in enumerate(case.spans.slots.tolist()):
         for head, row in enumerate(case.rows[sequence]):
-            tables = case.cache.manager.tables.lookup(torch.tensor([slot]), LAYER, -(-len(row) // BLOCK))[0, head]
+            tables = case.cache.manager.tables.lookup(torch.tensor([slot]), LAYER, -(-len(row) // BLOCK))[
+                0, head
+            ]
             for i in range(len(row)):
                 for n, score in enumerate(case.cache.pool.score):
                     found[n, sequence, head, i] = float(score[int(tables[i // BLOCK]), i % BLOCK])

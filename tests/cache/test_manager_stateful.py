@@ -106,11 +106,14 @@ class CacheMachine(RuleBasedStateMachine):
         for layer in range(LAYERS):
             blocks = self.manager.tables.lookup(torch.tensor([slot]), layer, -(-n // block_size))[0]
             k = self.pool.k[blocks].flatten(1, 2)[:, :n]  # [H, n, d]
-            base = torch.tensor(marks, dtype=torch.float32)[:, None] * 100 + layer * 10 + torch.arange(DIM) / 10
+            base = (
+                torch.tensor(marks, dtype=torch.float32)[:, None] * 100 + layer * 10 + torch.arange(DIM) / 10
+            )
             assert torch.equal(k, base + torch.arange(HEADS)[:, None, None])
             assert torch.equal(self.pool.v[blocks].flatten(1, 2)[:, :n], -k)
             assert torch.equal(
-                self.pool.position[blocks].flatten(1)[:, :n], torch.arange(n, dtype=torch.int32).expand(HEADS, -1)
+                self.pool.position[blocks].flatten(1)[:, :n],
+                torch.arange(n, dtype=torch.int32).expand(HEADS, -1),
             )
 
     def teardown(self) -> None:

@@ -1,12 +1,9 @@
 """Greedy tokens equal transformers' own, token for token, in float32."""
 
 import random
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from architectures import ARCHITECTURES, VOCAB, generate_alone, save
 
 from winnow import LLM, SamplingParams
@@ -24,14 +21,18 @@ PROMPTS = [prompt(length) for length in LENGTHS]
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[list[int]]]:
     """A model's directory, and what transformers answers to each prompt alone."""
     path = tmp_path_factory.mktemp(request.param)
     model = save(ARCHITECTURES[request.param], path)
     return path, [generate_alone(model, tokens, MAX_TOKENS) for tokens in PROMPTS]
 
 
-def answers(path: Path, prompts: list[list[int]], params: SamplingParams = GREEDY, **options: object) -> list[list[int]]:
+def answers(
+    path: Path, prompts: list[list[int]], params: SamplingParams = GREEDY, **options: object
+) -> list[list[int]]:
     with LLM(path, kv_memory="4MiB", **options) as llm:
         outputs = llm.generate(prompts, params)
         llm.check_integrity()

@@ -40,7 +40,9 @@ class ReferenceBackend:
         # A token's slot counts from the end of its row: rows may differ in length, but all end with this batch.
         index = manager.lengths[spans.token_slots, layer].long() - 1 - spans.tokens_after[:, None]  # [T, H]
         slots = torch.from_numpy(spans.slots).to(spans.device)
-        tables = manager.tables.lookup(slots, layer, ceil_div(int(spans.lengths.max()), block_size))  # [B, H, blocks]
+        tables = manager.tables.lookup(
+            slots, layer, ceil_div(int(spans.lengths.max()), block_size)
+        )  # [B, H, blocks]
         head = torch.arange(index.shape[1], device=spans.device)
         block = tables[spans.token_sequence[:, None], head, index // block_size]  # [T, H]
         flat = block.long() * block_size + index % block_size
@@ -75,7 +77,15 @@ class ReferenceBackend:
                 part = slice(start, start + step)
                 pieces.append(
                     _attend_rows(
-                        q_group[:, part], position[:, part], rows, cache.pool, scale, window, softcap, sinks, observe
+                        q_group[:, part],
+                        position[:, part],
+                        rows,
+                        cache.pool,
+                        scale,
+                        window,
+                        softcap,
+                        sinks,
+                        observe,
                     )
                 )
             out[group.tokens] = torch.cat(pieces, dim=1).flatten(0, 1).to(q.dtype)
@@ -112,7 +122,7 @@ class _Rows:
         return cls(
             k=pool.k[blocks].flatten(2, 3).float(),
             # Padding may hold anything, NaN included, and 0 x NaN is NaN: values past the length are cleared.
-            v=pool.v[blocks].flatten(2, 3).float().masked_fill(~valid[..., None], 0.0),
+            v=pool.v[blocks].flatten(2, 3).float().masked_fill_(~valid[..., None], 0.0),
             position=pool.position[blocks].flatten(2, 3),
             valid=valid,
             slot=slot,
@@ -156,7 +166,9 @@ def _attend_rows(
 ) -> Tensor:
     """Attention of q, [G, n, Hq, d], at `position`, [G, n], over gathered rows. Returns float32 [G, n, Hq, d]."""
     heads = rows.k.shape[1]
-    q = q.float().unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)  # [G, H, g, n, d]: g query heads share a KV head
+    q = (
+        q.float().unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
+    )  # [G, H, g, n, d]: g query heads share a KV head
     group, n = q.shape[2:4]
     logits = (q.flatten(2, 3) @ rows.k.transpose(2, 3)).unflatten(2, (group, n)) * scale  # [G, H, g, n, N]
     if softcap is not None:
@@ -171,7 +183,11 @@ def _attend_rows(
         logits = torch.cat([logits, column], dim=-1)
     p = logits.softmax(dim=-1)[..., : rows.k.shape[2]]
     if observe is not None:
-        counted = visible & (position >= rows.observe_from[:, None])[:, None, :, None] & (age >= observe.exclude_first)
+        counted = (
+            visible
+            & (position >= rows.observe_from[:, None])[:, None, :, None]
+            & (age >= observe.exclude_first)
+        )
         for score, power in zip(pool.score, observe.powers, strict=True):
             added = (p**power).sum(dim=2).masked_fill(~counted, 0.0).sum(dim=2)  # [G, H, N]
             # Sequences that share a block add to the same slot; padding adds zeros to whatever slot it names.

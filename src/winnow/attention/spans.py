@@ -47,7 +47,9 @@ class Spans:
             count_array,
             lengths,
             torch.from_numpy(position).to(device),
-            np.zeros(len(slots), dtype=np.int64) if observe_from is None else np.asarray(observe_from, dtype=np.int64),
+            np.zeros(len(slots), dtype=np.int64)
+            if observe_from is None
+            else np.asarray(observe_from, dtype=np.int64),
         )
 
     @property

@@ -1,11 +1,17 @@
 """What one KV, one block and one sequence cost in bytes, and how many of each fit into a budget."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from winnow.errors import ConfigError
 from winnow.units import format_bytes
+
+# Counts and indices on the host, int32 or int64.
+IntArray = NDArray[np.integer[Any]]
 
 # Entries of one table page, per row. 16 blocks of 16 slots: a page covers 256 KVs of every row of a sequence.
 PAGE_ENTRIES = 16

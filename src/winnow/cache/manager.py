@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
-from winnow.cache.layout import CacheLayout, CacheSize
+from winnow.cache.layout import CacheLayout, CacheSize, IntArray
 from winnow.cache.tables import BlockTables
 
 
@@ -89,7 +89,8 @@ class CacheManager:
         _, want = self._block_counts(slot_array, np.asarray(counts))
         pages = int(self.tables.pages_missing(slot_array, want.max(axis=(1, 2))).sum()) if len(slots) else 0
         return (
-            self.blocks_to_append(slots, counts) <= self.allocator.num_free and pages <= self.tables.num_free_pages
+            self.blocks_to_append(slots, counts) <= self.allocator.num_free
+            and pages <= self.tables.num_free_pages
         )
 
     def blocks_held(self, slot: int) -> int:
@@ -155,7 +156,9 @@ class CacheManager:
     def blocks_of(self, slot: int) -> Tensor:
         """The ids of all blocks in the tables of a sequence, int32 [n], row by row."""
         num_blocks = -(-self.host_lengths[slot] // self.layout.block_size)
-        return self._entries(np.full_like(num_blocks, slot)[None], np.zeros_like(num_blocks)[None], num_blocks[None])
+        return self._entries(
+            np.full_like(num_blocks, slot)[None], np.zeros_like(num_blocks)[None], num_blocks[None]
+        )
 
     # -- invariants ----------------------------------------------------------------------------------------------
 
@@ -169,17 +172,19 @@ class CacheManager:
             assert len(torch.unique(blocks)) == len(blocks), f"slot {slot} holds a block twice"
             holders[blocks] += 1
             if slot not in self._sharing:
-                assert bool((self.allocator.ref_count.cpu()[blocks] == 1).all()), f"slot {slot} shares unknowingly"
+                assert bool((self.allocator.ref_count.cpu()[blocks] == 1).all()), (
+                    f"slot {slot} shares unknowingly"
+                )
         self.allocator.check_integrity(holders.to(self.allocator.ref_count.device))
         self.tables.check_integrity()
-        assert np.array_equal(self.lengths.cpu().numpy(), self.host_lengths), "lengths differ from the host's mirror"
+        assert np.array_equal(self.lengths.cpu().numpy(), self.host_lengths), (
+            "lengths differ from the host's mirror"
+        )
         assert not self.host_lengths[self._free_slots].any(), "a free slot has a length"
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _block_counts(
-        self, slots: NDArray[np.int64], counts: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def _block_counts(self, slots: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
         """Blocks per row before and after appending, int32 [B, layers, heads] each."""
         before = self.host_lengths[slots]
         after = before + np.asarray(counts, dtype=np.int32)[:, None, None]
@@ -189,9 +194,7 @@ class CacheManager:
         """Rows whose last block has room, [layers, heads]."""
         return self.host_lengths[slot] % self.layout.block_size != 0
 
-    def _entry_index(
-        self, slots: NDArray[np.int32], first: NDArray[np.int32], last: NDArray[np.int32]
-    ) -> Tensor:
+    def _entry_index(self, slots: IntArray, first: IntArray, last: IntArray) -> Tensor:
         """Indices of the table entries first <= j < last of each row, int64 [n], row by row.
 
         All arguments [B, layers, heads].
@@ -202,10 +205,10 @@ class CacheManager:
         _, layers, heads = np.unravel_index(rows, first.shape)
         return self.tables.entry_index(slots.ravel()[rows], layers, heads, first.ravel()[rows] + within)
 
-    def _entries(self, slots: NDArray[np.int32], first: NDArray[np.int32], last: NDArray[np.int32]) -> Tensor:
+    def _entries(self, slots: IntArray, first: IntArray, last: IntArray) -> Tensor:
         return self.tables.pages.view(-1)[self._entry_index(slots, first, last)]
 
-    def _fill(self, slots: NDArray[np.int64], have: NDArray[np.int32], want: NDArray[np.int32]) -> None:
+    def _fill(self, slots: IntArray, have: IntArray, want: IntArray) -> None:
         """Allocate the blocks that rows lack and enter them into the tables."""
         total = int((want - have).sum())
         if total:
@@ -228,5 +231,7 @@ class CacheManager:
         self.allocator.release(source)
         return BlockCopies(source, target)
 
-    def _mirror_lengths(self, slots: NDArray[np.int64]) -> None:
-        self.lengths[torch.from_numpy(slots)] = torch.from_numpy(self.host_lengths[slots]).to(self.lengths.device)
+    def _mirror_lengths(self, slots: IntArray) -> None:
+        self.lengths[torch.from_numpy(slots)] = torch.from_numpy(self.host_lengths[slots]).to(
+            self.lengths.device
+        )

@@ -7,10 +7,9 @@ sequence, and a sequence owns as many pages as its longest row needs. Nothing is
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, CacheSize, ceil_div
+from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, CacheSize, IntArray, ceil_div
 
 
 class BlockTables:
@@ -23,8 +22,12 @@ class BlockTables:
 
     def __init__(self, layout: CacheLayout, size: CacheSize, device: torch.device | str = "cpu") -> None:
         self._rows = (layout.num_layers, layout.num_kv_heads)
-        self.pages = torch.zeros((size.num_pages, *self._rows, PAGE_ENTRIES), dtype=torch.int32, device=device)
-        self.page_table = torch.zeros((size.max_num_seqs, size.pages_per_seq), dtype=torch.int32, device=device)
+        self.pages = torch.zeros(
+            (size.num_pages, *self._rows, PAGE_ENTRIES), dtype=torch.int32, device=device
+        )
+        self.page_table = torch.zeros(
+            (size.max_num_seqs, size.pages_per_seq), dtype=torch.int32, device=device
+        )
         self.host_page_table = np.zeros((size.max_num_seqs, size.pages_per_seq), dtype=np.int32)
         self._num_pages = np.zeros(size.max_num_seqs, dtype=np.int64)
         self._free_pages = list(range(size.num_pages))
@@ -37,11 +40,11 @@ class BlockTables:
     def num_free_pages(self) -> int:
         return len(self._free_pages)
 
-    def pages_missing(self, slots: NDArray[np.int64], num_blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+    def pages_missing(self, slots: IntArray, num_blocks: IntArray) -> IntArray:
         """Pages each sequence lacks to hold `num_blocks` blocks in its longest row; both [B]."""
         return np.maximum(-(-num_blocks // PAGE_ENTRIES) - self._num_pages[slots], 0)
 
-    def grow(self, slots: NDArray[np.int64], missing: NDArray[np.int64]) -> None:
+    def grow(self, slots: IntArray, missing: IntArray) -> None:
         """Give each sequence `missing` further pages; both [B]. The caller has checked `num_free_pages`."""
         for slot, count in zip(slots[missing > 0].tolist(), missing[missing > 0].tolist(), strict=True):
             start, end = int(self._num_pages[slot]), int(self._num_pages[slot]) + count
@@ -54,20 +57,22 @@ class BlockTables:
         self._free_pages.extend(self.page_ids(slot).tolist())
         self._num_pages[slot] = 0
 
-    def page_ids(self, slot: int) -> NDArray[np.int32]:
+    def page_ids(self, slot: int) -> IntArray:
         """The pages of a sequence, in order."""
         return self.host_page_table[slot, : self._num_pages[slot]]
 
     def copy(self, source: int, target: int) -> None:
         """Copy all entries of one sequence to another, which must hold as many pages."""
-        self.pages[torch.from_numpy(self.page_ids(target))] = self.pages[torch.from_numpy(self.page_ids(source))]
+        self.pages[torch.from_numpy(self.page_ids(target))] = self.pages[
+            torch.from_numpy(self.page_ids(source))
+        ]
 
     def entry_index(
         self,
-        slots: NDArray[np.int64],
-        layers: NDArray[np.int64],
-        heads: NDArray[np.int64],
-        blocks: NDArray[np.int64],
+        slots: IntArray,
+        layers: IntArray,
+        heads: IntArray,
+        blocks: IntArray,
     ) -> Tensor:
         """Where entry `blocks` of a row lies in the flattened `pages`, int64 [n]; all arguments [n]."""
         num_layers, num_heads = self._rows
@@ -90,5 +95,9 @@ class BlockTables:
     def check_integrity(self) -> None:
         """Assert that every page is free or owned by one sequence."""
         owned = [page for slot in range(len(self._num_pages)) for page in self.page_ids(slot).tolist()]
-        assert sorted(owned + self._free_pages) == list(range(len(self.pages))), "a page is lost or owned twice"
-        assert np.array_equal(self.page_table.cpu().numpy(), self.host_page_table), "page table differs from mirror"
+        assert sorted(owned + self._free_pages) == list(range(len(self.pages))), (
+            "a page is lost or owned twice"
+        )
+        assert np.array_equal(self.page_table.cpu().numpy(), self.host_page_table), (
+            "page table differs from mirror"
+        )

@@ -1,5 +1,7 @@
 """An answer as it grows: its text, its logprobs, and when it ends."""
 
+from dataclasses import replace
+
 from transformers import PreTrainedTokenizerBase
 
 from winnow.engine.request import Sequence
@@ -27,7 +29,7 @@ class Answer:
         sequence, params = self._sequence, self._sequence.request.params
         sequence.token_ids.append(token)
         if logprobs is not None:
-            sequence.logprobs.append(self._decoded(logprobs))
+            sequence.logprobs.append(decode_logprobs(self._tokenizer, logprobs))
             self._cumulative_logprob = (self._cumulative_logprob or 0.0) + logprobs[token].logprob
         may_stop = sequence.num_output_tokens >= params.min_tokens
         stop_id = token in params.stop_token_ids
@@ -57,14 +59,11 @@ class Answer:
             stop_reason=sequence.stop_reason,
         )
 
-    def _decoded(self, logprobs: LogprobDict) -> LogprobDict:
-        return decode_logprobs(self._tokenizer, logprobs)
-
 
 def decode_logprobs(tokenizer: PreTrainedTokenizerBase | None, logprobs: LogprobDict) -> LogprobDict:
     """Add the tokens' text, where there is a tokenizer."""
     if tokenizer is None:
         return logprobs
     return {
-        token: type(entry)(entry.logprob, entry.rank, tokenizer.decode([token])) for token, entry in logprobs.items()
+        token: replace(entry, decoded_token=tokenizer.decode([token])) for token, entry in logprobs.items()
     }

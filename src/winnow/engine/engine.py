@@ -6,7 +6,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from winnow.engine.admission import admit
-from winnow.engine.answer import Answer
+from winnow.engine.answer import Answer, decode_logprobs
 from winnow.engine.executor import Executor
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
@@ -119,8 +119,12 @@ class Engine:
         self._executor.cache.check_integrity()
         cache = self._executor.cache
         for sequence in self._scheduler.running:
-            assert (cache.host_lengths[sequence.slot] <= sequence.num_computed).all(), "a row holds more than was computed"
-        assert all(sequence.slot is None for sequence in self._scheduler.waiting), "a waiting sequence has a slot"
+            assert (cache.host_lengths[sequence.slot] <= sequence.num_computed).all(), (
+                "a row holds more than was computed"
+            )
+        assert all(sequence.slot is None for sequence in self._scheduler.waiting), (
+            "a waiting sequence has a slot"
+        )
         slots = [sequence.slot for sequence in self._scheduler.running]
         assert len(set(slots)) == len(slots), "two sequences share a slot"
         assert len(slots) + cache.num_free_slots == cache.size.max_num_seqs, "a slot is lost"
@@ -131,7 +135,10 @@ class Engine:
         for index, entry in enumerate(plan.entries):
             prompt_part = min(entry.end, entry.sequence.prompt_len) - entry.start
             self._prompt_tokens += max(prompt_part, 0)
-            entry.sequence.request.prompt_logprobs += result.prompt_logprobs.get(index, [])
+            entry.sequence.request.prompt_logprobs += [
+                decode_logprobs(self._tokenizer, logprobs)
+                for logprobs in result.prompt_logprobs.get(index, [])
+            ]
         for sequence, token, logprobs in zip(plan.samplers, result.token_ids, result.logprobs, strict=True):
             request = sequence.request
             touched[request] = None

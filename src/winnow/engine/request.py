@@ -22,6 +22,8 @@ class Request:
     sequences: list["Sequence"] = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs.append(None)
         self.sequences = [Sequence(self, index) for index in range(self.params.n)]
         # The first sample computes the prompt; the others share its blocks as soon as it is through.
         self.sequences[0].forks = self.sequences[1:]
@@ -33,8 +35,8 @@ class Request:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether prompt logprobs are asked for and not yet complete."""
-        return (
-            self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids)
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(
+            self.prompt_token_ids
         )
 
 

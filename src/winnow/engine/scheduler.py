@@ -82,9 +82,9 @@ class Scheduler:
             if self._cache.can_append([_slot(sequence)], [count]):
                 entries += self._append([sequence], count, copies)
                 budget -= count
-        while (count := self._admit(budget)) is not None:
-            entries += self._append([self.running[-1]], count, copies)
-            budget -= count
+        while first := self._admit(budget):
+            entries += self._append([self.running[-1]], first, copies)
+            budget -= first
         # A fork's tail is shared from now on, so forks are made when all of the step's blocks are taken.
         return StepPlan(tuple(self._with_samplers(entries)), tuple(copies))
 
@@ -96,7 +96,9 @@ class Scheduler:
                 return
             self._preempt()
 
-    def _append(self, sequences: list[Sequence], count: int, copies: list[BlockCopies]) -> list[PlannedSequence]:
+    def _append(
+        self, sequences: list[Sequence], count: int, copies: list[BlockCopies]
+    ) -> list[PlannedSequence]:
         """Take room for `count` tokens of each sequence."""
         if not sequences:
             return []
@@ -113,14 +115,14 @@ class Scheduler:
             return whole if whole <= budget or budget == self._config.max_num_batched_tokens else 0
         return min(sequence.num_to_compute, self._config.prefill_chunk, budget)
 
-    def _admit(self, budget: int) -> int | None:
-        """Start the oldest waiting sequence if it fits. Returns the tokens it computes in this step, or None."""
+    def _admit(self, budget: int) -> int:
+        """Start the oldest waiting sequence if it fits. Returns the tokens it computes in this step, or 0."""
         if not self.waiting or not self._cache.num_free_slots:
-            return None
+            return 0
         sequence = self.waiting[0]
         count = self._chunk(sequence, budget)
         if not count or not self._room_for(sequence):
-            return None
+            return 0
         self.waiting.popleft()
         sequence.slot = self._cache.open()
         if sequence.request.metrics.first_scheduled_time is None:
@@ -135,7 +137,11 @@ class Scheduler:
         in every row; admitting into that room would only mean preempting right after.
         """
         layout = self._cache.layout
-        promised = sum(layout.blocks_for(s.num_tokens) - self._cache.blocks_held(_slot(s)) for s in self.running)
+        promised = sum(
+            layout.blocks_for(s.num_tokens) - self._cache.blocks_held(_slot(s))
+            for s in self.running
+            if not s.is_decoding
+        )
         headroom = layout.rows_per_seq * len(self.running)
         return layout.blocks_for(newcomer.num_tokens) + promised + headroom <= self._cache.allocator.num_free
 

@@ -56,9 +56,15 @@ class TorchExecutor:
     def __init__(self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend) -> None:
         geometry = model.geometry
         layout = CacheLayout(
-            geometry.num_layers, geometry.num_kv_heads, geometry.head_dim, config.cache.block_size, model.dtype
+            geometry.num_layers,
+            geometry.num_kv_heads,
+            geometry.head_dim,
+            config.cache.block_size,
+            model.dtype,
         )
-        size = CacheSize.fit(layout, config.cache.kv_memory, config.scheduler.max_num_seqs, model.max_model_len)
+        size = CacheSize.fit(
+            layout, config.cache.kv_memory, config.scheduler.max_num_seqs, model.max_model_len
+        )
         self.cache = CacheManager(layout, size, model.device)
         self.pool = KVPool(layout, size.num_blocks, model.device)
         self._model = model
@@ -89,7 +95,9 @@ class TorchExecutor:
         samplers = plan.samplers
         if not samplers:
             return StepResult([], [], scored)
-        sampled = self._sampler.sample(rows[torch.tensor(logits.samples, device=rows.device)], self._enter(samplers))
+        sampled = self._sampler.sample(
+            rows[torch.tensor(logits.samples, device=rows.device)], self._enter(samplers)
+        )
         return StepResult(sampled.token_ids, sampled.logprobs, scored)
 
     def release(self, slot: int) -> None:

@@ -78,9 +78,13 @@ def paged_attention(
     unknown = [name for name, value in kwargs.items() if value is not None and name not in _HARMLESS]
     if unknown or attention_mask is not None:
         asked = ", ".join(unknown) or "a mask of its own"
-        raise UnsupportedModelError(f"{type(module).__name__} asks attention for {asked}, which Winnow does not compute")
+        raise UnsupportedModelError(
+            f"{type(module).__name__} asks attention for {asked}, which Winnow does not compute"
+        )
     if not getattr(module, "is_causal", True):
-        raise UnsupportedModelError(f"{type(module).__name__} is not causal; Winnow computes causal attention only")
+        raise UnsupportedModelError(
+            f"{type(module).__name__} is not causal; Winnow computes causal attention only"
+        )
     out = winnow_step.attend(
         int(module.layer_idx),  # type: ignore[arg-type]
         query[0].transpose(0, 1),

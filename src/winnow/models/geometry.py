@@ -46,7 +46,9 @@ class _Probe:
         sinks: Tensor | None,
     ) -> Tensor:
         if layer in self.shapes:
-            raise UnsupportedModelError(f"layer {layer} attends twice; Winnow keeps one row per layer and KV head")
+            raise UnsupportedModelError(
+                f"layer {layer} attends twice; Winnow keeps one row per layer and KV head"
+            )
         self.shapes[layer] = (tuple(q.shape[1:]), tuple(k.shape[1:]), tuple(v.shape[1:]))
         self.windows[layer] = window
         return torch.zeros_like(q)
@@ -65,7 +67,11 @@ def probe_geometry(model: PreTrainedModel) -> ModelGeometry:
     try:
         with torch.inference_mode():
             model(
-                input_ids=token, position_ids=token, use_cache=False, logits_to_keep=token[0], winnow_step=probe
+                input_ids=token,
+                position_ids=token,
+                use_cache=False,
+                logits_to_keep=token[0],
+                winnow_step=probe,
             )
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{name} is not supported: {error}") from None
@@ -92,7 +98,9 @@ def _geometry(name: str, probe: _Probe, config: PretrainedConfig) -> ModelGeomet
         )
     shapes = set(probe.shapes.values())
     if len(shapes) > 1:
-        raise UnsupportedModelError(f"{name} is not supported: its layers differ in heads or head size: {sorted(shapes)}")
+        raise UnsupportedModelError(
+            f"{name} is not supported: its layers differ in heads or head size: {sorted(shapes)}"
+        )
     query, key, value = next(iter(shapes))
     if key != value or query[1] != key[1]:
         raise UnsupportedModelError(

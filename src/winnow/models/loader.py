@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -86,7 +87,9 @@ def _read_config(path: Path) -> PretrainedConfig:
         raise UnsupportedModelError(f"model: cannot read {file}: {error}") from None
     model_type = values.get("model_type")
     if model_type not in CONFIG_MAPPING:
-        raise UnsupportedModelError(f"model: transformers knows no model_type {model_type!r}, named in {file}")
+        raise UnsupportedModelError(
+            f"model: transformers knows no model_type {model_type!r}, named in {file}"
+        )
     # auto_map would name code in the directory. It is dropped before anyone could follow it.
     values.pop("auto_map", None)
     try:
@@ -126,15 +129,18 @@ def _device(name: str) -> torch.device:
 
 def _dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
     if name != "auto":
-        return getattr(torch, name)  # type: ignore[no-any-return]
+        return getattr(torch, name)
     return torch.float32 if device.type == "cpu" else (config.dtype or torch.bfloat16)
 
 
 def _load_weights(path: Path, model_config: PretrainedConfig, config: ModelConfig, dtype: torch.dtype) -> Any:
-    if type(model_config) not in AutoModelForCausalLM._model_mapping:
-        raise UnsupportedModelError(f"{model_config.model_type} is not supported: it is not a causal language model")
-    name = AutoModelForCausalLM._model_mapping[type(model_config)].__name__
-    if not AutoModelForCausalLM._model_mapping[type(model_config)].is_backend_compatible():
+    if type(model_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(
+            f"{model_config.model_type} is not supported: it is not a causal language model"
+        )
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
+    name = model_class.__name__
+    if not model_class.is_backend_compatible():
         raise UnsupportedModelError(
             f"{name} is not supported: its attention cannot be replaced (no AttentionInterface in transformers' class)"
         )
@@ -164,7 +170,9 @@ def _load_weights(path: Path, model_config: PretrainedConfig, config: ModelConfi
         raise UnsupportedModelError(f"model: cannot load {path}: {str(error).splitlines()[0]}") from error
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
-        raise UnsupportedModelError(f"model: {path} lacks {len(missing)} of {name}'s weights, such as {missing[0]}")
+        raise UnsupportedModelError(
+            f"model: {path} lacks {len(missing)} of {name}'s weights, such as {missing[0]}"
+        )
     return model
 
 
