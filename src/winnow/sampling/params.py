@@ -65,7 +65,7 @@ class SamplingParams:
         seed: same seed, same prompt, same answer, whatever else runs. None or -1: drawn from the engine's
             seed.
         stop: text that ends the answer, one string or several; stored as a tuple.
-        stop_token_ids: tokens that end the answer; stored as a tuple.
+        stop_token_ids: tokens that end the answer; stored as a tuple. None is read as none.
         include_stop_str_in_output: keep the stop string at the end of the text.
         ignore_eos: go on after the model's end-of-sequence token.
         min_tokens: tokens before which nothing ends the answer.
@@ -91,7 +91,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     seed: int | None = None
     stop: str | Sequence[str] | None = ()
-    stop_token_ids: Sequence[int] | None = ()
+    stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -167,10 +167,7 @@ class SamplingParams:
         Raises:
             InvalidRequestError: an id of `logit_bias` or `stop_token_ids` is `vocab_size` or more.
         """
-        for name, ids in (
-            ("logit_bias", self.logit_bias or ()),
-            ("stop_token_ids", self.stop_token_ids or ()),
-        ):
+        for name, ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
             largest = max(ids, default=0)
             if largest >= vocab_size:
                 raise InvalidRequestError(

@@ -127,7 +127,7 @@ class SlotTable:
         self._bias[slot] = dict(params.logit_bias or {})
         # An ignored end of sequence ends nothing, so `min_tokens` has no reason to forbid it.
         ends = frozenset() if params.ignore_eos else self.eos_token_ids
-        self._ends[slot] = ends.union(params.stop_token_ids or ())
+        self._ends[slot] = ends.union(params.stop_token_ids)
         top_k = params.top_k if 0 < params.top_k < self.vocab_size else 0
         self._settings[:, slot] = (
             params.repetition_penalty,
