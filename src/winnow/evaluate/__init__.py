@@ -1,0 +1,1 @@
+"""Measuring what evicting KVs costs in accuracy: tasks, metrics and the runs that use them."""

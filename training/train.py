@@ -1,0 +1,191 @@
+"""Train the demo model: a small Llama that looks things up in a few thousand tokens of prose.
+
+The schedule follows the clock: --minutes is the whole training time, a busy machine takes fewer steps in it and still
+ends with its learning rate decayed. Progress goes to standard output; every few minutes the run is saved in --out
+(one run-RANK.safetensors per worker) together with an export for transformers (--out/export). Start again with --resume
+and the same number of workers to go on.
+
+One process per core is fastest: torchrun --nproc-per-node 2 training/train.py --data DIR ...
+"""
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+
+import corpus
+import torch
+import torch.nn.functional as F
+from batches import MIX, Batch, RowMaker
+from checkpoint import export, load_run, save_run
+from model import LlamaShape, TrainingLlama
+from probe import Probe
+from tokenizers import Tokenizer
+from torch import Tensor
+from workers import Workers
+
+from winnow.evaluate.demo_tasks import Haystack
+
+# Up to this part of the time, rows have these lengths with these odds.
+CURRICULUM: tuple[tuple[float, dict[int, float]], ...] = (
+    (0.15, {128: 1.0}),
+    (0.30, {256: 0.8, 128: 0.2}),
+    (0.50, {512: 0.8, 256: 0.2}),
+    (0.70, {1024: 0.75, 512: 0.25}),
+    (1.00, {2048: 0.65, 1024: 0.25, 4096: 0.10}),
+)
+WARM_UP, DECAY_FROM, LAST = 0.015, 0.65, 0.03
+
+
+def rate(progress: float) -> float:
+    """Learning rate as a part of its peak: a short rise, a plateau, a straight line down."""
+    if progress < WARM_UP:
+        return max(0.02, progress / WARM_UP)
+    if progress < DECAY_FROM:
+        return 1.0
+    return max(LAST, 1.0 - (1.0 - LAST) * (progress - DECAY_FROM) / (1.0 - DECAY_FROM))
+
+
+def row_length(rng: random.Random, progress: float) -> int:
+    """Tokens in each row of the next step."""
+    odds = next(odds for until, odds in CURRICULUM if progress <= until or until == 1.0)
+    return rng.choices(list(odds), list(odds.values()))[0]
+
+
+def make_optimisers(
+    model: TrainingLlama, workers: Workers, peak: float, decay: float
+) -> tuple[list[torch.nn.Parameter], list[torch.optim.Optimizer]]:
+    """The matrices inside the blocks, and the optimisers: Muon for this worker's share of them, AdamW for the rest."""
+    matrices = [weight for weight in model.blocks.parameters() if weight.ndim == 2]
+    others = [model.embedding, *(weight for weight in model.parameters() if weight.ndim == 1)]
+    return matrices, [
+        torch.optim.Muon(
+            workers.own(matrices), lr=peak, weight_decay=decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(others, lr=peak, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def loss_of(
+    model: TrainingLlama, tokens: Tensor, positions: Tensor, chosen: Tensor, targets: Tensor, weights: Tensor
+) -> Tensor:
+    """Weighted mean cross-entropy at the chosen positions."""
+    losses = F.cross_entropy(model(tokens, positions, chosen), targets, reduction="none")
+    return (losses * weights).sum() / weights.sum()
+
+
+def tensors_of(batch: Batch) -> tuple[Tensor, ...]:
+    """The batch's arrays as tensors, in the order that `loss_of` takes them."""
+    arrays = (batch.tokens, batch.positions, batch.chosen, batch.targets, batch.weights)
+    return tuple(torch.from_numpy(array) for array in arrays)
+
+
+def haystack(paths: list[Path], tokenizer: Tokenizer) -> Haystack:
+    """The clean sentences of some files."""
+    sentences = [line for path in paths for line in corpus.clean_sentences(corpus.read_paragraphs(path))]
+    return Haystack.build(sentences, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with the text_* folders of the corpus"
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, required=True, help="tokenizer.json, written by tokenizer.py"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run; made if missing")
+    parser.add_argument(
+        "--minutes", type=float, default=75.0, help="training time by the clock, compiling included"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from --out/run.safetensors, its clock included"
+    )
+    parser.add_argument(
+        "--mix", type=json.loads, default={}, help='shares to change, as JSON: {"passage": 3}'
+    )
+    parser.add_argument("--tokens-per-step", type=int, default=8192, help="rows times length of one step")
+    parser.add_argument("--peak", type=float, default=3e-3, help="highest learning rate, of both optimisers")
+    parser.add_argument(
+        "--weight-decay", type=float, default=0.1, help="of the matrices; embeddings have none"
+    )
+    parser.add_argument("--save-minutes", type=float, default=5.0, help="time between checkpoints")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each worker")
+    parser.add_argument("--seed", type=int, default=1, help="of the weights and of every batch")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Command line; see --help."""
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    torch._dynamo.config.recompile_limit = 64
+    arguments.out.mkdir(parents=True, exist_ok=True)
+
+    workers = Workers()
+    tokenizer = Tokenizer.from_file(str(arguments.tokenizer))
+    maker = RowMaker(
+        tokenizer, haystack(corpus.training_files(arguments.data), tokenizer), MIX | arguments.mix
+    )
+    held_out = RowMaker(tokenizer, haystack(corpus.held_out_files(arguments.data), tokenizer), MIX)
+    probe = Probe(held_out, arguments.seed)
+
+    shape = LlamaShape(vocab_size=tokenizer.get_vocab_size())
+    model = TrainingLlama(shape)
+    parameters = list(model.parameters())
+    matrices, optimisers = make_optimisers(model, workers, arguments.peak, arguments.weight_decay)
+    run = arguments.out / f"run-{workers.rank}.safetensors"
+    step, seen, before = load_run(run, model, optimisers) if arguments.resume else (0, 0, 0.0)
+    say = print if workers.rank == 0 else lambda *_, **__: None
+    say(f"{sum(weight.numel() for weight in parameters):,} weights, starting at step {step}", flush=True)
+
+    compiled = torch.compile(loss_of, dynamic=False)
+    start = time.monotonic() - before
+    saved = reported = time.monotonic()
+    tokens_then, losses = seen, []
+    share = arguments.tokens_per_step // workers.count
+    while (elapsed := workers.agree(time.monotonic() - start)) < 60 * arguments.minutes:
+        progress = elapsed / (60 * arguments.minutes)
+        length = row_length(random.Random(f"{arguments.seed}/{step}"), progress)
+        rng = random.Random(f"{arguments.seed}/{step}/{workers.rank}")
+        batch = maker.batch(rng, share // length, length, share // 3, shape.max_positions)
+        loss = compiled(model, *tensors_of(batch))
+        loss.backward()
+        workers.average_gradients(parameters)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        for optimiser in optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = arguments.peak * rate(progress)
+            optimiser.step()
+        workers.exchange(matrices)
+        model.zero_grad()
+        step, seen = step + 1, seen + arguments.tokens_per_step
+        losses.append(loss.item())
+        if step % 25 == 0:
+            now = time.monotonic()
+            say(
+                f"step {step} {elapsed / 60:.1f} min, length {length}, loss {sum(losses) / len(losses):.3f}, "
+                f"rate {rate(progress):.2f}, {seen / 1e6:.1f}M tokens, "
+                f"{(seen - tokens_then) / (now - reported):.0f} tokens/s",
+                flush=True,
+            )
+            reported, tokens_then, losses = now, seen, []
+        if workers.agree(time.monotonic() - saved) > 60 * arguments.save_minutes:
+            save_run(run, model, optimisers, step, seen, time.monotonic() - start)
+            if workers.rank == 0:
+                export(arguments.out / "export", model, torch.bfloat16)
+                say(f"  saved at step {step}; held out: {probe.report(model, min(length, 2048))}", flush=True)
+            saved = time.monotonic()
+    save_run(run, model, optimisers, step, seen, time.monotonic() - start)
+    if workers.rank == 0:
+        export(arguments.out / "export", model, torch.bfloat16)
+        say(f"finished: {step} steps, {seen:,} tokens; held out: {probe.report(model, 2048)}", flush=True)
+    workers.close()
+
+
+if __name__ == "__main__":
+    main()
