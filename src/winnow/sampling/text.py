@@ -57,7 +57,7 @@ class Detokenizer:
         """The text that is certain now and was not before."""
         self._window.append(token_id)
         text = self._decode()
-        if text.endswith(_REPLACEMENT) and text != self._known:
+        if text.endswith(_REPLACEMENT):
             return self._cut(text) if len(self._window) - self._settled >= _LIMIT else ""
         new = self._beyond_known(text)
         if new:
