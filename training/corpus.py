@@ -61,6 +61,11 @@ def read_paragraphs(path: Path) -> list[str]:
     return [line for line in lines if line]
 
 
+def sentences(paths: list[Path]) -> list[str]:
+    """The clean sentences of some files, in order."""
+    return [sentence for path in paths for sentence in clean_sentences(read_paragraphs(path))]
+
+
 def clean_sentences(paragraphs: list[str]) -> list[str]:
     """Whole sentences of 6 to 30 words without markup, in order, each once."""
     kept: dict[str, None] = {}

@@ -83,8 +83,9 @@ def tensors_of(batch: Batch) -> tuple[Tensor, ...]:
 
 def haystack(paths: list[Path], tokenizer: Tokenizer) -> Haystack:
     """The clean sentences of some files."""
-    sentences = [line for path in paths for line in corpus.clean_sentences(corpus.read_paragraphs(path))]
-    return Haystack.build(sentences, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))
+    return Haystack.build(
+        corpus.sentences(paths), lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+    )
 
 
 def parse_arguments() -> argparse.Namespace:
