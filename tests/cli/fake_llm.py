@@ -14,12 +14,15 @@ CONTEXT = 200
 class FakeLLM:
     """One request finishes per step, picked at random; text is a token per letter."""
 
+    interrupted_after: int | None = None
+    """Ctrl-C comes in the step after so many."""
+
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.config = EngineConfig.from_options({"model": model, **options})
         self.submitted: list[str] = []
         self.params: dict[str, SamplingParams] = {}
         self.most_waiting = 0
-        self.interrupt_after: int | None = None
+        self._steps = 0
         self._waiting: dict[str, list[int]] = {}
         self._random = random.Random(len(options))
         self._prompt_tokens = self._generated_tokens = 0
@@ -58,10 +61,9 @@ class FakeLLM:
         return self.stream("".join(f"<{m['role']}>{m['content']}" for m in messages), params)
 
     def step(self) -> list[RequestOutput]:
-        if self.interrupt_after is not None:
-            self.interrupt_after -= 1
-            if self.interrupt_after < 0:
-                raise KeyboardInterrupt
+        if self._steps == self.interrupted_after:
+            raise KeyboardInterrupt
+        self._steps += 1
         name = self._random.choice(sorted(self._waiting))
         tokens = self._waiting.pop(name)
         answer = "".join(map(chr, reversed(tokens)))

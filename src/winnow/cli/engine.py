@@ -4,17 +4,19 @@
 """
 
 import argparse
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
 from winnow.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
 
-SEPARATE = ("seed", "detokenize")
+_UNFLAGGED = ("seed", "detokenize")
 """Sampling parameters without a flag: the engine's own `--seed` serves requests without one, and commands show text."""
 
 _PARTS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
@@ -26,7 +28,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         add_flags(parser, config, title)
 
 
-def engine_options(namespace: argparse.Namespace) -> dict[str, object]:
+def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
     """The engine's options as typed, checked.
 
     Raises:
@@ -41,7 +43,24 @@ def engine_options(namespace: argparse.Namespace) -> dict[str, object]:
     return options
 
 
-def open_llm(options: dict[str, object]) -> "LLM":
+def add_sampling_flags(parser: argparse.ArgumentParser, title: str, skip: Collection[str] = ()) -> None:
+    """One flag per sampling parameter, except those of `skip`."""
+    add_flags(parser, SamplingParams, title, skip=(*_UNFLAGGED, *skip))
+
+
+def sampling_options(namespace: argparse.Namespace) -> dict[str, Any]:
+    """The sampling parameters as typed, checked.
+
+    Raises:
+        InvalidRequestError: a value is out of range.
+    """
+    typed = given(namespace, SamplingParams)
+    options = {name: value for name, value in typed.items() if name not in _UNFLAGGED}
+    SamplingParams.from_mapping(options)
+    return options
+
+
+def open_llm(options: dict[str, Any]) -> "LLM":
     """Load the model and set up its cache."""
     from transformers.utils.logging import disable_progress_bar
 
@@ -49,7 +68,7 @@ def open_llm(options: dict[str, object]) -> "LLM":
 
     # Standard error is for our own progress.
     disable_progress_bar()
-    return LLM(**options)  # type: ignore[arg-type]
+    return LLM(**options)
 
 
 def demo_model() -> Path:

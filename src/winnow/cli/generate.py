@@ -3,9 +3,14 @@
 import argparse
 import sys
 
-from winnow.cli.engine import SEPARATE, add_engine_flags, engine_options, open_llm
+from winnow.cli.engine import (
+    add_engine_flags,
+    add_sampling_flags,
+    engine_options,
+    open_llm,
+    sampling_options,
+)
 from winnow.cli.errors import UsageError
-from winnow.cli.options import add_flags, given
 from winnow.sampling import SamplingParams
 
 DESCRIPTION = "Stream the answer to one prompt to the terminal."
@@ -26,12 +31,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from standard input")
     parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
     add_engine_flags(parser)
-    add_flags(parser, SamplingParams, "sampling", skip=(*SEPARATE, *_NOT_SHOWN))
+    add_sampling_flags(parser, "sampling", skip=_NOT_SHOWN)
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, and return the exit code."""
-    params = SamplingParams.from_mapping(given(namespace, SamplingParams))
+    params = SamplingParams.from_mapping(sampling_options(namespace))
     prompt = _read_prompt(namespace.prompt)
     with open_llm(engine_options(namespace)) as llm:
         if namespace.chat:

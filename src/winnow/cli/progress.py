@@ -74,7 +74,9 @@ class LiveProgress:
     """A display that is redrawn in place, for terminals."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._live = Live(console=Console(file=stream), auto_refresh=False, transient=True)
+        self._live = Live(
+            console=Console(file=stream, force_terminal=True), auto_refresh=False, transient=True
+        )
         self._clock = clock
         self._shown_at = -LIVE_SECONDS
 

@@ -16,10 +16,16 @@ from winnow.cli.batch.journal import Checkpoint, read_checkpoint
 from winnow.cli.batch.reader import InputFile
 from winnow.cli.batch.tally import Tally
 from winnow.cli.batch.writer import ResultWriter
-from winnow.cli.engine import SEPARATE, add_engine_flags, demo_model, engine_options, open_llm
+from winnow.cli.engine import (
+    add_engine_flags,
+    add_sampling_flags,
+    demo_model,
+    engine_options,
+    open_llm,
+    sampling_options,
+)
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
-from winnow.cli.options import add_flags, given
 from winnow.cli.progress import MODES, open_progress
 from winnow.cli.summary import Summary
 from winnow.config import EngineConfig
@@ -69,14 +75,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--progress", choices=MODES, default="auto", help="auto: live on a terminal, else a line every 5 s"
     )
     add_engine_flags(parser)
-    add_flags(parser, SamplingParams, "sampling, for lines that do not say", skip=SEPARATE)
+    add_sampling_flags(parser, "sampling, for lines that do not say")
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, sum up, and return the exit code."""
     options = engine_options(namespace)
-    defaults = given(namespace, SamplingParams)
-    SamplingParams.from_mapping(defaults)
+    defaults = sampling_options(namespace)
     _check_paths(namespace)
     prompts = InputFile.scan(namespace.prompts)
     identity = _identity(prompts, options, defaults)

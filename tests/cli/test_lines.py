@@ -1,0 +1,210 @@
+"""Every form of an input line, and every way to get one wrong."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winnow.cli.batch.lines import BadLine, Form, Job, parse_line
+from winnow.cli.batch.reader import RawLine
+from winnow.sampling import SamplingParams
+
+
+def parse(line: Any, **defaults: Any) -> Job | BadLine:
+    data = line if isinstance(line, bytes) else json.dumps(line).encode()
+    return parse_line(RawLine(index=4, number=6, data=data), defaults)
+
+
+def batch(url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    return {"custom_id": "a", "method": "POST", "url": url, "body": body}
+
+
+def job(line: Any, **defaults: Any) -> Job:
+    parsed = parse(line, **defaults)
+    assert isinstance(parsed, Job), parsed
+    return parsed
+
+
+def test_a_flat_prompt() -> None:
+    parsed = job(
+        {"prompt": "Hi", "max_tokens": 3, "custom_id": 7, "reference": "yes", "metadata": {"k": [1]}}
+    )
+    assert (parsed.index, parsed.number, parsed.form, parsed.prompt) == (4, 6, Form.FLAT, "Hi")
+    assert parsed.params == SamplingParams(max_tokens=3)
+    assert parsed.carried == {"custom_id": 7, "reference": "yes", "metadata": {"k": [1]}}
+
+
+def test_flat_token_ids_and_messages() -> None:
+    assert job({"prompt": [1, 2]}).prompt == [1, 2]
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    assert job({"messages": messages}).messages == [{"role": "user", "content": "a\nb"}]
+
+
+def test_the_line_wins_over_the_flags_and_the_flags_over_the_defaults() -> None:
+    params = job({"prompt": "a", "temperature": 0.5}, temperature=0.9, top_k=4).params
+    assert (params.temperature, params.top_k, params.top_p) == (0.5, 4, 1.0)
+
+
+def test_null_stands_for_the_flag_and_in_max_tokens_for_no_limit() -> None:
+    params = job(
+        {"prompt": "a", "temperature": None, "max_tokens": None}, temperature=0.9, max_tokens=5
+    ).params
+    assert (params.temperature, params.max_tokens) == (0.9, None)
+
+
+def test_logit_bias_has_text_for_keys() -> None:
+    assert job({"prompt": "a", "logit_bias": {"5": -1}}).params.logit_bias == {5: -1.0}
+
+
+def test_a_batch_completion() -> None:
+    line = batch(prompt=["Hi"], model="m", max_tokens=3, logprobs=2, user="u", stream=False, top_k=5)
+    parsed = job({**line, "reference": "yes"})
+    assert (parsed.form, parsed.prompt, parsed.model) == (Form.COMPLETION, "Hi", "m")
+    assert parsed.params == SamplingParams(max_tokens=3, logprobs=2, top_k=5)
+    assert parsed.carried == {"custom_id": "a", "reference": "yes"}
+
+
+def test_a_batch_chat_follows_the_defaults_of_openai() -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    parsed = job(batch(Form.CHAT.value, messages=messages, logprobs=True, top_logprobs=2))
+    assert (parsed.form, parsed.messages) == (Form.CHAT, messages)
+    assert (parsed.params.max_tokens, parsed.params.logprobs) == (None, 2)
+    assert job(batch(Form.CHAT.value, messages=messages), max_tokens=9).params.max_tokens == 9
+    limited = job(batch(Form.CHAT.value, messages=messages, max_completion_tokens=4), max_tokens=9)
+    assert limited.params.max_tokens == 4
+
+
+BAD_LINES: list[tuple[Any, str, str]] = [
+    (b"{nope", "invalid_json", "unreadable JSON: .* at column 2"),
+    (b'{"prompt": "\xff"}', "invalid_json", "not UTF-8"),
+    (b'{"prompt": "\\ud800"}', "invalid_json", "not UTF-8"),
+    (b'{"prompt": "a", "temperature": NaN}', "invalid_json", "NaN is not a finite number"),
+    (b'{"prompt": "a", "metadata": 1e999}', "invalid_json", "not a finite number"),
+    (b'{"prompt": "a", "seed": ' + b"1" * 5000 + b"}", "invalid_json", "unreadable JSON"),
+    (b"[" * 100_000, "invalid_json", "unreadable JSON"),
+    ([1], "invalid_json", "must be a JSON object, got a list"),
+    ({}, "invalid_request", "either prompt or messages"),
+    ({"prompt": "a", "messages": []}, "invalid_request", "either prompt or messages"),
+    ({"prompt": ""}, "invalid_request", "prompt must not be empty"),
+    ({"prompt": []}, "invalid_request", "prompt must not be empty"),
+    ({"prompt": None}, "invalid_request", "prompt must be text or a list of token ids, got null"),
+    ({"prompt": [1, -1]}, "invalid_request", "token ids from 0 on"),
+    ({"prompt": [True]}, "invalid_request", "token ids"),
+    ({"prompt": ["a"]}, "invalid_request", "token ids"),
+    ({"messages": []}, "invalid_request", "at least one message"),
+    ({"messages": ["hi"]}, "invalid_request", "role and content"),
+    ({"messages": [{"role": "user"}]}, "invalid_request", "content of a message must be text, got null"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "invalid_request",
+        "not supported",
+    ),
+    ({"prompt": "a", "temperature": -1}, "invalid_request", "temperature must be at least 0, got -1"),
+    ({"prompt": "a", "temperature": "hot"}, "invalid_request", "temperature must be a number"),
+    ({"prompt": "a", "max_tokens": 0}, "invalid_request", "max_tokens must be at least 1"),
+    ({"prompt": "a", "n": True}, "invalid_request", "n must be an integer"),
+    ({"prompt": "a", "stop": [1]}, "invalid_request", "stop must hold strings"),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, "invalid_request", "logit_bias"),
+    ({"prompt": "a", "temprature": 1}, "invalid_request", "'temprature'"),
+    ({"prompt": "a", "custom_id": [1]}, "invalid_request", "custom_id must be a text, got a list"),
+    ({"prompt": "a", "reference": 1}, "invalid_request", "reference must be a text, got a number"),
+    (
+        {"prompt": "a", "metric": "bleu"},
+        "invalid_request",
+        "metric must be one of exact, rouge-l, got 'bleu'",
+    ),
+    ({"prompt": "a", "metric": {}}, "invalid_request", "metric must be one of"),
+    ({**batch(prompt="a"), "prompt": "b"}, "unknown_parameter", "unknown key 'prompt'"),
+    ({**batch(prompt="a"), "custom_id": 3}, "invalid_request", "custom_id must be a text, got a number"),
+    ({**batch(prompt="a"), "custom_id": ""}, "invalid_request", "custom_id must be a text that is not empty"),
+    ({**batch(prompt="a"), "method": "GET"}, "invalid_request", "method must be POST, got 'GET'"),
+    (
+        batch("/v1/embeddings", prompt="a"),
+        "invalid_url",
+        "url must be /v1/chat/completions or /v1/completions",
+    ),
+    ({**batch(), "body": []}, "invalid_request", "body must be an object, got a list"),
+    (batch(messages=[]), "invalid_request", "body needs prompt"),
+    (batch(Form.CHAT.value, prompt="a"), "invalid_request", "body needs messages"),
+    (batch(prompt="a", model=1), "invalid_request", "model must be a text"),
+    (batch(prompt=["a", "b"]), "invalid_request", "one prompt, got 2"),
+    (batch(prompt="a", stream=True), "unsupported_parameter", "stream is not supported"),
+    (batch(prompt="a", foo=1), "invalid_request", "'foo'"),
+    (
+        batch(Form.CHAT.value, messages=[{"role": "user", "content": "a"}], tools=[{}]),
+        "unsupported_parameter",
+        "tools",
+    ),
+    (
+        batch(Form.CHAT.value, messages=[{"role": "user", "content": "a"}], logprobs=3),
+        "invalid_request",
+        "logprobs must be true or false",
+    ),
+    (
+        batch(Form.CHAT.value, messages=[{"role": "user", "content": "a"}], top_logprobs=3),
+        "invalid_request",
+        "top_logprobs needs logprobs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "message"), BAD_LINES)
+def test_bad_lines_say_what_is_wrong(line: Any, code: str, message: str) -> None:
+    parsed = parse(line)
+    assert isinstance(parsed, BadLine)
+    assert parsed.error.code == code
+    with pytest.raises(ValueError, match=message):
+        raise parsed.error
+
+
+def test_a_line_that_is_too_long_was_not_read() -> None:
+    parsed = parse_line(RawLine(0, 1, None), {})
+    assert isinstance(parsed, BadLine)
+    assert parsed.error.code == "line_too_long"
+
+
+def test_an_unreadable_line_is_answered_like_its_neighbours() -> None:
+    flat, other = parse(b'{"prompt": "a'), parse(b'{"custom_id": "a", "url": "/v1/completions", "body": {')
+    assert isinstance(flat, BadLine) and flat.form is Form.FLAT
+    assert isinstance(other, BadLine) and other.form is not Form.FLAT
+
+
+def test_a_bad_line_keeps_its_name() -> None:
+    parsed = parse({"custom_id": "x", "prompt": ""})
+    assert isinstance(parsed, BadLine)
+    assert parsed.carried == {"custom_id": "x"}
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+_KEYS = [
+    "prompt",
+    "messages",
+    "body",
+    "url",
+    "method",
+    "custom_id",
+    "stop",
+    "n",
+    "logit_bias",
+    "reference",
+    "seed",
+]
+
+
+@given(line=st.dictionaries(st.sampled_from(_KEYS) | st.text(), _JSON, max_size=5) | _JSON)
+def test_whatever_the_json_a_line_is_a_job_or_a_bad_line(line: Any) -> None:
+    parse(line)
+
+
+@given(
+    body=st.dictionaries(st.sampled_from([*_KEYS, "tools", "stream", "logprobs", "model"]), _JSON, max_size=6)
+)
+def test_whatever_the_body_a_line_is_a_job_or_a_bad_line(body: dict[str, Any]) -> None:
+    for url in (Form.CHAT.value, Form.COMPLETION.value):
+        parse({**batch(url), "body": body})

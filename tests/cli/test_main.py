@@ -1,0 +1,148 @@
+"""The command line as a user types it: exit codes and messages, over an engine without a model."""
+
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_llm import FakeLLM
+
+from winnow.cli.main import main
+from winnow.cli.run import RESUME_HINT
+
+Write = Callable[[Iterable[Any]], Path]
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("generate",)])
+def test_help_teaches_by_example(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    assert "examples:\n  winnow" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("winnow 0.")
+
+
+def test_help_needs_no_heavy_library() -> None:
+    code = (
+        "import sys; from winnow.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'transformers', 'rich'} & set(sys.modules)"
+    )
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    # It takes about 0.1 s; the rest is for a machine that does other work too.
+    assert time.monotonic() - start < 3
+
+
+USAGE_ERRORS = [
+    ("", "the following arguments are required: COMMAND"),
+    ("rum", "invalid choice: 'rum'"),
+    ("run", "the following arguments are required: PROMPTS.jsonl, -o/--output"),
+    ("run P -o O --kv-memry 1GiB", "unknown argument '--kv-memry'; did you mean --kv-memory?"),
+    ("run P -o O --xyz", "unknown argument '--xyz'"),
+    ("run P -o O --kv-memory 3q", "kv_memory must be a size such as 512MiB"),
+    ("run P -o O --max-num-seqs 0", "max_num_seqs must be between 1 and 65536, got 0"),
+    ("run P -o O --temperature -1", "temperature must be at least 0, got -1.0"),
+    ("run P -o O --max-tokens many", "argument --max-tokens: must be an integer or none, got 'many'"),
+    ("run nowhere.jsonl -o O", "cannot read the prompts nowhere.jsonl: No such file or directory"),
+    ("run P -o O --model nowhere", "model must be a directory with config.json and weights, got 'nowhere'"),
+    ("run P -o O --model .", "model must be a directory with a config.json"),
+    ("run P -o P", "OUT.jsonl must not be PROMPTS.jsonl"),
+    ("run P -o /dev/null", "OUT.jsonl must be a regular file"),
+    ("run P -o O --summary /dev/null/x", "cannot write --summary"),
+    ("generate", "the following arguments are required: PROMPT"),
+    ("generate x --temperature -0.5", "temperature must be at least 0"),
+    ("generate x --model nowhere", "model must be a directory"),
+]
+
+
+@pytest.mark.parametrize(("typed", "message"), USAGE_ERRORS)
+def test_what_is_unusable_is_one_line_and_exit_code_2(
+    typed: str,
+    message: str,
+    write_prompts: Write,
+    llms: list[FakeLLM],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts = write_prompts([{"prompt": "a"}])
+    monkeypatch.chdir(prompts.parent)
+    words = {"P": str(prompts), "O": "out.jsonl"}
+    assert main([words.get(word, word) for word in typed.split()]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("winnow: error: ")
+    assert told.err.count("\n") == 1
+    assert message in told.err
+    assert llms == []
+    assert not Path("out.jsonl").exists()
+
+
+@pytest.mark.parametrize("prompt", ["", "\udcff"])
+def test_generate_refuses_an_unusable_prompt(
+    prompt: str, llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", prompt]) == 2
+    assert capsys.readouterr().err.startswith("winnow: error: PROMPT must ")
+    assert llms == []
+
+
+def test_generate_streams_the_answer(llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "abc", "--kv-memory", "1MiB"]) == 0
+    assert capsys.readouterr().out == "cba\n"
+    assert llms[0].config.cache.kv_memory == 2**20
+
+
+def test_generate_reads_standard_input_and_chats(
+    llms: list[FakeLLM], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("añ\n".encode())))
+    assert main(["generate", "-", "--chat"]) == 0
+    assert capsys.readouterr().out == "ña>resu<\n"
+
+
+def test_ctrl_c_tells_how_to_go_on(
+    write_prompts: Write,
+    model_dir: Path,
+    llms: list[FakeLLM],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    prompts = write_prompts([{"prompt": "a" * index} for index in range(1, 9)])
+    command = ["run", str(prompts), "-o", str(tmp_path / "out.jsonl"), "--model", str(model_dir)]
+    monkeypatch.setattr(FakeLLM, "interrupted_after", 3)
+    assert main(command) == 130
+    assert capsys.readouterr().err.endswith(f"winnow: interrupted {RESUME_HINT}\n")
+
+
+def test_a_message_of_several_lines_stays_one_line(
+    llms: list[FakeLLM], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["run", "a\nb", "-o", str(tmp_path / "o")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_reader_that_leaves_is_no_error(model_dir: Path) -> None:
+    code = (
+        "import sys; from winnow.cli import main as m\n"
+        "def broken(argv): print('x' * 100000); sys.stdout.flush()\n"
+        "m._dispatch = broken\n"
+        "sys.exit(m.main([]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 1

@@ -1,0 +1,185 @@
+"""Records as they stand in the output file, whole."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from winnow.cli.batch.lines import BadLine, Job, parse_line
+from winnow.cli.batch.reader import RawLine
+from winnow.cli.batch.records import answer_record, encode, error_record
+from winnow.cli.batch.tally import Tally
+from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from winnow.sampling import Logprob
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def parse(line: dict[str, Any] | bytes) -> Job | BadLine:
+    data = line if isinstance(line, bytes) else json.dumps(line).encode()
+    return parse_line(RawLine(index=4, number=6, data=data), {})
+
+
+def record(line: dict[str, Any], output: RequestOutput) -> dict[str, Any]:
+    job = parse(line)
+    assert isinstance(job, Job)
+    told = answer_record(job, output, "tiny", created=1700000000)
+    assert json.loads(encode(told)) == told
+    return told
+
+
+def bad_record(line: dict[str, Any] | bytes) -> dict[str, Any]:
+    bad = parse(line)
+    assert isinstance(bad, BadLine)
+    return error_record(bad, bad.error)
+
+
+def output(*texts: str, logprobs: bool = False) -> RequestOutput:
+    answers = [
+        CompletionOutput(index, text, [5, 6], finish_reason="length") for index, text in enumerate(texts)
+    ]
+    if logprobs:
+        answers[0].cumulative_logprob = -1.5
+        answers[0].logprobs = [
+            {5: Logprob(-0.5, 1, "é")},
+            {6: Logprob(-1.0, 2, "b"), 7: Logprob(-0.25, 1, "c"), 8: Logprob(-math.inf, 3, "d")},
+        ]
+    return RequestOutput("line-6", None, [1, 2, 3], answers, True, RequestMetrics(arrival_time=0.0))
+
+
+def test_flat() -> None:
+    assert record({"custom_id": "x", "prompt": "Hi"}, output("yes")) == {
+        "index": 4,
+        "custom_id": "x",
+        "text": "yes",
+        "token_ids": [5, 6],
+        "finish_reason": "length",
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+    }
+
+
+def test_flat_with_several_samples_and_a_stop_reason() -> None:
+    answer = output("a", "b")
+    answer.outputs[1].finish_reason, answer.outputs[1].stop_reason = "stop", "END"
+    assert record({"prompt": "Hi", "n": 2}, answer) == {
+        "index": 4,
+        "outputs": [
+            {"index": 0, "text": "a", "token_ids": [5, 6], "finish_reason": "length"},
+            {"index": 1, "text": "b", "token_ids": [5, 6], "finish_reason": "stop", "stop_reason": "END"},
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
+    }
+
+
+def test_flat_logprobs() -> None:
+    answer = output("éb", logprobs=True)
+    answer.prompt_logprobs = [None, {2: Logprob(-0.1, 1, "t")}, {3: Logprob(-0.2, 1, "u")}]
+    told = record({"prompt": "Hi", "logprobs": 2, "prompt_logprobs": 0}, answer)
+    assert told["cumulative_logprob"] == -1.5
+    second = [
+        {"token_id": 7, "token": "c", "logprob": -0.25},
+        {"token_id": 6, "token": "b", "logprob": -1.0},
+        {"token_id": 8, "token": "d", "logprob": -9999.0},
+    ]
+    assert told["logprobs"] == [
+        {
+            "token_id": 5,
+            "token": "é",
+            "logprob": -0.5,
+            "top": [{"token_id": 5, "token": "é", "logprob": -0.5}],
+        },
+        {"token_id": 6, "token": "b", "logprob": -1.0, "top": second},
+    ]
+    assert [entry and entry["token_id"] for entry in told["prompt_logprobs"]] == [None, 2, 3]
+
+
+def test_flat_score() -> None:
+    told = record({"prompt": "Hi", "reference": "Yes", "category": "easy"}, output(" yes\n"))
+    assert (told["score"], told["category"], told["reference"]) == (1.0, "easy", "Yes")
+    half = record({"prompt": "Hi", "reference": "a b", "metric": "rouge-l"}, output("a c"))
+    assert half["score"] == 0.5
+
+
+def test_batch_completion() -> None:
+    line = {
+        "custom_id": "x",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"prompt": "Hi", "model": "m"},
+    }
+    assert record(line, output("éb", logprobs=True)) == {
+        "id": "batch_req_4",
+        "custom_id": "x",
+        "response": {
+            "status_code": 200,
+            "request_id": "line-6",
+            "body": {
+                "id": "cmpl-4",
+                "object": "text_completion",
+                "created": 1700000000,
+                "model": "m",
+                "choices": [
+                    {
+                        "index": 0,
+                        "text": "éb",
+                        "logprobs": {
+                            "tokens": ["é", "b"],
+                            "token_logprobs": [-0.5, -1.0],
+                            "top_logprobs": [{"é": -0.5}, {"c": -0.25, "b": -1.0, "d": -9999.0}],
+                            "text_offset": [0, 1],
+                        },
+                        "finish_reason": "length",
+                    }
+                ],
+                "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+            },
+        },
+        "error": None,
+    }
+
+
+def test_batch_chat() -> None:
+    line = {"custom_id": "x", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": MESSAGES}}
+    body = record(line, output("éb", logprobs=True))["response"]["body"]
+    assert (body["id"], body["object"], body["model"]) == ("chatcmpl-4", "chat.completion", "tiny")
+    [choice] = body["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "éb"}
+    first, second = choice["logprobs"]["content"]
+    token = {"token": "é", "logprob": -0.5, "bytes": [195, 169]}
+    assert first == {**token, "top_logprobs": [token]}
+    assert [entry["token"] for entry in second["top_logprobs"]] == ["c", "b", "d"]
+    plain = record(line, output("a", "b"))["response"]["body"]["choices"]
+    assert [(choice["index"], choice["logprobs"]) for choice in plain] == [(0, None), (1, None)]
+
+
+def test_errors() -> None:
+    told = {"line": 6, "code": "invalid_request", "message": "prompt must not be empty"}
+    assert bad_record({"custom_id": "x", "prompt": ""}) == {"index": 4, "custom_id": "x", "error": told}
+    body = {
+        "message": told["message"],
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_request",
+    }
+    line = {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": ""}}
+    assert bad_record(line) == {
+        "id": "batch_req_4",
+        "custom_id": "x",
+        "response": {"status_code": 400, "request_id": "line-6", "body": {"error": body}},
+        "error": told,
+    }
+    assert bad_record(b'{"url": "/v1/completions", "body"')["custom_id"] is None
+
+
+@pytest.mark.parametrize("url", [None, "/v1/completions"])
+def test_records_of_both_forms_are_counted(url: str | None) -> None:
+    line: dict[str, Any] = {"prompt": "Hi"}
+    if url is not None:
+        line = {"custom_id": "x", "method": "POST", "url": url, "body": line}
+    tally = Tally()
+    tally.add(record({**line, "reference": "yes"}, output("yes")))
+    tally.add(record({**line, "reference": "yes", "category": "hard"}, output("no", "yes")))
+    tally.add(bad_record({**line, "reference": 3}))
+    assert (tally.requests, tally.failed, tally.prompt_tokens, tally.generated_tokens) == (3, 1, 6, 6)
+    assert tally.scores == {"all": [1.0], "hard": [0.0]}
