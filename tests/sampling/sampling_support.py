@@ -36,9 +36,10 @@ def sample_once(logits: Tensor, eos: Sequence[int] = (), **params: Any) -> int:
     return sampler.sample(logits[None], [0]).token_ids[0]
 
 
-def sample_many(logits: Tensor, count: int, **params: Any) -> list[int]:
-    """First tokens of `count` requests of seeds 0, 1, ... with the same logits [V], in one batch."""
+def sample_many(logits: Tensor, count: int, steps: int = 1, **params: Any) -> list[int]:
+    """The first tokens of `count` requests of seeds 0, 1, ... in one batch, always from the same logits [V]."""
     sampler = make_sampler(count, len(logits))
     for slot in range(count):
         sampler.add(slot, SamplingParams(seed=slot, **params), [])
-    return sampler.sample(logits.expand(count, -1), range(count)).token_ids
+    rows = logits.expand(count, -1)
+    return [token for _ in range(steps) for token in sampler.sample(rows, range(count)).token_ids]

@@ -146,7 +146,8 @@ def test_draws_are_distributed_as_asked(params: dict[str, Any], kept: list[int])
     expected = torch.zeros(8)
     expected[list(kept)] = weights[list(kept)]
     expected *= 20_000 / expected.sum()
-    seen = torch.bincount(torch.tensor(sample_many(logits, 20_000, **params)), minlength=8)
+    tokens = sample_many(logits, 1000, steps=20, **params)
+    seen = torch.bincount(torch.tensor(tokens), minlength=8)
     used = expected > 0
     assert int(seen[~used].sum()) == 0
     chi_square = float(((seen - expected)[used] ** 2 / expected[used]).sum())

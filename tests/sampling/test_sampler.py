@@ -10,6 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from sampling_oracle import adjusted, verdict
 from sampling_support import CPU, draws, make_sampler, random_logits, sample_many, sample_once
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from winnow.errors import InvalidRequestError
 from winnow.sampling import Sampler, SamplerOutput, SamplingParams
@@ -53,7 +54,7 @@ def any_batch(draw: st.DrawFn) -> list[tuple[SamplingParams, list[int], list[int
     return draw(st.lists(st.tuples(any_params(), history, history), min_size=1, max_size=6))
 
 
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=150)
 @given(any_batch(), st.integers(0, 10**6), st.booleans())
 def test_mixed_batches_follow_the_oracle(
     batch: list[tuple[SamplingParams, list[int], list[int]]], seed: int, grid: bool
@@ -261,6 +262,34 @@ def test_features_cost_only_the_rows_that_use_them(monkeypatch: pytest.MonkeyPat
     assert sorted_shapes == []
     sampler.sample(random_logits(4, 12), [0, 1, 2, 3])
     assert sorted_shapes == [(1, 12)]
+
+
+class TransferSpy(TorchDispatchMode):
+    """Refuses every operation for which a GPU would have to report to the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket.__name__ not in {
+            "_local_scalar_dense",
+            "nonzero",
+            "masked_select",
+            "_unique2",
+        }
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_takes_one_transfer_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = make_sampler(5, VOCAB, tuple(EOS))
+    everything = {"top_k": 3, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.2, "logit_bias": {1: 1.0}}
+    for slot, extra in enumerate([{}, {"temperature": 0}, {"logprobs": 3}, everything, {"top_p": 0.5}]):
+        sampler.add(slot, SamplingParams(min_tokens=slot, **extra), [1])
+    transfers = []
+    to_host, to_device = torch.Tensor.cpu, torch.from_numpy
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda each: transfers.append("host") or to_host(each))
+    monkeypatch.setattr(torch, "from_numpy", lambda each: transfers.append("device") or to_device(each))
+    monkeypatch.setattr(torch, "tensor", None)
+    with TransferSpy():
+        sampler.sample(random_logits(5, VOCAB), range(5))
+    assert transfers == ["device", "host"]
 
 
 def test_no_slots_no_tokens() -> None:

@@ -28,10 +28,9 @@ class TopK(NamedTuple):
 def scale(logits: Tensor, temperature: Tensor) -> None:
     """Shift, in place, the top of every row [R, V] to 0, and divide by its temperature [R, 1].
 
-    A row with nothing possible (all -inf) stays as it is.
+    A row with nothing possible (all -inf) becomes all NaN, which passes every filter and which `draw` knows.
     """
-    top = logits.amax(1, keepdim=True)
-    logits.sub_(top.masked_fill_(top == -torch.inf, 0)).div_(temperature)
+    logits.sub_(logits.amax(1, keepdim=True)).div_(temperature)
 
 
 def keep_min_p(logits: Tensor, log_min_p: Tensor) -> None:
