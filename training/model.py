@@ -16,7 +16,7 @@ from torch import Tensor, nn
 class LlamaShape:
     """Sizes of the model; `kv_heads` divides `heads` (grouped-query attention)."""
 
-    vocab_size: int = 4096
+    vocab_size: int = 5120
     hidden_size: int = 256
     intermediate_size: int = 640
     layers: int = 6

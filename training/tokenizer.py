@@ -12,6 +12,8 @@ import corpus
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from winnow.evaluate.demo_tasks import words
+
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 PIECES = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CHAT_TEMPLATE = (
@@ -32,18 +34,21 @@ def training_text(data: Path, words: list[str]) -> Iterator[str]:
         yield from corpus.read_paragraphs(path)
     for number in range(100):
         yield " ".join([f"{number:02d}"] * 3000)
+    for word in ("Question", "Answer", "Passage"):
+        yield "\n".join([word] * 4000)
     for word in words:
-        yield f" {word}" * 400
+        yield "\n".join([word] * 400)
 
 
 def task_words() -> list[str]:
-    """Words of the task templates that the corpus has too rarely."""
-    from winnow.evaluate.demo_tasks import words
-
-    values = [word for values in words.ATTRIBUTES.values() for value in values for word in value.split()]
-    groups = [word for group in words.WORD_GROUPS.values() for word in group]
-    fixed = ["Question", "Answer", "Passage", "passage", "def", "return", "neighbour", "favourite"]
-    return [*words.NAMES, *values, *groups, *fixed]
+    """Words of the tasks that the corpus has too rarely; a space in front where they follow one in a text."""
+    spaced = [*words.NAMES]
+    spaced += [word for values in words.ATTRIBUTES.values() for value in values for word in value.split()]
+    alone = [word for group in words.WORD_GROUPS.values() for word in group]
+    alone += [*words.ADJECTIVES, *words.NOUNS, *words.VERBS]
+    alone += ["Key", "The", "def", "\n    return"]
+    spaced += ["favourite", "season", "instrument", "value", "belongs", "x", "y", "n", "k", "+", "*", "%", "//"]
+    return sorted({" " + word for word in spaced if not word.isdigit()}) + sorted(set(alone))
 
 
 def train(data: Path, vocab_size: int) -> PreTrainedTokenizerFast:
@@ -88,7 +93,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, required=True, help="folder for tokenizer.json and tokenizer_config.json"
     )
-    parser.add_argument("--vocab-size", type=int, default=4096, help="entries, special tokens included")
+    parser.add_argument("--vocab-size", type=int, default=5120, help="entries, special tokens included")
     arguments = parser.parse_args()
     tokenizer = train(arguments.data, arguments.vocab_size)
     tokenizer._tokenizer.save(str(arguments.out / "tokenizer.json"))
