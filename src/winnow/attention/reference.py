@@ -69,7 +69,7 @@ class ReferenceBackend:
         for group in _groups(spans, kv_heads * head_dim):
             rows = _Rows.gather(cache, spans, group, layer)
             q_group = q[group.tokens].unflatten(0, (len(group.index), -1))  # [G, n, Hq, d]
-            position = spans.position[group.tokens].unflatten(0, (len(group.index), -1))  # [G, n]
+            position = spans.position[group.tokens].int().unflatten(0, (len(group.index), -1))  # [G, n]
             pieces = []
             per_query = len(group.index) * q.shape[1] * group.longest
             step = max(1, _TEMPORARY // per_query)
@@ -177,7 +177,7 @@ def _attend_rows(
     visible = rows.valid[:, :, None, :] & (age >= 0)
     if window is not None:
         visible &= age < window
-    logits = logits.masked_fill(~visible[:, :, None], -torch.inf)
+    logits.masked_fill_(~visible[:, :, None], -torch.inf)
     if sinks is not None:
         column = sinks.float().view(1, heads, group, 1, 1).expand(len(q), -1, -1, n, 1)
         logits = torch.cat([logits, column], dim=-1)
