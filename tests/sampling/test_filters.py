@@ -117,6 +117,8 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
     uniform = [0.0, 0.19, 0.21, 0.69, 0.71, 1 - 2**-53]
     tokens = draw(logits.expand(6, -1), torch.tensor(uniform, dtype=torch.float64))
     assert tokens.tolist() == [0, 0, 2, 2, 3, 3]
+    impossible_first = torch.tensor([[-torch.inf, 0.0]])
+    assert draw(impossible_first, torch.zeros(1, dtype=torch.float64)).tolist() == [1]
 
 
 def test_draw_reaches_rare_tokens_at_the_end_of_a_large_vocabulary() -> None:

@@ -236,7 +236,7 @@ def test_a_reused_slot_and_row_remember_nothing() -> None:
     sampler.add(0, SamplingParams(temperature=0, frequency_penalty=1.0), [])  # keeps the tables alive
     sampler.add(1, params, [0], [0, 1])
     sampler.remove(1)
-    sampler.add(1, SamplingParams(temperature=0, presence_penalty=1.0), [])
+    sampler.add(1, SamplingParams(temperature=0, presence_penalty=1.0, repetition_penalty=2), [])
     logits = torch.tensor([[1.0, 0.9, 0.0]])
     assert sampler.sample(logits, [1]).token_ids == [0]
     sampler.remove(1)

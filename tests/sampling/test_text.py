@@ -77,6 +77,7 @@ def stream(
         deltas.append(text.take_delta())
         assert text.text == "".join(deltas)
     text.finish()
+    text.finish()  # a second call changes nothing
     deltas.append(text.take_delta())
     assert text.text == "".join(deltas) and text.take_delta() == ""
     return text, deltas
@@ -108,7 +109,7 @@ def test_deltas_of_broken_characters_are_their_decoding(characters: list[str], d
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE], ids=["byte-level", "sentencepiece"])
-@pytest.mark.parametrize("prompt", ["The quick", "Köln 😀", "hello "])
+@pytest.mark.parametrize("prompt", ["The quick", "Köln 😀", "hello ", "😀😀", "n€€€"])
 @given(text=st.text("ab €é😀 fox", min_size=1, max_size=30))
 def test_after_a_prompt_the_text_goes_on(tokenizer: PreTrainedTokenizerFast, prompt: str, text: str) -> None:
     """A leading space of the answer stays, which decoding the answer alone would drop."""
@@ -125,6 +126,22 @@ def test_leading_space_depends_on_the_prompt() -> None:
     assert stream(SENTENCEPIECE, tokens)[0].text == "fox"
 
 
+def test_spaces_before_punctuation_are_not_tidied_away() -> None:
+    """A tokenizer that tidies would take back a space that is already out."""
+    words = Tokenizer(models.WordLevel({UNKNOWN: 0, "a": 1, ",": 2, "b": 3, ".": 4}, unk_token=UNKNOWN))
+    tidy = PreTrainedTokenizerFast(tokenizer_object=words, clean_up_tokenization_spaces=True)
+    assert tidy.decode([1, 2, 3, 4]) == "a, b."
+    assert stream(tidy, [1, 2, 3, 4])[0].text == "a , b ."
+
+
+@pytest.mark.parametrize("broken", range(0, 60, 5))
+def test_a_character_is_whole_after_any_number_of_broken_bytes(broken: int) -> None:
+    for ending in ("€", "😀", "é"):
+        for length in range(1, len(spell(ending)) + 1):
+            tokens = spell("€")[1:2] * broken + spell(ending)[:length] * 3 + spell(ending)
+            assert stream(BYTE_LEVEL, tokens)[0].text == BYTE_LEVEL.decode(tokens)
+
+
 def test_incomplete_characters_are_held_back() -> None:
     _, deltas = stream(BYTE_LEVEL, spell("a😀b€"))
     assert deltas == ["a", "", "", "", "😀", "b", "", "", "€", ""]
@@ -135,6 +152,8 @@ def test_incomplete_characters_are_held_back() -> None:
 def test_a_character_begun_in_the_prompt_is_finished_in_the_answer() -> None:
     spelt = spell("a€b")
     assert stream(BYTE_LEVEL, spelt[2:], spelt[:2])[1] == ["", "€", "b", ""]
+    assert stream(BYTE_LEVEL, spelt[3:], spelt[:3])[1] == ["€", "b", ""]
+    assert stream(BYTE_LEVEL, spell("😀")[3:], spell("long 😀")[:-1])[1] == ["😀", ""]
     assert stream(BYTE_LEVEL, spell("b"), spell("a\ufffd"))[0].text == "b"
 
 
@@ -225,6 +244,8 @@ def test_a_possible_beginning_of_a_stop_string_is_held_back() -> None:
 def test_a_stop_string_in_what_was_held_back_to_the_end() -> None:
     got, _ = stream(BYTE_LEVEL, spell("a€")[:-1], stop="\ufffd")
     assert (got.text, got.matched_stop) == ("a", "\ufffd")
+    got, _ = stream(BYTE_LEVEL, spell("ab€")[:-1], stop="b\ufffd")
+    assert (got.text, got.matched_stop) == ("a", "b\ufffd")
 
 
 def test_stop_strings_count_only_once_min_tokens_is_reached() -> None:
@@ -236,12 +257,14 @@ def test_stop_strings_count_only_once_min_tokens_is_reached() -> None:
     assert text.matched_stop == "cd" and text.text == "ab"
 
 
-def test_nothing_follows_a_match() -> None:
-    text = TextStream(BYTE_LEVEL, SamplingParams(stop="."))
+@pytest.mark.parametrize("stop", [".", "e. "])
+def test_nothing_follows_a_match(stop: str) -> None:
+    text = TextStream(BYTE_LEVEL, SamplingParams(stop=stop))
     for token in spell("one. two"):
         text.push(token)
     text.finish()
-    assert text.text == text.take_delta() == "one"
+    assert text.text == text.take_delta() == "one. "[: "one. ".index(stop)]
+    assert stream(BYTE_LEVEL, spell("€")[1:2] * 60, stop="\ufffd" * 2)[0].text == ""
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,8 @@ def keep_top_p(logits: Tensor, top_p: Tensor, top_k: TopK | None) -> None:
     if top_k is not None:
         total = total + top_k.equals[:, None] * top_k.last.double().exp()
     needed = torch.searchsorted(masses, top_p[:, None] * total).clamp_(max=values.shape[1] - 1)
-    threshold = values.gather(1, needed)
-    if top_k is not None:  # only the equals of the k-th make up for what is missing
-        threshold = torch.maximum(threshold, top_k.last)
-    logits.masked_fill_(logits < threshold, -torch.inf)
+    # Where the equals of the k-th are needed too, this points behind the k-th: at -inf, so that all stay.
+    logits.masked_fill_(logits < values.gather(1, needed), -torch.inf)
 
 
 def draw(logits: Tensor, uniform: Tensor) -> Tensor:

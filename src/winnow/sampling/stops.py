@@ -30,7 +30,7 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(sorted(set(stops), key=len, reverse=True))
+        self._stops = tuple(sorted(stops, key=len, reverse=True))
         self._borders = [_borders(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)
 

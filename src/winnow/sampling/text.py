@@ -7,9 +7,7 @@ from winnow.sampling.params import SamplingParams
 from winnow.sampling.stops import StopMatcher
 
 _REPLACEMENT = "\ufffd"
-_CONTEXT = 6  # prompt tokens decoded before the answer: room for a character of four byte tokens, and more
-_UNSETTLED = 3  # replacement characters that more bytes could still change: an unfinished UTF-8 character
-_KEPT = 12  # tokens that surely hold those, at up to 3 bytes per replacement character, and a margin
+_CONTEXT = 6  # tokens that surely hold the last character and begin one: it may take four byte tokens
 _LIMIT = 24  # tokens of a window without a settled end, before it is cut
 
 
@@ -41,9 +39,13 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._window = list(prompt_token_ids[-_CONTEXT:])
-        self._settled = len(self._window)  # tokens of the window whose text is known
-        self._known = self._decode()  # their text
+        for size in range(_CONTEXT, _CONTEXT - 4, -1):
+            self._window = list(prompt_token_ids[-size:])
+            self._known = self._decode()  # the text of the window's
+            self._settled = len(self._window)  # first tokens
+            # Half a character in front makes some tokenizers give up on all bytes that follow it.
+            if not self._known.startswith(_REPLACEMENT):
+                break
 
     def _decode(self) -> str:
         # Tidying spaces before punctuation would change text that is already out.
@@ -81,14 +83,12 @@ class Detokenizer:
         return text[len(known) :]
 
     def _cut(self, text: str) -> str:
-        """Settle a window that never ends with a whole character, but for its last tokens."""
+        """Settle a window that never ends with a whole character, but for its last, which may still change."""
         new = self._beyond_known(text)
-        unsettled = min(_UNSETTLED, len(new) - len(new.rstrip(_REPLACEMENT)))
-        del self._window[:-_KEPT]
+        del self._window[:-_CONTEXT]
         self._settled = 0
-        kept = self._decode()
-        self._known = kept[: len(kept) - unsettled]
-        return new[: len(new) - unsettled]
+        self._known = self._decode().removesuffix(_REPLACEMENT)
+        return new.removesuffix(_REPLACEMENT)
 
 
 class TextStream:
