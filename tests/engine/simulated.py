@@ -1,0 +1,84 @@
+"""An executor that only tells time, and a clock that it moves: the scheduler runs without any model."""
+
+import torch
+
+from winnow.cache import CacheLayout, CacheManager, CacheSize
+from winnow.config import SchedulerConfig
+from winnow.engine.plan import StepPlan, StepResult
+from winnow.engine.request import Request, Sequence
+from winnow.engine.scheduler import Scheduler
+from winnow.outputs import RequestMetrics
+from winnow.sampling import SamplingParams
+
+ROWS = 4  # 2 layers x 2 heads
+BLOCK = 4
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SimulatedExecutor:
+    """A step takes 1 ms and 10 us per token, and samples token 5."""
+
+    def __init__(self, num_blocks: int, max_num_seqs: int, clock: Clock, max_model_len: int = 400) -> None:
+        layout = CacheLayout(2, 2, 4, BLOCK, torch.float32)
+        size = CacheSize(num_blocks, num_blocks, max_num_seqs, -(-max_model_len // (BLOCK * 16)))
+        self.cache = CacheManager(layout, size)
+        self.clock = clock
+        self.plans: list[StepPlan] = []
+        self.released: list[int] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        self.clock.now += 0.001 + 1e-5 * plan.num_tokens
+        samplers = plan.samplers
+        return StepResult([5] * len(samplers), [None] * len(samplers), {})
+
+    def release(self, slot: int) -> None:
+        self.released.append(slot)
+
+
+class Simulation:
+    """The loop of the engine, less the text: a sequence ends at `max_tokens`."""
+
+    def __init__(
+        self, num_blocks: int, max_num_seqs: int = 8, tokens: int = 64, chunk: int | None = 16
+    ) -> None:
+        self.clock = Clock()
+        self.executor = SimulatedExecutor(num_blocks, max_num_seqs, self.clock)
+        config = SchedulerConfig(max_num_seqs, tokens, chunk)
+        self.scheduler = Scheduler(config, self.executor, self.clock)
+        self.finished: list[Sequence] = []
+        self.num_requests = 0
+
+    def add(self, prompt_len: int, max_tokens: int, n: int = 1) -> Request:
+        params = SamplingParams(n=n, max_tokens=max_tokens)
+        metrics = RequestMetrics(self.clock())
+        request = Request(str(self.num_requests), None, [3] * prompt_len, params, max_tokens, metrics)
+        self.num_requests += 1
+        self.scheduler.add(request)
+        return request
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        result = self.executor.execute(plan)
+        self.scheduler.advance(plan)
+        for sequence, token in zip(plan.samplers, result.token_ids, strict=True):
+            sequence.token_ids.append(token)
+            if sequence.num_output_tokens >= sequence.request.max_tokens:
+                self.scheduler.finish(sequence, "length")
+                self.finished.append(sequence)
+        self.executor.cache.check_integrity()
+        return plan
+
+    def run(self, most_steps: int = 5000) -> None:
+        for _ in range(most_steps):
+            if not self.scheduler.has_unfinished:
+                return
+            self.step()
+        raise AssertionError("the scheduler does not come to an end")
