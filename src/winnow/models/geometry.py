@@ -30,7 +30,7 @@ class _Probe:
     """Stands in for a step, and writes down what each layer hands over."""
 
     def __init__(self) -> None:
-        self.shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {}
+        self.shapes: dict[int, tuple[int, int, int]] = {}  # by layer: query heads, KV heads, head_dim
         self.windows: dict[int, int | None] = {}
 
     def attend(
@@ -49,7 +49,10 @@ class _Probe:
             raise UnsupportedModelError(
                 f"layer {layer} attends twice; Winnow keeps one row per layer and KV head"
             )
-        self.shapes[layer] = (tuple(q.shape[1:]), tuple(k.shape[1:]), tuple(v.shape[1:]))
+        if not q.shape[2] == k.shape[2] == v.shape[2]:
+            sizes = f"{q.shape[2]}, {k.shape[2]}, {v.shape[2]}"
+            raise UnsupportedModelError(f"the heads of queries, keys and values differ in size: {sizes}")
+        self.shapes[layer] = (q.shape[1], k.shape[1], k.shape[2])
         self.windows[layer] = window
         return torch.zeros_like(q)
 
@@ -101,11 +104,7 @@ def _geometry(name: str, probe: _Probe, config: PretrainedConfig) -> ModelGeomet
         raise UnsupportedModelError(
             f"{name} is not supported: its layers differ in heads or head size: {sorted(shapes)}"
         )
-    query, key, value = next(iter(shapes))
-    if key != value or query[1] != key[1]:
-        raise UnsupportedModelError(
-            f"{name} is not supported: queries, keys and values differ in size: {query[1]}, {key[1]}, {value[1]}"
-        )
+    query_heads, kv_heads, head_dim = shapes.pop()
     windows = tuple(probe.windows[layer] for layer in range(num_layers))
     wants_window = [kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or ()]
     lost = [layer for layer, wanted in enumerate(wants_window) if wanted and windows[layer] is None]
@@ -113,4 +112,4 @@ def _geometry(name: str, probe: _Probe, config: PretrainedConfig) -> ModelGeomet
         raise UnsupportedModelError(
             f"{name} is not supported: the sliding window of layer {lost[0]} is told to masks only, and none is built"
         )
-    return ModelGeometry(num_layers, query[0], key[0], key[1], windows)
+    return ModelGeometry(num_layers, query_heads, kv_heads, head_dim, windows)
