@@ -1,5 +1,6 @@
 """The vectorised sampler against the oracle, and each rule by itself."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,7 @@ def test_a_row_with_nothing_possible_gives_token_0(
     temperature: float, value: float, filters: dict[str, Any]
 ) -> None:
     assert sample_once(torch.full((5,), value), temperature=temperature, **filters) == 0
-    everything = {"min_tokens": 1, "stop_token_ids": range(5)}
+    everything: dict[str, Any] = {"min_tokens": 1, "stop_token_ids": range(5)}
     assert sample_once(torch.arange(5.0), temperature=temperature, **filters, **everything) == 0
 
 
@@ -196,7 +197,11 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> SamplerOutput:
         sampler = make_sampler(16, 50)
         for slot in range(16):
-            extra = {"logprobs": slot % 4, "repetition_penalty": 1.5, "logit_bias": {slot: 5.0}}
+            extra: dict[str, Any] = {
+                "logprobs": slot % 4,
+                "repetition_penalty": 1.5,
+                "logit_bias": {slot: 5.0},
+            }
             sampler.add(slot, SamplingParams(seed=slot, top_p=0.9, **extra), [slot])
         return sampler.sample(random_logits(16, 50), range(16))
 
@@ -255,7 +260,8 @@ def test_features_cost_only_the_rows_that_use_them(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch.Tensor, "sort", spy)
     sampler = make_sampler(4, 12)
-    for slot, extra in enumerate([{"temperature": 0}, {}, {"top_p": 0.9}, {"top_p": 0.9, "top_k": 5}]):
+    extras: list[dict[str, Any]] = [{"temperature": 0}, {}, {"top_p": 0.9}, {"top_p": 0.9, "top_k": 5}]
+    for slot, extra in enumerate(extras):
         sampler.add(slot, SamplingParams(**extra), [])
     sampler.sample(random_logits(2, 12), [0, 1])
     sampler.sample(random_logits(3, 12), [0, 1, 3])
@@ -279,13 +285,27 @@ class TransferSpy(TorchDispatchMode):
 
 def test_a_step_takes_one_transfer_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = make_sampler(5, VOCAB, tuple(EOS))
-    everything = {"top_k": 3, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.2, "logit_bias": {1: 1.0}}
-    for slot, extra in enumerate([{}, {"temperature": 0}, {"logprobs": 3}, everything, {"top_p": 0.5}]):
+    everything: dict[str, Any] = {
+        "top_k": 3,
+        "top_p": 0.8,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "logit_bias": {1: 1.0},
+    }
+    extras: list[dict[str, Any]] = [{}, {"temperature": 0}, {"logprobs": 3}, everything, {"top_p": 0.5}]
+    for slot, extra in enumerate(extras):
         sampler.add(slot, SamplingParams(min_tokens=slot, **extra), [1])
     transfers = []
-    to_host, to_device = torch.Tensor.cpu, torch.from_numpy
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda each: transfers.append("host") or to_host(each))
-    monkeypatch.setattr(torch, "from_numpy", lambda each: transfers.append("device") or to_device(each))
+
+    def spy(direction: str, transfer: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
+        def transferred(each: Any) -> torch.Tensor:
+            transfers.append(direction)
+            return transfer(each)
+
+        return transferred
+
+    monkeypatch.setattr(torch.Tensor, "cpu", spy("host", torch.Tensor.cpu))
+    monkeypatch.setattr(torch, "from_numpy", spy("device", torch.from_numpy))
     monkeypatch.setattr(torch, "tensor", None)
     with TransferSpy():
         sampler.sample(random_logits(5, VOCAB), range(5))

@@ -34,7 +34,7 @@ def test_same_answer_in_any_batch_slot_and_order(kind: dict[str, Any]) -> None:
     others = [(slot, KINDS[slot % len(KINDS)]) for slot in range(10)]
     for slot, other in others:
         sampler.add(slot, SamplingParams(**other), [slot])
-    answer = []
+    answer: list[int] = []
     for step in range(STEPS):
         company = [slot for slot, _ in others][step % 5 :]  # changes from step to step
         place = step % (len(company) + 1)
@@ -51,7 +51,7 @@ def test_same_answer_after_preemption(kind: dict[str, Any], interrupted_after: i
     params = SamplingParams(seed=11, **kind)
     sampler = make_sampler(4, VOCAB, eos=[2])
     sampler.add(0, params, [1, 2, 3])
-    answer = []
+    answer: list[int] = []
     slot = 0
     for step in range(STEPS):
         if step == interrupted_after:
