@@ -231,8 +231,11 @@ class LLM:
 
     @contextmanager
     def _mail(self, ids: list[str]) -> Iterator[dict[str, list[RequestOutput]]]:
-        """Collect the outputs of `ids` for the caller, whoever steps the engine meanwhile."""
+        """Collect the outputs of `ids` for the caller, whoever steps the engine meanwhile or has stepped it before."""
         boxes: dict[str, list[RequestOutput]] = {request_id: [] for request_id in ids}
+        for output in self._unclaimed:
+            boxes.get(output.request_id, []).append(output)
+        self._unclaimed = [output for output in self._unclaimed if output.request_id not in boxes]
         self._mailboxes |= boxes
         try:
             yield boxes

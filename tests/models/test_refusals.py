@@ -46,7 +46,7 @@ def test_keys_and_values_of_different_size(tmp_path: Path) -> None:
         v_head_dim=8,
     )
     with pytest.raises(
-        UnsupportedModelError, match="DeepseekV3ForCausalLM is not supported: .* in size: 16, 16, 8"
+        UnsupportedModelError, match=r"DeepseekV3ForCausalLM is not supported: .* in size: 16, 16, 8"
     ):
         load_model(dummy(directory(tmp_path, config)))
 
@@ -88,12 +88,12 @@ def test_rope_that_depends_on_the_batch_serves_up_to_where_it_does_not(tmp_path:
 
 def test_context_beyond_the_model(tmp_path: Path) -> None:
     path = directory(tmp_path, ARCHITECTURES["llama-gqa"])
-    with pytest.raises(ConfigError, match="max_model_len must be at most 512, .* got 513"):
+    with pytest.raises(ConfigError, match=r"max_model_len must be at most 512, .* got 513"):
         load_model(dummy(path, max_model_len=513))
 
 
 def test_no_such_directory(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="no such directory: .*nowhere"):
+    with pytest.raises(UnsupportedModelError, match=r"no such directory: .*nowhere"):
         load_model(ModelConfig(model=tmp_path / "nowhere"))
 
 

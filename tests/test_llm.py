@@ -1,0 +1,295 @@
+"""The public face: what users call, what they get, and what they are told when it cannot be."""
+
+import gc
+import random
+import signal
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from winnow import LLM, RequestOutput, SamplingParams
+from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
+
+VOCAB = 97
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(1000 * seed + length).choices(range(3, VOCAB), k=length)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model without a tokenizer, context 4096."""
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    path = tmp_path_factory.mktemp("model")
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(config)
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.data.normal_(0, 0.3)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(directory: Path) -> Iterator[LLM]:
+    with LLM(directory, kv_memory="4MiB") as llm:
+        yield llm
+
+
+def ids(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [completion.token_ids for output in outputs for completion in output.outputs]
+
+
+class TestGenerate:
+    def test_outputs_come_in_the_order_of_prompts(self, llm: LLM) -> None:
+        prompts = [prompt(n) for n in (200, 3, 50)]
+        outputs = llm.generate(prompts, GREEDY)
+        assert [o.prompt_token_ids for o in outputs] == prompts
+        assert ids(outputs) == [ids(llm.generate(p, GREEDY))[0] for p in prompts]
+        assert all(o.finished and o.outputs[0].finish_reason == "length" for o in outputs)
+
+    def test_parameters_of_their_own(self, llm: LLM) -> None:
+        params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5)]
+        assert [len(t) for t in ids(llm.generate([prompt(9), prompt(9)], params))] == [1, 5]
+
+    def test_no_prompts_no_outputs(self, llm: LLM) -> None:
+        assert llm.generate([], GREEDY) == []
+
+    def test_samples_with_a_seed_repeat_and_differ_among_each_other(self, llm: LLM) -> None:
+        params = SamplingParams(n=4, temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
+        first, second = (ids(llm.generate(prompt(20), params)) for _ in range(2))
+        assert first == second
+        assert len({tuple(tokens) for tokens in first}) > 1
+
+    def test_stop_token_ends_and_is_named(self, llm: LLM) -> None:
+        full = ids(llm.generate(prompt(20), GREEDY))[0]
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[full[4]])
+        completion = llm.generate(prompt(20), params)[0].outputs[0]
+        assert completion.token_ids == full[: full.index(full[4]) + 1]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", full[4])
+
+    def test_the_answer_ends_where_the_context_ends(self, llm: LLM) -> None:
+        completion = llm.generate(prompt(4090), SamplingParams(max_tokens=50, ignore_eos=True))[0].outputs[0]
+        assert len(completion.token_ids) == 6
+        assert completion.finish_reason == "length"
+
+    def test_metrics(self, llm: LLM) -> None:
+        metrics = llm.generate(prompt(20), GREEDY)[0].metrics
+        times = [
+            metrics.arrival_time,
+            metrics.first_scheduled_time,
+            metrics.first_token_time,
+            metrics.finished_time,
+        ]
+        assert times == sorted(times)
+        assert metrics.latency >= metrics.time_to_first_token > 0
+
+
+class TestLogprobs:
+    def test_equal_the_models_own(self, llm: LLM, directory: Path) -> None:
+        tokens = prompt(40)
+        params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+        [output] = llm.generate(tokens, params)
+        completion = output.outputs[0]
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokens + completion.token_ids])).logits[0]
+        expected = logits.log_softmax(-1)
+        assert output.prompt_logprobs[0] is None
+        assert len(output.prompt_logprobs) == len(tokens)
+        for position, found in enumerate(output.prompt_logprobs[1:]):
+            assert found[tokens[position + 1]].logprob == pytest.approx(
+                float(expected[position, tokens[position + 1]]), abs=1e-3
+            )
+            assert len(found) in (2, 3), "two at the top, and the prompt's own token"
+        for step, (token, found) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
+            row = expected[len(tokens) - 1 + step]
+            assert found[token].logprob == pytest.approx(float(row[token]), abs=1e-3)
+            assert found[token].rank == 1
+            assert set(found) == set(row.topk(3).indices.tolist())
+        total = sum(
+            found[t].logprob for t, found in zip(completion.token_ids, completion.logprobs, strict=True)
+        )
+        assert completion.cumulative_logprob == pytest.approx(total)
+
+    def test_in_chunks_and_under_preemption(self, directory: Path, llm: LLM) -> None:
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, prompt_logprobs=0)
+        prompts = [prompt(100, seed) for seed in range(6)]
+        whole = llm.generate(prompts, params)
+        with LLM(directory, kv_memory="150KiB", max_num_seqs=6, prefill_chunk=17, max_model_len=256) as small:
+            pieces = small.generate(prompts, params)
+            assert small.stats().num_preemptions > 0, "the pool was meant to be too small"
+        for one, other in zip(whole, pieces, strict=True):
+            assert [list(p or ()) for p in one.prompt_logprobs] == [
+                list(p or ()) for p in other.prompt_logprobs
+            ]
+            for a, b in zip(one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True):
+                assert [x.logprob for x in a.values()] == pytest.approx(
+                    [x.logprob for x in b.values()], abs=1e-4
+                )
+
+
+class TestStepByStep:
+    def test_submit_and_step(self, llm: LLM) -> None:
+        wanted = {llm.submit(prompt(n), GREEDY): n for n in (5, 60)}
+        named = llm.submit(prompt(7), GREEDY, request_id="mine")
+        assert named == "mine"
+        finished = {}
+        while llm.has_unfinished:
+            finished |= {o.request_id: o for o in llm.step() if o.finished}
+        assert set(finished) == {*wanted, "mine"}
+
+    def test_streams_side_by_side(self, llm: LLM) -> None:
+        streams = [llm.stream(prompt(n), GREEDY) for n in (5, 60, 300)]
+        last: dict[int, RequestOutput] = {}
+        counts = [0, 0, 0]
+        for _ in range(40):
+            for index, stream in enumerate(streams):
+                for output in [next(stream, None)]:
+                    if output is not None:
+                        last[index] = output
+                        counts[index] += 1
+        assert counts == [12, 12, 12], "one output for each token, whoever made the engine step"
+        assert [last[i].outputs[0].token_ids for i in range(3)] == ids(
+            llm.generate([prompt(n) for n in (5, 60, 300)], GREEDY)
+        )
+
+    def test_a_stream_that_nobody_reads_on_frees_its_blocks(self, llm: LLM) -> None:
+        stream = llm.stream(prompt(100), GREEDY)
+        next(stream)
+        assert llm.has_unfinished
+        stream.close()
+        assert not llm.has_unfinished
+        llm.check_integrity()
+
+    def test_abort(self, llm: LLM) -> None:
+        request_id = llm.submit(prompt(30), SamplingParams(n=3, max_tokens=50, ignore_eos=True))
+        llm.step()
+        output = llm.abort(request_id)
+        assert [c.finish_reason for c in output.outputs] == ["abort"] * 3
+        assert llm.abort(request_id) is None
+        assert not llm.has_unfinished
+        llm.check_integrity()
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("bad", "params", "error", "message"),
+        [
+            ([], None, InvalidRequestError, "prompt must hold at least 1 token"),
+            ([5, 97], None, InvalidRequestError, "token ids must be between 0 and 96, got 97"),
+            ([5, -1], None, InvalidRequestError, "token ids must be between 0 and 96, got -1"),
+            ([3] * 4096, None, ContextLengthError, r"context of 4096 tokens \(max_model_len\), got 4096"),
+            ("text", None, InvalidRequestError, "no tokenizer"),
+            ([1.5], None, InvalidRequestError, "must be text or a list of token ids"),
+            ([5], SamplingParams(stop_token_ids=[97]), InvalidRequestError, "stop_token_ids.*97"),
+        ],
+    )
+    def test_is_named_and_disturbs_nobody(
+        self, llm: LLM, bad: list[int], params: SamplingParams, error: type[Exception], message: str
+    ) -> None:
+        running = llm.submit(prompt(20), GREEDY)
+        with pytest.raises(error, match=message):
+            llm.submit(bad, params)
+        outputs = []
+        while llm.has_unfinished:
+            outputs = llm.step()
+        assert [o.request_id for o in outputs] == [running]
+        assert ids(outputs) == ids(llm.generate(prompt(20), GREEDY))
+
+    def test_one_bad_prompt_of_many_is_named_and_leaves_nothing_behind(self, llm: LLM) -> None:
+        with pytest.raises(InvalidRequestError, match=r"prompts\[1\]: prompt token ids must be between"):
+            llm.generate([prompt(5), [999]], GREEDY)
+        assert not llm.has_unfinished
+
+    def test_what_can_never_fit_is_refused_at_submission(self, directory: Path) -> None:
+        with LLM(directory, kv_memory="300KiB", max_num_seqs=2) as small:
+            with pytest.raises(
+                CapacityError, match=r"needs room for 3009 KVs a row, kv_memory 300\.0 KiB holds \d+"
+            ):
+                small.submit(prompt(3000), SamplingParams(max_tokens=10))
+            with pytest.raises(CapacityError, match="max_tokens 4000"):
+                small.submit(prompt(50), SamplingParams(max_tokens=4000))
+            # without a wish of its own an answer takes what there is
+            output = small.generate(
+                prompt(50), SamplingParams(max_tokens=None, ignore_eos=True, temperature=0)
+            )[0]
+            assert 0 < len(output.outputs[0].token_ids) < 4000
+
+    def test_options(self, directory: Path) -> None:
+        with pytest.raises(ConfigError, match=r"unknown option 'kv_memroy'; known are .*kv_memory"):
+            LLM(directory, kv_memroy="1GiB")
+        with pytest.raises(ConfigError, match="kv_memory must be a size such as 512MiB"):
+            LLM(directory, kv_memory="much")
+        with pytest.raises(ConfigError, match=r"kv_memory must be at least .* got 1\.0 KiB"):
+            LLM(directory, kv_memory=1024)
+        with pytest.raises(ConfigError, match="max_num_batched_tokens must be at least max_num_seqs"):
+            LLM(directory, max_num_seqs=100, max_num_batched_tokens=99)
+        with pytest.raises(ConfigError, match="device 'cuda:99' is not usable here"):
+            LLM(directory, device="cuda:99")
+
+
+class TestMemory:
+    def test_the_promise_holds_with_200_requests_in_a_pool_that_fits_three(self, directory: Path) -> None:
+        """Peak KV bytes from the tensors, after every step."""
+        budget = 1_500_000  # three sequences of 3,030 tokens take 1,313,280 bytes
+        rng = random.Random(5)
+        lengths = [rng.choice((rng.randint(50, 400), rng.randint(50, 3000))) for _ in range(200)]
+        with LLM(directory, kv_memory=budget, dtype="bfloat16", max_num_seqs=32) as llm:
+            executor = llm._engine._executor
+            cache, pool = executor.cache, executor.pool
+            assert pool.nbytes + cache.table_bytes <= budget, "all that is ever allocated"
+            assert 3 <= cache.size.num_blocks // cache.layout.blocks_for(3030) < 4
+            for index, length in enumerate(lengths):
+                llm.submit(prompt(length), SamplingParams(max_tokens=rng.randint(1, 30), seed=index))
+            tensors = [pool.k.data_ptr(), pool.v.data_ptr()]
+            finished = 0
+            while llm.has_unfinished:
+                finished += sum(output.finished for output in llm.step())
+                assert llm.stats().kv_bytes_used <= budget
+            assert finished == 200
+            assert [pool.k.data_ptr(), pool.v.data_ptr()] == tensors, "the pool was replaced"
+            assert 0.8 * budget < llm.stats().kv_bytes_peak <= budget
+            llm.check_integrity()
+
+    def test_deleting_frees(self, directory: Path) -> None:
+        llm = LLM(directory, kv_memory="4MiB")
+        llm.generate(prompt(20), GREEDY)
+        pool = weakref.ref(llm._engine._executor.pool.k)
+        weights = weakref.ref(llm._engine._executor._model.model.lm_head.weight)
+        del llm
+        gc.collect()
+        assert pool() is None
+        assert weights() is None
+
+    def test_no_signal_handlers_are_set(self, directory: Path) -> None:
+        before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        with LLM(directory, kv_memory="4MiB") as llm:
+            llm.generate(prompt(5), GREEDY)
+            assert {number: signal.getsignal(number) for number in signal.valid_signals()} == before
+
+    def test_samples_share_the_prompts_blocks(self, directory: Path) -> None:
+        with LLM(directory, kv_memory="4MiB") as llm:
+            llm.generate(prompt(1600), SamplingParams(max_tokens=16, ignore_eos=True))
+            alone = llm._engine._executor.cache.peak_blocks
+            llm.generate(prompt(1600), SamplingParams(n=8, max_tokens=16, ignore_eos=True))
+            assert llm._engine._executor.cache.peak_blocks - alone == 7 * 4, (
+                "a block a row for each further sample"
+            )
