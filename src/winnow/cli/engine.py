@@ -1,6 +1,6 @@
 """The engine behind a command: its flags, its options, and opening it late.
 
-`torch` takes seconds to import, so it is imported when an engine is built and not for help or a mistyped flag.
+Loading a model brings libraries that take seconds to import, so that waits until everything typed has been checked.
 """
 
 import argparse

@@ -1,0 +1,116 @@
+"""`kill -9` at random moments loses no finished line and repeats none: the real command, the real engine."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from winnow import LLM, SamplingParams
+from winnow.cli.batch.journal import journal_path
+
+KILLS = 5
+REQUESTS = 60
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of a few thousand random weights, which takes prompts of token ids."""
+    directory = tmp_path_factory.mktemp("model")
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "eos_token_id": 2,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def requests() -> list[dict[str, Any]]:
+    """Requests of different lengths, so that they finish out of order."""
+    chance = random.Random(0)
+    return [
+        {
+            "prompt": [chance.randrange(3, 128) for _ in range(chance.randrange(2, 60))],
+            "max_tokens": chance.randrange(1, 40),
+            "temperature": chance.choice([0, 1]),
+            "ignore_eos": True,
+        }
+        for _ in range(REQUESTS)
+    ]
+
+
+def whole_lines(output: Path) -> int:
+    """Results on disk: lines of the output and of the journal after its header."""
+    files = [path.read_bytes() for path in (output, journal_path(output)) if path.exists()]
+    return sum(file.count(b"\n") for file in files) - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [time.time_ns() % 10**6])
+def test_five_kills_and_a_restart(seed: int, model: Path, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in requests()))
+    command = [sys.executable, "-m", "winnow", "run", str(prompts), "-o", str(output), "--model", str(model)]
+    command += ["--load-format", "dummy", "--kv-memory", "256KiB", "--max-num-seqs", "8", "--progress", "off"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    codes = []
+    for _ in range(KILLS):
+        # Each time a little further, so that the last one still finds work to interrupt.
+        target = whole_lines(output) + chance.randrange(1, REQUESTS // (KILLS + 1))
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        while process.poll() is None and whole_lines(output) < target:
+            time.sleep(0.001)
+        time.sleep(chance.random() / 100)
+        process.send_signal(signal.SIGKILL)
+        codes.append(process.wait())
+        done = [
+            json.loads(line) for line in output.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
+        ]
+        assert [record["index"] for record in done] == list(range(len(done)))
+
+    assert -signal.SIGKILL in codes
+    assert subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode == 0
+    records = [json.loads(line) for line in output.read_bytes().splitlines()]
+    assert [record["index"] for record in records] == list(range(REQUESTS))
+    assert [record["token_ids"] for record in records] == uninterrupted(prompts, model, tmp_path)
+
+
+def uninterrupted(prompts: Path, model: Path, tmp_path: Path) -> list[list[int]]:
+    """The answers when nobody kills anything."""
+    from winnow.cli.main import main
+
+    output = tmp_path / "whole.jsonl"
+    command = ["run", str(prompts), "-o", str(output), "--model", str(model), "--load-format", "dummy"]
+    command += ["--kv-memory", "256KiB", "--max-num-seqs", "8", "--progress", "off"]
+    assert main(command) == 0
+    return [json.loads(line)["token_ids"] for line in output.read_bytes().splitlines()]
+
+
+def test_greedy_answers_are_those_of_the_library(model: Path, tmp_path: Path) -> None:
+    lines = [line for line in requests()[:12] if line["temperature"] == 0]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answers = uninterrupted(prompts, model, tmp_path)
+    with LLM(model, load_format="dummy", kv_memory="1MiB") as llm:
+        params = [
+            SamplingParams(temperature=0, ignore_eos=True, max_tokens=line["max_tokens"]) for line in lines
+        ]
+        outputs = llm.generate([line["prompt"] for line in lines], params)
+    assert answers == [output.outputs[0].token_ids for output in outputs]
