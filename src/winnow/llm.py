@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from winnow.attention import ReferenceBackend
+from winnow.attention import open_backend
 from winnow.config import EngineConfig
 from winnow.engine.engine import Engine
 from winnow.engine.scheduler import Scheduler
@@ -42,7 +42,7 @@ class LLM:
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         self.config = EngineConfig.from_options({"model": model, **options})
         loaded = load_model(self.config.model)
-        executor = TorchExecutor(loaded, self.config, ReferenceBackend())
+        executor = TorchExecutor(loaded, self.config, open_backend(self.config.model.attention_backend))
         self.tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
         self._engine = Engine(
