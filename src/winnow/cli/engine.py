@@ -62,12 +62,13 @@ def sampling_options(namespace: argparse.Namespace) -> dict[str, Any]:
 
 def open_llm(options: dict[str, Any]) -> "LLM":
     """Load the model and set up its cache."""
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils import logging
 
     from winnow.llm import LLM
 
-    # Standard error is for our own progress.
-    disable_progress_bar()
+    # Standard error is for our own progress and messages.
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     return LLM(**options)
 
 

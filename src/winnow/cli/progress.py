@@ -100,8 +100,9 @@ class LiveProgress:
 
 
 def plain_line(snapshot: Snapshot) -> str:
-    """One line of text: `12/64 done, 0 failed | prefill 3210 tok/s, decode 88 tok/s | KV 10.1 of 64.0 MiB | ...`."""
-    return " | ".join(f"{name} {value}" if name else value for name, value in _readings(snapshot))
+    """One line of text: `12/64 done, 0 failed | KV 10.1 MiB of 64.0 MiB | prefill 321 tok/s | decode 88 tok/s | ...`."""
+    done = f"{snapshot.done}/{snapshot.total} done, {snapshot.failed} failed"
+    return f"{done} | KV {_memory(snapshot)} | {_readings(snapshot)}"
 
 
 def live_display(snapshot: Snapshot) -> RenderableType:
@@ -110,32 +111,24 @@ def live_display(snapshot: Snapshot) -> RenderableType:
     bars = Table.grid(padding=(0, 2))
     bars.add_row(
         "requests",
-        ProgressBar(total=max(snapshot.total, 1), completed=snapshot.done, width=40),
-        f"{snapshot.done}/{snapshot.total}",
-        f"{snapshot.elapsed:.0f} s",
+        ProgressBar(total=max(snapshot.total, 1), completed=snapshot.done, width=30),
+        f"{snapshot.done}/{snapshot.total} done, {snapshot.failed} failed, {snapshot.elapsed:.0f} s",
     )
     bars.add_row(
         "KV memory",
-        ProgressBar(total=max(stats.kv_bytes_budget, 1), completed=stats.kv_bytes_used, width=40),
-        f"{format_bytes(stats.kv_bytes_used)} of {format_bytes(stats.kv_bytes_budget)}",
-        f"peak {format_bytes(stats.kv_bytes_peak)}",
+        ProgressBar(total=max(stats.kv_bytes_budget, 1), completed=stats.kv_bytes_used, width=30),
+        f"{_memory(snapshot)}, peak {format_bytes(stats.kv_bytes_peak)}",
     )
-    readings = Table.grid(padding=(0, 2))
-    for name, value in _readings(snapshot)[1:]:
-        readings.add_row(name, value)
-    return Group(bars, readings)
+    return Group(bars, _readings(snapshot))
 
 
-def _readings(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """What both displays tell, as (name, value)."""
+def _memory(snapshot: Snapshot) -> str:
+    return f"{format_bytes(snapshot.stats.kv_bytes_used)} of {format_bytes(snapshot.stats.kv_bytes_budget)}"
+
+
+def _readings(snapshot: Snapshot) -> str:
     stats = snapshot.stats
-    used, budget = format_bytes(stats.kv_bytes_used), format_bytes(stats.kv_bytes_budget)
-    return [
-        ("", f"{snapshot.done}/{snapshot.total} done, {snapshot.failed} failed"),
-        ("prefill", f"{snapshot.prefill_rate:.0f} tok/s"),
-        ("decode", f"{snapshot.decode_rate:.0f} tok/s"),
-        ("KV", f"{used} of {budget}"),
-        ("running", str(stats.num_running)),
-        ("waiting", str(stats.num_waiting)),
-        ("preemptions", str(stats.num_preemptions)),
-    ]
+    return (
+        f"prefill {snapshot.prefill_rate:.0f} tok/s | decode {snapshot.decode_rate:.0f} tok/s"
+        f" | running {stats.num_running} | waiting {stats.num_waiting} | preemptions {stats.num_preemptions}"
+    )

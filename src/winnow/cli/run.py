@@ -135,6 +135,7 @@ def _answer(
             # Twice what can run, so that whatever ends is replaced at once.
             max_in_flight=2 * config.scheduler.max_num_seqs,
         )
+        show()
         driver.run(prompts.path, show)
         return meter.elapsed, llm.stats()
 
