@@ -100,7 +100,7 @@ class LiveProgress:
 
 
 def plain_line(snapshot: Snapshot) -> str:
-    """One line of text: `12/64 done, 0 failed | KV 10.1 MiB of 64.0 MiB | prefill 321 tok/s | decode 88 tok/s | ...`."""
+    """One line of text: `12/64 done, 0 failed | KV 10.1 MiB of 64.0 MiB | prefill 321 tok/s | ...`."""
     done = f"{snapshot.done}/{snapshot.total} done, {snapshot.failed} failed"
     return f"{done} | KV {_memory(snapshot)} | {_readings(snapshot)}"
 
