@@ -146,6 +146,18 @@ class TestLogprobs:
                 )
 
 
+class TestPreemption:
+    def test_samples_without_a_seed_go_on_as_if_nothing_had_happened(self, directory: Path) -> None:
+        params = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True, presence_penalty=0.5)
+        answers = []
+        for memory, sequences in (("4MiB", 6), ("150KiB", 6)):
+            with LLM(directory, kv_memory=memory, max_num_seqs=sequences, max_model_len=256, seed=4) as llm:
+                answers.append(ids(llm.generate([prompt(100, seed) for seed in range(6)], params)))
+                preempted = llm.stats().num_preemptions
+        assert preempted > 0, "the pool was meant to be too small"
+        assert answers[0] == answers[1]
+
+
 class TestStepByStep:
     def test_submit_and_step(self, llm: LLM) -> None:
         wanted = {llm.submit(prompt(n), GREEDY): n for n in (5, 60)}

@@ -33,6 +33,9 @@ class SimulatedExecutor:
         self.plans: list[StepPlan] = []
         self.released: list[int] = []
 
+    def settle(self, params: SamplingParams) -> SamplingParams:
+        return params
+
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         self.clock.now += 0.001 + 1e-5 * plan.num_tokens

@@ -63,7 +63,7 @@ class Engine:
             token_ids, params, self._executor.cache, self._vocab_size, self._max_model_len, self._kv_memory
         )
         metrics = RequestMetrics(arrival_time=self._clock())
-        request = Request(request_id, prompt, token_ids, params, max_tokens, metrics)
+        request = Request(request_id, prompt, token_ids, self._executor.settle(params), max_tokens, metrics)
         self._requests[request_id] = request
         for sequence in request.sequences:
             self._answers[sequence] = Answer(sequence, self._tokenizer, self._eos_token_ids)

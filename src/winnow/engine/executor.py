@@ -4,6 +4,7 @@ from typing import Protocol
 
 from winnow.cache import CacheManager
 from winnow.engine.plan import StepPlan, StepResult
+from winnow.sampling import SamplingParams
 
 
 class Executor(Protocol):
@@ -12,6 +13,9 @@ class Executor(Protocol):
     @property
     def cache(self) -> CacheManager:
         """The accounting of the cache that plans are made against."""
+
+    def settle(self, params: SamplingParams) -> SamplingParams:
+        """Decide what the parameters leave open, such as the seed: once, when a request arrives."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the planned tokens and sample where the plan says so."""

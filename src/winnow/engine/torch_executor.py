@@ -12,7 +12,7 @@ from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.request import Sequence
 from winnow.models import LoadedModel
 from winnow.outputs import LogprobDict
-from winnow.sampling import Sampler, prompt_logprobs
+from winnow.sampling import Sampler, SamplingParams, prompt_logprobs
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,9 @@ class TorchExecutor:
             size.max_num_seqs, model.vocab_size, model.device, model.eos_token_ids, seed=config.model.seed
         )
         self._sampling: set[int] = set()
+
+    def settle(self, params: SamplingParams) -> SamplingParams:
+        return self._sampler.with_seed(params)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
