@@ -157,6 +157,39 @@ class TestPreemption:
         assert preempted > 0, "the pool was meant to be too small"
         assert answers[0] == answers[1]
 
+    @pytest.mark.parametrize("failure", [RuntimeError("out of memory"), KeyboardInterrupt()])
+    def test_a_step_that_fails_half_way_costs_time_and_nothing_else(
+        self, llm: LLM, failure: BaseException, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        params = SamplingParams(
+            n=2, temperature=1.0, seed=5, max_tokens=12, repetition_penalty=1.2, ignore_eos=True
+        )
+        prompts = [prompt(n) for n in (700, 30, 5)]
+        expected = ids(llm.generate(prompts, params))
+        executor = llm._engine._executor
+        backend, calls = executor._backend, 0
+        attend = backend.attend
+
+        def fails_now_and_then(*args: object, **kwargs: object) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            if calls in (2, 9, 20):  # in the second layer, when half of the step's KVs are written
+                raise failure
+            return attend(*args, **kwargs)
+
+        monkeypatch.setattr(backend, "attend", fails_now_and_then, raising=False)
+        names = [llm.submit(p, params) for p in prompts]
+        finished, failures = {}, 0
+        while llm.has_unfinished:
+            try:
+                finished |= {o.request_id: o for o in llm.step() if o.finished}
+            except BaseException as error:
+                assert error is failure
+                failures += 1
+            llm.check_integrity()
+        assert failures == 3
+        assert ids([finished[name] for name in names]) == expected
+
 
 class TestStepByStep:
     def test_submit_and_step(self, llm: LLM) -> None:

@@ -81,13 +81,20 @@ class Engine:
         return self._output(request)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns the requests that got tokens or finished, as they stand."""
+        """Compute one step. Returns the requests that got tokens or finished, as they stand.
+
+        If it fails or is interrupted, requests lose time and nothing else: call it again.
+        """
         start = self._clock()
         plan = self._scheduler.schedule()
         if not plan.entries:
             return []
         scheduled = self._clock()
-        result = self._executor.execute(plan)
+        try:
+            result = self._executor.execute(plan)
+        except BaseException:  # also an impatient Ctrl-C: whatever comes next finds a sound engine
+            self._scheduler.abandon(plan)
+            raise
         executed = self._clock()
         self._scheduler.advance(plan)
         touched = self._take(plan, result, executed)

@@ -168,11 +168,20 @@ class Scheduler:
 
     def _preempt(self) -> None:
         victim = self._victims.choose(self.running)
-        self._method.preempt(victim, self._executor)
-        self.running.remove(victim)
-        self.waiting.appendleft(victim)
+        self._put_back(victim, self._method)
         victim.request.metrics.num_preemptions += 1
         self.num_preemptions += 1
+
+    def _put_back(self, sequence: Sequence, method: PreemptionMethod) -> None:
+        method.preempt(sequence, self._executor)
+        self.running.remove(sequence)
+        self.waiting.appendleft(sequence)
+
+    def abandon(self, plan: StepPlan) -> None:
+        """Undo a plan that was not computed to its end: its sequences start anew, their half-written KVs are gone."""
+        planned = {sequence for entry in plan.entries for sequence in (entry.sequence, *entry.samplers)}
+        for sequence in [s for s in reversed(self.running) if s in planned]:
+            self._put_back(sequence, Recompute())
 
     def advance(self, plan: StepPlan) -> None:
         """Count the planned tokens as computed."""
