@@ -69,6 +69,12 @@ class TestGenerate:
         params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5)]
         assert [len(t) for t in ids(llm.generate([prompt(9), prompt(9)], params))] == [1, 5]
 
+    def test_prompts_in_dictionaries(self, llm: LLM) -> None:
+        tokens = prompt(9)
+        plain = ids(llm.generate(tokens, GREEDY))
+        assert ids(llm.generate({"prompt_token_ids": tokens}, GREEDY)) == plain
+        assert ids(llm.generate([{"prompt_token_ids": tokens}, {"prompt": tokens}], GREEDY)) == plain * 2
+
     def test_no_prompts_no_outputs(self, llm: LLM) -> None:
         assert llm.generate([], GREEDY) == []
 

@@ -17,7 +17,8 @@ from winnow.models import load_model
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
 
-Prompt = str | Sequence[int]
+# Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
+Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 
 
@@ -78,7 +79,7 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or its parameters are unusable; names which, and nothing has been computed.
         """
-        single = isinstance(prompts, str) or (bool(prompts) and _is_token_ids(prompts))
+        single = isinstance(prompts, str | Mapping) or (bool(prompts) and _is_token_ids(prompts))
         many = cast("list[Prompt]", [prompts] if single else list(prompts))
         return self._answer([self._tokenize(prompt) for prompt in many], sampling_params, progress)
 
@@ -248,6 +249,8 @@ class LLM:
             self._mailboxes.get(output.request_id, self._unclaimed).append(output)
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            prompt = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
         if not isinstance(prompt, str):
             if not _is_token_ids(prompt):
                 raise InvalidRequestError("prompt must be text or a list of token ids")
