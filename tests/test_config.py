@@ -27,7 +27,7 @@ def test_sizes(text: str | int, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1MiB", "1 XiB", "1e9", "0", 0, -5, True, None, "12 34"])
 def test_what_is_no_size(text: object) -> None:
-    with pytest.raises(ConfigError, match="^budget must be"):
+    with pytest.raises(ConfigError, match=r"^budget must be"):
         parse_bytes(text, "budget")  # type: ignore[arg-type]
 
 

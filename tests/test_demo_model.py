@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_text_streams_piece_by_piece_and_stops_at_a_string_across_tokens(llm: LL
         )
     ]
     assert seen[-1] == text[:end]
-    assert all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(seen))
     assert len(seen) < 40
 
 

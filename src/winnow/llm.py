@@ -249,19 +249,20 @@ class LLM:
             self._mailboxes.get(output.request_id, self._unclaimed).append(output)
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        content: Any = prompt
         if isinstance(prompt, Mapping):
-            prompt = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
-        if not isinstance(prompt, str):
-            if not _is_token_ids(prompt):
+            content = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
+        if not isinstance(content, str):
+            if not _is_token_ids(content):
                 raise InvalidRequestError("prompt must be text or a list of token ids")
-            return None, list(prompt)
+            return None, list(content)
         if self.tokenizer is None:
             raise InvalidRequestError(
                 "prompt must be a list of token ids: the model's directory has no tokenizer"
             )
-        if not prompt:
+        if not content:
             raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
-        return prompt, self.tokenizer.encode(prompt)
+        return content, self.tokenizer.encode(content)
 
     def _apply_template(self, messages: Sequence[Message]) -> tuple[str | None, list[int]]:
         if self.tokenizer is None or not self.tokenizer.chat_template:
