@@ -1,6 +1,7 @@
 """Training batches: task documents and plain text as token rows of one length, with what carries loss."""
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,21 +11,22 @@ from tokenizers import Tokenizer
 
 from winnow.evaluate.demo_tasks import CATEGORIES, Haystack, make_document, question_suffix
 
-# Shares of the rows. Passage retrieval is learned last, so it gets most; plain text keeps the prose familiar.
+# Shares of the rows; the categories that are learned last get most. Plain text keeps the prose familiar.
 MIX = {
-    "single": 1.0,
-    "two-hop": 1.2,
-    "passkey": 1.0,
+    "single": 0.8,
+    "two-hop": 0.8,
+    "passkey": 0.8,
     "key-value": 1.0,
-    "few-shot": 1.0,
-    "code": 1.0,
-    "passage": 2.5,
-    "key-points": 1.5,
+    "few-shot": 2.0,
+    "code": 1.2,
+    "passage": 1.6,
+    "key-points": 1.6,
     "plain": 0.8,
 }
 CONTEXT_WEIGHT = 0.1
 MOST_QUESTIONS = 16
 MOST_PLANTED = 30
+SHOWN_LABEL = re.compile(r"(?<=belongs to the group) (\w+)")
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,10 @@ class RowMaker:
             min(planted, MOST_PLANTED),
             min(asked, MOST_QUESTIONS),
         )
-        tokens = [self.bos, *self.encode(document.context)]
-        is_answer = [False] * len(tokens)
+        encoding = self.tokenizer.encode(document.context, add_special_tokens=False)
+        tokens = [self.bos, *encoding.ids]
+        spans = repeated_labels(document.context) if category == "few-shot" else []
+        is_answer = [False, *(any(start <= at < end for start, end in spans) for at, _ in encoding.offsets)]
         for question in document.questions:
             asked_tokens = self.encode(question_suffix(question.text))
             answer = [*self.encode(" " + question.answer), self.eos]
@@ -100,7 +104,10 @@ class RowMaker:
         return self.plain(rng, length) if category == "plain" else self.document(rng, category, length)
 
     def batch(self, rng: random.Random, rows: int, length: int, logits: int, max_positions: int) -> Batch:
-        """`rows` rows of `length` tokens; all answer tokens carry loss, and random others up to `logits` in total."""
+        """`rows` rows of `length` tokens at positions below `max_positions` (see `skipped_positions`).
+
+        All answer tokens carry loss, and random others up to `logits` in total.
+        """
         made = [self.row(rng, length) for _ in range(rows)]
         tokens = np.full((rows, length), self.pad, dtype=np.int64)
         answers = np.zeros((rows, length), dtype=bool)
@@ -113,15 +120,26 @@ class RowMaker:
         return Batch(tokens, positions, *choose(rng, tokens, answers, filled, logits))
 
 
+def repeated_labels(context: str) -> list[tuple[int, int]]:
+    """Where a few-shot context shows a label again: from its group's other words, that is a question like any other."""
+    shown: set[str] = set()
+    spans = []
+    for found in SHOWN_LABEL.finditer(context):
+        if found[1] in shown:
+            spans.append(found.span())
+        shown.add(found[1])
+    return spans
+
+
 def skipped_positions(rng: random.Random, length: int, max_positions: int) -> np.ndarray:
-    """RoPE positions of one row: half of the rows jump ahead at one to three places.
+    """RoPE positions of one row: one row in five jumps ahead at one to three places.
 
     A short row then holds distances of up to `max_positions`, which trains attention over long contexts at the price
     of short ones.
     """
     positions = np.arange(length)
     spare = max_positions - length
-    if spare > 0 and rng.random() < 0.5:
+    if spare > 0 and rng.random() < 0.2:
         for _ in range(rng.randint(1, 3)):
             jump = rng.randint(0, spare)
             positions[rng.randrange(1, length) :] += jump

@@ -26,13 +26,11 @@ class Probe:
             tokens = torch.tensor([row.tokens])
             ahead = torch.tensor([index for index, answer in enumerate(row.is_answer) if answer])
             logits = model(tokens, torch.arange(tokens.shape[1])[None], ahead - 1)
-            hits = (logits.argmax(-1) == tokens[0, ahead]).tolist()
-            ends = (tokens[0, ahead] == self.maker.eos).tolist()
-            good = True
-            for hit, end in zip(hits, ends, strict=True):
-                good = good and hit
-                if end:
-                    right, total, good = right + good, total + 1, True
+            hits = logits.argmax(-1) == tokens[0, ahead]
+            starts = torch.cat([torch.tensor([True]), ahead[1:] != ahead[:-1] + 1])
+            answer = starts.cumsum(0) - 1
+            wrong = torch.zeros(int(answer[-1]) + 1).index_add_(0, answer, (~hits).float())
+            right, total = right + int((wrong == 0).sum()), total + len(wrong)
         return right / max(1, total)
 
     def report(self, model: TrainingLlama, length: int) -> str:

@@ -47,7 +47,21 @@ def task_words() -> list[str]:
     alone = [word for group in words.WORD_GROUPS.values() for word in group]
     alone += [*words.ADJECTIVES, *words.NOUNS, *words.VERBS]
     alone += ["Key", "The", "def", "\n    return"]
-    spaced += ["favourite", "season", "instrument", "value", "belongs", "x", "y", "n", "k", "+", "*", "%", "//"]
+    spaced += [
+        "favourite",
+        "season",
+        "instrument",
+        "value",
+        "belongs",
+        "x",
+        "y",
+        "n",
+        "k",
+        "+",
+        "*",
+        "%",
+        "//",
+    ]
     return sorted({" " + word for word in spaced if not word.isdigit()}) + sorted(set(alone))
 
 

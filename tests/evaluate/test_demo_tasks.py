@@ -100,13 +100,13 @@ def test_few_shot_asks_for_a_word_that_was_not_shown() -> None:
         assert {shown[word] for word in group & set(shown)} == {sample.answer}
 
 
-def test_passage_is_the_one_that_holds_the_quote() -> None:
+def test_passage_is_the_one_that_ends_with_the_quote() -> None:
     for seed in range(20):
         sample = make_sample("passage", rng(seed), HAYSTACK, count_tokens, 700)
         quoted = sample.question.split('"')[1]
         holders = [line for line in sample.context.split("\n") if quoted in line]
         assert len(holders) == 1
-        assert holders[0].startswith(f"Passage {sample.answer}: ")
+        assert holders[0].endswith(f"{quoted}. [{sample.answer}]")
 
 
 def test_key_points_come_in_order_and_complete() -> None:

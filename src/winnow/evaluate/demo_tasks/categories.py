@@ -76,27 +76,24 @@ def source_code(
 def numbered_passages(
     rng: random.Random, haystack: Haystack, count_tokens: CountTokens, tokens: int, planted: int, asked: int
 ) -> tuple[str, list[Question]] | None:
-    """The haystack cut into numbered passages of at most `planted` sentences; asked where a quoted sentence stands."""
-    header = count_tokens("\nPassage 10:")
-    sentences = haystack.passage(rng, tokens - asked * 36, extra=-(-header // planted))
-    starts = range(0, len(sentences), planted)
-    passages = [sentences[start : start + planted] for start in starts]
-    context = "\n".join(
-        f"Passage {number}: {' '.join(lines)}" for number, lines in enumerate(passages, start=1)
-    )
-    found = [
-        (str(number), quote(rng, line)) for number, lines in enumerate(passages, start=1) for line in lines
-    ]
-    clear = [(number, words) for number, words in found if context.count(words) == 1]
+    """The haystack cut into passages of at most `planted` sentences, each closed by its number; asked for the number of
+    the one that ends with the quoted words."""
+    mark = count_tokens(" [10]\n")
+    sentences = haystack.passage(rng, tokens - asked * 36, extra=-(-mark // planted))
+    passages = [" ".join(sentences[start : start + planted]) for start in range(0, len(sentences), planted)]
+    context = "\n".join(f"{passage} [{number}]" for number, passage in enumerate(passages, start=1))
+    endings = [(str(number), last_words(rng, passage)) for number, passage in enumerate(passages, start=1)]
+    clear = [(number, ending) for number, ending in endings if context.count(ending) == 1]
     if len(passages) < 2 or not clear:
         return None
     chosen = rng.sample(clear, min(asked, len(clear)))
-    return context, [Question(f'Which passage has the words "{words}"?', number) for number, words in chosen]
+    questions = [Question(f'Which passage ends with "{ending}"?', number) for number, ending in chosen]
+    return context, questions
 
 
-def quote(rng: random.Random, sentence: str) -> str:
-    """The first four to eight words of a sentence, without a closing mark."""
-    return " ".join(sentence.split()[: rng.randint(4, 8)]).rstrip(".,;:!?")
+def last_words(rng: random.Random, passage: str) -> str:
+    """The last four to eight words of a passage, without its closing mark."""
+    return " ".join(passage.split()[-rng.randint(4, 8) :]).rstrip(".,;:!?")
 
 
 def _join(lines: list[str], own_line: tuple[str, ...]) -> str:
