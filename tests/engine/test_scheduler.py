@@ -79,6 +79,26 @@ def test_a_preempted_sequence_frees_what_it_held_at_once() -> None:
     assert list(simulation.scheduler.waiting) == new.sequences
 
 
+def test_a_preempted_sequence_comes_before_those_that_arrived_later() -> None:
+    simulation = Simulation(num_blocks=ROWS * 18, max_num_seqs=2, tokens=64, chunk=None)
+    simulation.add(32, 16)
+    preempted, later = simulation.add(32, 16), simulation.add(4, 4)
+    while not simulation.scheduler.num_preemptions:
+        simulation.step()
+    assert list(simulation.scheduler.waiting) == [*preempted.sequences, *later.sequences]
+
+
+def test_nobody_is_admitted_into_room_that_is_promised_to_others() -> None:
+    # Prompts of 10 blocks a row, in chunks of one block; 18 blocks a row hold one of them, and not two.
+    simulation = Simulation(num_blocks=ROWS * 18, tokens=64, chunk=BLOCK)
+    first, second = simulation.add(40, 2), simulation.add(40, 2)
+    while not first.finished:
+        assert second.sequences[0].slot is None
+        simulation.step()
+    simulation.run()
+    assert simulation.scheduler.num_preemptions == 0
+
+
 def test_samples_share_the_prompt() -> None:
     simulation = Simulation(num_blocks=ROWS * 100, tokens=64, chunk=None)
     simulation.add(32, 4, n=4)
