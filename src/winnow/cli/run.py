@@ -89,10 +89,12 @@ def execute(namespace: argparse.Namespace) -> int:
     checkpoint = None if namespace.overwrite else read_checkpoint(namespace.output, identity, tally.add)
     resumed = tally.requests
     try:
-        if prompts.num_requests > resumed or checkpoint is None:
+        if checkpoint is None or checkpoint.num_done < prompts.num_requests:
             seconds, stats = _answer(namespace, options, defaults, prompts, identity, checkpoint, tally)
         else:
             seconds, stats = 0.0, EngineStats()
+            # A kill may have come between the journal and the output: opening the writer moves what is left.
+            ResultWriter(namespace.output, identity, checkpoint).close()
     except KeyboardInterrupt:
         raise KeyboardInterrupt(RESUME_HINT) from None
     summary = Summary.of(tally, resumed, seconds, stats)
@@ -130,7 +132,9 @@ def _answer(
             defaults,
             writer,
             tally,
-            model=Path(config.model.model).name if config.model.model is not None else "winnow-demo",
+            model=Path(config.model.model).resolve().name
+            if config.model.model is not None
+            else "winnow-demo",
             seed=config.model.seed,
             # Twice what can run, so that whatever ends is replaced at once.
             max_in_flight=2 * config.scheduler.max_num_seqs,

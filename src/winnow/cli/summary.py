@@ -24,7 +24,7 @@ class Summary:
     """A run in numbers.
 
     Requests, tokens and accuracy cover every line of the output; what was computed, how fast and in how much memory
-    are of the last process alone, which answered `requests - resumed` lines.
+    are of the last process alone, which answered `requests - resumed` lines. `seconds` do not count loading the model.
     """
 
     requests: int
