@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnow.attention import Observe, PagedCache, ReferenceBackend, Spans
+from winnow.attention import AttentionSpec, Observe, PagedCache, ReferenceBackend, Spans
 from winnow.attention import reference as reference_module
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
 
@@ -184,17 +184,8 @@ def test_equals_the_formula(
     with pytest.MonkeyPatch.context() as patch:
         if small_temporaries:  # every group and every block of queries is cut
             patch.setattr(reference_module, "_TEMPORARY", 200)
-        out = ReferenceBackend().attend(
-            case.cache,
-            case.spans,
-            LAYER,
-            case.q,
-            scale=0.3,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-            observe=observe,
-        )
+        spec = AttentionSpec(0.3, window, softcap, sinks)
+        out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, spec, observe)
     expected, added = naive(case, 0.3, window, softcap, sinks, observe)
     assert torch.allclose(out.double(), expected, atol=1e-5)
     found = scores(case)
@@ -206,7 +197,7 @@ def test_equals_the_formula(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_rounds_only_its_output(dtype: torch.dtype) -> None:
     case = build(3, [1, 1, 7], 2, 2, 0, dtype)
-    out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, scale=0.3)
+    out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
     expected, _ = naive(case, 0.3, None, None, None, Observe(()))
     assert out.dtype == dtype
     assert torch.allclose(out.double(), expected, rtol=2**-7, atol=1e-3)
@@ -214,7 +205,7 @@ def test_low_precision_rounds_only_its_output(dtype: torch.dtype) -> None:
 
 def test_without_observe_scores_stay() -> None:
     case = build(5, [1, 4], 2, 2, 1, torch.float32)
-    ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, scale=0.3)
+    ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
     assert set(scores(case).values()) == {0.0}
 
 

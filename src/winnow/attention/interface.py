@@ -18,6 +18,20 @@ class PagedCache:
 
 
 @dataclass(frozen=True)
+class AttentionSpec:
+    """How a layer attends: softmax(q k^T) v over KVs whose position is not above the query's, with these changes."""
+
+    scale: float
+    """Factor of the logits."""
+    window: int | None = None
+    """A query sees only KVs fewer than `window` positions back."""
+    softcap: float | None = None
+    """Bends scaled logits x to softcap * tanh(x / softcap) (Gemma 2)."""
+    sinks: Tensor | None = None
+    """[Hq]: one more logit per query head, which takes probability and gives no value (gpt-oss)."""
+
+
+@dataclass(frozen=True)
 class Observe:
     """What attention adds to the scores of the KVs it reads, in the same pass.
 
@@ -44,19 +58,10 @@ class AttentionBackend(Protocol):
         spans: Spans,
         layer: int,
         q: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
+        spec: AttentionSpec,
         observe: Observe | None = None,
     ) -> Tensor:
-        """Attention of q, [T, Hq, d], over the rows of each token's sequence. Returns [T, Hq, d] in q's dtype.
-
-        A query sees the KVs of its row whose position is not above its own, and with `window` those fewer than
-        `window` positions back. `softcap` c bends the scaled logits to c * tanh(x / c). `sinks`, [Hq], is one more
-        logit per query head that takes probability and gives no value.
-        """
+        """Attention of q, [T, Hq, d], over the rows of each token's sequence. Returns [T, Hq, d] in q's dtype."""
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         """Move KVs between slots of the pool: key, value, position and scores together.

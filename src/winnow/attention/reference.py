@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from winnow.attention.interface import Observe, PagedCache
+from winnow.attention.interface import AttentionSpec, Observe, PagedCache
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool
 from winnow.cache.layout import ceil_div
@@ -57,11 +57,7 @@ class ReferenceBackend:
         spans: Spans,
         layer: int,
         q: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
+        spec: AttentionSpec,
         observe: Observe | None = None,
     ) -> Tensor:
         out = torch.empty_like(q)
@@ -70,24 +66,13 @@ class ReferenceBackend:
             rows = _Rows.gather(cache, spans, group, layer)
             q_group = q[group.tokens].unflatten(0, (len(group.index), -1))  # [G, n, Hq, d]
             position = spans.position[group.tokens].int().unflatten(0, (len(group.index), -1))  # [G, n]
-            pieces = []
-            per_query = len(group.index) * q.shape[1] * group.longest
-            step = max(1, _TEMPORARY // per_query)
-            for start in range(0, q_group.shape[1], step):
-                part = slice(start, start + step)
-                pieces.append(
-                    _attend_rows(
-                        q_group[:, part],
-                        position[:, part],
-                        rows,
-                        cache.pool,
-                        scale,
-                        window,
-                        softcap,
-                        sinks,
-                        observe,
-                    )
+            queries = max(1, _TEMPORARY // (len(group.index) * q.shape[1] * group.longest))
+            pieces = [
+                _attend_rows(q_part, position_part, rows, cache.pool, spec, observe)
+                for q_part, position_part in zip(
+                    q_group.split(queries, dim=1), position.split(queries, dim=1), strict=True
                 )
+            ]
             out[group.tokens] = torch.cat(pieces, dim=1).flatten(0, 1).to(q.dtype)
         return out
 
@@ -154,32 +139,23 @@ def _groups(spans: Spans, row_elements: int) -> Iterator[_Group]:
 
 
 def _attend_rows(
-    q: Tensor,
-    position: Tensor,
-    rows: _Rows,
-    pool: KVPool,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    observe: Observe | None,
+    q: Tensor, position: Tensor, rows: _Rows, pool: KVPool, spec: AttentionSpec, observe: Observe | None
 ) -> Tensor:
     """Attention of q, [G, n, Hq, d], at `position`, [G, n], over gathered rows. Returns float32 [G, n, Hq, d]."""
     heads = rows.k.shape[1]
-    q = (
-        q.float().unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
-    )  # [G, H, g, n, d]: g query heads share a KV head
+    # q becomes [G, H, g, n, d]: g query heads share a KV head
+    q = (q.float() * spec.scale).unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
     group, n = q.shape[2:4]
-    logits = (q.flatten(2, 3) @ rows.k.transpose(2, 3)).unflatten(2, (group, n)) * scale  # [G, H, g, n, N]
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
+    logits = (q.flatten(2, 3) @ rows.k.transpose(2, 3)).unflatten(2, (group, n))  # [G, H, g, n, N]
+    if spec.softcap is not None:
+        logits = spec.softcap * torch.tanh(logits / spec.softcap)
     age = position[:, None, :, None] - rows.position[:, :, None, :]  # [G, H, n, N]
     visible = rows.valid[:, :, None, :] & (age >= 0)
-    if window is not None:
-        visible &= age < window
+    if spec.window is not None:
+        visible &= age < spec.window
     logits.masked_fill_(~visible[:, :, None], -torch.inf)
-    if sinks is not None:
-        column = sinks.float().view(1, heads, group, 1, 1).expand(len(q), -1, -1, n, 1)
+    if spec.sinks is not None:
+        column = spec.sinks.float().view(1, heads, group, 1, 1).expand(len(q), -1, -1, n, 1)
         logits = torch.cat([logits, column], dim=-1)
     p = logits.softmax(dim=-1)[..., : rows.k.shape[2]]
     if observe is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from winnow.attention import AttentionBackend, Observe, PagedCache, Spans
+from winnow.attention import AttentionBackend, AttentionSpec, Observe, PagedCache, Spans
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.config import EngineConfig
 from winnow.engine.plan import StepPlan, StepResult
@@ -24,30 +24,9 @@ class _AttentionStep:
     spans: Spans
     observe: Observe | None = None
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         self.backend.write(self.cache, self.spans, layer, k, v)
-        return self.backend.attend(
-            self.cache,
-            self.spans,
-            layer,
-            q,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-            observe=self.observe,
-        )
+        return self.backend.attend(self.cache, self.spans, layer, q, spec, self.observe)
 
 
 class TorchExecutor:

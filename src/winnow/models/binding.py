@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
 
 ATTENTION_NAME = "winnow"
@@ -39,18 +40,7 @@ _HARMLESS = frozenset(
 class AttentionStep(Protocol):
     """One forward pass of a packed batch, seen from an attention layer."""
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Store k and v, [T, H, d], and attend with q, [T, Hq, d], over all KVs so far. Returns [T, Hq, d]."""
 
 
@@ -85,15 +75,13 @@ def paged_attention(
         raise UnsupportedModelError(
             f"{type(module).__name__} is not causal; Winnow computes causal attention only"
         )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = winnow_step.attend(
         int(module.layer_idx),  # type: ignore[arg-type]
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
+        AttentionSpec(scale, sliding_window, softcap, s_aux),
     )
     return out[None], None
 

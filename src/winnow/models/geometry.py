@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
 
 
@@ -33,18 +34,7 @@ class _Probe:
         self.shapes: dict[int, tuple[int, int, int]] = {}  # by layer: query heads, KV heads, head_dim
         self.windows: dict[int, int | None] = {}
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         if layer in self.shapes:
             raise UnsupportedModelError(
                 f"layer {layer} attends twice; Winnow keeps one row per layer and KV head"
@@ -53,7 +43,7 @@ class _Probe:
             sizes = f"{q.shape[2]}, {k.shape[2]}, {v.shape[2]}"
             raise UnsupportedModelError(f"the heads of queries, keys and values differ in size: {sizes}")
         self.shapes[layer] = (q.shape[1], k.shape[1], k.shape[2])
-        self.windows[layer] = window
+        self.windows[layer] = spec.window
         return torch.zeros_like(q)
 
 
