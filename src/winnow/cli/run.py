@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,58 +78,76 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_sampling_flags(parser, "sampling, for lines that do not say")
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """A run that has been checked: everything typed is usable, and the output may be written."""
+
+    prompts: InputFile
+    output: Path
+    options: dict[str, Any]
+    """The engine's, as typed."""
+    defaults: dict[str, Any]
+    """Sampling parameters of lines that do not say, as typed."""
+    identity: Fingerprint
+    checkpoint: Checkpoint | None
+    """What is done already; None starts afresh."""
+    progress: str
+
+    @property
+    def is_done(self) -> bool:
+        return self.checkpoint is not None and self.checkpoint.num_done >= self.prompts.num_requests
+
+
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, sum up, and return the exit code."""
-    options = engine_options(namespace)
-    defaults = sampling_options(namespace)
-    _check_paths(namespace)
-    prompts = InputFile.scan(namespace.prompts)
-    identity = _identity(prompts, options, defaults)
     tally = Tally()
-    checkpoint = None if namespace.overwrite else read_checkpoint(namespace.output, identity, tally.add)
+    plan = _check(namespace, tally)
     resumed = tally.requests
     try:
-        if checkpoint is None or checkpoint.num_done < prompts.num_requests:
-            seconds, stats = _answer(namespace, options, defaults, prompts, identity, checkpoint, tally)
-        else:
-            seconds, stats = 0.0, EngineStats()
-            # A kill may have come between the journal and the output: opening the writer moves what is left.
-            ResultWriter(namespace.output, identity, checkpoint).close()
+        seconds, stats = _repair(plan) if plan.is_done else _answer(plan, tally)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(RESUME_HINT) from None
     summary = Summary.of(tally, resumed, seconds, stats)
     Console().print(summary.table())
     if namespace.summary is not None:
         namespace.summary.write_text(json.dumps(summary.to_json(), indent=2) + "\n", encoding="utf-8")
-    return _exit_code(tally, namespace.output)
+    return _exit_code(tally, plan.output)
 
 
-def _answer(
-    namespace: argparse.Namespace,
-    options: dict[str, Any],
-    defaults: dict[str, Any],
-    prompts: InputFile,
-    identity: Fingerprint,
-    checkpoint: Checkpoint | None,
-    tally: Tally,
-) -> tuple[float, EngineStats]:
-    """Answer what `checkpoint` lacks; seconds spent with the model loaded, and the engine's counters."""
-    config = EngineConfig.from_options(options)
+def _check(namespace: argparse.Namespace, tally: Tally) -> _Plan:
+    """Check everything that can be checked without an engine; what is done already is counted in `tally`."""
+    options, defaults = engine_options(namespace), sampling_options(namespace)
+    _check_paths(namespace)
+    prompts = InputFile.scan(namespace.prompts)
+    identity = _identity(prompts, options, defaults)
+    checkpoint = None if namespace.overwrite else read_checkpoint(namespace.output, identity, tally.add)
+    return _Plan(prompts, namespace.output, options, defaults, identity, checkpoint, namespace.progress)
+
+
+def _repair(plan: _Plan) -> tuple[float, EngineStats]:
+    """Move what a kill left in the journal to the output, which opening a writer does; as `_answer`, without engine."""
+    ResultWriter(plan.output, plan.identity, plan.checkpoint).close()
+    return 0.0, EngineStats()
+
+
+def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
+    """Answer what is missing; seconds spent with the model loaded, and the engine's counters."""
+    config = EngineConfig.from_options(plan.options)
     with ExitStack() as stack:
         # The model first: nothing is overwritten for an engine that cannot start.
-        llm = stack.enter_context(open_llm(options))
-        writer = stack.enter_context(ResultWriter(namespace.output, identity, checkpoint))
-        progress = stack.enter_context(open_progress(namespace.progress, sys.stderr))
+        llm = stack.enter_context(open_llm(plan.options))
+        writer = stack.enter_context(ResultWriter(plan.output, plan.identity, plan.checkpoint))
+        progress = stack.enter_context(open_progress(plan.progress, sys.stderr))
         meter = Meter()
 
         def show() -> None:
             if progress.due():
-                stats = llm.stats()
-                progress.show(meter.snapshot(tally.requests, prompts.num_requests, tally.failed, stats))
+                total = plan.prompts.num_requests
+                progress.show(meter.snapshot(tally.requests, total, tally.failed, llm.stats()))
 
         driver = Driver(
             llm,
-            defaults,
+            plan.defaults,
             writer,
             tally,
             model=Path(config.model.model).resolve().name
@@ -140,7 +158,7 @@ def _answer(
             max_in_flight=2 * config.scheduler.max_num_seqs,
         )
         show()
-        driver.run(prompts.path, show)
+        driver.run(plan.prompts.path, show)
         return meter.elapsed, llm.stats()
 
 
