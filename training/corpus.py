@@ -21,6 +21,8 @@ TRAINING_PATTERNS = (
 HELD_OUT = ("text_textbooks/sociology.txt.gz", "text_guides/rust_book.txt.gz")
 
 MARKUP = re.compile(r"[{}\[\]|<>_*#\\^=`~@]|https?:|www\.|\s-\s*$")
+# A name cut after an initial, or an abbreviation, is no sentence's end.
+CUT_SHORT = re.compile(r"\b(?:[A-Z]|Mr|Mrs|Ms|Dr|St|Jr|vs|etc|No)\.$")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]?\s+(?=[\"'(]?[A-Z])")
 # Typographic quotation marks, dashes and spaces become their plain ASCII forms.
 PLAIN = str.maketrans(
@@ -78,7 +80,7 @@ def clean_sentences(paragraphs: list[str]) -> list[str]:
 
 def is_clean(sentence: str) -> bool:
     """Whether a sentence can stand in a haystack: a capital first, a full stop last, few signs that are not words."""
-    if not 6 <= len(sentence.split()) <= 30 or MARKUP.search(sentence):
+    if not 6 <= len(sentence.split()) <= 30 or MARKUP.search(sentence) or CUT_SHORT.search(sentence):
         return False
     if not sentence[0].isupper() or sentence[-1] not in ".!?" or sentence.count('"') % 2:
         return False
