@@ -53,6 +53,7 @@ class FakeLLM:
         return self.submit("".join(message["content"] for message in messages), params, request_id=request_id)
 
     def stream(self, prompt: str, params: SamplingParams) -> Any:
+        self.params["stream"] = params
         answer = prompt[::-1]
         for end in range(1, len(answer) + 1):
             yield self._output("stream", [ord(letter) for letter in prompt], answer[:end], params)

@@ -102,6 +102,7 @@ def test_generate_streams_the_answer(llms: list[FakeLLM], capsys: pytest.Capture
     assert main(["generate", "abc", "--kv-memory", "1MiB"]) == 0
     assert capsys.readouterr().out == "cba\n"
     assert llms[0].config.cache.kv_memory == 2**20
+    assert llms[0].params["stream"].max_tokens == 256
 
 
 def test_generate_reads_standard_input_and_chats(

@@ -4,8 +4,9 @@ Loading a model brings libraries that take seconds to import, so that waits unti
 """
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from winnow.cli.errors import UsageError
@@ -43,9 +44,14 @@ def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser, title: str, skip: Collection[str] = ()) -> None:
-    """One flag per sampling parameter, except those of `skip`."""
-    add_flags(parser, SamplingParams, title, skip=(*_UNFLAGGED, *skip))
+def add_sampling_flags(
+    parser: argparse.ArgumentParser,
+    title: str,
+    skip: Collection[str] = (),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """One flag per sampling parameter, except those of `skip`; `defaults` are the command's own."""
+    add_flags(parser, SamplingParams, title, (*_UNFLAGGED, *skip), defaults)
 
 
 def sampling_options(namespace: argparse.Namespace) -> dict[str, Any]:

@@ -22,6 +22,8 @@ examples:
 """
 
 _NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
+# Who waits at a terminal wants more than the 16 tokens of a request that does not say.
+_DEFAULTS = {"max_tokens": 256}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +33,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from standard input")
     parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
     add_engine_flags(parser)
-    add_sampling_flags(parser, "sampling", skip=_NOT_SHOWN)
+    add_sampling_flags(parser, "sampling", skip=_NOT_SHOWN, defaults=_DEFAULTS)
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, and return the exit code."""
-    params = SamplingParams.from_mapping(sampling_options(namespace))
+    params = SamplingParams.from_mapping(_DEFAULTS | sampling_options(namespace))
     prompt = _read_prompt(namespace.prompt)
     with open_llm(engine_options(namespace)) as llm:
         if namespace.chat:

@@ -21,8 +21,17 @@ from winnow.units import format_bytes, parse_bytes
 _ENTRY = re.compile(r"(\w+): (.*)")
 
 
-def add_flags(parser: argparse.ArgumentParser, config: type, title: str, skip: Collection[str] = ()) -> None:
-    """Add one flag per field of the dataclass `config`, except those named in `skip`."""
+def add_flags(
+    parser: argparse.ArgumentParser,
+    config: type,
+    title: str,
+    skip: Collection[str] = (),
+    defaults: Mapping[str, Any] = types.MappingProxyType({}),
+) -> None:
+    """Add one flag per field of the dataclass `config`, except those named in `skip`.
+
+    `defaults` are shown in place of the dataclass's own, for a command that fills them in itself.
+    """
     group = parser.add_argument_group(title)
     hints, documented = typing.get_type_hints(config), _documented(config)
     for field in fields(config):
@@ -32,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type, title: str, skip: C
                 "--" + field.name.replace("_", "-"),
                 dest=field.name,
                 default=argparse.SUPPRESS,
-                help=_help(field, text),
+                help=_help(field, text, defaults.get(field.name, field.default)),
                 **_reading(field, hints[field.name]),
             )
 
@@ -123,10 +132,9 @@ def _documented(config: type) -> dict[str, str]:
     return texts
 
 
-def _help(field: "Field[Any]", text: str) -> str:
+def _help(field: "Field[Any]", text: str, default: Any) -> str:
     """Help with the default; argparse would take a lone % for its own."""
     text = text.replace("%", "%%").replace("`", "").rstrip(".")
-    default = field.default
     if default is MISSING or default is None or default == ():
         return text
     if isinstance(default, bool):
