@@ -1,7 +1,9 @@
 """Winnow runs large language models on little memory."""
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from winnow.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
@@ -10,23 +12,17 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
-_HOMES = {
-    "LLM": "winnow.llm",
-    "SamplingParams": "winnow.sampling",
-    "RequestOutput": "winnow.outputs",
-    "CompletionOutput": "winnow.outputs",
-}
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "LLM": "winnow.llm",
+        "CompletionOutput": "winnow.outputs",
+        "RequestOutput": "winnow.outputs",
+        "SamplingParams": "winnow.sampling.params",
+    },
+)
 
 try:
     __version__ = version("winnow-llm")
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
-
-
-def __getattr__(name: str) -> Any:
-    # Importing torch and transformers takes seconds: `winnow --help` does without them.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'winnow' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_HOMES[name]), name)

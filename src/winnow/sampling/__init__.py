@@ -1,8 +1,26 @@
 """How the next token is chosen, how probable it was, and how tokens become text."""
 
-from winnow.sampling.logprobs import Logprob, prompt_logprobs
-from winnow.sampling.params import SamplingParams
-from winnow.sampling.sampler import Sampler, SamplerOutput
-from winnow.sampling.text import TextStream
+from typing import TYPE_CHECKING
+
+from winnow.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from winnow.sampling.logprob import Logprob
+    from winnow.sampling.logprobs import prompt_logprobs
+    from winnow.sampling.params import SamplingParams
+    from winnow.sampling.sampler import Sampler, SamplerOutput
+    from winnow.sampling.text import TextStream
 
 __all__ = ["Logprob", "Sampler", "SamplerOutput", "SamplingParams", "TextStream", "prompt_logprobs"]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "Logprob": "winnow.sampling.logprob",
+        "Sampler": "winnow.sampling.sampler",
+        "SamplerOutput": "winnow.sampling.sampler",
+        "SamplingParams": "winnow.sampling.params",
+        "TextStream": "winnow.sampling.text",
+        "prompt_logprobs": "winnow.sampling.logprobs",
+    },
+)

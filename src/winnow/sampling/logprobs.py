@@ -1,27 +1,12 @@
 """How probable the model found a token: reported from raw logits, before any penalty, bias or temperature."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from winnow.sampling.logprob import Logprob
 from winnow.sampling.rows import clean_rows, row_blocks
-
-
-@dataclass(frozen=True)
-class Logprob:
-    """What the model thought of one token at one position.
-
-    Attributes:
-        logprob: natural logarithm of its probability.
-        rank: 1 plus the number of tokens that were more probable; equals share a rank.
-        decoded_token: its text, where somebody filled it in.
-    """
-
-    logprob: float
-    rank: int
-    decoded_token: str | None = None
 
 
 def logprob_table(logprobs: Tensor, tokens: Tensor, top: int) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from winnow.sampling.counts import TokenCounts
 from winnow.sampling.filters import draw, keep_min_p, keep_top_k, keep_top_p, scale
-from winnow.sampling.logprobs import Logprob, logprob_table, read_logprobs
+from winnow.sampling.logprob import Logprob
+from winnow.sampling.logprobs import logprob_table, read_logprobs
 from winnow.sampling.params import SamplingParams
 from winnow.sampling.randomness import stream_key, words
 from winnow.sampling.rows import clean_rows
