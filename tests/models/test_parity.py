@@ -59,12 +59,19 @@ def test_samples_share_their_prompt(case: tuple[Path, list[list[int]]]) -> None:
 
 
 def test_small_blocks_and_preemption(case: tuple[Path, list[list[int]]]) -> None:
-    """A pool that fits little more than the longest prompt: sequences are preempted and recomputed."""
+    """Samples that share blocks, in a pool for little more than the longest prompt: preempted and recomputed."""
     path, expected = case
-    with LLM(path, kv_memory="600KiB", block_size=4, max_num_seqs=8, prefill_chunk=32) as llm:
-        outputs = llm.generate(PROMPTS * 2, GREEDY)
-        assert [o.outputs[0].token_ids for o in outputs] == expected * 2
-        assert llm.stats().kv_bytes_peak <= 600 * 1024
+    options = {"block_size": 4, "max_num_seqs": 12, "prefill_chunk": 32}
+    params = SamplingParams(n=2, temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    with LLM(path, kv_memory="4MiB", **options) as llm:
+        cache = llm._engine._executor.cache
+        longest = cache.layout.blocks_for(max(LENGTHS) + MAX_TOKENS) * cache.layout.block_bytes
+    with LLM(path, kv_memory=longest + 20_000, **options) as llm:
+        outputs = llm.generate(PROMPTS, params)
+        assert [c.token_ids for o in outputs for c in o.outputs] == [e for e in expected for _ in range(2)]
+        assert llm.stats().num_preemptions > 0, "the pool was meant to be too small"
+        assert llm.stats().kv_bytes_peak <= llm.config.cache.kv_memory
+        llm.check_integrity()
 
 
 def test_alone_and_among_31_others(case: tuple[Path, list[list[int]]]) -> None:
