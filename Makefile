@@ -21,8 +21,9 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@
 
+# One process per core with one thread each: tiny models gain nothing from more threads, and files share fixtures.
 test: lint ## lint, types and the whole test suite
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
 
 lint: $(READY) ## style, security rules and types
 	$(BIN)/ruff check .
