@@ -23,7 +23,7 @@ $(READY): pyproject.toml
 
 # One process per core with one thread each: tiny models gain nothing from more threads, and files share fixtures.
 test: lint ## lint, types and the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $$(getconf _NPROCESSORS_ONLN) --dist loadfile
 
 lint: $(READY) ## style, security rules and types
 	$(BIN)/ruff check .
