@@ -108,9 +108,11 @@ def _context_limit(config: PretrainedConfig, wanted: int | None) -> int:
     limit = int(getattr(text, "max_position_embeddings", None) or 2**31 - 1)
     reason = "the model's max_position_embeddings"
     rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-        limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
-        reason = f"up to which its {rope['rope_type']} RoPE does not depend on the batch"
+    # Models whose layers differ in kind have one set of parameters for each kind.
+    for parameters in [rope] if "rope_type" in rope else rope.values():
+        if parameters["rope_type"] in _LENGTH_DEPENDENT_ROPE:
+            limit = min(limit, int(parameters.get("original_max_position_embeddings") or limit))
+            reason = f"up to which its {parameters['rope_type']} RoPE does not depend on the batch"
     if wanted is not None and wanted > limit:
         raise ConfigError(f"max_model_len must be at most {limit}, {reason}, got {wanted}")
     return wanted or limit
