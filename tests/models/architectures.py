@@ -6,6 +6,9 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -45,6 +48,28 @@ ARCHITECTURES: dict[str, PretrainedConfig] = {
         sliding_window=24,
         attn_logit_softcapping=2.0,
         final_logit_softcapping=5.0,
+    ),
+    "gemma3": Gemma3TextConfig(
+        **_COMMON,
+        num_key_value_heads=2,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    # One sink logit per query head.
+    "gpt-oss": GptOssConfig(
+        **_COMMON,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=24,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+    # Learned absolute positions. Its default end token lies outside this vocabulary.
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=512, tie_word_embeddings=False
     ),
 }
 

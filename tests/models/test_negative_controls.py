@@ -19,6 +19,7 @@ CHANGES: dict[str, Callable[[AttentionSpec], AttentionSpec]] = {
     "no window": lambda spec: replace(spec, window=None),
     "shorter window": lambda spec: replace(spec, window=spec.window and spec.window - 1),
     "longer window": lambda spec: replace(spec, window=spec.window and spec.window + 1),
+    "no sinks": lambda spec: replace(spec, sinks=None),
     "other scale": lambda spec: replace(spec, scale=1.1 * spec.scale),
     "nothing": lambda spec: spec,
 }
@@ -33,6 +34,7 @@ CHANGES: dict[str, Callable[[AttentionSpec], AttentionSpec]] = {
         ("mistral-window", "shorter window"),
         ("mistral-window", "longer window"),
         ("llama-gqa", "other scale"),
+        ("gpt-oss", "no sinks"),
         ("gemma2", "nothing"),
     ],
 )

@@ -109,8 +109,8 @@ def _context_limit(config: PretrainedConfig, wanted: int | None) -> int:
     reason = "the model's max_position_embeddings"
     rope = getattr(text, "rope_parameters", None) or {}
     # Models whose layers differ in kind have one set of parameters for each kind.
-    for parameters in [rope] if "rope_type" in rope else rope.values():
-        if parameters["rope_type"] in _LENGTH_DEPENDENT_ROPE:
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if parameters.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
             limit = min(limit, int(parameters.get("original_max_position_embeddings") or limit))
             reason = f"up to which its {parameters['rope_type']} RoPE does not depend on the batch"
     if wanted is not None and wanted > limit:
@@ -194,6 +194,6 @@ def _eos_token_ids(path: Path, config: PretrainedConfig) -> frozenset[int]:
     if (path / "generation_config.json").is_file():
         generation = GenerationConfig.from_pretrained(path, local_files_only=True)
         eos = generation.eos_token_id if generation.eos_token_id is not None else eos
-    if eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)
+    ids = [eos] if isinstance(eos, int) else eos or []
+    # What the model cannot say cannot end its answer; default configurations name such tokens.
+    return frozenset(token for token in ids if 0 <= token < config.get_text_config().vocab_size)
