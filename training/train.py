@@ -32,8 +32,8 @@ CURRICULUM: tuple[tuple[float, dict[int, float]], ...] = (
     (0.20, {128: 1.0}),
     (0.32, {256: 0.8, 128: 0.2}),
     (0.50, {512: 0.8, 256: 0.2}),
-    (0.70, {1024: 0.75, 512: 0.25}),
-    (1.00, {2048: 0.65, 1024: 0.25, 4096: 0.10}),
+    (0.65, {1024: 0.75, 512: 0.25}),
+    (1.00, {2048: 0.50, 1024: 0.20, 512: 0.10, 4096: 0.20}),
 )
 # From this part of the time on, short rows also cover far positions. From the start on, with half of the rows, nothing
 # was looked up after 460 steps; without, the first lookups came within 100.

@@ -12,6 +12,8 @@ from winnow.evaluate.demo_tasks.sample import DemoDocument, DemoSample, Question
 
 # A layout that does not fit is tried again with a line and a question fewer, or from another place of the haystack.
 TRIES = 200
+# At most this many tokens ask which passage ends with eight quoted words, and answer.
+QUOTING_TOKENS = 36
 Layout = Callable[[random.Random, Haystack, CountTokens, int, int, int], tuple[str, list[Question]] | None]
 
 
@@ -78,10 +80,17 @@ def numbered_passages(
 ) -> tuple[str, list[Question]] | None:
     """The haystack cut into passages of at most `planted` sentences, each closed by its number; asked for the number of
     the one that ends with the quoted words."""
-    mark = count_tokens(" [10]\n")
-    sentences = haystack.passage(rng, tokens - asked * 36, extra=-(-mark // planted))
-    passages = [" ".join(sentences[start : start + planted]) for start in range(0, len(sentences), planted)]
-    context = "\n".join(f"{passage} [{number}]" for number, passage in enumerate(passages, start=1))
+    room = tokens - asked * QUOTING_TOKENS
+    sentences = haystack.passage(rng, room)
+    lines: list[str] = []
+    for start in range(0, len(sentences), planted):
+        line = f"{' '.join(sentences[start : start + planted])} [{len(lines) + 1}]"
+        room -= count_tokens("\n" + line)
+        if room < 0:
+            break
+        lines.append(line)
+    context = "\n".join(lines)
+    passages = [line.rpartition(" [")[0] for line in lines]
     endings = [(str(number), last_words(rng, passage)) for number, passage in enumerate(passages, start=1)]
     clear = [(number, ending) for number, ending in endings if context.count(ending) == 1]
     if len(passages) < 2 or not clear:
