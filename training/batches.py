@@ -56,7 +56,7 @@ class RowMaker:
 
     def __init__(self, tokenizer: Tokenizer, haystack: Haystack, mix: dict[str, float]) -> None:
         self.tokenizer, self.haystack, self.mix = tokenizer, haystack, mix
-        self.bos, self.eos, self.pad = (tokenizer.token_to_id(token) for token in ("<s>", "</s>", "<pad>"))
+        self.bos, self.eos, self.pad = (special(tokenizer, token) for token in ("<s>", "</s>", "<pad>"))
         self.count: Callable[[str], int] = lru_cache(maxsize=1 << 16)(lambda text: len(self.encode(text)))
 
     def encode(self, text: str) -> list[int]:
@@ -118,6 +118,14 @@ class RowMaker:
             filled[number, : len(row.tokens)] = True
         positions = np.stack([skipped_positions(rng, length, max_positions) for _ in range(rows)])
         return Batch(tokens, positions, *choose(rng, tokens, answers, filled, logits))
+
+
+def special(tokenizer: Tokenizer, token: str) -> int:
+    """The number of a special token; raises ValueError where the tokenizer has none."""
+    number = tokenizer.token_to_id(token)
+    if number is None:
+        raise ValueError(f"the tokenizer has no {token}")
+    return number
 
 
 def repeated_labels(context: str) -> list[tuple[int, int]]:

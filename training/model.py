@@ -132,10 +132,15 @@ class TrainingLlama(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         self.initialise()
 
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks, first to last."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
     def initialise(self) -> None:
         """Normal weights; the two products that write to the stream start smaller, by the number of writes."""
         nn.init.normal_(self.embedding, std=0.02)
-        for block in self.blocks:
+        for block in self.layers:
             for name, weight in block.named_parameters():
                 if weight.ndim == 2:
                     writes = name in ("out", "down")
@@ -145,7 +150,7 @@ class TrainingLlama(nn.Module):
         """Final states `[batch, time, hidden_size]` of `tokens` `[batch, time]` at RoPE `positions` of that shape."""
         x = F.embedding(tokens, self.embedding).to(self.compute_dtype)
         cos, sin = self.cos[positions].unsqueeze(2), self.sin[positions].unsqueeze(2)
-        for block in self.blocks:
+        for block in self.layers:
             x = block(x, cos, sin)
         return self.norm(x)
 
@@ -157,7 +162,7 @@ class TrainingLlama(nn.Module):
     def to_hugging_face(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The weights under LlamaForCausalLM's names (the tied output layer is not repeated)."""
         named = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm.weight}
-        for number, block in enumerate(self.blocks):
+        for number, block in enumerate(self.layers):
             prefix = f"model.layers.{number}."
             named |= {
                 prefix + "input_layernorm.weight": block.input_norm.weight,

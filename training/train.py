@@ -106,7 +106,7 @@ def parse_arguments() -> argparse.Namespace:
         "--minutes", type=float, default=75.0, help="training time by the clock, compiling included"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on from --out/run.safetensors, its clock included"
+        "--resume", action="store_true", help="go on from the checkpoints in --out, their clock included"
     )
     parser.add_argument(
         "--mix", type=json.loads, default={}, help='shares to change, as JSON: {"passage": 3}'
@@ -122,6 +122,92 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class Trainer:
+    """A model with its optimisers, batches and clock, from the first step or from the checkpoints in `--out`."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments, self.workers = arguments, Workers()
+        longest = max(length for _, odds in CURRICULUM for length in odds)
+        if arguments.tokens_per_step < longest * self.workers.count:
+            raise SystemExit(f"--tokens-per-step must hold a row of {longest} tokens for each worker")
+        tokenizer = Tokenizer.from_file(str(arguments.tokenizer))
+        training, held_out = corpus.training_files(arguments.data), corpus.held_out_files(arguments.data)
+        self.maker = RowMaker(tokenizer, haystack(training, tokenizer), MIX | arguments.mix)
+        self.probe = Probe(RowMaker(tokenizer, haystack(held_out, tokenizer), MIX), arguments.seed)
+        self.model = TrainingLlama(LlamaShape(vocab_size=tokenizer.get_vocab_size()))
+        self.parameters = list(self.model.parameters())
+        self.matrices, self.optimisers = make_optimisers(
+            self.model, self.workers, arguments.peak, arguments.weight_decay
+        )
+        self.loss = torch.compile(loss_of, dynamic=False)
+        self.file = arguments.out / f"run-{self.workers.rank}.safetensors"
+        self.steps, self.tokens, elapsed = 0, 0, 0.0
+        if arguments.resume:
+            self.steps, self.tokens, elapsed = load_run(self.file, self.model, self.optimisers)
+        self.start = time.monotonic() - elapsed
+
+    def say(self, text: str) -> None:
+        """Prints in the first worker only."""
+        if self.workers.rank == 0:
+            print(text, flush=True)
+
+    def elapsed(self) -> float:
+        """Seconds of training so far, earlier runs included; the same in all workers."""
+        return self.workers.agree(time.monotonic() - self.start)
+
+    def step(self, progress: float) -> tuple[int, float]:
+        """One update at `progress` of the time; returns the length of its rows and this worker's loss."""
+        arguments, workers = self.arguments, self.workers
+        length = row_length(random.Random(f"{arguments.seed}/{self.steps}"), progress)
+        rng = random.Random(f"{arguments.seed}/{self.steps}/{workers.rank}")
+        share = arguments.tokens_per_step // workers.count
+        reach = self.model.shape.max_positions if progress > FAR_FROM else length
+        batch = self.maker.batch(rng, share // length, length, share // 3, reach)
+        loss = self.loss(self.model, *tensors_of(batch))
+        loss.backward()
+        workers.average_gradients(self.parameters)
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = arguments.peak * rate(progress)
+            optimiser.step()
+        workers.exchange(self.matrices)
+        self.model.zero_grad()
+        self.steps, self.tokens = self.steps + 1, self.tokens + arguments.tokens_per_step
+        return length, loss.item()
+
+    def save(self, length: int) -> None:
+        """Checkpoints of all workers and an export; prints the accuracy on held-out documents of `length` tokens."""
+        seconds = time.monotonic() - self.start
+        save_run(self.file, self.model, self.optimisers, self.steps, self.tokens, seconds)
+        if self.workers.rank == 0:
+            export(self.arguments.out / "export", self.model, torch.bfloat16)
+            self.say(f"  saved at step {self.steps}; held out: {self.probe.report(self.model, length)}")
+
+    def run(self) -> None:
+        """Trains until the time is over."""
+        self.say(f"{sum(weight.numel() for weight in self.parameters):,} weights, from step {self.steps} on")
+        saved = reported = self.elapsed()
+        tokens_then, losses = self.tokens, list[float]()
+        while (now := self.elapsed()) < 60 * self.arguments.minutes:
+            progress = now / (60 * self.arguments.minutes)
+            length, loss = self.step(progress)
+            losses.append(loss)
+            if self.steps % 25 == 0:
+                speed = (self.tokens - tokens_then) / (now - reported + 1e-9)
+                self.say(
+                    f"step {self.steps} {now / 60:.1f} min, length {length}, loss {sum(losses) / len(losses):.3f}, "
+                    f"rate {rate(progress):.2f}, {self.tokens / 1e6:.1f}M tokens, {speed:.0f} tokens/s"
+                )
+                reported, tokens_then, losses = now, self.tokens, []
+            if now - saved > 60 * self.arguments.save_minutes:
+                self.save(min(length, 2048))
+                saved = now
+        self.save(2048)
+        self.say(f"finished: {self.steps} steps, {self.tokens:,} tokens, {self.elapsed() / 60:.1f} minutes")
+        self.workers.close()
+
+
 def main() -> None:
     """Command line; see --help."""
     arguments = parse_arguments()
@@ -129,67 +215,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     torch._dynamo.config.recompile_limit = 64
     arguments.out.mkdir(parents=True, exist_ok=True)
-
-    workers = Workers()
-    tokenizer = Tokenizer.from_file(str(arguments.tokenizer))
-    maker = RowMaker(
-        tokenizer, haystack(corpus.training_files(arguments.data), tokenizer), MIX | arguments.mix
-    )
-    held_out = RowMaker(tokenizer, haystack(corpus.held_out_files(arguments.data), tokenizer), MIX)
-    probe = Probe(held_out, arguments.seed)
-
-    shape = LlamaShape(vocab_size=tokenizer.get_vocab_size())
-    model = TrainingLlama(shape)
-    parameters = list(model.parameters())
-    matrices, optimisers = make_optimisers(model, workers, arguments.peak, arguments.weight_decay)
-    run = arguments.out / f"run-{workers.rank}.safetensors"
-    step, seen, before = load_run(run, model, optimisers) if arguments.resume else (0, 0, 0.0)
-    say = print if workers.rank == 0 else lambda *_, **__: None
-    say(f"{sum(weight.numel() for weight in parameters):,} weights, starting at step {step}", flush=True)
-
-    compiled = torch.compile(loss_of, dynamic=False)
-    start = time.monotonic() - before
-    saved = reported = time.monotonic()
-    tokens_then, losses = seen, []
-    share = arguments.tokens_per_step // workers.count
-    while (elapsed := workers.agree(time.monotonic() - start)) < 60 * arguments.minutes:
-        progress = elapsed / (60 * arguments.minutes)
-        length = row_length(random.Random(f"{arguments.seed}/{step}"), progress)
-        rng = random.Random(f"{arguments.seed}/{step}/{workers.rank}")
-        reach = shape.max_positions if progress > FAR_FROM else length
-        batch = maker.batch(rng, share // length, length, share // 3, reach)
-        loss = compiled(model, *tensors_of(batch))
-        loss.backward()
-        workers.average_gradients(parameters)
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        for optimiser in optimisers:
-            for group in optimiser.param_groups:
-                group["lr"] = arguments.peak * rate(progress)
-            optimiser.step()
-        workers.exchange(matrices)
-        model.zero_grad()
-        step, seen = step + 1, seen + arguments.tokens_per_step
-        losses.append(loss.item())
-        if step % 25 == 0:
-            now = time.monotonic()
-            say(
-                f"step {step} {elapsed / 60:.1f} min, length {length}, loss {sum(losses) / len(losses):.3f}, "
-                f"rate {rate(progress):.2f}, {seen / 1e6:.1f}M tokens, "
-                f"{(seen - tokens_then) / (now - reported):.0f} tokens/s",
-                flush=True,
-            )
-            reported, tokens_then, losses = now, seen, []
-        if workers.agree(time.monotonic() - saved) > 60 * arguments.save_minutes:
-            save_run(run, model, optimisers, step, seen, time.monotonic() - start)
-            if workers.rank == 0:
-                export(arguments.out / "export", model, torch.bfloat16)
-                say(f"  saved at step {step}; held out: {probe.report(model, min(length, 2048))}", flush=True)
-            saved = time.monotonic()
-    save_run(run, model, optimisers, step, seen, time.monotonic() - start)
-    if workers.rank == 0:
-        export(arguments.out / "export", model, torch.bfloat16)
-        say(f"finished: {step} steps, {seen:,} tokens; held out: {probe.report(model, 2048)}", flush=True)
-    workers.close()
+    Trainer(arguments).run()
 
 
 if __name__ == "__main__":
