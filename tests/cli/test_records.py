@@ -181,5 +181,6 @@ def test_records_of_both_forms_are_counted(url: str | None) -> None:
     tally.add(record({**line, "reference": "yes"}, output("yes")))
     tally.add(record({**line, "reference": "yes", "category": "hard"}, output("no", "yes")))
     tally.add(bad_record({**line, "reference": 3}))
-    assert (tally.requests, tally.failed, tally.prompt_tokens, tally.generated_tokens) == (3, 1, 6, 6)
-    assert tally.scores == {"all": [1.0], "hard": [0.0]}
+    tally.add(bad_record({**line, "reference": "yes", "metric": "unheard of", "category": []}))
+    assert (tally.requests, tally.failed, tally.prompt_tokens, tally.generated_tokens) == (4, 2, 6, 6)
+    assert tally.scores == {"all": [1.0, 0.0], "hard": [0.0]}

@@ -23,9 +23,15 @@ class Tally:
         self.requests += 1
         if record.get("error") is not None:
             self.failed += 1
+            if isinstance(record.get("reference"), str):
+                self._score(record, 0.0)  # no answer is a wrong one
             return
         answer = record["response"]["body"] if "response" in record else record
         self.prompt_tokens += answer["usage"]["prompt_tokens"]
         self.generated_tokens += answer["usage"]["completion_tokens"]
         if "score" in record:
-            self.scores[record.get("category", "all")].append(record["score"])
+            self._score(record, record["score"])
+
+    def _score(self, record: dict[str, Any], score: float) -> None:
+        category = record.get("category")  # anything at all, where the line was refused
+        self.scores[category if isinstance(category, str) else "all"].append(score)
