@@ -92,6 +92,15 @@ def test_context_beyond_the_model(tmp_path: Path) -> None:
         load_model(dummy(path, max_model_len=513))
 
 
+def test_a_model_without_a_context_length_needs_one(tmp_path: Path) -> None:
+    path = directory(tmp_path, ARCHITECTURES["llama-gqa"])
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 0}))
+    with pytest.raises(ConfigError, match="max_model_len must be given: LlamaConfig names no"):
+        load_model(dummy(path))
+    assert load_model(dummy(path, max_model_len=100)).max_model_len == 100
+
+
 def test_no_such_directory(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"no such directory: .*nowhere"):
         load_model(ModelConfig(model=tmp_path / "nowhere"))

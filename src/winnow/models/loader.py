@@ -62,6 +62,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     """
     path = DEMO_MODEL if config.model is None else Path(config.model)
     model_config = _read_config(path)
+    _check_class(model_config)
     max_model_len = _context_limit(model_config, config.max_model_len)
     device = _device(config.device)
     model = _load_weights(path, model_config, config, _dtype(config.dtype, model_config, device)).to(device)
@@ -98,24 +99,46 @@ def _read_config(path: Path) -> PretrainedConfig:
         raise UnsupportedModelError(f"model: {file} is not a usable configuration: {error}") from None
 
 
+def _check_class(model_config: PretrainedConfig) -> None:
+    """Look at the model's class before its weights are read.
+
+    Raises:
+        UnsupportedModelError: transformers has no causal model of this kind, or its attention is hard-wired.
+    """
+    if type(model_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(
+            f"{model_config.model_type} is not supported: it is not a causal language model"
+        )
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
+    if not model_class.is_backend_compatible():
+        raise UnsupportedModelError(
+            f"{model_class.__name__} is not supported: its attention cannot be replaced "
+            "(transformers' class takes none from AttentionInterface)"
+        )
+
+
 def _context_limit(config: PretrainedConfig, wanted: int | None) -> int:
     """The longest sequence served.
 
     Raises:
-        ConfigError: more is wanted than the model can do.
+        ConfigError: more is wanted than the model can do, or nothing is, and the model does not say what it can.
     """
     text = config.get_text_config()
-    limit = int(getattr(text, "max_position_embeddings", None) or 2**31 - 1)
+    limit = getattr(text, "max_position_embeddings", None) or wanted
+    if limit is None:
+        raise ConfigError(
+            f"max_model_len must be given: {type(config).__name__} names no max_position_embeddings"
+        )
     reason = "the model's max_position_embeddings"
     rope = getattr(text, "rope_parameters", None) or {}
     # Models whose layers differ in kind have one set of parameters for each kind.
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if parameters.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-            limit = min(limit, int(parameters.get("original_max_position_embeddings") or limit))
+            limit = min(limit, parameters.get("original_max_position_embeddings") or limit)
             reason = f"up to which its {parameters['rope_type']} RoPE does not depend on the batch"
     if wanted is not None and wanted > limit:
         raise ConfigError(f"max_model_len must be at most {limit}, {reason}, got {wanted}")
-    return wanted or limit
+    return int(wanted or limit)
 
 
 def _device(name: str) -> torch.device:
@@ -136,16 +159,6 @@ def _dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.d
 
 
 def _load_weights(path: Path, model_config: PretrainedConfig, config: ModelConfig, dtype: torch.dtype) -> Any:
-    if type(model_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UnsupportedModelError(
-            f"{model_config.model_type} is not supported: it is not a causal language model"
-        )
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
-    name = model_class.__name__
-    if not model_class.is_backend_compatible():
-        raise UnsupportedModelError(
-            f"{name} is not supported: its attention cannot be replaced (no AttentionInterface in transformers' class)"
-        )
     if config.load_format == "dummy":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -173,7 +186,7 @@ def _load_weights(path: Path, model_config: PretrainedConfig, config: ModelConfi
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise UnsupportedModelError(
-            f"model: {path} lacks {len(missing)} of {name}'s weights, such as {missing[0]}"
+            f"model: {path} lacks {len(missing)} of {type(model).__name__}'s weights, such as {missing[0]}"
         )
     return model
 
