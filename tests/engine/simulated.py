@@ -3,6 +3,7 @@
 import torch
 
 from winnow.cache import CacheLayout, CacheManager, CacheSize
+from winnow.cache.layout import PAGE_ENTRIES, ceil_div
 from winnow.config import SchedulerConfig
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
@@ -27,7 +28,9 @@ class SimulatedExecutor:
 
     def __init__(self, num_blocks: int, max_num_seqs: int, clock: Clock, max_model_len: int = 400) -> None:
         layout = CacheLayout(2, 2, 4, BLOCK, torch.float32)
-        size = CacheSize(num_blocks, num_blocks, max_num_seqs, -(-max_model_len // (BLOCK * 16)))
+        # As few pages as `CacheSize.fit` gives: sequences that share blocks can run out of them.
+        num_pages = ceil_div(num_blocks, ROWS * PAGE_ENTRIES) + max_num_seqs
+        size = CacheSize(num_blocks, num_pages, max_num_seqs, layout.pages_for(max_model_len))
         self.cache = CacheManager(layout, size)
         self.clock = clock
         self.plans: list[StepPlan] = []

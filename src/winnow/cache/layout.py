@@ -58,6 +58,10 @@ class CacheLayout:
         """Blocks of a sequence that holds `num_kvs` KVs in every row."""
         return self.rows_per_seq * ceil_div(num_kvs, self.block_size)
 
+    def pages_for(self, num_kvs: int) -> int:
+        """Table pages of a sequence whose longest row holds `num_kvs` KVs."""
+        return ceil_div(num_kvs, self.block_size * PAGE_ENTRIES)
+
 
 @dataclass(frozen=True)
 class CacheSize:
@@ -79,7 +83,7 @@ class CacheSize:
         Raises:
             ConfigError: not even one sequence of one block per row fits.
         """
-        pages_per_seq = ceil_div(max_model_len, layout.block_size * PAGE_ENTRIES)
+        pages_per_seq = layout.pages_for(max_model_len)
 
         def size(num_blocks: int) -> CacheSize:
             num_pages = ceil_div(num_blocks, layout.rows_per_seq * PAGE_ENTRIES) + max_num_seqs

@@ -93,6 +93,13 @@ class CacheManager:
             and pages <= self.tables.num_free_pages
         )
 
+    def can_open(self, num_kvs: int) -> bool:
+        """Whether there are a slot and table pages for a new sequence of `num_kvs` KVs a row; blocks are not asked.
+
+        Sequences that share blocks have tables of their own, so pages can be short where blocks are not.
+        """
+        return bool(self._free_slots) and self.layout.pages_for(num_kvs) <= self.tables.num_free_pages
+
     def blocks_held(self, slot: int) -> int:
         """Blocks in the tables of a sequence, shared ones included."""
         return int(-(-self.host_lengths[slot] // self.layout.block_size).sum())

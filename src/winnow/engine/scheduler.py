@@ -117,7 +117,7 @@ class Scheduler:
 
     def _admit(self, budget: int) -> int:
         """Start the oldest waiting sequence if it fits. Returns the tokens it computes in this step, or 0."""
-        if not self.waiting or not self._cache.num_free_slots:
+        if not self.waiting or not self._cache.can_open(self.waiting[0].num_tokens):
             return 0
         sequence = self.waiting[0]
         count = self._chunk(sequence, budget)
