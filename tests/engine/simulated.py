@@ -82,7 +82,7 @@ class Simulation:
         self.executor.cache.check_integrity()
         return plan
 
-    def run(self, most_steps: int = 5000) -> None:
+    def run(self, most_steps: int = 20_000) -> None:
         for _ in range(most_steps):
             if not self.scheduler.has_unfinished:
                 return

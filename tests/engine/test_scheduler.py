@@ -125,7 +125,7 @@ def test_samples_that_find_no_slot_come_later() -> None:
     blocks_per_row=st.integers(12, 90),
     max_num_seqs=st.integers(1, 8),
     tokens=st.integers(8, 64),
-    chunk=st.one_of(st.none(), st.integers(1, 64)),
+    chunk=st.one_of(st.none(), st.integers(4, 64)),
 )
 def test_everything_finishes_whatever_arrives(
     data: st.DataObject, blocks_per_row: int, max_num_seqs: int, tokens: int, chunk: int | None
