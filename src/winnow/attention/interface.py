@@ -41,9 +41,9 @@ class Observe:
     """
 
     powers: tuple[int, ...] = (1,)
-    """1 sums attention (H2O, SnapKV, Batch-Max), 2 its square (KV-Compress eq. 12); one per score of the cache."""
+    """1 sums attention (H2O, SnapKV, Batch-Max), 2 its square (KV-Compress eq. 19); one per score of the cache."""
     exclude_first: int = 0
-    """Queries right after a key that do not count for it (KV-Compress v)."""
+    """Queries right after a key that do not count for it (v in KV-Compress eq. 19)."""
 
 
 class AttentionBackend(Protocol):

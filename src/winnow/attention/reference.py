@@ -39,9 +39,8 @@ class ReferenceBackend:
         block_size = pool.layout.block_size
         # A token's slot counts from the end of its row: rows may differ in length, but all end with this batch.
         index = manager.lengths[spans.token_slots, layer].long() - 1 - spans.tokens_after[:, None]  # [T, H]
-        slots = torch.from_numpy(spans.slots).to(spans.device)
         tables = manager.tables.lookup(
-            slots, layer, ceil_div(int(spans.lengths.max()), block_size)
+            spans.device_slots, layer, ceil_div(int(spans.lengths.max()), block_size)
         )  # [B, H, blocks]
         head = torch.arange(index.shape[1], device=spans.device)
         block = tables[spans.token_sequence[:, None], head, index // block_size]  # [T, H]

@@ -68,6 +68,11 @@ class Spans:
         return np.cumsum(self.counts) - self.counts
 
     @cached_property
+    def device_slots(self) -> Tensor:
+        """`slots` on the compute device."""
+        return torch.from_numpy(self.slots).to(self.device)
+
+    @cached_property
     def token_sequence(self) -> Tensor:
         """Which of the B sequences every token belongs to, int64 [T]."""
         return torch.from_numpy(np.repeat(np.arange(len(self.counts)), self.counts)).to(self.device)
@@ -75,7 +80,7 @@ class Spans:
     @cached_property
     def token_slots(self) -> Tensor:
         """The cache slot of every token, int64 [T]."""
-        return torch.from_numpy(np.repeat(self.slots, self.counts)).to(self.device)
+        return self.device_slots[self.token_sequence]
 
     @cached_property
     def tokens_after(self) -> Tensor:

@@ -72,26 +72,18 @@ class CacheManager:
     def peak_bytes(self) -> int:
         return self.peak_blocks * self.layout.block_bytes + self.table_bytes
 
-    def fits_alone(self, num_tokens: int) -> bool:
-        """Whether an otherwise empty cache could hold a sequence of `num_tokens` KVs a row."""
-        return self.layout.blocks_for(num_tokens) <= self.size.num_blocks
+    @property
+    def capacity(self) -> int:
+        """KVs in every row of a sequence that has the cache for itself."""
+        return self.layout.block_size * (self.size.num_blocks // self.layout.rows_per_seq)
 
     def blocks_to_append(self, slots: Sequence[int], counts: Sequence[int]) -> int:
         """Blocks that `append` would take, at most: a shared tail counts as copied. No device is asked."""
-        slot_array = np.asarray(slots, dtype=np.int64)
-        have, want = self._block_counts(slot_array, np.asarray(counts))
-        return int((want - have).sum()) + sum(
-            int(self._partial_rows(slot).sum()) for slot in slots if slot in self._shared_tail
-        )
+        return self._demand(slots, counts)[0]
 
     def can_append(self, slots: Sequence[int], counts: Sequence[int]) -> bool:
-        slot_array = np.asarray(slots, dtype=np.int64)
-        _, want = self._block_counts(slot_array, np.asarray(counts))
-        pages = int(self.tables.pages_missing(slot_array, want.max(axis=(1, 2))).sum()) if len(slots) else 0
-        return (
-            self.blocks_to_append(slots, counts) <= self.allocator.num_free
-            and pages <= self.tables.num_free_pages
-        )
+        blocks, pages = self._demand(slots, counts)
+        return blocks <= self.allocator.num_free and pages <= self.tables.num_free_pages
 
     def can_open(self, num_kvs: int) -> bool:
         """Whether there are a slot and table pages for a new sequence of `num_kvs` KVs a row; blocks are not asked.
@@ -190,6 +182,16 @@ class CacheManager:
         assert not self.host_lengths[self._free_slots].any(), "a free slot has a length"
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _demand(self, slots: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
+        """Blocks and table pages that an append would take, at most."""
+        if not slots:
+            return 0, 0
+        slot_array = np.asarray(slots, dtype=np.int64)
+        have, want = self._block_counts(slot_array, np.asarray(counts))
+        copied = sum(int(self._partial_rows(slot).sum()) for slot in slots if slot in self._shared_tail)
+        pages = self.tables.pages_missing(slot_array, want.max(axis=(1, 2)))
+        return int((want - have).sum()) + copied, int(pages.sum())
 
     def _block_counts(self, slots: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
         """Blocks per row before and after appending, int32 [B, layers, heads] each."""

@@ -33,14 +33,13 @@ def admit(
         raise ContextLengthError(
             f"prompt must be shorter than the context of {max_model_len} tokens (max_model_len), got {len(token_ids)}"
         )
-    capacity = cache.layout.block_size * (cache.size.num_blocks // cache.layout.rows_per_seq)
     # The last token of an answer is never computed, so it needs no KV.
-    left = min(max_model_len - len(token_ids), capacity - len(token_ids) + 1)
+    left = min(max_model_len - len(token_ids), cache.capacity - len(token_ids) + 1)
     wanted = max_model_len - len(token_ids) if params.max_tokens is None else params.max_tokens
     max_tokens = min(wanted, max_model_len - len(token_ids))
     if left < 1 or (params.max_tokens is not None and max_tokens > left):
         raise CapacityError(
             f"prompt of {len(token_ids)} tokens with max_tokens {max_tokens} needs room for "
-            f"{len(token_ids) + max_tokens - 1} KVs a row, kv_memory {format_bytes(kv_memory)} holds {capacity}"
+            f"{len(token_ids) + max_tokens - 1} KVs a row, kv_memory {format_bytes(kv_memory)} holds {cache.capacity}"
         )
     return min(max_tokens, left)

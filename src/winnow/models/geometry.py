@@ -21,11 +21,6 @@ class ModelGeometry:
     windows: tuple[int | None, ...]
     """Sliding window of each layer, None where a layer sees everything."""
 
-    @property
-    def group(self) -> int:
-        """Query heads that share a KV head."""
-        return self.num_query_heads // self.num_kv_heads
-
 
 class _Probe:
     """Stands in for a step, and writes down what each layer hands over."""
