@@ -12,6 +12,7 @@ LAYERS = [
     "config",
     "cache",
     "attention",
+    "eviction",
     "sampling",
     "outputs",
     "models",

@@ -34,6 +34,16 @@ def _require(name: str, value: Any, low: int, high: int | None = None) -> None:
         raise ConfigError(f"{name} must be {limit}, got {value}")
 
 
+def _require_number(name: str, value: Any, low: float) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not value >= low
+        or value == float("inf")
+    ):
+        raise ConfigError(f"{name} must be a number of at least {low:g}, got {value!r}")
+
+
 def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
@@ -119,12 +129,54 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class EvictionConfig:
+    """Which KVs are kept when they cannot all be, and how many. Requests may bring their own."""
+
+    eviction: Any = option(
+        "full",
+        "what decides which KVs stay: a preset's name (`winnow policies` lists them), or in Python an EvictionPolicy",
+        parse=str,
+    )
+    compression: float | None = option(
+        None,
+        "tokens of the prompt per KV kept in each row on average, such as 8; left out, with no kv_budget: what the "
+        "preset's paper uses, else 4",
+    )
+    kv_budget: int | None = option(None, "KVs kept in each row on average, in place of compression")
+    kv_floor: int = option(128, "compression never goes below so many KVs per row on average")
+    num_scores: int | None = option(
+        None,
+        "float32 score accumulators per KV that policies of requests may use, 0 to 2; left out: what the engine's own "
+        "policy needs, at least 1",
+    )
+    max_round_kvs: int | None = option(
+        2**24,
+        "most KVs that one round of eviction ranks, over all its requests; none: no limit",
+        parse=optional_int,
+    )
+
+    def __post_init__(self) -> None:
+        if self.compression is not None:
+            _require_number("compression", self.compression, 1.0)
+        for name in ("kv_budget", "kv_floor", "max_round_kvs"):
+            if getattr(self, name) is not None:
+                _require(name, getattr(self, name), 1)
+        if self.compression is not None and self.kv_budget is not None:
+            raise ConfigError(
+                f"compression and kv_budget mean the same, give one; got {self.compression} and {self.kv_budget}"
+            )
+        if self.num_scores is not None:
+            _require("num_scores", self.num_scores, 0, 2)
+
+
+@dataclass(frozen=True)
 class EngineConfig:
-    """The three parts together."""
+    """The four parts together."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    eviction: EvictionConfig = field(default_factory=EvictionConfig)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -133,7 +185,12 @@ class EngineConfig:
         Raises:
             ConfigError: an option nobody knows, or a value out of range.
         """
-        parts = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+        parts = {
+            "model": ModelConfig,
+            "cache": CacheConfig,
+            "scheduler": SchedulerConfig,
+            "eviction": EvictionConfig,
+        }
         names = {part: [f.name for f in fields(config)] for part, config in parts.items()}
         known = [name for part in names.values() for name in part]
         for name in options:

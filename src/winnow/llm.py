@@ -9,10 +9,12 @@ from typing import Any, Self, cast
 
 from winnow.attention import open_backend
 from winnow.config import EngineConfig
+from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
 from winnow.engine.scheduler import Scheduler
 from winnow.engine.torch_executor import TorchExecutor
 from winnow.errors import InvalidRequestError
+from winnow.eviction import preset_of
 from winnow.models import load_model
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
@@ -33,7 +35,7 @@ class LLM:
 
     Args:
         model: directory with config.json, safetensors and (for text prompts) a tokenizer; None: the demo model.
-        options: the fields of `ModelConfig`, `CacheConfig` and `SchedulerConfig` in `winnow.config`.
+        options: the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig` and `EvictionConfig` in `winnow.config`.
 
     Raises:
         ConfigError: an option is unknown or out of range.
@@ -42,17 +44,24 @@ class LLM:
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         self.config = EngineConfig.from_options({"model": model, **options})
-        loaded = load_model(self.config.model)
+        policy = preset_of(self.config.eviction.eviction).policy
+        loaded = load_model(self.config.model, beyond_trained_len=policy.reassign_positions)
         executor = TorchExecutor(loaded, self.config, open_backend(self.config.model.attention_backend))
         self.tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
         self._engine = Engine(
             executor,
-            Scheduler(self.config.scheduler, executor, time.monotonic),
+            Scheduler(
+                self.config.scheduler,
+                executor,
+                time.monotonic,
+                max_round_kvs=self.config.eviction.max_round_kvs,
+            ),
             loaded.tokenizer,
             loaded.eos_token_ids,
-            loaded.vocab_size,
-            loaded.max_model_len,
+            Admission(
+                executor.cache, self.config, loaded.vocab_size, loaded.max_model_len, loaded.trained_len
+            ),
             self.config.cache.kv_memory,
             time.monotonic,
         )

@@ -26,6 +26,37 @@ class RequestMetrics:
         return None if self.finished_time is None else self.finished_time - self.arrival_time
 
 
+@dataclass(frozen=True)
+class EvictionReport:
+    """What eviction did to the KVs of one answer, told when it ends."""
+
+    policy: str
+    kv_budget: int | None
+    """KVs per row that it was held to; None: the budget was above all it could need, so nothing was ever taken."""
+    num_tokens: int
+    """Tokens computed, prompt and answer."""
+    kept: tuple[tuple[int, ...], ...]
+    """KVs held at the end, by layer and head."""
+    bytes_held: int
+    """Of the blocks that these KVs lie in."""
+    bytes_freed: int
+    """Given back by all rounds together."""
+    rounds: int
+    seconds: float
+    """Spent on ranking, deciding and moving."""
+
+    @property
+    def mean_kept(self) -> float:
+        """KVs per row."""
+        rows = [kvs for layer in self.kept for kvs in layer]
+        return sum(rows) / len(rows)
+
+    @property
+    def compression(self) -> float:
+        """Tokens per KV kept in a row on average; 1 where nothing was taken."""
+        return self.num_tokens / self.mean_kept
+
+
 @dataclass
 class CompletionOutput:
     """One answer. `finish_reason` is None while it runs, then "stop", "length" or "abort"."""
@@ -38,6 +69,8 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     """The stop string or stop token id that ended it; None for the model's own end of text."""
+    eviction: EvictionReport | None = None
+    """None while the answer runs, and where no eviction was asked for."""
 
 
 @dataclass

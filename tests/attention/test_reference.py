@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnow.attention import AttentionSpec, Observe, PagedCache, ReferenceBackend, Spans
+from winnow.attention import AttentionSpec, Group, Observe, PagedCache, Pool, ReferenceBackend, Spans, Term
 from winnow.attention import reference as reference_module
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
 
@@ -32,7 +32,15 @@ class Case:
     ]  # per sequence and head: (position, k, v), in slot order
 
 
-def build(seed: int, counts: list[int], heads: int, group: int, num_scores: int, dtype: torch.dtype) -> Case:
+def build(
+    seed: int,
+    counts: list[int],
+    heads: int,
+    group: int,
+    num_scores: int,
+    dtype: torch.dtype,
+    observe: Observe | None = None,
+) -> Case:
     generator = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
 
@@ -78,6 +86,7 @@ def build(seed: int, counts: list[int], heads: int, group: int, num_scores: int,
         starts,
         counts,
         manager.host_lengths[slots].max(axis=(1, 2)).astype(np.int64),
+        observe=[observe] * len(slots),
         observe_from=[s + c // 2 for s, c in zip(starts, counts, strict=True)],
     )
     case = Case(
@@ -100,17 +109,32 @@ def build(seed: int, counts: list[int], heads: int, group: int, num_scores: int,
     return case
 
 
+@dataclass
+class Seen:
+    """What one query head of one query saw of one KV."""
+
+    weight: float
+    average: float  # 1 / (KVs the query sees)
+    moved: float  # |v - o|^2
+
+
+# What attention does for one KV, by query and query head of its group.
+Observed = dict[
+    tuple[int, int, int], dict[int, dict[int, Seen]]
+]  # (sequence, head, index) -> query -> query head
+
+
 def naive(
     case: Case,
     scale: float,
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
-    observe: Observe,
-) -> tuple[Tensor, dict[tuple[int, int, int, int], float]]:
-    """Outputs, and per (score, sequence, head, index in the row) what the batch adds."""
+    exclude_first: int = 0,
+) -> tuple[Tensor, Observed]:
+    """Outputs, and what every query that counts saw of every KV."""
     out = torch.zeros(case.q.shape, dtype=torch.float64)
-    added: dict[tuple[int, int, int, int], float] = {}
+    observed: Observed = {}
     group = case.q.shape[1] // case.k.shape[1]
     token = 0
     for sequence, count in enumerate(case.spans.counts.tolist()):
@@ -128,15 +152,44 @@ def naive(
                     logits = [softcap * math.tanh(x / softcap) for x in logits]
                 extra = [] if sinks is None else [float(sinks[query_head])]
                 total = sum(math.exp(x) for x in [*logits, *extra])
-                for (i, p, _, v), logit in zip(seen, logits, strict=True):
-                    weight = math.exp(logit) / total
+                weights = [math.exp(x) / total for x in logits]
+                for (_, _, _, v), weight in zip(seen, weights, strict=True):
                     out[token, query_head] += weight * v
-                    if at >= case.spans.observe_from[sequence] and at - p >= observe.exclude_first:
-                        for n, power in enumerate(observe.powers):
-                            key = (n, sequence, head, i)
-                            added[key] = added.get(key, 0.0) + weight**power
+                for (i, p, _, v), weight in zip(seen, weights, strict=True):
+                    if at >= case.spans.observe_from[sequence] and at - p >= exclude_first:
+                        moved = float(((v - out[token, query_head]) ** 2).sum())
+                        heads = observed.setdefault((sequence, head, i), {}).setdefault(token, {})
+                        heads[query_head] = Seen(weight, 1 / len(seen), moved)
             token += 1
-    return out, added
+    return out, observed
+
+
+def told(term: Term, seen: Seen) -> float:
+    match term:
+        case Term.ATTENTION | Term.GROUP_SQUARED:
+            return seen.weight
+        case Term.SQUARED:
+            return seen.weight**2
+        case Term.BELOW_AVERAGE:
+            return float(seen.weight < seen.average)
+        case Term.VALUE_AWARE:
+            return (seen.weight / max(1 - seen.weight, 1e-6)) ** 2 * seen.moved
+
+
+def aggregate(group: Group, values: list[float]) -> float:
+    if group is Group.MAX:
+        return max(values)
+    return sum(values) / (len(values) if group is Group.MEAN else 1)
+
+
+def naive_score(term: Term, group: Group, replace: bool, queries: dict[int, dict[int, Seen]]) -> float:
+    """The sum of what queries told about one KV."""
+    by_query = [[told(term, seen) for seen in heads.values()] for heads in queries.values()]
+    if term is Term.GROUP_SQUARED:
+        return sum(aggregate(group, heads) ** 2 for heads in by_query)
+    if group is Group.MAX and replace:
+        return max((sum(column) for column in zip(*by_query, strict=True)), default=0.0)
+    return sum(aggregate(group, heads) for heads in by_query)
 
 
 def scores(case: Case) -> dict[tuple[int, int, int, int], float]:
@@ -162,8 +215,10 @@ def scores(case: Case) -> dict[tuple[int, int, int, int], float]:
     window=st.one_of(st.none(), st.integers(1, 40)),
     softcap=st.one_of(st.none(), st.just(1.5)),
     with_sinks=st.booleans(),
-    powers=st.sampled_from([(1,), (2,), (1, 2)]),
+    terms=st.sampled_from([*((term,) for term in Term), (Term.ATTENTION, Term.GROUP_SQUARED)]),
+    aggregation=st.sampled_from(Group),
     exclude_first=st.sampled_from([0, 1, 5]),
+    replace=st.booleans(),
     small_temporaries=st.booleans(),
 )
 def test_equals_the_formula(
@@ -174,31 +229,79 @@ def test_equals_the_formula(
     window: int | None,
     softcap: float | None,
     with_sinks: bool,
-    powers: tuple[int, ...],
+    terms: tuple[Term, ...],
+    aggregation: Group,
     exclude_first: int,
+    replace: bool,
     small_temporaries: bool,
 ) -> None:
-    case = build(seed, counts, heads, group, len(powers), torch.float32)
+    observe = Observe(terms, aggregation, exclude_first, replace)
+    case = build(seed, counts, heads, group, len(terms), torch.float32, observe)
+    before = 0.25  # what the scores held, which only replacing takes away
+    case.cache.pool.score.fill_(before)
     sinks = torch.linspace(-1, 1, heads * group) if with_sinks else None
-    observe = Observe(powers, exclude_first)
     with pytest.MonkeyPatch.context() as patch:
         if small_temporaries:  # every group and every block of queries is cut
             patch.setattr(reference_module, "_TEMPORARY", 200)
         spec = AttentionSpec(0.3, window, softcap, sinks)
-        out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, spec, observe)
-    expected, added = naive(case, 0.3, window, softcap, sinks, observe)
+        out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, spec)
+    expected, observed = naive(case, 0.3, window, softcap, sinks, exclude_first)
     assert torch.allclose(out.double(), expected, atol=1e-5)
     found = scores(case)
-    assert found.keys() >= added.keys()
-    for key, value in found.items():
-        assert value == pytest.approx(added.get(key, 0.0), abs=1e-5), key
+    for (n, *kv), value in found.items():
+        added = naive_score(terms[n], aggregation, replace, observed.get(tuple(kv), {}))
+        assert value == pytest.approx(added + (0.0 if replace else before), rel=1e-3, abs=1e-4), (n, kv)
+
+
+@settings(max_examples=100)
+@given(
+    seed=st.integers(0, 2**31),
+    group=st.sampled_from([1, 2]),
+    aggregation=st.sampled_from(Group),
+    size=st.sampled_from([1, 3, 7]),
+    kind=st.sampled_from(["max", "average"]),
+    per_query_head=st.booleans(),
+    skip_window=st.booleans(),
+)
+def test_pooling_smooths_over_neighbours_in_position(
+    seed: int, group: int, aggregation: Group, size: int, kind: str, per_query_head: bool, skip_window: bool
+) -> None:
+    pool = Pool(size, kind, per_query_head, skip_window)
+    observe = Observe((Term.ATTENTION,), aggregation, replace=True, pool=pool)
+    heads, half = 2, size // 2
+    case = build(seed, [6, 1], heads, group, 1, torch.float32, observe)
+    ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
+    _, observed = naive(case, 0.3, None, None, None)
+    found = scores(case)
+    for sequence in range(2):
+        first = int(case.spans.observe_from[sequence])
+        for head in range(heads):
+            row = case.rows[sequence][head]
+            pooled = [i for i in range(len(row)) if not skip_window or row[i][0] < first]
+            pooled.sort(key=lambda i: row[i][0])
+
+            def total(query_head: int, i: int, at: tuple[int, int] = (sequence, head)) -> float:
+                queries = observed.get((*at, i), {})
+                return sum(h[query_head].weight for h in queries.values() if query_head in h)
+
+            def smooth(values: list[float]) -> list[float]:
+                cut = [values[max(i - half, 0) : i + half + 1] for i in range(len(values))]
+                return [max(part) if kind == "max" else sum(part) / size for part in cut]
+
+            by_head = [[total(h, i) for i in pooled] for h in range(head * group, (head + 1) * group)]
+            if per_query_head:
+                expected = [aggregate(aggregation, list(c)) for c in zip(*map(smooth, by_head), strict=True)]
+            else:
+                expected = smooth([aggregate(aggregation, list(c)) for c in zip(*by_head, strict=True)])
+            for i, value in zip(pooled, expected, strict=True):
+                assert found[0, sequence, head, i] == pytest.approx(value, abs=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_rounds_only_its_output(dtype: torch.dtype) -> None:
     case = build(3, [1, 1, 7], 2, 2, 0, dtype)
     out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
-    expected, _ = naive(case, 0.3, None, None, None, Observe(()))
+    expected, _ = naive(case, 0.3, None, None, None)
     assert out.dtype == dtype
     assert torch.allclose(out.double(), expected, rtol=2**-7, atol=1e-3)
 
@@ -207,6 +310,11 @@ def test_without_observe_scores_stay() -> None:
     case = build(5, [1, 4], 2, 2, 1, torch.float32)
     ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
     assert set(scores(case).values()) == {0.0}
+
+
+def test_pooling_needs_all_queries_at_once() -> None:
+    with pytest.raises(ValueError, match="replace must be True"):
+        Observe(pool=Pool(7))
 
 
 def test_compact_moves_all_of_a_kv() -> None:

@@ -10,7 +10,7 @@ import pytest
 from winnow.cli.engine import add_engine_flags, add_sampling_flags
 from winnow.cli.main import Parser
 from winnow.cli.options import add_flags, given
-from winnow.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.errors import WinnowError
 from winnow.sampling import SamplingParams
 from winnow.units import parse_bytes
@@ -95,9 +95,9 @@ def test_every_option_of_the_engine_has_a_flag_with_help() -> None:
     add_engine_flags(parser)
     add_sampling_flags(parser, "sampling")
     actions = {action.dest: action for action in parser._actions}
-    for config in (ModelConfig, CacheConfig, SchedulerConfig, SamplingParams):
+    for config in (ModelConfig, CacheConfig, SchedulerConfig, EvictionConfig, SamplingParams):
         for option in fields(config):
-            if option.name != "detokenize":
+            if option.name not in ("detokenize", "context_tokens", "protect"):
                 assert "--" + option.name.replace("_", "-") in actions[option.name].option_strings
                 assert actions[option.name].help
     typed = ["--kv-memory", "1GiB", "--prefill-chunk", "none", "--max-model-len", "128"]

@@ -1,13 +1,17 @@
 """An executor that only tells time, and a clock that it moves: the scheduler runs without any model."""
 
+from collections.abc import Sequence as SequenceType
+
+import numpy as np
 import torch
 
-from winnow.cache import CacheLayout, CacheManager, CacheSize
+from winnow.cache import BlockCopies, CacheLayout, CacheManager, CacheSize
 from winnow.cache.layout import PAGE_ENTRIES, ceil_div
 from winnow.config import SchedulerConfig
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import Scheduler
+from winnow.eviction import EvictionPolicy, Member
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams
 
@@ -35,6 +39,8 @@ class SimulatedExecutor:
         self.clock = clock
         self.plans: list[StepPlan] = []
         self.released: list[int] = []
+        self.rounds: list[list[int]] = []
+        self.num_copied = 0
 
     def settle(self, params: SamplingParams) -> SamplingParams:
         return params
@@ -44,6 +50,24 @@ class SimulatedExecutor:
         self.clock.now += 0.001 + 1e-5 * plan.num_tokens
         samplers = plan.samplers
         return StepResult([5] * len(samplers), [None] * len(samplers), {})
+
+    def prepare(self, policy: EvictionPolicy) -> None:
+        pass
+
+    def copy(self, copies: BlockCopies) -> None:
+        self.num_copied += len(copies.source)
+
+    def evict(self, members: SequenceType[Member]) -> list[int]:
+        """Rows shrink alike, to the target; which KVs stay is of no matter here."""
+        self.rounds.append([member.slot for member in members])
+        self.clock.now += 0.0005
+        freed = []
+        for member in members:
+            had = self.cache.blocks_held(member.slot)
+            lengths = np.minimum(self.cache.host_lengths[[member.slot]], member.eviction.target)
+            self.cache.shrink([member.slot], lengths)
+            freed.append(had - self.cache.blocks_held(member.slot))
+        return freed
 
     def release(self, slot: int) -> None:
         self.released.append(slot)

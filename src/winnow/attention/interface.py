@@ -31,37 +31,17 @@ class AttentionSpec:
     """[Hq]: one more logit per query head, which takes probability and gives no value (gpt-oss)."""
 
 
-@dataclass(frozen=True)
-class Observe:
-    """What attention adds to the scores of the KVs it reads, in the same pass.
-
-    For every KV j of a row: score[n, j] += sum over the queries i that count, and over the query heads of the group,
-    of p_ij ** powers[n], where p is the softmax over the whole row. A query counts from the position its span says
-    (`Spans.observe_from`), and for key j only if i - j >= exclude_first.
-    """
-
-    powers: tuple[int, ...] = (1,)
-    """1 sums attention (H2O, SnapKV, Batch-Max), 2 its square (KV-Compress eq. 19); one per score of the cache."""
-    exclude_first: int = 0
-    """Queries right after a key that do not count for it (v in KV-Compress eq. 19)."""
-
-
 class AttentionBackend(Protocol):
     """Shapes: T tokens of the packed batch, Hq query heads, H KV heads (Hq a multiple of H), d = head_dim."""
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
         """Store the KVs of the batch's tokens, [T, H, d] each, in the last slots of their rows."""
 
-    def attend(
-        self,
-        cache: PagedCache,
-        spans: Spans,
-        layer: int,
-        q: Tensor,
-        spec: AttentionSpec,
-        observe: Observe | None = None,
-    ) -> Tensor:
-        """Attention of q, [T, Hq, d], over the rows of each token's sequence. Returns [T, Hq, d] in q's dtype."""
+    def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        """Attention of q, [T, Hq, d], over the rows of each token's sequence. Returns [T, Hq, d] in q's dtype.
+
+        In the same pass the scores of the KVs change as `spans.observe` asks for each sequence.
+        """
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         """Move KVs between slots of the pool: key, value, position and scores together.

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from winnow.attention.interface import AttentionSpec, Observe, PagedCache
+from winnow.attention.interface import AttentionSpec, PagedCache
+from winnow.attention.observation import Observation
+from winnow.attention.observe import Observe
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool
 from winnow.cache.layout import ceil_div
@@ -29,6 +31,7 @@ class _Group:
     tokens: slice | Tensor
     """Their queries in the packed batch, G * n of them."""
     longest: int
+    observe: Observe | None
 
 
 class ReferenceBackend:
@@ -50,15 +53,7 @@ class ReferenceBackend:
         pool.position.flatten()[flat] = spans.position[:, None].expand_as(flat).to(torch.int32)
         pool.score.flatten(1)[:, flat] = 0.0
 
-    def attend(
-        self,
-        cache: PagedCache,
-        spans: Spans,
-        layer: int,
-        q: Tensor,
-        spec: AttentionSpec,
-        observe: Observe | None = None,
-    ) -> Tensor:
+    def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         out = torch.empty_like(q)
         kv_heads, head_dim = cache.pool.layout.num_kv_heads, cache.pool.layout.head_dim
         for group in _groups(spans, kv_heads * head_dim):
@@ -66,13 +61,18 @@ class ReferenceBackend:
             q_group = q[group.tokens].unflatten(0, (len(group.index), -1))  # [G, n, Hq, d]
             position = spans.position[group.tokens].int().unflatten(0, (len(group.index), -1))  # [G, n]
             queries = max(1, _TEMPORARY // (len(group.index) * q.shape[1] * group.longest))
+            observation = None if group.observe is None else Observation(group.observe)
             pieces = [
-                _attend_rows(q_part, position_part, rows, cache.pool, spec, observe)
+                _attend_rows(q_part, position_part, rows, spec, observation)
                 for q_part, position_part in zip(
                     q_group.split(queries, dim=1), position.split(queries, dim=1), strict=True
                 )
             ]
             out[group.tokens] = torch.cat(pieces, dim=1).flatten(0, 1).to(q.dtype)
+            if observation is not None:
+                observation.store(
+                    cache.pool.score.flatten(1), rows.slot, rows.position, rows.valid, rows.observe_from
+                )
         return out
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
@@ -122,23 +122,25 @@ def _groups(spans: Spans, row_elements: int) -> Iterator[_Group]:
     """
     decodes = spans.num_decodes
     by_length = np.argsort(-spans.lengths[:decodes], kind="stable")
-    start = 0
-    while start < decodes:
-        longest = int(spans.lengths[by_length[start]])
-        most = max(1, _TEMPORARY // (longest * row_elements))
-        short = np.flatnonzero(spans.lengths[by_length[start:]] * 2 < longest)
-        end = min(decodes, start + most, start + int(short[0]) if len(short) else decodes)
-        index = by_length[start:end].tolist()
-        # A decoding sequence's only token has the sequence's own number: they come first in the batch.
-        yield _Group(index, torch.tensor(index, device=spans.device), longest)
-        start = end
+    for observe in dict.fromkeys(spans.observe[:decodes]):
+        alike = by_length[[spans.observe[i] == observe for i in by_length]]
+        start = 0
+        while start < len(alike):
+            longest = int(spans.lengths[alike[start]])
+            most = max(1, _TEMPORARY // (longest * row_elements))
+            short = np.flatnonzero(spans.lengths[alike[start:]] * 2 < longest)
+            end = min(len(alike), start + most, start + int(short[0]) if len(short) else len(alike))
+            index = alike[start:end].tolist()
+            # A decoding sequence's only token has the sequence's own number: they come first in the batch.
+            yield _Group(index, torch.tensor(index, device=spans.device), longest, observe)
+            start = end
     for i in range(decodes, len(spans.counts)):
         first, count = int(spans.starts[i]), int(spans.counts[i])
-        yield _Group([i], slice(first, first + count), int(spans.lengths[i]))
+        yield _Group([i], slice(first, first + count), int(spans.lengths[i]), spans.observe[i])
 
 
 def _attend_rows(
-    q: Tensor, position: Tensor, rows: _Rows, pool: KVPool, spec: AttentionSpec, observe: Observe | None
+    q: Tensor, position: Tensor, rows: _Rows, spec: AttentionSpec, observation: Observation | None
 ) -> Tensor:
     """Attention of q, [G, n, Hq, d], at `position`, [G, n], over gathered rows. Returns float32 [G, n, Hq, d]."""
     heads = rows.k.shape[1]
@@ -157,15 +159,17 @@ def _attend_rows(
         column = spec.sinks.float().view(1, heads, group, 1, 1).expand(len(q), -1, -1, n, 1)
         logits = torch.cat([logits, column], dim=-1)
     p = logits.softmax(dim=-1)[..., : rows.k.shape[2]]
-    if observe is not None:
-        counted = (
-            visible
-            & (position >= rows.observe_from[:, None])[:, None, :, None]
-            & (age >= observe.exclude_first)
-        )
-        for score, power in zip(pool.score, observe.powers, strict=True):
-            added = (p**power).sum(dim=2).masked_fill(~counted, 0.0).sum(dim=2)  # [G, H, N]
-            # Sequences that share a block add to the same slot; padding adds zeros to whatever slot it names.
-            score.view(-1).index_add_(0, rows.slot.flatten(), added.flatten())
     out = (p.flatten(2, 3) @ rows.v).unflatten(2, (group, n))  # [G, H, g, n, d]
+    if observation is not None:
+        counts = position >= rows.observe_from[:, None]
+        first = n - int(counts.sum(dim=1).max())  # queries before it count in no sequence
+        if first < n:
+            observation.take(
+                p[:, :, :, first:],
+                visible[:, :, first:],
+                age[:, :, first:],
+                counts[:, first:],
+                rows.v,
+                out[:, :, :, first:],
+            )
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3)

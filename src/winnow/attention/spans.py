@@ -1,5 +1,6 @@
 """Which tokens of a packed batch belong to which sequence."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -8,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from winnow.attention.observe import Observe
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class Spans:
         counts: tokens of each sequence in this batch, int64 [B]; T is their sum.
         lengths: KVs in the longest row of each sequence, this batch's included, int64 [B].
         position: of every token in its sequence, int64 [T], on the compute device.
+        first_position: of each sequence's first token in this batch, int64 [B].
+        observe: what each sequence's queries do to the scores, [B]; None: nothing.
         observe_from: the first position of each sequence whose query counts for scores, int64 [B].
     """
 
@@ -26,6 +31,8 @@ class Spans:
     counts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     position: Tensor
+    first_position: NDArray[np.int64]
+    observe: tuple[Observe | None, ...]
     observe_from: NDArray[np.int64]
 
     @classmethod
@@ -36,17 +43,21 @@ class Spans:
         counts: list[int],
         lengths: NDArray[np.int64],
         device: torch.device | str = "cpu",
+        observe: Sequence[Observe | None] | None = None,
         observe_from: list[int] | None = None,
     ) -> Self:
         """Lay out sequences whose tokens of this batch begin at the positions `starts`."""
         count_array = np.asarray(counts, dtype=np.int64)
-        first = np.asarray(starts, dtype=np.int64) - (np.cumsum(count_array) - count_array)
+        first_position = np.asarray(starts, dtype=np.int64)
+        first = first_position - (np.cumsum(count_array) - count_array)
         position = np.arange(count_array.sum()) + np.repeat(first, count_array)
         return cls(
             np.asarray(slots, dtype=np.int64),
             count_array,
             lengths,
             torch.from_numpy(position).to(device),
+            first_position,
+            (None,) * len(slots) if observe is None else tuple(observe),
             np.zeros(len(slots), dtype=np.int64)
             if observe_from is None
             else np.asarray(observe_from, dtype=np.int64),

@@ -15,6 +15,8 @@ IntArray = NDArray[np.integer[Any]]
 
 # Entries of one table page, per row. 16 blocks of 16 slots: a page covers 256 KVs of every row of a sequence.
 PAGE_ENTRIES = 16
+# How much longer than the average a sequence's longest row is taken to be where heads compete for a budget.
+ROW_SKEW = 8
 _INT32 = 4
 _FLOAT32 = 4
 
@@ -73,12 +75,21 @@ class CacheSize:
     pages_per_seq: int
 
     @classmethod
-    def fit(cls, layout: CacheLayout, kv_memory: int, max_num_seqs: int, max_model_len: int) -> "CacheSize":
+    def fit(
+        cls,
+        layout: CacheLayout,
+        kv_memory: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        *,
+        uneven_rows: bool = False,
+    ) -> "CacheSize":
         """The largest cache within `kv_memory` bytes, tables and counters included.
 
         Pages are bounded by blocks: a sequence of b blocks a row takes at most b / PAGE_ENTRIES + 1 pages, so with
         equal rows blocks run out first. Rows that differ, or share blocks, may run out of pages earlier; the
-        manager counts both.
+        manager counts both. With `uneven_rows` there are pages for rows ROW_SKEW times as long as the average, and
+        always enough for one sequence alone.
 
         Raises:
             ConfigError: not even one sequence of one block per row fits.
@@ -86,7 +97,10 @@ class CacheSize:
         pages_per_seq = layout.pages_for(max_model_len)
 
         def size(num_blocks: int) -> CacheSize:
-            num_pages = ceil_div(num_blocks, layout.rows_per_seq * PAGE_ENTRIES) + max_num_seqs
+            num_pages = ceil_div(num_blocks, layout.rows_per_seq * PAGE_ENTRIES)
+            if uneven_rows:
+                num_pages = max(num_pages * ROW_SKEW, pages_per_seq)
+            num_pages += max_num_seqs
             return cls(num_blocks, min(num_pages, max_num_seqs * pages_per_seq), max_num_seqs, pages_per_seq)
 
         # More blocks than all sequences together could ever fill would be memory for nothing.

@@ -132,6 +132,11 @@ class CacheManager:
     def fork(self, slot: int) -> int:
         """A new sequence that holds the same blocks. Whoever writes first into a shared block copies it."""
         child = self.open()
+        self.share(slot, child)
+        return child
+
+    def share(self, slot: int, child: int) -> None:
+        """Let `child`, open and empty, hold the blocks of `slot` too."""
         children = np.array([child], dtype=np.int64)
         self.tables.grow(children, np.array([len(self.tables.page_ids(slot))], dtype=np.int64))
         self.tables.copy(slot, child)
@@ -140,16 +145,60 @@ class CacheManager:
         self.allocator.share(self.blocks_of(child))
         self._sharing |= {slot, child}
         self._shared_tail |= {slot, child}
-        return child
 
-    def close(self, slot: int) -> None:
-        """End a sequence: its blocks lose a holder, its pages and slot are free."""
+    def is_shared(self, slot: int) -> bool:
+        """Whether another sequence may hold a block of this one."""
+        return slot in self._sharing
+
+    def can_own(self, slot: int) -> bool:
+        """Whether `own` would find blocks for its copies. Asks the device if the sequence was ever forked."""
+        return slot not in self._sharing or self._num_shared(slot) <= self.allocator.num_free
+
+    def own(self, slot: int) -> BlockCopies | None:
+        """Replace all blocks that have other holders by copies, which the caller must make at once.
+
+        Raises:
+            OutOfBlocksError: `can_own` is False; nothing has changed.
+        """
+        if slot not in self._sharing:
+            return None
+        copies = self._copy_shared(slot, np.zeros_like(self.host_lengths[slot]))
+        self._sharing.discard(slot)
+        self._shared_tail.discard(slot)
+        self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
+        return copies
+
+    def shrink(self, slots: Sequence[int], lengths: IntArray) -> int:
+        """Cut rows to `lengths`, [B, layers, heads], none above what they hold. Returns how many blocks are free now.
+
+        What the rows keep has been moved to their front. Blocks and table pages past it are given back.
+        """
+        slot_array = np.asarray(slots, dtype=np.int64)
+        held = self.host_lengths[slot_array]
+        assert (lengths <= held).all(), "a row cannot shrink to more than it holds"
+        have, keep = -(-held // self.layout.block_size), -(-lengths // self.layout.block_size)
+        owner = np.broadcast_to(slot_array[:, None, None], have.shape)
+        free = self.allocator.num_free
+        exclusive = not self._sharing.intersection(slots)
+        self.allocator.release(self._entries(owner, keep, have), exclusive=exclusive)
+        self.host_lengths[slot_array] = lengths
+        self._mirror_lengths(slot_array)
+        for slot, most in zip(slots, keep.max(axis=(1, 2)).tolist(), strict=True):
+            self.tables.trim(slot, most)
+        return self.allocator.num_free - free
+
+    def clear(self, slot: int) -> None:
+        """Empty a sequence, which stays open: its blocks lose a holder, its pages are free."""
         self.allocator.release(self.blocks_of(slot), exclusive=slot not in self._sharing)
-        self.tables.clear(slot)
+        self.tables.trim(slot, 0)
         self.host_lengths[slot] = 0
         self._mirror_lengths(np.array([slot], dtype=np.int64))
         self._sharing.discard(slot)
         self._shared_tail.discard(slot)
+
+    def close(self, slot: int) -> None:
+        """End a sequence: empty it, and its slot is free."""
+        self.clear(slot)
         self._free_slots.append(slot)
 
     def blocks_of(self, slot: int) -> Tensor:
@@ -227,18 +276,24 @@ class CacheManager:
     def _own_tail(self, slot: int) -> BlockCopies | None:
         """Copy-on-write: replace the shared, partly filled last blocks of a sequence by copies of its own."""
         self._shared_tail.discard(slot)
+        return self._copy_shared(slot, self.host_lengths[slot] // self.layout.block_size)
+
+    def _copy_shared(self, slot: int, first: IntArray) -> BlockCopies | None:
+        """Replace the shared ones among the blocks from `first`, [layers, heads], on by copies."""
         last = -(-self.host_lengths[slot] // self.layout.block_size)
-        first = last - self._partial_rows(slot)
         index = self._entry_index(np.full_like(first, slot)[None], first[None], last[None])
-        tails = self.tables.pages.view(-1)[index]
-        shared = self.allocator.ref_count[tails] > 1
-        source = tails[shared]
+        blocks = self.tables.pages.view(-1)[index]
+        shared = self.allocator.ref_count[blocks] > 1
+        source = blocks[shared]
         if not len(source):
             return None
         target = self.allocator.allocate(len(source))
         self.tables.pages.view(-1)[index[shared]] = target
         self.allocator.release(source)
         return BlockCopies(source, target)
+
+    def _num_shared(self, slot: int) -> int:
+        return int((self.allocator.ref_count[self.blocks_of(slot)] > 1).sum())
 
     def _mirror_lengths(self, slots: IntArray) -> None:
         self.lengths[torch.from_numpy(slots)] = torch.from_numpy(self.host_lengths[slots]).to(

@@ -52,10 +52,11 @@ class BlockTables:
             self.page_table[slot, start:end] = torch.from_numpy(self.host_page_table[slot, start:end])
             self._num_pages[slot] = end
 
-    def clear(self, slot: int) -> None:
-        """Take all pages of a sequence back."""
-        self._free_pages.extend(self.page_ids(slot).tolist())
-        self._num_pages[slot] = 0
+    def trim(self, slot: int, num_blocks: int) -> None:
+        """Take back the pages that a sequence of `num_blocks` blocks in its longest row does not need."""
+        needed = ceil_div(num_blocks, PAGE_ENTRIES)
+        self._free_pages.extend(self.page_ids(slot)[needed:].tolist())
+        self._num_pages[slot] = min(needed, int(self._num_pages[slot]))
 
     def page_ids(self, slot: int) -> IntArray:
         """The pages of a sequence, in order."""

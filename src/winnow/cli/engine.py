@@ -11,16 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
-from winnow.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
 
-_UNFLAGGED = ("seed", "detokenize")
-"""Sampling parameters without a flag: the engine's own `--seed` serves requests without one, and commands show text."""
+_UNFLAGGED = ("seed", "detokenize", "eviction", "compression", "kv_budget", "context_tokens", "protect")
+"""Sampling parameters without a flag: the engine's own flags serve requests that bring none, positions make sense for
+one prompt only, and commands show text."""
 
-_PARTS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+_PARTS = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "eviction": EvictionConfig,
+}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,45 +1,153 @@
 """What is checked before a request may enter: nothing that passes here can fail for lack of room later."""
 
-from winnow.cache import CacheManager
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+
+from winnow.cache import CacheLayout, CacheManager
+from winnow.config import EngineConfig, EvictionConfig
 from winnow.errors import CapacityError, ContextLengthError, InvalidRequestError
+from winnow.eviction import SequenceEviction, preset_of, settle
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
 
 
-def admit(
-    token_ids: list[int],
-    params: SamplingParams,
-    cache: CacheManager,
-    vocab_size: int,
-    max_model_len: int,
-    kv_memory: int,
-) -> int:
-    """Check a request and return how many tokens each of its answers may have.
+@dataclass(frozen=True)
+class Admitted:
+    """What a request was granted."""
 
-    `params.max_tokens` is cut to what the context leaves. Without one, the answer may fill context and KV memory.
+    max_tokens: int
+    """Most tokens of each answer."""
+    eviction: SequenceEviction | None
+    policy_name: str | None
+    """None: no policy was asked for."""
 
-    Raises:
-        InvalidRequestError: an empty prompt, or token ids that the model does not have.
-        ContextLengthError: the prompt leaves no room for an answer.
-        CapacityError: prompt and answer could not fit into the KV memory even alone.
+
+class Admission:
+    """Checks requests against model and cache.
+
+    Args:
+        trained_len: longest sequence that the model was trained for; `max_model_len` exceeds it only where positions
+            are re-assigned.
     """
-    if not token_ids:
-        raise InvalidRequestError("prompt must hold at least 1 token, got none")
-    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
-        raise InvalidRequestError(f"prompt token ids must be between 0 and {vocab_size - 1}, got {wrong}")
-    params.validate_for(vocab_size)
-    if len(token_ids) >= max_model_len:
-        raise ContextLengthError(
-            f"prompt must be shorter than the context of {max_model_len} tokens (max_model_len), got {len(token_ids)}"
+
+    def __init__(
+        self, cache: CacheManager, config: EngineConfig, vocab_size: int, max_model_len: int, trained_len: int
+    ) -> None:
+        self._cache = cache
+        self._config = config
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._trained_len = trained_len
+
+    def admit(self, token_ids: list[int], params: SamplingParams) -> Admitted:
+        """Check a request.
+
+        `params.max_tokens` is cut to what the context leaves. Without one, the answer may fill context and KV memory.
+
+        Raises:
+            InvalidRequestError: an empty prompt, token ids that the model does not have, or a policy that does not go
+                with the prompt.
+            ConfigError: no such policy.
+            ContextLengthError: the prompt leaves no room for an answer.
+            CapacityError: prompt and answer could not fit into the KV memory even alone.
+        """
+        self._check_tokens(token_ids)
+        params.validate_for(self._vocab_size)
+        config = _wanted(self._config.eviction, params)
+        policy = preset_of(config.eviction).policy
+        context = (
+            self._max_model_len if policy.reassign_positions else min(self._max_model_len, self._trained_len)
         )
-    # The last token of an answer is never computed, so it needs no KV.
-    left = min(max_model_len - len(token_ids), cache.capacity - len(token_ids) + 1)
-    wanted = max_model_len - len(token_ids) if params.max_tokens is None else params.max_tokens
-    max_tokens = min(wanted, max_model_len - len(token_ids))
-    if left < 1 or (params.max_tokens is not None and max_tokens > left):
-        raise CapacityError(
-            f"prompt of {len(token_ids)} tokens with max_tokens {max_tokens} needs room for "
-            f"{len(token_ids) + max_tokens - 1} KVs a row, kv_memory {format_bytes(kv_memory)} holds {cache.capacity}"
+        prompt_len = len(token_ids)
+        if prompt_len >= context:
+            raise ContextLengthError(
+                f"prompt must be shorter than the context of {context} tokens (max_model_len), got {prompt_len}"
+            )
+        wanted = context - prompt_len if params.max_tokens is None else params.max_tokens
+        max_tokens = min(wanted, context - prompt_len)
+        context_len = params.context_tokens
+        if context_len is not None and context_len > prompt_len:
+            raise InvalidRequestError(
+                f"context_tokens must be at most the prompt's {prompt_len} tokens, got {context_len}"
+            )
+        # The last token of an answer is never computed, so it needs no KV.
+        eviction = settle(config, prompt_len, prompt_len + max_tokens - 1, context_len, params.protect)
+        if eviction is not None:
+            self._check_policy(eviction)
+        left = self._room(eviction, prompt_len, context)
+        if left < 1 or (params.max_tokens is not None and max_tokens > left):
+            total, layout = prompt_len + max_tokens - 1, self._cache.layout
+            peak = total
+            if eviction is not None:
+                peak = eviction.peak_blocks(layout, total) * layout.block_size // layout.rows_per_seq
+            raise CapacityError(
+                f"prompt of {prompt_len} tokens with max_tokens {max_tokens} needs room for {peak} KVs a row, "
+                f"kv_memory {format_bytes(self._config.cache.kv_memory)} holds {self._cache.capacity}"
+            )
+        name = (
+            None if policy.when.never else str(config.eviction) if isinstance(config.eviction, str) else "own"
         )
-    return min(max_tokens, left)
+        return Admitted(min(max_tokens, left), eviction, name)
+
+    def _check_tokens(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise InvalidRequestError("prompt must hold at least 1 token, got none")
+        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
+            wrong = next(token for token in token_ids if not 0 <= token < self._vocab_size)
+            raise InvalidRequestError(
+                f"prompt token ids must be between 0 and {self._vocab_size - 1}, got {wrong}"
+            )
+
+    def _check_policy(self, eviction: SequenceEviction) -> None:
+        """Raise InvalidRequestError if the engine as it was opened cannot run the policy."""
+        policy, available = eviction.policy, self._cache.layout.num_scores
+        if policy.score.num_scores > available:
+            raise InvalidRequestError(
+                f"{type(policy.score).__name__} needs {policy.score.num_scores} score accumulators per KV, and the "
+                f"engine was opened with {available}: set num_scores"
+            )
+        scheduler, window = self._config.scheduler, policy.score.window
+        most = scheduler.prefill_chunk
+        if window is not None and most is not None and min(window, eviction.context_len) > most:
+            raise InvalidRequestError(
+                f"{type(policy.score).__name__} observes {window} queries in one step, so prefill_chunk must be at "
+                f"least {window}, got {most}"
+            )
+        if policy.reassign_positions and eviction.limit + 1 > self._trained_len:
+            raise InvalidRequestError(
+                f"positions reach {eviction.limit} before a round, and the model was trained up to {self._trained_len}"
+            )
+
+    def _room(self, eviction: SequenceEviction | None, prompt_len: int, context: int) -> int:
+        """Most tokens of an answer for which the KV memory suffices; 0: none."""
+        layout, there = self._cache.layout, self._cache.size.num_blocks
+
+        def exceeds(num_tokens: int) -> bool:
+            return _blocks(eviction, layout, num_tokens) > there
+
+        totals = range(prompt_len, context)
+        return bisect_left(totals, True, key=exceeds)
+
+
+def _blocks(eviction: SequenceEviction | None, layout: CacheLayout, num_tokens: int) -> int:
+    return layout.blocks_for(num_tokens) if eviction is None else eviction.peak_blocks(layout, num_tokens)
+
+
+def _wanted(config: EvictionConfig, params: SamplingParams) -> EvictionConfig:
+    """The engine's choice with what the request puts in its place."""
+    own = {
+        name: value
+        for name, value in (
+            ("eviction", params.eviction),
+            ("compression", params.compression),
+            ("kv_budget", params.kv_budget),
+        )
+        if value is not None
+    }
+    if not own:
+        return config
+    if own.keys() != {"eviction"}:  # one of compression and kv_budget stands in for whichever the engine has
+        own = {"compression": None, "kv_budget": None} | own
+    elif preset_of(own["eviction"]).policy.budget.fixed is not None:
+        own |= {"compression": None, "kv_budget": None}
+    return replace(config, **own)

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from winnow.engine.admission import admit
+from winnow.engine.admission import Admission
 from winnow.engine.answer import Answer, decode_logprobs
+from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
@@ -29,8 +30,7 @@ class Engine:
         scheduler: Scheduler,
         tokenizer: PreTrainedTokenizerBase | None,
         eos_token_ids: frozenset[int],
-        vocab_size: int,
-        max_model_len: int,
+        admission: Admission,
         kv_memory: int,
         clock: Callable[[], float],
     ) -> None:
@@ -38,8 +38,7 @@ class Engine:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
+        self._admission = admission
         self._kv_memory = kv_memory
         self._clock = clock
         self._requests: dict[str, Request] = {}
@@ -59,11 +58,19 @@ class Engine:
         """
         if request_id in self._requests:
             raise InvalidRequestError(f"request_id {request_id!r} is in use by an unfinished request")
-        max_tokens = admit(
-            token_ids, params, self._executor.cache, self._vocab_size, self._max_model_len, self._kv_memory
+        granted = self._admission.admit(token_ids, params)
+        if granted.eviction is not None:
+            self._executor.prepare(granted.eviction.policy)
+        request = Request(
+            request_id,
+            prompt,
+            token_ids,
+            self._executor.settle(params),
+            granted.max_tokens,
+            RequestMetrics(arrival_time=self._clock()),
+            granted.eviction,
+            granted.policy_name,
         )
-        metrics = RequestMetrics(arrival_time=self._clock())
-        request = Request(request_id, prompt, token_ids, self._executor.settle(params), max_tokens, metrics)
         self._requests[request_id] = request
         for sequence in request.sequences:
             self._answers[sequence] = Answer(sequence, self._tokenizer, self._eos_token_ids)
@@ -161,11 +168,15 @@ class Engine:
     def _output(self, request: Request) -> RequestOutput:
         if request.finished and request.metrics.finished_time is None:
             request.metrics.finished_time = self._clock()
+        layout = self._executor.cache.layout
         output = RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
             prompt_token_ids=request.prompt_token_ids,
-            outputs=[self._answers[sequence].output() for sequence in request.sequences],
+            outputs=[
+                replace(self._answers[sequence].output(), eviction=eviction_report(sequence, layout))
+                for sequence in request.sequences
+            ],
             finished=request.finished,
             metrics=replace(request.metrics),
             prompt_logprobs=request.prompt_logprobs or None,

@@ -1,9 +1,11 @@
 """Who computes a step. The scheduler sees only this."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from winnow.cache import CacheManager
+from winnow.cache import BlockCopies, CacheManager
 from winnow.engine.plan import StepPlan, StepResult
+from winnow.eviction import EvictionPolicy, Member
 from winnow.sampling import SamplingParams
 
 
@@ -19,6 +21,19 @@ class Executor(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the planned tokens and sample where the plan says so."""
+
+    def prepare(self, policy: EvictionPolicy) -> None:
+        """Get ready to run a policy.
+
+        Raises:
+            InvalidRequestError: the model does not allow it.
+        """
+
+    def copy(self, copies: BlockCopies) -> None:
+        """Copy blocks at once."""
+
+    def evict(self, members: Sequence[Member]) -> list[int]:
+        """Shrink sequences to their budgets at once. Returns the blocks that each gave back."""
 
     def release(self, slot: int) -> None:
         """Forget what is kept for a slot besides its KVs; called when its sequence ends or is preempted."""

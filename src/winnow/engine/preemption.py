@@ -32,4 +32,4 @@ class Recompute:
         executor.cache.close(sequence.slot)
         executor.release(sequence.slot)
         sequence.slot = None
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.last_round = sequence.shift = 0

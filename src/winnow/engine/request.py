@@ -3,6 +3,10 @@
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from winnow.eviction import SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
 
@@ -18,6 +22,10 @@ class Request:
     max_tokens: int
     """Most tokens of an answer: the request's own limit, or what the context leaves."""
     metrics: RequestMetrics
+    eviction: SequenceEviction | None = None
+    """None: nothing will ever be evicted."""
+    policy_name: str | None = None
+    """Of the policy that was asked for, also where the budget leaves it nothing to do."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
     sequences: list["Sequence"] = field(init=False)
 
@@ -40,6 +48,15 @@ class Request:
         )
 
 
+@dataclass
+class RoundTally:
+    """What eviction did to a sequence, preemptions included."""
+
+    rounds: int = 0
+    freed_blocks: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(eq=False)
 class Sequence:
     """One sample of a request: its tokens, and how many of them are in the cache.
@@ -57,6 +74,13 @@ class Sequence:
     stop_reason: int | str | None = None
     forks: list["Sequence"] = field(default_factory=list)
     logprobs: list[LogprobDict | None] = field(default_factory=list)
+    last_round: int = 0
+    """Tokens computed at the last round of eviction since the sequence got its slot."""
+    shift: int = 0
+    """What re-assigned positions lie below token indices."""
+    rounds: RoundTally = field(default_factory=lambda: RoundTally())
+    kept: NDArray[np.int32] | None = None
+    """KVs per layer and head when the sequence ended."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
@@ -66,6 +90,10 @@ class Sequence:
         return len(self.token_ids)
 
     @property
+    def eviction(self) -> SequenceEviction | None:
+        return self.request.eviction
+
+    @property
     def num_to_compute(self) -> int:
         return len(self.token_ids) - self.num_computed
 
@@ -73,6 +101,12 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether all that is left to compute is the token sampled last."""
         return self.num_to_compute == 1 and self.num_output_tokens > 0
+
+    @property
+    def running_slot(self) -> int:
+        """The slot of a sequence that is known to have one."""
+        assert self.slot is not None, "only a running sequence has a slot"
+        return self.slot
 
     @property
     def prompt_len(self) -> int:

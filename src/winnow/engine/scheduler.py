@@ -7,12 +7,13 @@ token budget is spent. Nothing here knows a model: the simulator runs the same o
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from winnow.cache import BlockCopies
+from winnow.cache import BlockCopies, CacheLayout
 from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.preemption import NewestFirst, PreemptionMethod, Recompute, VictimPolicy
 from winnow.engine.request import Request, Sequence
+from winnow.engine.rounds import Rounds
 
 
 class Scheduler:
@@ -30,6 +31,7 @@ class Scheduler:
         clock: Callable[[], float],
         victims: VictimPolicy | None = None,
         method: PreemptionMethod | None = None,
+        max_round_kvs: int | None = None,
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -40,6 +42,7 @@ class Scheduler:
         self._clock = clock
         self._victims = victims or NewestFirst()
         self._method = method or Recompute()
+        self._rounds = Rounds(executor, clock, max_round_kvs)
 
     @property
     def has_unfinished(self) -> bool:
@@ -51,7 +54,9 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         """End a sequence, running or waiting, and give back what it holds."""
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
+        self._rounds.forget(sequence)
         if sequence.slot is not None:
+            sequence.kept = self._cache.host_lengths[sequence.slot].copy()
             self._cache.close(sequence.slot)
             self._executor.release(sequence.slot)
             sequence.slot = None
@@ -61,25 +66,31 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan the next step and take the blocks that it needs. The plan is empty only if nothing is unfinished."""
+        self._rounds.start_step()
         while True:
-            plan = self._plan()
+            waits = self._rounds.shrink_due(self.running)
+            self._part_siblings()
+            plan = self._plan(waits)
             if plan.entries or not self.has_unfinished:
                 return plan
+            if waits or self._rounds.relieve(self.running):
+                continue
             # Only prompts in progress are left, and together they hold all blocks: the newest gives way.
             self._preempt()
 
-    def _plan(self) -> StepPlan:
-        self._make_room_for_decodes()
+    def _plan(self, waits: set[Sequence]) -> StepPlan:
+        """Plan the sequences that need not wait for a round."""
+        self._make_room_for_decodes(waits)
         copies: list[BlockCopies] = []
         budget = self._config.max_num_batched_tokens
-        decodes = [sequence for sequence in self.running if sequence.is_decoding][:budget]
+        decodes = [s for s in self.running if s.is_decoding and s not in waits][:budget]
         entries = self._append(decodes, 1, copies)
         budget -= len(decodes)
-        for sequence in [s for s in self.running if not s.is_decoding]:
+        for sequence in [s for s in self.running if not s.is_decoding and s not in waits]:
             count = self._chunk(sequence, budget)
             if not count:
                 break
-            if self._cache.can_append([_slot(sequence)], [count]):
+            if self._cache.can_append([sequence.running_slot], [count]):
                 entries += self._append([sequence], count, copies)
                 budget -= count
         while first := self._admit(budget):
@@ -88,13 +99,29 @@ class Scheduler:
         # A fork's tail is shared from now on, so forks are made when all of the step's blocks are taken.
         return StepPlan(tuple(self._with_samplers(entries)), tuple(copies))
 
-    def _make_room_for_decodes(self) -> None:
-        """Preempt until every decoding sequence can take one more KV a row."""
+    def _make_room_for_decodes(self, waits: set[Sequence]) -> None:
+        """Compress what policies allow, then preempt, until every decoding sequence can take one more KV a row."""
         while True:
-            slots = [_slot(sequence) for sequence in self.running if sequence.is_decoding]
+            slots = [s.running_slot for s in self.running if s.is_decoding and s not in waits]
             if not slots or self._cache.can_append(slots, [1] * len(slots)):
                 return
-            self._preempt()
+            if not self._rounds.relieve(self.running):
+                self._preempt()
+
+    def _part_siblings(self) -> None:
+        """Give samples of one prompt KVs of their own, where their policy will act on each of them apart."""
+        for sequence in list(self.running):
+            eviction, slot = sequence.eviction, sequence.running_slot
+            if (
+                eviction is None
+                or not eviction.policy.owns_blocks
+                or sequence.num_computed < sequence.prompt_len
+            ):
+                continue
+            if not self._cache.can_own(slot):
+                self._preempt(sequence)
+            elif copies := self._cache.own(slot):
+                self._executor.copy(copies)
 
     def _append(
         self, sequences: list[Sequence], count: int, copies: list[BlockCopies]
@@ -102,22 +129,31 @@ class Scheduler:
         """Take room for `count` tokens of each sequence."""
         if not sequences:
             return []
-        copy = self._cache.append([_slot(s) for s in sequences], [count] * len(sequences))
+        copy = self._cache.append([s.running_slot for s in sequences], [count] * len(sequences))
         if copy is not None:
             copies.append(copy)
-        return [PlannedSequence(s, _slot(s), s.num_computed, count, ()) for s in sequences]
+        return [PlannedSequence(s, s.running_slot, s.num_computed, count, ()) for s in sequences]
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """Tokens of a prompt that this step computes; 0 if it must wait for a step with more room."""
+        most, wanted = budget, sequence.num_to_compute
         if self._config.prefill_chunk is None:
             # Whole prompts: one that is larger than any budget goes alone.
-            whole = sequence.num_to_compute
-            return whole if whole <= budget or budget == self._config.max_num_batched_tokens else 0
-        return min(sequence.num_to_compute, self._config.prefill_chunk, budget)
+            if budget == self._config.max_num_batched_tokens:
+                most = wanted
+        else:
+            most = min(budget, self._config.prefill_chunk)
+        eviction = sequence.eviction
+        if eviction is not None:
+            kvs = 0.0 if sequence.slot is None else self._rounds.mean_kvs(sequence)
+            wanted = eviction.chunk(sequence.num_computed, sequence.last_round, kvs, wanted, most)
+        if self._config.prefill_chunk is None:
+            return wanted if wanted <= most else 0
+        return min(wanted, most)
 
     def _admit(self, budget: int) -> int:
         """Start the oldest waiting sequence if it fits. Returns the tokens it computes in this step, or 0."""
-        if not self.waiting or not self._cache.can_open(self.waiting[0].num_tokens):
+        if not self.waiting or not self._cache.can_open(_longest_row(self.waiting[0])):
             return 0
         sequence = self.waiting[0]
         count = self._chunk(sequence, budget)
@@ -138,12 +174,12 @@ class Scheduler:
         """
         layout = self._cache.layout
         promised = sum(
-            layout.blocks_for(s.num_tokens) - self._cache.blocks_held(_slot(s))
+            max(_peak_blocks(s, layout) - self._cache.blocks_held(s.running_slot), 0)
             for s in self.running
             if not s.is_decoding
         )
         headroom = layout.rows_per_seq * len(self.running)
-        return layout.blocks_for(newcomer.num_tokens) + promised + headroom <= self._cache.allocator.num_free
+        return _peak_blocks(newcomer, layout) + promised + headroom <= self._cache.allocator.num_free
 
     def _with_samplers(self, entries: list[PlannedSequence]) -> Iterable[PlannedSequence]:
         """Add who samples to the entries that compute their sequence's last token."""
@@ -159,21 +195,23 @@ class Scheduler:
             yield PlannedSequence(sequence, entry.slot, entry.start, entry.count, (sequence, *started))
 
     def _fork(self, parent: Sequence, child: Sequence) -> bool:
-        if not self._cache.can_fork(_slot(parent)):
+        if not self._cache.can_fork(parent.running_slot):
             return False
-        child.slot = self._cache.fork(_slot(parent))
+        child.slot = self._cache.fork(parent.running_slot)
         child.num_computed = parent.num_computed
+        child.last_round, child.shift = parent.last_round, parent.shift
         self.running.append(child)
         return True
 
-    def _preempt(self) -> None:
-        victim = self._victims.choose(self.running)
+    def _preempt(self, victim: Sequence | None = None) -> None:
+        victim = victim or self._victims.choose(self.running)
         self._put_back(victim, self._method)
         victim.request.metrics.num_preemptions += 1
         self.num_preemptions += 1
 
     def _put_back(self, sequence: Sequence, method: PreemptionMethod) -> None:
         method.preempt(sequence, self._executor)
+        self._rounds.forget(sequence)
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
 
@@ -191,6 +229,15 @@ class Scheduler:
                 sequence.num_computed = entry.end
 
 
-def _slot(sequence: Sequence) -> int:
-    assert sequence.slot is not None, "only a running sequence has a slot"
-    return sequence.slot
+def _peak_blocks(sequence: Sequence, layout: CacheLayout) -> int:
+    """Most blocks that the sequence holds until all its tokens are computed."""
+    if sequence.eviction is None:
+        return layout.blocks_for(sequence.num_tokens)
+    return sequence.eviction.peak_blocks(layout, sequence.num_tokens)
+
+
+def _longest_row(sequence: Sequence) -> int:
+    """KVs of its longest row, about, until all its tokens are computed."""
+    if sequence.eviction is None:
+        return sequence.num_tokens
+    return sequence.eviction.longest_row(sequence.num_tokens)

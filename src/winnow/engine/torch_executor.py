@@ -1,16 +1,21 @@
 """Computes a step: packs the planned tokens, runs the model over the paged cache, samples."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence as SequenceType
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionSpec, Observe, PagedCache, Spans
-from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.cache import BlockCopies, CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.config import EngineConfig
-from winnow.engine.plan import StepPlan, StepResult
+from winnow.engine.plan import PlannedSequence, StepPlan, StepResult
 from winnow.engine.request import Sequence
+from winnow.engine.signals import EngineSignals
+from winnow.errors import InvalidRequestError
+from winnow.eviction import EvictionPolicy, Member, preset_of, shrink
 from winnow.models import LoadedModel
+from winnow.models.residuals import watch_residuals
 from winnow.outputs import LogprobDict
 from winnow.sampling import Sampler, SamplingParams, prompt_logprobs
 
@@ -22,11 +27,27 @@ class _AttentionStep:
     backend: AttentionBackend
     cache: PagedCache
     spans: Spans
-    observe: Observe | None = None
+    signals: EngineSignals
+    watched: Tensor | None
+    """Which tokens count for the similarity of hidden states, [T]."""
+    hidden: list[Tensor] = field(default_factory=list)
+    """What the layer in progress received."""
+
+    @property
+    def watching(self) -> bool:
+        return self.watched is not None
+
+    def enter_layer(self, hidden: Tensor) -> None:
+        self.hidden[:] = [hidden[0]]
+
+    def leave_attention(self, layer: int, out: Tensor) -> None:
+        assert self.watched is not None, "told only while watching"
+        before = self.hidden[0]
+        self.signals.add_similarity(layer, self.spans, self.watched, before, before + out[0])
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         self.backend.write(self.cache, self.spans, layer, k, v)
-        return self.backend.attend(self.cache, self.spans, layer, q, spec, self.observe)
+        return self.backend.attend(self.cache, self.spans, layer, q, spec)
 
 
 class TorchExecutor:
@@ -34,24 +55,36 @@ class TorchExecutor:
 
     def __init__(self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend) -> None:
         geometry = model.geometry
+        policy = preset_of(config.eviction.eviction).policy
+        num_scores = config.eviction.num_scores
+        if num_scores is None:
+            num_scores = max(policy.score.num_scores, 1)
         layout = CacheLayout(
             geometry.num_layers,
             geometry.num_kv_heads,
             geometry.head_dim,
             config.cache.block_size,
             model.dtype,
+            num_scores,
         )
         size = CacheSize.fit(
-            layout, config.cache.kv_memory, config.scheduler.max_num_seqs, model.max_model_len
+            layout,
+            config.cache.kv_memory,
+            config.scheduler.max_num_seqs,
+            model.max_model_len,
+            uneven_rows=not policy.budget.equal_rows,
         )
         self.cache = CacheManager(layout, size, model.device)
         self.pool = KVPool(layout, size.num_blocks, model.device)
+        self._paged = PagedCache(self.pool, self.cache)
         self._model = model
         self._backend = backend
         self._sampler = Sampler(
             size.max_num_seqs, model.vocab_size, model.device, model.eos_token_ids, seed=config.model.seed
         )
         self._sampling: set[int] = set()
+        self._signals = EngineSignals(size.max_num_seqs, geometry.num_layers, model.token_kinds, model.device)
+        self._watches_residuals = False
 
     def settle(self, params: SamplingParams) -> SamplingParams:
         return self._sampler.with_seed(params)
@@ -59,16 +92,9 @@ class TorchExecutor:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         for copy in plan.copies:
-            self.pool.copy_blocks(copy.source, copy.target)
-        slots = [entry.slot for entry in plan.entries]
-        spans = Spans.build(
-            slots,
-            starts=[entry.start for entry in plan.entries],
-            counts=[entry.count for entry in plan.entries],
-            lengths=self.cache.host_lengths[slots].max(axis=(1, 2)).astype("int64"),
-            device=self._model.device,
-        )
-        step = _AttentionStep(self._backend, PagedCache(self.pool, self.cache), spans)
+            self.copy(copy)
+        spans = self._spans(plan)
+        step = _AttentionStep(self._backend, self._paged, spans, self._signals, self._signals.note(plan))
         logits = _Logits.collect(plan)
         rows = self._forward(plan, spans, step, logits.tokens)
         scored = {
@@ -82,10 +108,52 @@ class TorchExecutor:
         )
         return StepResult(sampled.token_ids, sampled.logprobs, scored)
 
+    def copy(self, copies: BlockCopies) -> None:
+        self.pool.copy_blocks(copies.source, copies.target)
+
+    def evict(self, members: SequenceType[Member]) -> list[int]:
+        freed = [0] * len(members)
+        for policy, indices in _by_policy(members).items():
+            together = shrink(
+                self._paged,
+                self._backend,
+                policy,
+                [members[i] for i in indices],
+                self._signals,
+                self._model.rotation if policy.reassign_positions else None,
+            )
+            for i, blocks in zip(indices, together, strict=True):
+                freed[i] = blocks
+        return freed
+
+    def prepare(self, policy: EvictionPolicy) -> None:
+        if policy.reassign_positions and self._model.rotation is None:
+            raise InvalidRequestError(
+                f"positions cannot be re-assigned: how {type(self._model.model).__name__} rotates keys is not known"
+            )
+        if policy.budget.needs_similarity and not self._watches_residuals:
+            watch_residuals(self._model.model, self._model.geometry.num_layers)
+            self._watches_residuals = True
+
     def release(self, slot: int) -> None:
+        self._signals.forget(slot)
         if slot in self._sampling:
             self._sampling.remove(slot)
             self._sampler.remove(slot)
+
+    def _spans(self, plan: StepPlan) -> Spans:
+        """Where the plan's tokens stand, and what their queries tell the scores."""
+        slots = [entry.slot for entry in plan.entries]
+        told = [_observe(entry) for entry in plan.entries]
+        return Spans.build(
+            slots,
+            starts=[entry.start - entry.sequence.shift for entry in plan.entries],
+            counts=[entry.count for entry in plan.entries],
+            lengths=self.cache.host_lengths[slots].max(axis=(1, 2)).astype("int64"),
+            device=self._model.device,
+            observe=[observe for observe, _ in told],
+            observe_from=[first for _, first in told],
+        )
 
     def _forward(self, plan: StepPlan, spans: Spans, step: _AttentionStep, wanted: list[int]) -> Tensor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [len(wanted), V]."""
@@ -126,6 +194,23 @@ class TorchExecutor:
         top = request.params.prompt_logprobs
         assert top is not None, "prompt logprobs are collected only where asked for"
         return prompt_logprobs(logits, request.prompt_token_ids[done : done + len(logits)], top)
+
+
+def _observe(entry: PlannedSequence) -> tuple[Observe | None, int]:
+    """What the entry's queries do to the scores, and the first position that counts."""
+    eviction = entry.sequence.eviction
+    if eviction is None:
+        return None, 0
+    observe, first = eviction.observe(entry.start, entry.end)
+    return observe, first - entry.sequence.shift
+
+
+def _by_policy(members: SequenceType[Member]) -> dict[EvictionPolicy, list[int]]:
+    """The indices of the members under each policy."""
+    groups: dict[EvictionPolicy, list[int]] = {}
+    for index, member in enumerate(members):
+        groups.setdefault(member.eviction.policy, []).append(index)
+    return groups
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.geometry import ModelGeometry, probe_geometry
+from winnow.models.rotation import ModelRotation, find_rotation
+from winnow.models.tokens import token_kinds
 
 DEMO_MODEL = Path(__file__).parent / "demo"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -37,11 +40,23 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase | None
     geometry: ModelGeometry
     max_model_len: int
+    trained_len: int
+    """Longest sequence whose positions the model knows."""
     eos_token_ids: frozenset[int]
 
     @property
     def vocab_size(self) -> int:
         return int(self.model.config.get_text_config().vocab_size)
+
+    @cached_property
+    def rotation(self) -> ModelRotation | None:
+        """How keys are rotated at their positions; None: not in a way that Winnow can redo."""
+        return find_rotation(self.model)
+
+    @cached_property
+    def token_kinds(self) -> torch.Tensor:
+        """The kind of every token id, uint8 [vocab_size]."""
+        return token_kinds(self.tokenizer, self.vocab_size)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -52,8 +67,11 @@ class LoadedModel:
         return self.model.device
 
 
-def load_model(config: ModelConfig) -> LoadedModel:
+def load_model(config: ModelConfig, *, beyond_trained_len: bool = False) -> LoadedModel:
     """Load model and tokenizer from a local directory.
+
+    Args:
+        beyond_trained_len: let `max_model_len` exceed what the model was trained for: positions are re-assigned.
 
     Raises:
         UnsupportedModelError: no such directory, no safetensors, weights missing, or an architecture that attention
@@ -63,7 +81,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
     path = DEMO_MODEL if config.model is None else Path(config.model)
     model_config = _read_config(path)
     _check_class(model_config)
-    max_model_len = _context_limit(model_config, config.max_model_len)
+    wanted = config.max_model_len
+    trained_len = _context_limit(model_config, None if beyond_trained_len else wanted)
     device = _device(config.device)
     model = _load_weights(path, model_config, config, _dtype(config.dtype, model_config, device)).to(device)
     model.eval().requires_grad_(False)
@@ -71,7 +90,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
         model=model,
         tokenizer=_load_tokenizer(path),
         geometry=probe_geometry(model),
-        max_model_len=max_model_len,
+        max_model_len=wanted or trained_len,
+        trained_len=trained_len,
         eos_token_ids=_eos_token_ids(path, model_config),
     )
 

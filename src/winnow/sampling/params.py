@@ -21,6 +21,8 @@ MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 MAX_PENALTY = 2.0  # of presence_penalty and frequency_penalty, either sign
 MAX_SEED = 2**63 - 1
+MAX_COMPRESSION = 1e6
+MAX_PROTECT = 1024  # spans
 GREEDY_TEMPERATURE = 1e-5  # anything colder is greedy: dividing by it would leave float32
 
 # name, lowest, highest (None: no limit)
@@ -34,6 +36,8 @@ _OPTIONAL_INTEGERS: tuple[tuple[str, int, int | None], ...] = (
     ("max_tokens", 1, None),
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
+    ("kv_budget", 1, None),
+    ("context_tokens", 1, None),
 )
 _NUMBERS: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, MAX_TEMPERATURE),
@@ -74,6 +78,13 @@ class SamplingParams:
         prompt_logprobs: the same for each token of the prompt.
         skip_special_tokens: leave special tokens out of the text.
         detokenize: make text at all.
+        eviction: what decides which KVs of this request stay: a preset's name or an `EvictionPolicy`; None: what the
+            engine was opened with.
+        compression: tokens of the prompt per KV kept in each row on average; None: as the engine's.
+        kv_budget: KVs kept in each row on average, in place of `compression`.
+        context_tokens: so many tokens at the front of the prompt are judged without the rest, which is kept whole:
+            the KVs that stay then do not depend on the question that follows. None: all of the prompt.
+        protect: positions of the prompt that are never evicted, as pairs (start, end), end excluded.
 
     Raises:
         InvalidRequestError: a field is of the wrong type, not finite or out of range; names field, value and
@@ -100,6 +111,11 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
+    eviction: Any = None
+    compression: float | None = None
+    kv_budget: int | None = None
+    context_tokens: int | None = None
+    protect: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
@@ -123,6 +139,14 @@ class SamplingParams:
         self._store("stop", _stop_strings(self.stop))
         self._store("stop_token_ids", _stop_token_ids(self.stop_token_ids))
         self._store("logit_bias", _logit_bias(self.logit_bias))
+        self._store("protect", _spans(self.protect))
+        if self.compression is not None:
+            self._store("compression", _number("compression", self.compression, 1, MAX_COMPRESSION))
+            if self.kv_budget is not None:
+                raise InvalidRequestError(
+                    "compression and kv_budget mean the same, give one; "
+                    f"got {self.compression:g} and {self.kv_budget}"
+                )
         if self.stop and not self.detokenize:
             raise InvalidRequestError("detokenize must be true where stop is given, got False")
 
@@ -238,6 +262,19 @@ def _stop_token_ids(ids: Any) -> tuple[int, ...]:
         raise InvalidRequestError(f"stop_token_ids must be a list of integers, got {_show(ids)}")
     _check_count("stop_token_ids", ids, MAX_STOP_TOKEN_IDS)
     return tuple(_integer("a token id in stop_token_ids", token, 0) for token in ids)
+
+
+def _spans(spans: Any) -> tuple[tuple[int, int], ...]:
+    if isinstance(spans, str | bytes) or not isinstance(spans, Sequence):
+        raise InvalidRequestError(f"protect must be a list of pairs [start, end], got {_show(spans)}")
+    _check_count("protect", spans, MAX_PROTECT)
+    checked = []
+    for span in spans:
+        if isinstance(span, str | bytes) or not isinstance(span, Sequence) or len(span) != 2:
+            raise InvalidRequestError(f"protect must hold pairs [start, end], got {_show(span)}")
+        start = _integer("a start in protect", span[0], 0)
+        checked.append((start, _integer("an end in protect", span[1], start + 1)))
+    return tuple(checked)
 
 
 def _logit_bias(bias: Any) -> dict[int, float] | None:

@@ -1,0 +1,110 @@
+"""The plain form of `Observe`: sums over queries, aggregated, pooled, and written to the slots."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from winnow.attention.observe import Group, Observe, Pool, Term
+
+# Where a KV takes all attention, leaving it out would change the output without bound; so 1 - p is kept above this.
+_LEAST_REST = 1e-6
+
+
+class Observation:
+    """Takes attention probabilities of the same rows, block of queries by block of queries.
+
+    Shapes: G sequences, H KV heads, g query heads each, n queries, N slots of a row, d = head_dim.
+    """
+
+    def __init__(self, observe: Observe) -> None:
+        self._observe = observe
+        self._sums: list[Tensor] = []  # per term [G, H, g, N], or [G, H, 1, N] where aggregated per query
+
+    def take(self, p: Tensor, visible: Tensor, age: Tensor, counts: Tensor, v: Tensor, out: Tensor) -> None:
+        """Add a block of queries.
+
+        Args:
+            p: float32 [G, H, g, n, N], zero where a query does not see a KV.
+            visible: bool [G, H, n, N].
+            age: [G, H, n, N], positions from key to query.
+            counts: bool [G, n], which queries count.
+            v: float32 [G, H, N, d].
+            out: float32 [G, H, g, n, d], what attention gives.
+        """
+        sums = [self._sum(term, p, visible, age, counts, v, out) for term in self._observe.terms]
+        self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)] if self._sums else sums
+
+    def _sum(
+        self, term: Term, p: Tensor, visible: Tensor, age: Tensor, counts: Tensor, v: Tensor, out: Tensor
+    ) -> Tensor:
+        if term in (Term.ATTENTION, Term.GROUP_SQUARED):
+            told = p
+        elif term is Term.SQUARED:
+            told = p.square()
+        elif term is Term.BELOW_AVERAGE:
+            average = 1.0 / visible.sum(dim=-1, keepdim=True)
+            told = ((p < average[:, :, None]) & visible[:, :, None]).float()
+        else:
+            told = (p / (1.0 - p).clamp_min(_LEAST_REST)).square() * _squared_distance(v, out)
+        if self._observe.exclude_first:
+            told = told.masked_fill((age < self._observe.exclude_first)[:, :, None], 0.0)
+        if term is Term.GROUP_SQUARED:
+            told = _aggregate(told, self._observe.group).square()
+        elif self._observe.group is Group.MAX and not self._observe.replace:
+            told = _aggregate(told, self._observe.group)
+        # [1, n] @ [n, N]: the sum over the queries that count
+        return (counts[:, None, None, None, :].float() @ told)[..., 0, :]
+
+    def store(self, score: Tensor, slot: Tensor, position: Tensor, valid: Tensor, first: Tensor) -> None:
+        """Bring what was taken into the scores.
+
+        Args:
+            score: float32 [num_scores, slots of the pool].
+            slot: int64 [G, H, N], where each KV of the rows lies.
+            position: int32 [G, H, N]; valid: bool [G, H, N], below the row's length.
+            first: int64 [G], the first position whose query counts.
+        """
+        for target, added in zip(score, self._sums, strict=False):
+            pool = self._observe.pool
+            if pool is not None:
+                pooled = valid & (position < first[:, None, None]) if pool.skip_window else valid
+                if pool.per_query_head:
+                    added = _smooth(added, position, pooled, pool)
+                added = _aggregate(added, self._observe.group)
+                if not pool.per_query_head:
+                    added = _smooth(added, position, pooled, pool)
+            else:
+                added = _aggregate(added, self._observe.group)
+            added = added[:, :, 0]
+            if self._observe.replace:
+                target[slot[valid]] = added[valid]
+            else:
+                # Padding adds zeros to whatever slot it names.
+                target.index_add_(0, slot.flatten(), added.masked_fill(~valid, 0.0).flatten())
+
+
+def _aggregate(x: Tensor, group: Group) -> Tensor:
+    """Query heads of a group to one: dimension 2 of x becomes 1."""
+    if group is Group.SUM:
+        return x.sum(dim=2, keepdim=True)
+    return x.mean(dim=2, keepdim=True) if group is Group.MEAN else x.amax(dim=2, keepdim=True)
+
+
+def _smooth(x: Tensor, position: Tensor, pooled: Tensor, pool: Pool) -> Tensor:
+    """Pool x, [G, H, g, N], over KVs in the order of `position`, [G, H, N]; those not `pooled` are no neighbours."""
+    last = torch.iinfo(position.dtype).max
+    order = position.masked_fill(~pooled, last).argsort(dim=-1, stable=True)[:, :, None].expand_as(x)
+    sorted_x = x.masked_fill(~pooled[:, :, None], 0.0).gather(-1, order).flatten(0, 2)[:, None]
+    padding = pool.size // 2
+    if pool.kind == "max":  # scores are not negative, so a zero beyond the end never wins
+        smooth = F.max_pool1d(sorted_x, pool.size, stride=1, padding=padding)
+    else:
+        smooth = F.avg_pool1d(sorted_x, pool.size, stride=1, padding=padding)
+    return torch.empty_like(x).scatter_(-1, order, smooth[:, 0].view_as(x))
+
+
+def _squared_distance(v: Tensor, out: Tensor) -> Tensor:
+    """|v_j - o_i|^2 for v [G, H, N, d] and out [G, H, g, n, d]: [G, H, g, n, N]."""
+    dot = (out.flatten(2, 3) @ v.transpose(2, 3)).unflatten(2, out.shape[2:4])
+    square = v.square().sum(dim=-1)[:, :, None, None] - 2 * dot + out.square().sum(dim=-1, keepdim=True)
+    return square.clamp_min_(0.0)

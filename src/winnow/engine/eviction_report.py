@@ -1,0 +1,23 @@
+"""What eviction did to a sequence, once it is over."""
+
+from winnow.cache import CacheLayout
+from winnow.engine.request import Sequence
+from winnow.outputs import EvictionReport
+
+
+def eviction_report(sequence: Sequence, layout: CacheLayout) -> EvictionReport | None:
+    """None while the sequence runs, if it never got a slot, or if no policy was asked for."""
+    if sequence.kept is None or sequence.request.policy_name is None:
+        return None
+    held = int(-(-sequence.kept // layout.block_size).sum())
+    eviction = sequence.eviction
+    return EvictionReport(
+        policy=sequence.request.policy_name,
+        kv_budget=None if eviction is None else eviction.budget,
+        num_tokens=sequence.num_computed,
+        kept=tuple(tuple(row) for row in sequence.kept.tolist()),
+        bytes_held=held * layout.block_bytes,
+        bytes_freed=sequence.rounds.freed_blocks * layout.block_bytes,
+        rounds=sequence.rounds.rounds,
+        seconds=sequence.rounds.seconds,
+    )

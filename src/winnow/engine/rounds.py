@@ -1,0 +1,154 @@
+"""WHEN KVs are taken: which sequences shrink before a step, so that what they free is there for the same step."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceType
+
+from winnow.engine.executor import Executor
+from winnow.engine.request import Sequence
+from winnow.eviction import Member, SequenceEviction
+
+
+class Rounds:
+    """Decides who takes part in a round, and keeps the books of each sequence.
+
+    A round ranks at most `max_kvs` KVs, over all layers and heads. Who has waited longest since its last round goes
+    first, and at least one goes, however large: nobody starves.
+    """
+
+    def __init__(self, executor: Executor, clock: Callable[[], float], max_kvs: int | None) -> None:
+        self._executor = executor
+        self._cache = executor.cache
+        self._clock = clock
+        self._max_kvs = max_kvs
+        self._num_steps = 0
+        self._served: dict[Sequence, int] = {}
+        self._num_served = 0
+
+    def start_step(self) -> None:
+        """Count a step; policies may have rounds every so many of them."""
+        self._num_steps += 1
+
+    def shrink_due(self, running: SequenceType[Sequence]) -> set[Sequence]:
+        """Run one round over the sequences that may not go on before it.
+
+        Returns:
+            Those that are due and found no place in the round: they must wait.
+        """
+        at_intervals = self._due_at_intervals(running)
+        due = [s for s in running if self._is_due(s) or s in at_intervals]
+        done = self._shrink(due, running)
+        # A sibling that a round served through its leader is no longer due.
+        return {s for s in due if s not in done and s.last_round != s.num_computed}
+
+    def relieve(self, running: SequenceType[Sequence]) -> bool:
+        """Shrink sequences whose policy acts under pressure. Returns False if there is none that could."""
+        able = [s for s in running if s.eviction and s.eviction.policy.when.pressure and self._may_shrink(s)]
+        return bool(self._shrink(able, running))
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence ended or lost its slot."""
+        self._served.pop(sequence, None)
+
+    # -- who -----------------------------------------------------------------------------------------------------
+
+    def _is_due(self, sequence: Sequence) -> bool:
+        eviction = sequence.eviction
+        return eviction is not None and eviction.round_due(*self._state(sequence))
+
+    def _may_shrink(self, sequence: Sequence) -> bool:
+        eviction = sequence.eviction
+        return eviction is not None and eviction.may_shrink(*self._state(sequence))
+
+    def _state(self, sequence: Sequence) -> tuple[int, int, float]:
+        return sequence.num_computed, sequence.last_round, self.mean_kvs(sequence)
+
+    def mean_kvs(self, sequence: Sequence) -> float:
+        """KVs per row on average."""
+        assert sequence.slot is not None, "only a running sequence holds KVs"
+        return float(self._cache.host_lengths[sequence.slot].mean())
+
+    def _due_at_intervals(self, running: SequenceType[Sequence]) -> set[Sequence]:
+        """Sequences whose policies have rounds by steps of the engine, or by what all have gathered."""
+        able = [s for s in running if s.is_decoding and self._may_shrink(s)]
+        due = set()
+        for sequence in able:
+            every = _eviction(sequence).policy.when.every_steps
+            if every is not None and self._num_steps % every == 0:
+                due.add(sequence)
+        watched = [s for s in able if _eviction(s).policy.when.uncompressed_tokens is not None]
+        gathered = sum(s.num_computed - s.last_round for s in watched)
+        for sequence in watched:
+            if gathered >= (_eviction(sequence).policy.when.uncompressed_tokens or 0):
+                due.add(sequence)
+        return due
+
+    # -- the round -----------------------------------------------------------------------------------------------
+
+    def _shrink(self, able: SequenceType[Sequence], running: SequenceType[Sequence]) -> set[Sequence]:
+        """Run a round over as many of `able` as the cap lets in. Returns them."""
+        if not able:
+            return set()
+        leaders: list[Sequence] = []
+        siblings: dict[Sequence, list[Sequence]] = {}
+        taken: set[Sequence] = set()
+        ranked = 0
+        for sequence in sorted(able, key=lambda s: self._served.get(s, -1)):
+            size = int(self._cache.host_lengths[sequence.slot].sum())
+            if sequence in taken:
+                continue
+            if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
+                break
+            leaders.append(sequence)
+            siblings[sequence] = self._siblings(sequence, running)
+            taken |= {sequence, *siblings[sequence]}
+            ranked += size
+        self._run(leaders, siblings)
+        return taken
+
+    def _siblings(self, leader: Sequence, running: SequenceType[Sequence]) -> list[Sequence]:
+        """Samples of the same prompt that still hold the very same blocks."""
+        if not self._cache.is_shared(leader.running_slot):
+            return []
+        return [
+            s
+            for s in running
+            if s.request is leader.request
+            and s is not leader
+            and s.num_computed == leader.num_computed
+            and self._cache.is_shared(s.running_slot)
+        ]
+
+    def _run(self, leaders: list[Sequence], siblings: dict[Sequence, list[Sequence]]) -> None:
+        start = self._clock()
+        # Siblings hold the same KVs and would decide alike: one decides, with the blocks to itself, and the others
+        # share what is left.
+        for leader in leaders:
+            for sibling in siblings[leader]:
+                self._cache.clear(sibling.running_slot)
+        freed = self._executor.evict(
+            [Member(s.running_slot, _eviction(s), s.num_computed, s.shift) for s in leaders]
+        )
+        for leader in leaders:
+            for sibling in siblings[leader]:
+                self._cache.share(leader.running_slot, sibling.running_slot)
+        seconds = (self._clock() - start) / len(leaders)
+        for leader, blocks in zip(leaders, freed, strict=True):
+            for sequence in (leader, *siblings[leader]):
+                self._note(sequence, blocks)
+            leader.rounds.seconds += seconds
+
+    def _note(self, sequence: Sequence, freed_blocks: int) -> None:
+        sequence.last_round = sequence.num_computed
+        sequence.rounds.rounds += 1
+        sequence.rounds.freed_blocks += freed_blocks
+        if _eviction(sequence).policy.reassign_positions:
+            sequence.shift = sequence.num_computed - int(
+                self._cache.host_lengths[sequence.running_slot].max()
+            )
+        self._served[sequence] = self._num_served
+        self._num_served += 1
+
+
+def _eviction(sequence: Sequence) -> SequenceEviction:
+    assert sequence.eviction is not None, "only sequences under a policy take part in rounds"
+    return sequence.eviction

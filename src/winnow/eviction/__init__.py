@@ -1,0 +1,79 @@
+"""WHICH KVs stay: a policy is a score, a budget, what is kept, and when."""
+
+from winnow.eviction.budgets import (
+    AdaptiveHeads,
+    AdaptiveRows,
+    Budget,
+    EqualHeads,
+    EqualLayers,
+    Fixed,
+    LayerGroups,
+    LayerSplit,
+    LazyLayers,
+    Pyramid,
+    Recipes,
+)
+from winnow.eviction.budgets.recipes import PUNCTUATION, SPECIAL
+from winnow.eviction.keep import Keep
+from winnow.eviction.policy import EvictionPolicy
+from winnow.eviction.presets import PRESETS, Preset, find_preset
+from winnow.eviction.round import Member, Signals, shrink
+from winnow.eviction.rows import LayerRows
+from winnow.eviction.scores import (
+    Average,
+    BelowAverage,
+    Cumulative,
+    KeyDifference,
+    KeyNorm,
+    LastQuery,
+    MeanDeviation,
+    Random,
+    Recency,
+    Score,
+    ValueAware,
+    Window,
+)
+from winnow.eviction.sequence import SequenceEviction
+from winnow.eviction.settle import preset_of, settle
+from winnow.eviction.when import When
+
+__all__ = [
+    "PRESETS",
+    "PUNCTUATION",
+    "SPECIAL",
+    "AdaptiveHeads",
+    "AdaptiveRows",
+    "Average",
+    "BelowAverage",
+    "Budget",
+    "Cumulative",
+    "EqualHeads",
+    "EqualLayers",
+    "EvictionPolicy",
+    "Fixed",
+    "Keep",
+    "KeyDifference",
+    "KeyNorm",
+    "LastQuery",
+    "LayerGroups",
+    "LayerRows",
+    "LayerSplit",
+    "LazyLayers",
+    "MeanDeviation",
+    "Member",
+    "Preset",
+    "Pyramid",
+    "Random",
+    "Recency",
+    "Recipes",
+    "Score",
+    "SequenceEviction",
+    "Signals",
+    "ValueAware",
+    "When",
+    "Window",
+    "find_preset",
+    "preset_of",
+    "settle",
+    "shrink",
+]

@@ -1,0 +1,107 @@
+"""How a sequence's budget is split over its layers."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from itertools import combinations
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from winnow.errors import ConfigError
+from winnow.eviction.ranking import Ranking
+
+
+@dataclass(frozen=True)
+class LayerSplit(ABC):
+    """KVs per row of each layer; their mean over layers is the budget, rounding aside."""
+
+    needs_similarity: ClassVar[bool] = False
+
+    @abstractmethod
+    def budgets(self, ranking: Ranking) -> Tensor:
+        """int64 [B, L]."""
+
+
+@dataclass(frozen=True)
+class EqualLayers(LayerSplit):
+    """The same for all."""
+
+    def budgets(self, ranking: Ranking) -> Tensor:
+        return ranking.round.budget[:, None].expand(-1, ranking.num_layers)
+
+
+@dataclass(frozen=True)
+class Pyramid(LayerSplit):
+    """Much for the first layers, little for the last, in equal steps (PyramidKV; no profiling is involved).
+
+    What lies above the recent window, base, falls from 2 base - base // beta to base // beta; the first layer never
+    gets more than there is, and prompts shorter than 2 base are split equally.
+    """
+
+    beta: int = 20
+
+    def __post_init__(self) -> None:
+        if self.beta < 1:
+            raise ConfigError(f"beta must be at least 1, got {self.beta}")
+
+    def budgets(self, ranking: Ranking) -> Tensor:
+        window, there = ranking.round.recent, ranking.round.tokens - ranking.round.recent
+        base = ranking.round.budget - window
+        least = base // self.beta
+        most = 2 * base - least
+        least = torch.where(most >= there, 2 * base - there, least)
+        most = torch.minimum(most, there)
+        step = (most - least) // max(ranking.num_layers - 1, 1)
+        layer = torch.arange(ranking.num_layers, device=base.device)
+        steps = most[:, None] - layer * step[:, None] + window[:, None]
+        short = ranking.round.tokens < 2 * base
+        return torch.where(short[:, None], ranking.round.budget[:, None], steps)
+
+
+@dataclass(frozen=True)
+class LayerGroups(LayerSplit):
+    """Layers whose attention changes little keep little (SqueezeAttention).
+
+    Layers fall into three groups by the cosine similarity of the hidden state before and after attention, the mean
+    over the prompt. The most similar group gets `share` of the budget; the others divide what that leaves.
+    """
+
+    needs_similarity: ClassVar[bool] = True
+    share: float = 0.38
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.share <= 1.0:
+            raise ConfigError(f"share must be above 0 and at most 1, got {self.share}")
+
+    def budgets(self, ranking: Ranking) -> Tensor:
+        device = ranking.round.budget.device
+        similar = torch.from_numpy(
+            np.stack([most_similar(row) for row in ranking.round.similarity.double().cpu().numpy()])
+        ).to(device)
+        total = ranking.round.budget[:, None] * ranking.num_layers
+        poor = (ranking.round.budget[:, None] * self.share).long()
+        num_poor = similar.sum(dim=1, keepdim=True)
+        rich = (total - num_poor * poor) // (ranking.num_layers - num_poor).clamp_min(1)
+        return torch.where(similar, poor, rich)
+
+
+def most_similar(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """The members of the highest of three groups that 3-means finds in `values`, [L].
+
+    In one dimension groups are runs of the sorted values, so the best split is found by trying all; no seed.
+    Fewer than three values: none.
+    """
+    if len(values) < 3:
+        return np.zeros(len(values), dtype=bool)
+    ordered = np.sort(values)
+
+    def spread(i: int, j: int) -> float:
+        part = ordered[i:j]
+        return float(((part - part.mean()) ** 2).sum())
+
+    ends = combinations(range(1, len(values)), 2)
+    _, first = min((spread(0, i) + spread(i, j) + spread(j, len(values)), j) for i, j in ends)
+    return values >= ordered[first]

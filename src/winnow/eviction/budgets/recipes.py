@@ -1,0 +1,64 @@
+"""Each head keeps the cheapest kind of KVs that explains its attention (FastGen)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from winnow.errors import ConfigError
+from winnow.eviction.budgets.base import Budget
+from winnow.eviction.ranking import Ranking, ranks
+from winnow.eviction.rows import LayerRows
+
+SPECIAL, PUNCTUATION = 1, 2
+"""Kinds of tokens; 0 is any other."""
+
+
+@dataclass(frozen=True)
+class Recipes(Budget):
+    """The first of a ladder of token sets in which a head finds `recovery` of the attention it paid to all.
+
+    The ladder: special tokens; with punctuation; with the `heavy` share of KVs that got most attention; with the
+    `local` share of KVs nearest to the end; everything. Protected KVs are in every set. Goes with the score
+    `Cumulative`.
+    """
+
+    bounded: ClassVar[bool] = False
+    needs_kinds: ClassVar[bool] = True
+    recovery: float = 0.9
+    heavy: float = 0.3
+    local: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name in ("recovery", "heavy", "local"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+
+    @property
+    def fixed(self) -> int:
+        return 1  # a head that finds everything in one special token keeps no more
+
+    def pin(self, rows: LayerRows) -> Tensor:
+        mass = rows.score[0].masked_fill(~rows.valid, 0.0)
+        chosen, found = rows.valid, torch.zeros_like(rows.valid[..., :1])
+        for kept in self._ladder(rows, mass):
+            recovers = (mass * kept).sum(-1, keepdim=True) >= self.recovery * mass.sum(-1, keepdim=True)
+            chosen = torch.where(recovers & ~found, kept, chosen)
+            found |= recovers
+        return chosen
+
+    def tell(self, rows: LayerRows) -> Tensor:
+        return self.pin(rows).sum(dim=-1).float()
+
+    def targets(self, ranking: Ranking) -> Tensor:
+        return ranking.told.long()
+
+    def _ladder(self, rows: LayerRows, mass: Tensor) -> list[Tensor]:
+        special = rows.protected | (rows.valid & (rows.kind == SPECIAL))
+        punctuation = special | (rows.valid & (rows.kind == PUNCTUATION))
+        count = (rows.length * self.heavy).long()[..., None]
+        rank = ranks(mass.masked_fill(~rows.valid, -1.0), descending=True)
+        heavy = punctuation | (rows.valid & (rank < count))
+        near = (rows.round.tokens * self.local).long()[:, None, None]
+        return [special, punctuation, heavy, heavy | (rows.valid & (rows.age() < near))]

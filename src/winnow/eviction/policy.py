@@ -1,0 +1,79 @@
+"""An eviction policy: four choices that compose."""
+
+from dataclasses import dataclass, field
+
+from winnow.errors import ConfigError
+from winnow.eviction.budgets import Budget, EqualHeads, LazyLayers, Recipes
+from winnow.eviction.keep import Keep
+from winnow.eviction.scores import Cumulative, LastQuery, MeanDeviation, Recency, Score
+from winnow.eviction.when import When
+
+
+@dataclass(frozen=True)
+class EvictionPolicy:
+    """How much a KV is worth, who keeps how much, what may never go, and when KVs are taken.
+
+    Example:
+        >>> EvictionPolicy(score=KeyNorm(), budget=AdaptiveHeads(), keep=Keep(sinks=4), when=When(after_prefill=True))
+
+    Raises:
+        ConfigError: the four do not go together; says why.
+    """
+
+    score: Score = field(default_factory=Recency)
+    budget: Budget = field(default_factory=EqualHeads)
+    keep: Keep = field(default_factory=Keep)
+    when: When = field(default_factory=When)
+    reassign_positions: bool = False
+    """Give the KVs that stay the positions 0, 1, 2, ... and rotate their keys there, so that positions never pass the
+    budget and text may run past the context that the model was trained on (StreamingLLM)."""
+
+    def __post_init__(self) -> None:
+        self._check_score()
+        self._check_budget()
+        if self.when.within and self.budget.fixed is not None:
+            raise ConfigError("within needs a budget of the request's own, and this one is fixed")
+        if self.reassign_positions and not (self.budget.equal_rows and isinstance(self.score, Recency)):
+            raise ConfigError(
+                "reassign_positions needs the score Recency and EqualHeads over EqualLayers: "
+                "a token can have one position only if all rows keep the same tokens"
+            )
+
+    def _check_score(self) -> None:
+        window, every = self.score.window, self.when.prefill_every
+        if window is not None and every is not None and window > every:
+            raise ConfigError(
+                f"the score observes the last {window} queries before a round, and prefill_every "
+                f"has a round every {every} tokens: it must be at least {window}"
+            )
+        if self.score.per_layer and not isinstance(self.budget, EqualHeads | LazyLayers):
+            raise ConfigError(
+                f"{type(self.score).__name__} picks one token set per layer, "
+                f"so the heads of a layer cannot keep different amounts as {type(self.budget).__name__} wants"
+            )
+
+    def _check_budget(self) -> None:
+        if isinstance(self.score, MeanDeviation) and not self.budget.equal_rows:
+            raise ConfigError(
+                "MeanDeviation must know how many KVs a row keeps: it needs EqualHeads over EqualLayers"
+            )
+        if isinstance(self.budget, LazyLayers) and not isinstance(self.score, LastQuery):
+            raise ConfigError(
+                "LazyLayers judges layers by the last query's attention: it needs the score LastQuery"
+            )
+        if isinstance(self.budget, Recipes) and type(self.score) is not Cumulative:
+            raise ConfigError(
+                "Recipes asks how much attention a token set recovers: it needs the score Cumulative"
+            )
+        if self.when.in_prefill and not self.budget.bounded:
+            raise ConfigError(
+                f"prefill_every promises that prompts of any length fit, and {type(self.budget).__name__} may keep all"
+            )
+
+    @property
+    def owns_blocks(self) -> bool:
+        """Whether sequences that started from the same prompt must hold KVs of their own after it.
+
+        Queries after the prompt change scores, and rounds move KVs; neither may be felt by a sibling.
+        """
+        return self.when.in_decode or self.score.observe(decoding=True) is not None

@@ -1,0 +1,34 @@
+"""Positions re-assigned within the cache (StreamingLLM)."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from winnow.cache import KVPool
+from winnow.eviction.ranking import ranks
+
+
+class Rotation(Protocol):
+    """A model's rotary embedding as a group: turning a key by a difference moves it to another position."""
+
+    def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
+        """Keys of one layer, float32 [..., d], rotated at p, as they would be at p + difference, [...]."""
+
+
+def reassign(pool: KVPool, slot: Tensor, kept: Tensor, rotation: Rotation) -> None:
+    """Give the KVs in the first slots of each row the positions 0, 1, 2, ... in their order.
+
+    Args:
+        slot: int64 [B, L, H, N], where each KV lies; kept: int64 [B, L, H], how many of a row count.
+    """
+    most = int(kept.max())
+    slot, counts = slot[..., :most], torch.arange(most, device=slot.device) < kept[..., None]
+    positions, keys = pool.position.flatten(), pool.k.flatten(0, 1)
+    old = positions[slot]
+    new = ranks(old.masked_fill(~counts, torch.iinfo(old.dtype).max)).int()
+    for layer in range(slot.shape[1]):
+        here = slot[:, layer][counts[:, layer]]
+        difference = (new - old)[:, layer][counts[:, layer]]
+        keys[here] = rotation.turn(layer, keys[here].float(), difference).to(keys.dtype)
+    positions[slot[counts]] = new[counts]

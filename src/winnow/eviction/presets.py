@@ -1,0 +1,175 @@
+"""The policies of the field by name: each a row of choices, its source, and its paper's defaults."""
+
+from dataclasses import dataclass, replace
+
+from winnow.attention import Group, Pool
+from winnow.errors import ConfigError
+from winnow.eviction.budgets import (
+    AdaptiveHeads,
+    AdaptiveRows,
+    EqualHeads,
+    Fixed,
+    LayerGroups,
+    LazyLayers,
+    Pyramid,
+    Recipes,
+)
+from winnow.eviction.keep import Keep
+from winnow.eviction.policy import EvictionPolicy
+from winnow.eviction.scores import (
+    Average,
+    BelowAverage,
+    Cumulative,
+    KeyDifference,
+    KeyNorm,
+    LastQuery,
+    MeanDeviation,
+    Random,
+    Recency,
+    ValueAware,
+    Window,
+)
+from winnow.eviction.when import When
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A policy with a name."""
+
+    policy: EvictionPolicy
+    paper: str
+    kv_budget: int | None = None
+    """The budget of the paper, where it names one; used when the user names none."""
+
+
+# SnapKV's own settings for LongBench; the pooling is per query head and leaves the window out.
+_SNAPKV = Window(32, 1, Pool(7, "max", per_query_head=True, skip_window=True), Group.MEAN)
+# Ada-KV aggregates the group before it pools.
+_ADA = Window(32, 1, Pool(7, "max", skip_window=True), Group.MEAN)
+_KV_COMPRESS = EvictionPolicy(
+    Window(8, 2, Pool(7, "max"), continual=True),
+    AdaptiveRows(),
+    Keep(recent=8),
+    When(after_prefill=True, pressure=True),
+)
+_ONCE = When(after_prefill=True)
+_EACH_TOKEN = When(after_prefill=True, decode_every=1)
+_STREAMING = EvictionPolicy(
+    Recency(), EqualHeads(), Keep(sinks=4), When(after_prefill=True, prefill_every=256, decode_every=1)
+)
+
+PRESETS: dict[str, Preset] = {
+    "full": Preset(EvictionPolicy(), "no eviction"),
+    "kv-compress": Preset(_KV_COMPRESS, "KV-Compress (Rehg 2024), KVC-w8-L2"),
+    "kv-compress-full": Preset(
+        replace(_KV_COMPRESS, score=Cumulative(2, exclude_first=10), keep=Keep(recent=32)),
+        "KV-Compress (Rehg 2024), KVC-full-L2",
+    ),
+    "kv-compress-pd": Preset(
+        replace(
+            _KV_COMPRESS, when=When(after_prefill=True, prefill_every=512, decode_every=64, pressure=True)
+        ),
+        "KV-Compress inside Batch-Max's loop",
+    ),
+    "batch-max": Preset(
+        EvictionPolicy(Average(), EqualHeads(), Keep(), When(prefill_every=64, decode_every=64, within=True)),
+        "Batch-Max (Metel et al. 2024), Algorithm 1",
+    ),
+    "extreme-decode": Preset(
+        EvictionPolicy(Recency(), Fixed(kvs=1), Keep(), _EACH_TOKEN), "Batch-Max, Algorithm 2 with |kv| = 2"
+    ),
+    "h2o": Preset(
+        EvictionPolicy(Cumulative(), EqualHeads(), Keep(recent=0.5), _EACH_TOKEN), "H2O (Zhang et al. 2023)"
+    ),
+    "h2o-sinks": Preset(
+        EvictionPolicy(Cumulative(), EqualHeads(), Keep(sinks=4, recent=0.5), _EACH_TOKEN),
+        "H2O with attention sinks",
+    ),
+    "h2o-once": Preset(
+        EvictionPolicy(Cumulative(), EqualHeads(), Keep(recent=8), _ONCE),
+        "H2O as a baseline: once, after the prompt (KVCache-Factory)",
+    ),
+    "snapkv": Preset(
+        EvictionPolicy(_SNAPKV, EqualHeads(), Keep(recent=32), _ONCE), "SnapKV (Li et al. 2024)"
+    ),
+    "pyramidkv": Preset(
+        EvictionPolicy(_SNAPKV, EqualHeads(Pyramid()), Keep(recent=32), _ONCE), "PyramidKV (Cai et al. 2024)"
+    ),
+    "ada-snapkv": Preset(
+        EvictionPolicy(_ADA, AdaptiveHeads(), Keep(recent=32), _ONCE), "Ada-KV (Feng et al. 2024)"
+    ),
+    "ada-pyramidkv": Preset(
+        EvictionPolicy(_ADA, AdaptiveHeads(layers=Pyramid()), Keep(recent=32), _ONCE),
+        "Ada-KV over PyramidKV's layers",
+    ),
+    "tova": Preset(EvictionPolicy(LastQuery(), EqualHeads(), Keep(), _EACH_TOKEN), "TOVA (Oren et al. 2024)"),
+    "scissorhands": Preset(
+        EvictionPolicy(
+            BelowAverage(400), EqualHeads(), Keep(recent=10), When(after_prefill=True, decode_every=64)
+        ),
+        "Scissorhands (Liu et al. 2023)",
+    ),
+    "roco": Preset(
+        EvictionPolicy(
+            MeanDeviation(),
+            EqualHeads(),
+            Keep(sinks=4, recent=0.1),
+            When(after_prefill=True, prefill_every=64, decode_every=1),
+        ),
+        "RoCo in EasyKV (Ren and Zhu 2024)",
+    ),
+    "streaming": Preset(_STREAMING, "StreamingLLM (Xiao et al. 2024), positions kept", 516),
+    "streaming-shift": Preset(
+        replace(_STREAMING, reassign_positions=True),
+        "StreamingLLM, positions re-assigned within the cache",
+        516,
+    ),
+    "squeeze": Preset(
+        EvictionPolicy(Cumulative(), EqualHeads(LayerGroups()), Keep(recent=0.5), _EACH_TOKEN),
+        "SqueezeAttention (Wang and Gan 2024) over H2O",
+    ),
+    "simlayer": Preset(
+        EvictionPolicy(LastQuery(), LazyLayers(), Keep(sinks=4, recent=1.0), _ONCE),
+        "SimLayerKV (Zhang et al. 2024)",
+        1028,
+    ),
+    "fastgen": Preset(
+        EvictionPolicy(Cumulative(), Recipes(), Keep(sinks=1), _ONCE), "FastGen (Ge et al. 2024)"
+    ),
+    "keydiff": Preset(
+        EvictionPolicy(
+            KeyDifference(),
+            EqualHeads(),
+            Keep(),
+            When(after_prefill=True, prefill_every=128, decode_every=128),
+        ),
+        "KeyDiff (Park et al. 2025)",
+    ),
+    "knorm": Preset(
+        EvictionPolicy(KeyNorm(), EqualHeads(), Keep(), _ONCE), "L2 norm of keys (Devoto et al. 2024)"
+    ),
+    "dropkv": Preset(
+        EvictionPolicy(
+            ValueAware(32, Pool(7, "max")),
+            AdaptiveRows(),
+            Keep(recent=32),
+            When(after_prefill=True, pressure=True),
+        ),
+        "DropKV's score (kvpress #284) under KV-Compress's budget",
+    ),
+    "recent": Preset(
+        EvictionPolicy(Recency(), EqualHeads(), Keep(), _EACH_TOKEN), "baseline: a sliding window"
+    ),
+    "random": Preset(EvictionPolicy(Random(), EqualHeads(), Keep(), _ONCE), "baseline: chance"),
+}
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        ConfigError: there is none; names them all.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"eviction must be one of {', '.join(PRESETS)}, or a policy, got {name!r}")
+    return PRESETS[name]

@@ -1,0 +1,29 @@
+"""How much a KV is worth."""
+
+from winnow.eviction.scores.attention import (
+    Average,
+    BelowAverage,
+    Cumulative,
+    LastQuery,
+    MeanDeviation,
+    ValueAware,
+    Window,
+)
+from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.keys import KeyDifference, KeyNorm
+from winnow.eviction.scores.tokens import Random, Recency
+
+__all__ = [
+    "Average",
+    "BelowAverage",
+    "Cumulative",
+    "KeyDifference",
+    "KeyNorm",
+    "LastQuery",
+    "MeanDeviation",
+    "Random",
+    "Recency",
+    "Score",
+    "ValueAware",
+    "Window",
+]

@@ -1,0 +1,41 @@
+"""What a score is: what attention must tell it, and how much that makes a KV worth."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from winnow.attention import Observe
+from winnow.eviction.rows import LayerRows
+
+
+@dataclass(frozen=True)
+class Score(ABC):
+    """How much a KV is worth. The least worthy go first, and of equals the older.
+
+    A new score is a frozen dataclass with `worth`, and `observe` if it needs attention: see examples/own_score.py.
+    """
+
+    num_scores: ClassVar[int] = 0
+    """float32 accumulators that it needs per KV, 0 to 2."""
+    per_layer: ClassVar[bool] = False
+    """One token set for all heads of a layer: worth is averaged over them, and rows stay alike (TOVA)."""
+
+    @property
+    def window(self) -> int | None:
+        """How many of the last queries before a round are observed in the prompt; None: all of them."""
+        return None
+
+    def observe(self, *, decoding: bool) -> Observe | None:
+        """What attention does to the accumulators while the prompt is computed, or after it."""
+        return None
+
+    @abstractmethod
+    def worth(self, rows: LayerRows) -> Tensor:
+        """Float32 [B, H, N] of finite numbers, higher is worth more; ignored where a slot is not valid."""
+
+    @property
+    def forgets(self) -> bool:
+        """Whether the accumulators start anew after each round."""
+        return False

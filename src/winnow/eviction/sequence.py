@@ -1,0 +1,162 @@
+"""A policy at work on one sequence: where its rounds fall, and how many blocks it may hold. Host arithmetic only."""
+
+from dataclasses import dataclass
+
+from winnow.attention import Observe
+from winnow.cache import CacheLayout
+from winnow.cache.layout import ROW_SKEW, ceil_div
+from winnow.eviction.policy import EvictionPolicy
+
+# Tokens that a sequence under a pressure policy computes at once after its prompt: room for them is always promised.
+_PRESSURE_STEP = 64
+
+
+@dataclass(frozen=True)
+class SequenceEviction:
+    """A policy with the numbers of one prompt. Token counts are of the sequence, KV counts are per row on average."""
+
+    policy: EvictionPolicy
+    budget: int
+    """KVs per row, on average over rows, that the request may keep."""
+    prompt_len: int
+    context_len: int
+    """Tokens of the prompt that the prompt's rounds see; what follows, such as a question, is kept whole."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Positions to protect, half-open."""
+
+    @property
+    def _step(self) -> int:
+        return self.policy.when.prefill_every or 0
+
+    @property
+    def target(self) -> int:
+        """KVs per row that a round leaves."""
+        return self.budget - self._step if self.policy.when.within else self.budget
+
+    @property
+    def limit(self) -> int:
+        """KVs per row at which a prompt with rounds must shrink before its next tokens."""
+        return self.budget if self.policy.when.within else self.budget + self._step
+
+    @property
+    def recent(self) -> int:
+        return self.policy.keep.window(self.target)
+
+    @property
+    def num_protected(self) -> int:
+        """KVs that no round may take, in a sequence of the context's length."""
+        last = range(max(self.context_len - self.recent, 0), self.context_len)
+        kept = set(range(min(self.policy.keep.sinks, self.context_len))).union(last)
+        return len(kept.union(*(range(*span) for span in self.spans)))
+
+    # -- where rounds fall ---------------------------------------------------------------------------------------
+    # They follow from policy and prompt alone, never from what else runs: what a sequence keeps is its own affair.
+
+    def tokens_to_round(self, computed: int, last_round: int, mean_kvs: float) -> int | None:
+        """How many tokens may be computed before the next round may be due, at least 1; None: no end in sight.
+
+        Args:
+            computed: tokens of the sequence that are in the cache, less what rounds took.
+            last_round: their number at the last round, 0 if there was none.
+            mean_kvs: KVs per row, on average.
+        """
+        if computed < self.context_len:
+            return min(self.context_len, self._prefill_stop(computed)) - computed
+        if computed < self.prompt_len:
+            return self.prompt_len - computed
+        when = self.policy.when
+        if when.decode_every is None:
+            # A round under pressure may come at any time; what is computed again goes in small pieces until then.
+            return _PRESSURE_STEP if when.pressure else None
+        over = int(self.target - mean_kvs) + 1
+        if when.within:
+            return max(self.limit - int(mean_kvs), 1)
+        return max(when.decode_every - (computed - max(last_round, self.prompt_len)), over, 1)
+
+    def _prefill_stop(self, computed: int) -> int:
+        if not self._step:
+            return self.context_len
+        if computed < self.limit:
+            return self.limit
+        return computed + self._step - (computed - self.limit) % self._step
+
+    def round_due(self, computed: int, last_round: int, mean_kvs: float) -> bool:
+        """Whether the sequence must shrink before it goes on. Arguments as above."""
+        if computed == last_round or mean_kvs <= self.target:
+            return False
+        when = self.policy.when
+        if computed == self.context_len and when.after_prefill:
+            return True
+        if computed < self.context_len:
+            return self._step > 0 and computed == self._prefill_stop(computed - 1)
+        if computed < self.prompt_len or when.decode_every is None:
+            return False
+        if when.within:
+            return mean_kvs >= self.limit
+        return computed - max(last_round, self.prompt_len) >= when.decode_every
+
+    def may_shrink(self, computed: int, last_round: int, mean_kvs: float) -> bool:
+        """Whether a round that the engine asks for, under pressure or at intervals, would bring anything."""
+        return computed >= self.prompt_len and computed != last_round and mean_kvs > self.target
+
+    def chunk(self, computed: int, last_round: int, mean_kvs: float, wanted: int, most: int) -> int:
+        """Tokens to compute now out of `wanted`, at most `most`; 0: wait for a step with more room.
+
+        A chunk ends where a round may be due, and the one before a round holds the whole observation window.
+        """
+        ahead = self.tokens_to_round(computed, last_round, mean_kvs)
+        left = wanted if ahead is None else min(wanted, ahead)
+        window = self.policy.score.window
+        if left <= most or computed >= self.context_len or window is None:
+            return min(left, most)
+        return max(min(most, left - window), 0)
+
+    # -- what is observed ----------------------------------------------------------------------------------------
+
+    def observe(self, start: int, end: int) -> tuple[Observe | None, int]:
+        """What the queries of tokens start..end - 1 do to the scores, and the first of them that counts."""
+        score = self.policy.score
+        decoding = start >= self.context_len
+        told = score.observe(decoding=decoding)
+        if score.window is None or told is None or (decoding and not told.replace):
+            return told, start
+        if not decoding and end != min(self.context_len, self._prefill_stop(start)):
+            return None, start  # no round comes after this chunk
+        return told, max(end - score.window, start)
+
+    # -- how many blocks it may hold -----------------------------------------------------------------------------
+
+    def peak_blocks(self, layout: CacheLayout, num_tokens: int) -> int:
+        """Most blocks that a sequence holds while its first `num_tokens` tokens are computed."""
+        prefill = self._prefill_peak(layout, min(num_tokens, self.context_len))
+        if num_tokens <= self.context_len:
+            return prefill
+        return max(prefill, self._grown(layout, num_tokens - self.context_len, num_tokens))
+
+    def longest_row(self, num_tokens: int) -> int:
+        """KVs that the longest row is expected to hold at most while `num_tokens` tokens are computed."""
+        if not self._step:
+            return num_tokens
+        return min(num_tokens, self.limit if self.policy.budget.equal_rows else self.limit * ROW_SKEW)
+
+    def _prefill_peak(self, layout: CacheLayout, num_tokens: int) -> int:
+        whole = layout.blocks_for(num_tokens)
+        if not self._step:
+            return whole
+        if self.policy.budget.equal_rows:
+            return layout.blocks_for(min(num_tokens, self.limit))
+        return min(whole, self._grown(layout, self._step, num_tokens))
+
+    def _grown(self, layout: CacheLayout, added: int, num_tokens: int) -> int:
+        """Blocks of a sequence that got `added` tokens a row since it last held what a round leaves."""
+        whole = layout.blocks_for(num_tokens)
+        if not (self.policy.when.after_prefill or self._step) or not self.policy.budget.bounded:
+            return whole
+        when = self.policy.when
+        every = when.decode_every or (_PRESSURE_STEP if when.pressure else None)
+        if every is not None:
+            added = min(added, self.prompt_len - self.context_len + every)
+        if self.policy.budget.equal_rows:
+            return layout.blocks_for(min(num_tokens, self.target + added))
+        left = self.policy.budget.blocks_after(layout, self.target, self.num_protected)
+        return min(whole, left + layout.rows_per_seq * ceil_div(added, layout.block_size))

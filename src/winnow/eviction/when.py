@@ -1,0 +1,47 @@
+"""When KVs are taken."""
+
+from dataclasses import dataclass
+
+from winnow.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class When:
+    """The moments at which a sequence shrinks to its budget. Several may be on; none: it never does."""
+
+    after_prefill: bool = False
+    """Once, when the prompt (or its part that `SamplingParams.context_tokens` names) is computed."""
+    prefill_every: int | None = None
+    """Within the prompt, before each next so many tokens (Batch-Max Algorithm 1), so that it never has to fit whole."""
+    decode_every: int | None = None
+    """While decoding, every so many tokens."""
+    every_steps: int | None = None
+    """While decoding, every so many steps of the engine, all sequences at once (KV-Compress 4.2.3, approach 1)."""
+    uncompressed_tokens: int | None = None
+    """While decoding, when the running sequences hold so many tokens since their last rounds (approach 2)."""
+    pressure: bool = False
+    """While decoding, when a sequence would otherwise be preempted (approach 4)."""
+    within: bool = False
+    """The budget includes the tokens to come: a round leaves room for the next `prefill_every` or `decode_every`
+    tokens under it (Batch-Max). False: a round shrinks to the budget, and they come on top."""
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_every", "decode_every", "every_steps", "uncompressed_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.within and self.prefill_every is None:
+            raise ConfigError("within needs prefill_every: it says how many tokens the budget has room for")
+
+    @property
+    def never(self) -> bool:
+        return not (self.after_prefill or self.in_prefill or self.in_decode)
+
+    @property
+    def in_prefill(self) -> bool:
+        return self.prefill_every is not None
+
+    @property
+    def in_decode(self) -> bool:
+        """Whether rounds may come after the prompt."""
+        return self.pressure or any((self.decode_every, self.every_steps, self.uncompressed_tokens))

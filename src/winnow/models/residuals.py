@@ -1,0 +1,63 @@
+"""Watching the hidden state around attention, for policies that ask how much a layer's attention changes it."""
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from winnow.errors import UnsupportedModelError
+
+
+class ResidualWatcher(Protocol):
+    """A step that wants to see hidden states; `watching` says whether it does."""
+
+    watching: bool
+
+    def enter_layer(self, hidden: Tensor) -> None:
+        """The hidden state that a layer receives, [1, T, hidden_size]."""
+
+    def leave_attention(self, layer: int, out: Tensor) -> None:
+        """What the layer's attention adds to it, [1, T, hidden_size]."""
+
+
+def watch_residuals(model: PreTrainedModel, num_layers: int) -> None:
+    """Hook the model's layers, so that a step that is watching is told. Others pay one attribute look-up a layer.
+
+    Raises:
+        UnsupportedModelError: the layers cannot be told apart.
+    """
+    pairs = [(layer, part) for layer in _decoder_layers(model, num_layers) for part in _attentions(layer)]
+    if len(pairs) != num_layers:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: cannot tell which {num_layers} modules are its layers, so their hidden states "
+            "cannot be watched"
+        )
+    for layer, attention in pairs:
+        layer.register_forward_pre_hook(_enter, with_kwargs=True)
+        attention.register_forward_hook(_leave, with_kwargs=True)
+
+
+def _decoder_layers(model: PreTrainedModel, num_layers: int) -> list[nn.Module]:
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return list(module)
+    return []
+
+
+def _attentions(layer: nn.Module) -> list[nn.Module]:
+    return [part for part in layer.children() if hasattr(part, "layer_idx")]
+
+
+def _step(kwargs: dict[str, Any]) -> ResidualWatcher | None:
+    step = kwargs.get("winnow_step")
+    return step if getattr(step, "watching", False) else None
+
+
+def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if step := _step(kwargs):
+        step.enter_layer(args[0] if args else kwargs["hidden_states"])
+
+
+def _leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    if step := _step(kwargs):
+        step.leave_attention(int(module.layer_idx), output[0] if isinstance(output, tuple) else output)  # type: ignore[arg-type]

@@ -1,0 +1,103 @@
+"""A model's rotary embedding, learnt by watching what it does to keys, so that stored keys can change position."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from winnow.attention import AttentionSpec
+
+
+@dataclass(frozen=True)
+class LayerRotation:
+    """Turns pairs of a key's first 2 * len(frequencies) dimensions by position * frequency."""
+
+    frequencies: Tensor  # float32 [pairs]
+    interleaved: bool
+    """Pairs are neighbours (GPT-J, Cohere); False: halves of the rotated part (Llama, NeoX)."""
+
+    def turn(self, keys: Tensor, difference: Tensor) -> Tensor:
+        """Keys, float32 [..., d], turned by `difference` positions, [...]."""
+        pairs = len(self.frequencies)
+        angle = difference.to(torch.float32)[..., None] * self.frequencies.to(keys.device)
+        cos, sin = angle.cos(), angle.sin()
+        part, rest = keys[..., : 2 * pairs], keys[..., 2 * pairs :]
+        if self.interleaved:
+            a, b = part[..., 0::2], part[..., 1::2]
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+        else:
+            a, b = part[..., :pairs], part[..., pairs:]
+            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        return torch.cat([turned, rest], dim=-1)
+
+
+@dataclass(frozen=True)
+class ModelRotation:
+    """One rotation per layer; see `winnow.eviction.positions.Rotation`."""
+
+    layers: tuple[LayerRotation, ...]
+
+    def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
+        return self.layers[layer].turn(keys, difference)
+
+
+class _KeyProbe:
+    """Stands in for a step and writes down the keys. It adds nothing to hidden states, so only rotation moves keys."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, Tensor] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        self.keys[layer] = k.float()
+        return torch.zeros_like(q)
+
+
+def find_rotation(model: PreTrainedModel) -> ModelRotation | None:
+    """How the model rotates keys, or None if it does something that turning pairs cannot reproduce.
+
+    The frequencies are the model's own buffers; which of them a layer uses, and how it pairs dimensions, is tried out
+    on one token at three positions.
+    """
+    positions = (0, 3, 50)
+    keys = [_keys_at(model, position) for position in positions]
+    num_layers = model.config.get_text_config().num_hidden_layers
+    candidates = [LayerRotation(torch.empty(0), False)]  # no position at all
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq") and "original" not in name:
+            candidates += [LayerRotation(buffer.float().flatten(), pairing) for pairing in (False, True)]
+    found = []
+    for layer in range(num_layers):
+        fitting = [c for c in candidates if _explains(c, positions, [k[layer] for k in keys])]
+        if not fitting:
+            return None
+        found.append(fitting[0])
+    return ModelRotation(tuple(found))
+
+
+@torch.inference_mode()
+def _keys_at(model: PreTrainedModel, position: int) -> dict[int, Tensor]:
+    probe = _KeyProbe()
+    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    model(
+        input_ids=token,
+        position_ids=token + position,
+        use_cache=False,
+        logits_to_keep=token[0],
+        winnow_step=probe,
+    )
+    return probe.keys
+
+
+def _explains(rotation: LayerRotation, positions: tuple[int, ...], keys: list[Tensor]) -> bool:
+    """Whether turning the key of the first position gives those of the others."""
+    first = keys[0]
+    if 2 * len(rotation.frequencies) > first.shape[-1]:
+        return False
+    # float16 and bfloat16 round keys; a wrong pairing or frequency is off by as much as the key is long.
+    tolerance = 0.02 * float(first.norm(dim=-1).max())
+    for position, key in zip(positions[1:], keys[1:], strict=True):
+        difference = torch.full(first.shape[:-1], position - positions[0], device=first.device)
+        if float((rotation.turn(first, difference) - key).abs().max()) > tolerance:
+            return False
+    return True
