@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from typing import Any
 
 from winnow.cache import CacheLayout, CacheManager
 from winnow.config import EngineConfig, EvictionConfig
@@ -17,7 +18,8 @@ class Admitted:
 
     max_tokens: int
     """Most tokens of each answer."""
-    eviction: SequenceEviction | None
+    evictions: tuple[SequenceEviction | None, ...]
+    """One for all samples, or one each."""
     policy_name: str | None
     """None: no policy was asked for."""
 
@@ -53,8 +55,8 @@ class Admission:
         """
         self._check_tokens(token_ids)
         params.validate_for(self._vocab_size)
-        config = _wanted(self._config.eviction, params)
-        policy = preset_of(config.eviction).policy
+        configs = _wanted(self._config.eviction, params)
+        policy = preset_of(configs[0].eviction).policy
         context = (
             self._max_model_len if policy.reassign_positions else min(self._max_model_len, self._trained_len)
         )
@@ -71,23 +73,28 @@ class Admission:
                 f"context_tokens must be at most the prompt's {prompt_len} tokens, got {context_len}"
             )
         # The last token of an answer is never computed, so it needs no KV.
-        eviction = settle(config, prompt_len, prompt_len + max_tokens - 1, context_len, params.protect)
-        if eviction is not None:
-            self._check_policy(eviction)
-        left = self._room(eviction, prompt_len, context)
-        if left < 1 or (params.max_tokens is not None and max_tokens > left):
-            total, layout = prompt_len + max_tokens - 1, self._cache.layout
-            peak = total
+        total, layout = prompt_len + max_tokens - 1, self._cache.layout
+        # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
+        evictions = [
+            settle(each, prompt_len, total, context_len, params.protect, may_idle=len(configs) == 1)
+            for each in configs
+        ]
+        for eviction in evictions:
             if eviction is not None:
-                peak = eviction.peak_blocks(layout, total) * layout.block_size // layout.rows_per_seq
+                self._check_policy(eviction)
+        hungriest = max(evictions, key=lambda each: _blocks(each, layout, total))
+        left = self._room(hungriest, prompt_len, context)
+        if left < 1 or (params.max_tokens is not None and max_tokens > left):
+            peak = total
+            if hungriest is not None:
+                peak = hungriest.peak_blocks(layout, total) * layout.block_size // layout.rows_per_seq
             raise CapacityError(
                 f"prompt of {prompt_len} tokens with max_tokens {max_tokens} needs room for {peak} KVs a row, "
                 f"kv_memory {format_bytes(self._config.cache.kv_memory)} holds {self._cache.capacity}"
             )
-        name = (
-            None if policy.when.never else str(config.eviction) if isinstance(config.eviction, str) else "own"
-        )
-        return Admitted(min(max_tokens, left), eviction, name)
+        asked = configs[0].eviction
+        name = None if policy.when.never else asked if isinstance(asked, str) else "own"
+        return Admitted(min(max_tokens, left), tuple(evictions), name)
 
     def _check_tokens(self, token_ids: list[int]) -> None:
         if not token_ids:
@@ -133,21 +140,21 @@ def _blocks(eviction: SequenceEviction | None, layout: CacheLayout, num_tokens: 
     return layout.blocks_for(num_tokens) if eviction is None else eviction.peak_blocks(layout, num_tokens)
 
 
-def _wanted(config: EvictionConfig, params: SamplingParams) -> EvictionConfig:
-    """The engine's choice with what the request puts in its place."""
-    own = {
-        name: value
-        for name, value in (
-            ("eviction", params.eviction),
-            ("compression", params.compression),
-            ("kv_budget", params.kv_budget),
-        )
-        if value is not None
-    }
-    if not own:
-        return config
-    if own.keys() != {"eviction"}:  # one of compression and kv_budget stands in for whichever the engine has
-        own = {"compression": None, "kv_budget": None} | own
-    elif preset_of(own["eviction"]).policy.budget.fixed is not None:
-        own |= {"compression": None, "kv_budget": None}
-    return replace(config, **own)
+def _wanted(config: EvictionConfig, params: SamplingParams) -> list[EvictionConfig]:
+    """The engine's choice with what the request puts in its place: one for all samples, or one each."""
+    own: dict[str, Any] = {} if params.eviction is None else {"eviction": params.eviction}
+    unset: dict[str, Any] = {"compression": None, "kv_budget": None}
+    for name in unset:
+        value = getattr(params, name)
+        if value is not None:
+            values = value if isinstance(value, tuple) else (value,)
+            configs = [replace(config, **own, **(unset | {name: each})) for each in values]
+            if len(configs) > 1 and preset_of(configs[0].eviction).policy.when.in_prefill:
+                raise InvalidRequestError(
+                    f"{name} must be one number for a policy with rounds within the prompt, which samples share; "
+                    f"got {value}"
+                )
+            return configs
+    # An amount that the engine was opened with means nothing to a policy that takes none.
+    takes_none = bool(own) and preset_of(params.eviction).policy.budget.fixed is not None
+    return [replace(config, **own, **(unset if takes_none else {}))]

@@ -59,8 +59,9 @@ class Engine:
         if request_id in self._requests:
             raise InvalidRequestError(f"request_id {request_id!r} is in use by an unfinished request")
         granted = self._admission.admit(token_ids, params)
-        if granted.eviction is not None:
-            self._executor.prepare(granted.eviction.policy)
+        for eviction in granted.evictions:
+            if eviction is not None:
+                self._executor.prepare(eviction.policy)
         request = Request(
             request_id,
             prompt,
@@ -68,7 +69,7 @@ class Engine:
             self._executor.settle(params),
             granted.max_tokens,
             RequestMetrics(arrival_time=self._clock()),
-            granted.eviction,
+            granted.evictions,
             granted.policy_name,
         )
         self._requests[request_id] = request

@@ -18,6 +18,8 @@ class PlannedSequence:
     samplers: tuple[Sequence, ...]
     """Sequences that sample from the last token's logits: none while a prompt is unfinished, else the sequence and
     the forks that share its prompt."""
+    forks: tuple[Sequence, ...] = ()
+    """Sequences that hold the same KVs from here on."""
 
     @property
     def end(self) -> int:

@@ -22,8 +22,8 @@ class Request:
     max_tokens: int
     """Most tokens of an answer: the request's own limit, or what the context leaves."""
     metrics: RequestMetrics
-    eviction: SequenceEviction | None = None
-    """None: nothing will ever be evicted."""
+    evictions: tuple[SequenceEviction | None, ...] = (None,)
+    """One for all samples, or one each; None: nothing will ever be evicted."""
     policy_name: str | None = None
     """Of the policy that was asked for, also where the budget leaves it nothing to do."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
@@ -35,6 +35,14 @@ class Request:
         self.sequences = [Sequence(self, index) for index in range(self.params.n)]
         # The first sample computes the prompt; the others share its blocks as soon as it is through.
         self.sequences[0].forks = self.sequences[1:]
+
+    @property
+    def fork_at(self) -> int:
+        """Tokens that samples compute together: the prompt, or what a round sees if they keep different amounts."""
+        eviction = self.evictions[0]
+        if len(self.evictions) == 1 or eviction is None:
+            return len(self.prompt_token_ids)
+        return eviction.context_len
 
     @property
     def finished(self) -> bool:
@@ -91,7 +99,15 @@ class Sequence:
 
     @property
     def eviction(self) -> SequenceEviction | None:
-        return self.request.eviction
+        evictions = self.request.evictions
+        return evictions[self.index if len(evictions) > 1 else 0]
+
+    @property
+    def owns_blocks(self) -> bool:
+        """Whether it must not share KVs with siblings: its policy goes on after the prompt, or budgets differ."""
+        if len(self.request.evictions) > 1:
+            return True
+        return self.eviction is not None and self.eviction.policy.owns_blocks
 
     @property
     def num_to_compute(self) -> int:

@@ -115,6 +115,7 @@ class Rounds:
             if s.request is leader.request
             and s is not leader
             and s.num_computed == leader.num_computed
+            and s.eviction == leader.eviction
             and self._cache.is_shared(s.running_slot)
         ]
 

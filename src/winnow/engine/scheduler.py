@@ -6,6 +6,7 @@ token budget is spent. Nothing here knows a model: the simulator runs the same o
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from winnow.cache import BlockCopies, CacheLayout
 from winnow.config import SchedulerConfig
@@ -68,8 +69,9 @@ class Scheduler:
         """Plan the next step and take the blocks that it needs. The plan is empty only if nothing is unfinished."""
         self._rounds.start_step()
         while True:
+            self._part_siblings(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
-            self._part_siblings()
+            self._part_siblings(budgets_differ=False)
             plan = self._plan(waits)
             if plan.entries or not self.has_unfinished:
                 return plan
@@ -108,15 +110,16 @@ class Scheduler:
             if not self._rounds.relieve(self.running):
                 self._preempt()
 
-    def _part_siblings(self) -> None:
-        """Give samples of one prompt KVs of their own, where their policy will act on each of them apart."""
+    def _part_siblings(self, *, budgets_differ: bool) -> None:
+        """Give samples of one prompt KVs of their own, where their policies will act on each of them apart.
+
+        Those with different budgets part before the round, the others after it: then there is less to copy.
+        """
         for sequence in list(self.running):
-            eviction, slot = sequence.eviction, sequence.running_slot
-            if (
-                eviction is None
-                or not eviction.policy.owns_blocks
-                or sequence.num_computed < sequence.prompt_len
-            ):
+            slot, request = sequence.running_slot, sequence.request
+            if not self._cache.is_shared(slot) or not sequence.owns_blocks:
+                continue
+            if (len(request.evictions) > 1) != budgets_differ or sequence.num_computed < request.fork_at:
                 continue
             if not self._cache.can_own(slot):
                 self._preempt(sequence)
@@ -185,14 +188,14 @@ class Scheduler:
         """Add who samples to the entries that compute their sequence's last token."""
         for entry in entries:
             sequence = entry.sequence
-            if entry.end < sequence.num_tokens:
-                yield entry
-                continue
-            forks, sequence.forks = sequence.forks, []
-            started = [fork for fork in forks if self._fork(sequence, fork)]
-            # Those that find no slot now compute the prompt themselves later.
-            self.waiting.extendleft(reversed(forks[len(started) :]))
-            yield PlannedSequence(sequence, entry.slot, entry.start, entry.count, (sequence, *started))
+            started: list[Sequence] = []
+            if sequence.forks and entry.end >= sequence.request.fork_at:
+                forks, sequence.forks = sequence.forks, []
+                started = [fork for fork in forks if self._fork(sequence, fork)]
+                # Those that find no slot now compute the prompt themselves later.
+                self.waiting.extendleft(reversed(forks[len(started) :]))
+            samplers = (sequence, *started) if entry.end == sequence.num_tokens else ()
+            yield replace(entry, samplers=samplers, forks=tuple(started))
 
     def _fork(self, parent: Sequence, child: Sequence) -> bool:
         if not self._cache.can_fork(parent.running_slot):
@@ -217,7 +220,7 @@ class Scheduler:
 
     def abandon(self, plan: StepPlan) -> None:
         """Undo a plan that was not computed to its end: its sequences start anew, their half-written KVs are gone."""
-        planned = {sequence for entry in plan.entries for sequence in (entry.sequence, *entry.samplers)}
+        planned = {sequence for entry in plan.entries for sequence in (entry.sequence, *entry.forks)}
         for sequence in [s for s in reversed(self.running) if s in planned]:
             self._put_back(sequence, Recompute())
 
@@ -225,8 +228,8 @@ class Scheduler:
         """Count the planned tokens as computed."""
         for entry in plan.entries:
             entry.sequence.num_computed = entry.end
-            for sequence in entry.samplers:
-                sequence.num_computed = entry.end
+            for fork in entry.forks:
+                fork.num_computed = entry.end
 
 
 def _peak_blocks(sequence: Sequence, layout: CacheLayout) -> int:

@@ -31,6 +31,8 @@ def settle(
     num_tokens: int,
     context_len: int | None = None,
     spans: Sequence[tuple[int, int]] = (),
+    *,
+    may_idle: bool = True,
 ) -> SequenceEviction | None:
     """The policy of `config` for one prompt, or None if it would never take anything.
 
@@ -38,6 +40,7 @@ def settle(
         num_tokens: most tokens that will be computed, prompt included.
         context_len: tokens of the prompt that its rounds see; None: all.
         spans: positions to protect, half-open.
+        may_idle: return None where the budget suffices for all tokens.
 
     Raises:
         ConfigError: no such policy, or a budget where the policy takes none.
@@ -50,7 +53,11 @@ def settle(
     context_len = prompt_len if context_len is None else context_len
     budget = _budget(config, preset, context_len)
     eviction = SequenceEviction(policy, budget, prompt_len, context_len, tuple(spans))
-    if policy.budget.bounded and num_tokens <= (budget if policy.when.within else eviction.target):
+    if (
+        may_idle
+        and policy.budget.bounded
+        and num_tokens <= (budget if policy.when.within else eviction.target)
+    ):
         return None
     _check_room(eviction)
     _check_spans(eviction)

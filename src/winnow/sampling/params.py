@@ -2,7 +2,7 @@
 
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, Self
@@ -36,7 +36,6 @@ _OPTIONAL_INTEGERS: tuple[tuple[str, int, int | None], ...] = (
     ("max_tokens", 1, None),
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
-    ("kv_budget", 1, None),
     ("context_tokens", 1, None),
 )
 _NUMBERS: tuple[tuple[str, float, float], ...] = (
@@ -80,8 +79,9 @@ class SamplingParams:
         detokenize: make text at all.
         eviction: what decides which KVs of this request stay: a preset's name or an `EvictionPolicy`; None: what the
             engine was opened with.
-        compression: tokens of the prompt per KV kept in each row on average; None: as the engine's.
-        kv_budget: KVs kept in each row on average, in place of `compression`.
+        compression: tokens of the prompt per KV kept in each row on average, or a list of n such numbers, one for
+            each sample, to compare them after computing the prompt once; None: as the engine's.
+        kv_budget: KVs kept in each row on average, in place of `compression`; also a list of n.
         context_tokens: so many tokens at the front of the prompt are judged without the rest, which is kept whole:
             the KVs that stay then do not depend on the question that follows. None: all of the prompt.
         protect: positions of the prompt that are never evicted, as pairs (start, end), end excluded.
@@ -112,8 +112,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     detokenize: bool = True
     eviction: Any = None
-    compression: float | None = None
-    kv_budget: int | None = None
+    compression: float | Sequence[float] | None = None
+    kv_budget: int | Sequence[int] | None = None
     context_tokens: int | None = None
     protect: Sequence[tuple[int, int]] = ()
 
@@ -140,18 +140,33 @@ class SamplingParams:
         self._store("stop_token_ids", _stop_token_ids(self.stop_token_ids))
         self._store("logit_bias", _logit_bias(self.logit_bias))
         self._store("protect", _spans(self.protect))
-        if self.compression is not None:
-            self._store("compression", _number("compression", self.compression, 1, MAX_COMPRESSION))
-            if self.kv_budget is not None:
-                raise InvalidRequestError(
-                    "compression and kv_budget mean the same, give one; "
-                    f"got {self.compression:g} and {self.kv_budget}"
-                )
+        self._store_amount("compression", lambda name, each: _number(name, each, 1, MAX_COMPRESSION))
+        self._store_amount("kv_budget", lambda name, each: _integer(name, each, 1))
+        if self.compression is not None and self.kv_budget is not None:
+            raise InvalidRequestError(
+                "compression and kv_budget mean the same, give one; "
+                f"got {_show(self.compression)} and {_show(self.kv_budget)}"
+            )
         if self.stop and not self.detokenize:
             raise InvalidRequestError("detokenize must be true where stop is given, got False")
 
     def _store(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+    def _store_amount(self, name: str, check: Callable[[str, Any], float]) -> None:
+        """Check an amount that is one number for all samples, or a list of one each."""
+        value = getattr(self, name)
+        if value is None:
+            return
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            self._store(name, check(name, value))
+        elif len(value) != self.n:
+            raise InvalidRequestError(
+                f"{name} must be one number, or one for each of the n = {self.n} samples, got {_show(value)}"
+            )
+        else:
+            checked = tuple(check(name, each) for each in value)
+            self._store(name, checked if len(checked) > 1 else checked[0])
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
