@@ -8,6 +8,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 from typing import NoReturn
@@ -27,6 +28,7 @@ examples:
 COMMANDS = {
     "run": "answer a file of prompts, resumable at any moment",
     "generate": "stream the answer to one prompt",
+    "policies": "list the eviction policies, or show one in full",
 }
 
 
@@ -91,10 +93,4 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 def _load(name: str) -> ModuleType:
     """The module of a command. Only the one that runs is imported: each brings libraries that take their time."""
-    if name == "run":
-        from winnow.cli import run
-
-        return run
-    from winnow.cli import generate
-
-    return generate
+    return import_module(f"winnow.cli.{name}")

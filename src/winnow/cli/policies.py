@@ -1,0 +1,120 @@
+"""`winnow policies`: what can decide which KVs stay, as a table or one in full."""
+
+import argparse
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from winnow.cli.errors import UsageError
+from winnow.eviction import PRESETS, Preset
+from winnow.eviction.describe import PARTS, brief_policy, first_line, full, full_preset
+
+DESCRIPTION = """\
+List the eviction policies that have names, or show one of them in full.
+
+A policy is four choices: the score says how much a KV is worth, the budget who keeps how much,
+keep what may never go, and when says when KVs are taken. Only what differs from the defaults of
+its class is listed; NAME shows every field.
+"""
+EPILOG = """\
+examples:
+  winnow policies
+  winnow policies snapkv
+  winnow policies --json
+  winnow run prompts.jsonl -o answers.jsonl --eviction snapkv --compression 8
+"""
+FOOTNOTE = """\
+A number of KVs is the policy's own budget per row, held to where the user names none.
+winnow policies NAME shows a policy with every field."""
+WIDTH = 100
+"""Columns where the output is no terminal: a file or another program has no width of its own."""
+# The widest entry of columns that hold few words; the others share what is left.
+_WIDTHS = {"budget": 13, "keep": 10, "when": 17}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.usage = "winnow policies [NAME] [--json]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("name", metavar="NAME", nargs="?", help="show this policy with every field")
+    parser.add_argument("--json", action="store_true", help="print JSON, with every field")
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Print, and return the exit code."""
+    name: str | None = namespace.name
+    if name is not None and name not in PRESETS:
+        raise UsageError(_unknown(name))
+    if namespace.json:
+        told = [full_preset(*item) for item in PRESETS.items() if name in (None, item[0])]
+        print(json.dumps(told if name is None else told[0], indent=2))
+        return 0
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, WIDTH))
+    if name is None:
+        console.print(_table(), "", Text(FOOTNOTE, style="dim"), sep="\n")
+    else:
+        for line in _pages(name, PRESETS[name]):
+            console.print(line)
+    return 0
+
+
+def _unknown(name: str) -> str:
+    nearest = difflib.get_close_matches(name.lower(), PRESETS, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"no policy is called {name!r}{hint} (`winnow policies` lists them)"
+
+
+def _table() -> Table:
+    """All policies, one row each."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), leading=1, pad_edge=False, show_edge=False)
+    table.add_column("name", style="bold", no_wrap=True)
+    for column in (*PARTS, "paper"):
+        table.add_column(column, width=_WIDTHS.get(column))
+    for name, preset in PRESETS.items():
+        told = brief_policy(preset.policy)
+        if preset.kv_budget is not None:
+            told["budget"] += f"\n{preset.kv_budget} KVs"
+        # What is kept and the moments are lists: a line for each entry.
+        told |= {part: told[part].replace(", ", "\n") for part in ("keep", "when")}
+        table.add_row(name, *map(Text, told.values()), Text(preset.paper))
+    return table
+
+
+def _pages(name: str, preset: Preset) -> Iterator[Any]:
+    """One policy in full."""
+    yield Text.assemble((name, "bold"), f": {preset.paper}")
+    if preset.kv_budget is not None:
+        yield Text(f"{preset.kv_budget} KVs per row where the user names no budget")
+    for part in PARTS:
+        yield Text()
+        yield from _part(part, getattr(preset.policy, part), indent=0)
+    yield Text()
+    for field in fields(preset.policy):
+        if field.name not in PARTS:
+            yield _line(field.name, str(full(getattr(preset.policy, field.name))), indent=0)
+
+
+def _part(label: str, value: Any, indent: int) -> Iterator[Any]:
+    """A dataclass with all its fields, those that are dataclasses indented below it."""
+    yield _line(label, type(value).__name__, indent, style="bold")
+    yield Padding(Text(first_line(value), style="dim"), (0, 0, 0, indent + 2))
+    for field in fields(value):
+        chosen = getattr(value, field.name)
+        if is_dataclass(chosen):
+            yield from _part(field.name, chosen, indent + 2)
+        else:
+            yield _line(field.name, str(full(chosen)), indent + 2)
+
+
+def _line(label: str, value: str, indent: int, style: str = "") -> Text:
+    return Text.assemble(" " * indent, f"{label:<24}"[: max(24 - indent, len(label) + 1)], (value, style))

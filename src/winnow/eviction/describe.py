@@ -1,0 +1,82 @@
+"""Policies in words, read off their dataclasses: what a class is and which of its fields say something."""
+
+import inspect
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from winnow.eviction.policy import EvictionPolicy
+from winnow.eviction.presets import Preset
+
+PARTS = ("score", "budget", "keep", "when")
+"""The four choices of a policy, in the order in which they are told."""
+
+
+def brief(value: Any) -> str:
+    """A dataclass in a few words, such as `Window (size 8, continual)`: its fields that differ from their defaults."""
+    told = brief_fields(value)
+    return f"{type(value).__name__} ({told})" if told else type(value).__name__
+
+
+def brief_fields(value: Any) -> str:
+    """The fields of a dataclass that differ from their defaults; switches that are on are just named."""
+    told = []
+    for field in fields(value):
+        chosen, words = getattr(value, field.name), field.name.replace("_", " ")
+        if chosen == _default(field):
+            continue
+        if chosen is True:
+            told.append(words)
+        elif is_dataclass(chosen) and type(chosen).__name__.lower() == field.name:
+            # The class would only say the field's name again.
+            told.append(f"{words} ({brief_fields(chosen)})")
+        else:
+            told.append(f"{words} {_word(chosen)}")
+    return ", ".join(told)
+
+
+def brief_policy(policy: EvictionPolicy) -> dict[str, str]:
+    """Each part of a policy in a few words. What is not of the four parts is told with `keep`."""
+    told = {part: brief(getattr(policy, part)) for part in ("score", "budget")}
+    rest = [f for f in fields(policy) if f.name not in PARTS and getattr(policy, f.name) != _default(f)]
+    words = [brief_fields(policy.keep), *(field.name.replace("_", " ") for field in rest)]
+    told["keep"] = ", ".join(filter(None, words)) or "-"
+    told["when"] = brief_fields(policy.when) or "never"
+    return told
+
+
+def full(value: Any) -> Any:
+    """A value as JSON knows it: a dataclass with its class and all its fields, whatever their values."""
+    if is_dataclass(value) and not isinstance(value, type):
+        told = {field.name: full(getattr(value, field.name)) for field in fields(value)}
+        return {"class": type(value).__name__} | told
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple | list | frozenset | set):
+        return [full(entry) for entry in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def full_preset(name: str, preset: Preset) -> dict[str, Any]:
+    """A preset as JSON knows it: name, source, default budget, and its policy's fields."""
+    policy = full(preset.policy)
+    del policy["class"]
+    return {"name": name, "paper": preset.paper, "kv_budget": preset.kv_budget} | policy
+
+
+def first_line(value: Any) -> str:
+    """The first line of what the class of `value` says about itself; empty if it says nothing."""
+    name, text = type(value).__name__, inspect.getdoc(type(value)) or ""
+    # Dataclasses without a docstring get their signature for one.
+    return "" if text.startswith(f"{name}(") else text.partition("\n")[0]
+
+
+def _default(field: "Field[Any]") -> Any:
+    """The default, or `MISSING`, which equals nothing that a field holds."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _word(value: Any) -> str:
+    if is_dataclass(value) and not isinstance(value, type):
+        return brief(value)
+    return str(value.value) if isinstance(value, Enum) else str(value)

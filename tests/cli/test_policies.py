@@ -1,0 +1,131 @@
+"""`winnow policies`: the table, one policy in full, JSON, and that all of it is read off the dataclasses."""
+
+import json
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from winnow.attention import Group
+from winnow.cli.main import main
+from winnow.eviction import PRESETS, AdaptiveHeads, EvictionPolicy, LayerRows, Pyramid, Score, Window
+from winnow.eviction.describe import brief, brief_policy, first_line
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["policies", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def parts_of(value: Any) -> list[Any]:
+    """A dataclass and all dataclasses within."""
+    inner = [getattr(value, field.name) for field in fields(value)]
+    return [value] + [part for each in inner if is_dataclass(each) for part in parts_of(each)]
+
+
+def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["policies", "--help"])
+    assert stop.value.code == 0
+    assert "examples:\n  winnow policies" in capsys.readouterr().out
+
+
+def test_the_table_is_whole_at_100_columns_and_plain(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    text = printed(capsys)
+    assert "\x1b" not in text, "colour codes in a pipe"
+    assert max(map(len, text.splitlines())) <= 100
+    assert "…" not in text, "a cell was cut"
+    names = [line.split()[0] for line in text.splitlines() if line[:1].strip()]
+    assert [name for name in names if name in PRESETS] == list(PRESETS)
+    words = set(text.replace(",", " ").split())
+    for preset in PRESETS.values():
+        for told in (*brief_policy(preset.policy).values(), preset.paper):
+            assert set(told.replace(",", " ").split()) <= words
+        assert preset.kv_budget is None or str(preset.kv_budget) in words
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_one_policy_is_shown_with_every_field_and_what_its_classes_say(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, name)
+    flowing = " ".join(text.split())
+    preset = PRESETS[name]
+    assert f"{name}: {preset.paper}" in flowing
+    for part in parts_of(preset.policy)[1:]:
+        assert first_line(part) and first_line(part) in flowing
+        for field in fields(part):
+            value = getattr(part, field.name)
+            shown = type(value).__name__ if is_dataclass(value) else value
+            assert f"{field.name} {shown.value if isinstance(shown, Enum) else shown}" in flowing
+    assert f"reassign_positions {preset.policy.reassign_positions}" in flowing
+
+
+def test_json_holds_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    policies = json.loads(printed(capsys, "--json"))
+    assert [policy["name"] for policy in policies] == list(PRESETS)
+    for policy in policies:
+        preset = PRESETS[policy["name"]]
+        assert (policy["paper"], policy["kv_budget"]) == (preset.paper, preset.kv_budget)
+        assert policy["score"]["class"] == type(preset.policy.score).__name__
+        assert policy["when"] == {"class": "When"} | vars(preset.policy.when)
+        assert policy == json.loads(printed(capsys, policy["name"], "--json"))
+    [snapkv] = [policy for policy in policies if policy["name"] == "snapkv"]
+    assert snapkv["score"]["pool"]["size"] == 7
+    assert snapkv["score"]["group"] == "mean"
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("snapvk", "no policy is called 'snapvk'; did you mean snapkv?"),
+        ("KV-Compress", "did you mean kv-compress?"),
+        ("qqqqq", "no policy is called 'qqqqq' (`winnow policies` lists them)"),
+    ],
+)
+def test_an_unknown_name_is_one_line_and_exit_code_2(
+    typed: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["policies", typed]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("winnow: error: ")
+    assert told.err.count("\n") == 1
+    assert message in told.err
+
+
+class TestBrief:
+    def test_defaults_go_without_saying(self) -> None:
+        assert brief(Window()) == "Window"
+        assert brief_policy(EvictionPolicy()) == {
+            "score": "Recency",
+            "budget": "EqualHeads",
+            "keep": "-",
+            "when": "never",
+        }
+
+    def test_what_differs_is_said_in_words(self) -> None:
+        assert (
+            brief(Window(8, 2, group=Group.MEAN, continual=True))
+            == "Window (size 8, power 2, group mean, continual)"
+        )
+        assert brief(AdaptiveHeads(layers=Pyramid(beta=7))) == "AdaptiveHeads (layers Pyramid (beta 7))"
+
+    def test_positions_that_are_re_assigned_are_told(self) -> None:
+        assert brief_policy(PRESETS["streaming-shift"].policy)["keep"] == "sinks 4, reassign positions"
+
+    def test_a_class_of_ones_own(self) -> None:
+        @dataclass(frozen=True)
+        class Mine(Score):
+            weight: float = 1.0
+
+            def worth(self, rows: LayerRows) -> Tensor:
+                return rows.position.float()
+
+        assert brief(Mine(0.5)) == "Mine (weight 0.5)"
+        assert first_line(Mine()) == ""
