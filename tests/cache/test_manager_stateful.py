@@ -1,4 +1,4 @@
-"""The cache against a naive model: any order of open, append, fork, write and close."""
+"""The cache against a naive model: any order of open, append, write, fork, share, own, evict and close."""
 
 import os
 from itertools import count
@@ -11,13 +11,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from winnow.attention import PagedCache, ReferenceBackend, Spans
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.eviction.round import moves
 
 LAYERS, HEADS, DIM = 2, 2, 4
 MAX_SEQS, MAX_LEN = 5, 200
 
 
+# What a sequence holds: by layer and head, the (mark, position) of each KV in any order.
+Rows = list[list[list[tuple[int, int]]]]
+
+
 class CacheMachine(RuleBasedStateMachine):
-    """The naive model keeps each sequence's KVs as a plain list of marks, and copies it at a fork."""
+    """The naive model keeps each row's KVs as a plain list of marks, and copies it at a fork."""
 
     @initialize(block_size=st.sampled_from([1, 3, 4, 16]), kibibytes=st.integers(24, 60))
     def start(self, block_size: int, kibibytes: int) -> None:
@@ -27,7 +32,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.pool = KVPool(self.layout, size.num_blocks)
         assert self.manager.table_bytes + self.pool.nbytes == size.nbytes(self.layout) <= kibibytes * 1024
         self.backend = ReferenceBackend()
-        self.model: dict[int, list[int]] = {}
+        self.model: dict[int, Rows] = {}
+        self.tokens: dict[int, int] = {}
         self.marks = count(1)
 
     @precondition(lambda self: self.manager.num_free_slots)
@@ -35,16 +41,21 @@ class CacheMachine(RuleBasedStateMachine):
     def open(self) -> None:
         slot = self.manager.open()
         assert slot not in self.model
-        self.model[slot] = []
+        self._empty(slot)
+
+    def _empty(self, slot: int) -> None:
+        self.model[slot] = [[[] for _ in range(HEADS)] for _ in range(LAYERS)]
+        self.tokens[slot] = 0
+
+    def _longest(self, slot: int) -> int:
+        return max(len(row) for layer in self.model[slot] for row in layer)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def append_and_write(self, data: st.DataObject) -> None:
         slots = data.draw(st.lists(st.sampled_from(sorted(self.model)), min_size=1, unique=True))
-        counts = [
-            data.draw(st.integers(1, max(1, min(40, MAX_LEN - len(self.model[slot]))))) for slot in slots
-        ]
-        if any(len(self.model[s]) + n > MAX_LEN for s, n in zip(slots, counts, strict=True)):
+        counts = [data.draw(st.integers(1, 40)) for _ in slots]
+        if any(self._longest(s) + n > MAX_LEN for s, n in zip(slots, counts, strict=True)):
             return
         free, expected = self.manager.allocator.num_free, self.manager.blocks_to_append(slots, counts)
         if not self.manager.can_append(slots, counts):
@@ -54,23 +65,26 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.manager.allocator.num_free == free
                 return
             raise AssertionError("append took what was not there")
-        starts = [len(self.model[slot]) for slot in slots]
         copies = self.manager.append(slots, counts)
         assert free - self.manager.allocator.num_free <= expected
         if copies is not None:
             self.pool.copy_blocks(copies.source, copies.target)
-        self._write(slots, starts, counts)
+        self._write(slots, counts)
 
-    def _write(self, slots: list[int], starts: list[int], counts: list[int]) -> None:
+    def _write(self, slots: list[int], counts: list[int]) -> None:
         marks = [next(self.marks) for _ in range(sum(counts))]
+        starts = [self.tokens[slot] for slot in slots]
         spans = Spans.build(slots, starts, counts, self.manager.host_lengths[slots].max(axis=(1, 2)))
         for layer in range(LAYERS):
             # every layer, head and dimension gets a value of its own
             base = torch.tensor(marks, dtype=torch.float32)[:, None, None] * 100 + layer * 10
             k = base + torch.arange(HEADS)[:, None] + torch.arange(DIM) / 10
             self.backend.write(PagedCache(self.pool, self.manager), spans, layer, k, -k)
-        for slot, n in zip(slots, counts, strict=True):
-            self.model[slot] += marks[:n]
+        for slot, start, n in zip(slots, starts, counts, strict=True):
+            for layer_rows in self.model[slot]:
+                for row in layer_rows:
+                    row += zip(marks[:n], range(start, start + n), strict=True)
+            self.tokens[slot] += n
             marks = marks[n:]
 
     @precondition(lambda self: self.model)
@@ -82,39 +96,99 @@ class CacheMachine(RuleBasedStateMachine):
         used = self.manager.allocator.num_used
         child = self.manager.fork(parent)
         assert self.manager.allocator.num_used == used, "a fork takes no blocks"
-        self.model[child] = list(self.model[parent])
+        self._inherit(parent, child)
+
+    def _inherit(self, parent: int, child: int) -> None:
+        self.model[child] = [[list(row) for row in layer] for layer in self.model[parent]]
+        self.tokens[child] = self.tokens[parent]
+
+    @precondition(lambda self: len(self.model) > 1)
+    @rule(data=st.data())
+    def clear_and_share(self, data: st.DataObject) -> None:
+        parent, child = data.draw(st.permutations(sorted(self.model)))[:2]
+        self.manager.clear(child)
+        self._empty(child)
+        if len(self.manager.tables.page_ids(parent)) <= self.manager.tables.num_free_pages:
+            self.manager.share(parent, child)
+            self._inherit(parent, child)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def own(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.model)))
+        if self.manager.can_own(slot):
+            copies = self.manager.own(slot)
+            if copies is not None:
+                self.pool.copy_blocks(copies.source, copies.target)
+            assert not self.manager.is_shared(slot)
+            assert bool((self.manager.allocator.ref_count[self.manager.blocks_of(slot)] == 1).all())
+
+    @precondition(lambda self: any(not self.manager.is_shared(slot) for slot in self.model))
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        """A round over some sequences; what every row loses is left to chance."""
+        alone = [slot for slot in sorted(self.model) if not self.manager.is_shared(slot)]
+        slots = data.draw(st.lists(st.sampled_from(alone), min_size=1, unique=True))
+        longest = max(self._longest(slot) for slot in slots)
+        if not longest:
+            return
+        chance = torch.Generator().manual_seed(data.draw(st.integers(0, 2**20)))
+        lengths = torch.from_numpy(self.manager.host_lengths[slots])
+        shape = (len(slots), LAYERS, HEADS, longest)
+        stays = (torch.rand(shape, generator=chance) < 0.6) & (torch.arange(longest) < lengths[..., None])
+        kept, index = stays.sum(dim=-1), self._slots_of(slots, longest)
+        positions = self.pool.position.flatten()[index]
+        for b, slot in enumerate(slots):
+            for layer, head in np.ndindex(LAYERS, HEADS):
+                left = set(positions[b, layer, head][stays[b, layer, head]].tolist())
+                row = self.model[slot][layer][head]
+                row[:] = [kv for kv in row if kv[1] in left]
+        self.backend.compact(self.pool, *moves(stays, kept, index))
+        held, free = sum(map(self.manager.blocks_held, slots)), self.manager.allocator.num_free
+        given = self.manager.shrink(slots, kept.to(torch.int32).numpy())
+        assert given == self.manager.allocator.num_free - free
+        assert given == held - int((-(-kept // self.layout.block_size)).sum())
+
+    def _slots_of(self, slots: list[int], n: int) -> torch.Tensor:
+        """Where the first n KVs of each row lie in the pool, [B, layers, heads, n]."""
+        block_size, place = self.layout.block_size, torch.arange(n)
+        blocks = [
+            self.manager.tables.lookup(torch.tensor(slots), layer, -(-n // block_size)).long()
+            for layer in range(LAYERS)
+        ]
+        return torch.stack(blocks, dim=1)[..., place // block_size] * block_size + place % block_size
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.model)))
         self.manager.close(slot)
-        del self.model[slot]
+        del self.model[slot], self.tokens[slot]
 
     @invariant()
     def holds_what_was_written(self) -> None:
         if not hasattr(self, "manager"):
             return
         self.manager.check_integrity()
-        for slot, marks in self.model.items():
-            assert (self.manager.host_lengths[slot] == len(marks)).all()
-            if marks:
-                self._compare(slot, marks)
+        for slot, layers in self.model.items():
+            lengths = [[len(row) for row in layer] for layer in layers]
+            assert self.manager.host_lengths[slot].tolist() == lengths
+            longest = self._longest(slot)
+            if longest:
+                index = self._slots_of([slot], longest)[0]
+                for layer, head in np.ndindex(LAYERS, HEADS):
+                    self._compare(layers[layer][head], index[layer, head], layer, head)
 
-    def _compare(self, slot: int, marks: list[int]) -> None:
-        block_size, n = self.layout.block_size, len(marks)
-        for layer in range(LAYERS):
-            blocks = self.manager.tables.lookup(torch.tensor([slot]), layer, -(-n // block_size))[0]
-            k = self.pool.k[blocks].flatten(1, 2)[:, :n]  # [H, n, d]
-            base = (
-                torch.tensor(marks, dtype=torch.float32)[:, None] * 100 + layer * 10 + torch.arange(DIM) / 10
-            )
-            assert torch.equal(k, base + torch.arange(HEADS)[:, None, None])
-            assert torch.equal(self.pool.v[blocks].flatten(1, 2)[:, :n], -k)
-            assert torch.equal(
-                self.pool.position[blocks].flatten(1)[:, :n],
-                torch.arange(n, dtype=torch.int32).expand(HEADS, -1),
-            )
+    def _compare(self, row: list[tuple[int, int]], index: torch.Tensor, layer: int, head: int) -> None:
+        """A KV is where its position says, and has moved whole."""
+        index = index[: len(row)]
+        order = self.pool.position.flatten()[index].argsort()
+        index = index[order]
+        marks, positions = torch.tensor(sorted(row, key=lambda kv: kv[1])).view(-1, 2).unbind(dim=1)
+        k = marks.float()[:, None] * 100 + layer * 10 + torch.arange(DIM) / 10 + head
+        assert torch.equal(self.pool.position.flatten()[index].long(), positions.long())
+        assert torch.equal(self.pool.k.flatten(0, 1)[index], k)
+        assert torch.equal(self.pool.v.flatten(0, 1)[index], -k)
 
     def teardown(self) -> None:
         if not hasattr(self, "manager"):

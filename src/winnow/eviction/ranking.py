@@ -50,7 +50,8 @@ def sort_rows(worth: Tensor, position: Tensor, protected: Tensor, valid: Tensor)
     Returns:
         Sorted worth (+inf for protected and not valid) and the order, int64, both [..., N].
     """
-    bits = worth.float().masked_fill(protected, torch.inf).view(torch.int32)
+    # Adding zero turns -0.0 into 0.0, which is its equal and has other bits.
+    bits = (worth.float() + 0.0).masked_fill_(protected, torch.inf).view(torch.int32)
     # Flipping the magnitude of negative floats makes their bits order like the numbers.
     key = (_ordered(bits).long() << 32) | position.long()
     key, order = key.masked_fill_(~valid, torch.iinfo(torch.int64).max).sort(dim=-1)
