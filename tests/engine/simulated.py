@@ -7,11 +7,11 @@ import torch
 
 from winnow.cache import BlockCopies, CacheLayout, CacheManager, CacheSize
 from winnow.cache.layout import PAGE_ENTRIES, ceil_div
-from winnow.config import SchedulerConfig
+from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import Scheduler
-from winnow.eviction import EvictionPolicy, Member
+from winnow.eviction import EvictionPolicy, Member, settle
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams
 
@@ -39,7 +39,7 @@ class SimulatedExecutor:
         self.clock = clock
         self.plans: list[StepPlan] = []
         self.released: list[int] = []
-        self.rounds: list[list[int]] = []
+        self.rounds: list[list[Member]] = []
         self.num_copied = 0
 
     def settle(self, params: SamplingParams) -> SamplingParams:
@@ -59,7 +59,7 @@ class SimulatedExecutor:
 
     def evict(self, members: SequenceType[Member]) -> list[int]:
         """Rows shrink alike, to the target; which KVs stay is of no matter here."""
-        self.rounds.append([member.slot for member in members])
+        self.rounds.append(list(members))
         self.clock.now += 0.0005
         freed = []
         for member in members:
@@ -77,19 +77,42 @@ class Simulation:
     """The loop of the engine, less the text: a sequence ends at `max_tokens`."""
 
     def __init__(
-        self, num_blocks: int, max_num_seqs: int = 8, tokens: int = 64, chunk: int | None = 16
+        self,
+        num_blocks: int,
+        max_num_seqs: int = 8,
+        tokens: int = 64,
+        chunk: int | None = 16,
+        max_round_kvs: int | None = None,
     ) -> None:
         self.clock = Clock()
         self.executor = SimulatedExecutor(num_blocks, max_num_seqs, self.clock)
         config = SchedulerConfig(max_num_seqs, tokens, chunk)
-        self.scheduler = Scheduler(config, self.executor, self.clock)
+        self.scheduler = Scheduler(config, self.executor, self.clock, max_round_kvs=max_round_kvs)
         self.finished: list[Sequence] = []
         self.num_requests = 0
 
-    def add(self, prompt_len: int, max_tokens: int, n: int = 1) -> Request:
-        params = SamplingParams(n=n, max_tokens=max_tokens)
-        metrics = RequestMetrics(self.clock())
-        request = Request(str(self.num_requests), None, [3] * prompt_len, params, max_tokens, metrics)
+    def add(
+        self,
+        prompt_len: int,
+        max_tokens: int,
+        n: int = 1,
+        policy: EvictionPolicy | None = None,
+        budget: int = 8,
+    ) -> Request:
+        """Queue a request, under a policy that keeps `budget` KVs per row."""
+        eviction = None
+        if policy is not None:
+            config = EvictionConfig(eviction=policy, kv_budget=budget)
+            eviction = settle(config, prompt_len, prompt_len + max_tokens - 1)
+        request = Request(
+            str(self.num_requests),
+            None,
+            [3] * prompt_len,
+            SamplingParams(n=n, max_tokens=max_tokens),
+            max_tokens,
+            RequestMetrics(self.clock()),
+            (eviction,),
+        )
         self.num_requests += 1
         self.scheduler.add(request)
         return request

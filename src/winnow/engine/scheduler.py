@@ -139,7 +139,7 @@ class Scheduler:
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """Tokens of a prompt that this step computes; 0 if it must wait for a step with more room."""
-        most, wanted = budget, sequence.num_to_compute
+        most, wanted = max(budget, 0), sequence.num_to_compute  # a whole prompt may have overdrawn the budget
         if self._config.prefill_chunk is None:
             # Whole prompts: one that is larger than any budget goes alone.
             if budget == self._config.max_num_batched_tokens:

@@ -128,35 +128,40 @@ class SequenceEviction:
 
     def peak_blocks(self, layout: CacheLayout, num_tokens: int) -> int:
         """Most blocks that a sequence holds while its first `num_tokens` tokens are computed."""
-        prefill = self._prefill_peak(layout, min(num_tokens, self.context_len))
+        context = min(num_tokens, self.context_len)
+        prefill = (
+            self._blocks_above_target(layout, self._step, context)
+            if self._step
+            else layout.blocks_for(context)
+        )
         if num_tokens <= self.context_len:
             return prefill
-        return max(prefill, self._grown(layout, num_tokens - self.context_len, num_tokens))
+        return max(prefill, self._blocks_above_target(layout, self._most_added(num_tokens), num_tokens))
+
+    def _most_added(self, num_tokens: int) -> int:
+        """Most tokens that a row holds above the target at any time after the context."""
+        when = self.policy.when
+        # Without a round at its end, the context may leave as much as its rounds allow.
+        above = 0 if when.after_prefill else self._step
+        grown = above + num_tokens - self.context_len
+        question = self.prompt_len - self.context_len
+        if when.within:
+            return min(grown, self._step + question)
+        every = when.decode_every or (_PRESSURE_STEP if when.pressure else None)
+        return grown if every is None else min(grown, above + question + every)
+
+    def _blocks_above_target(self, layout: CacheLayout, added: int, num_tokens: int) -> int:
+        """Blocks of a sequence of `num_tokens` tokens that got `added` tokens a row on top of what a round leaves."""
+        whole, budget = layout.blocks_for(num_tokens), self.policy.budget
+        if not (self.policy.when.after_prefill or self._step) or not budget.bounded:
+            return whole
+        if budget.equal_rows:
+            return layout.blocks_for(min(num_tokens, self.target + added))
+        left = budget.blocks_after(layout, self.target, self.num_protected)
+        return min(whole, left + layout.rows_per_seq * ceil_div(added, layout.block_size))
 
     def longest_row(self, num_tokens: int) -> int:
         """KVs that the longest row is expected to hold at most while `num_tokens` tokens are computed."""
         if not self._step:
             return num_tokens
         return min(num_tokens, self.limit if self.policy.budget.equal_rows else self.limit * ROW_SKEW)
-
-    def _prefill_peak(self, layout: CacheLayout, num_tokens: int) -> int:
-        whole = layout.blocks_for(num_tokens)
-        if not self._step:
-            return whole
-        if self.policy.budget.equal_rows:
-            return layout.blocks_for(min(num_tokens, self.limit))
-        return min(whole, self._grown(layout, self._step, num_tokens))
-
-    def _grown(self, layout: CacheLayout, added: int, num_tokens: int) -> int:
-        """Blocks of a sequence that got `added` tokens a row since it last held what a round leaves."""
-        whole = layout.blocks_for(num_tokens)
-        if not (self.policy.when.after_prefill or self._step) or not self.policy.budget.bounded:
-            return whole
-        when = self.policy.when
-        every = when.decode_every or (_PRESSURE_STEP if when.pressure else None)
-        if every is not None:
-            added = min(added, self.prompt_len - self.context_len + every)
-        if self.policy.budget.equal_rows:
-            return layout.blocks_for(min(num_tokens, self.target + added))
-        left = self.policy.budget.blocks_after(layout, self.target, self.num_protected)
-        return min(whole, left + layout.rows_per_seq * ceil_div(added, layout.block_size))

@@ -73,7 +73,9 @@ class AdaptiveHeads(Budget):
         free = ranking.length - ranking.protected
         gone = (free - base).sum(dim=2).clamp_min(0)  # what the layer must lose, [B, L]
         best = free - _lowest(ranking.worth, gone)
-        return (best * (1 - self.floor) + (base * self.floor).floor()).round().long() + ranking.protected
+        # In float64, so that floors such as 0.7 round as in the formula.
+        floor = (base.double() * self.floor).floor()
+        return (best * (1 - self.floor) + floor).round().long() + ranking.protected
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class LayerGroups(LayerSplit):
             np.stack([most_similar(row) for row in ranking.round.similarity.double().cpu().numpy()])
         ).to(device)
         total = ranking.round.budget[:, None] * ranking.num_layers
-        poor = (ranking.round.budget[:, None] * self.share).long()
+        poor = (ranking.round.budget[:, None].double() * self.share).long()
         num_poor = similar.sum(dim=1, keepdim=True)
         rich = (total - num_poor * poor) // (ranking.num_layers - num_poor).clamp_min(1)
         return torch.where(similar, poor, rich)

@@ -1,0 +1,309 @@
+"""When rounds fall, who takes part, and what the scheduler makes of the blocks they free."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import ROWS, Simulation
+
+from winnow.engine.request import Request
+from winnow.eviction import (
+    Average,
+    Cumulative,
+    EqualHeads,
+    EvictionPolicy,
+    Keep,
+    Recency,
+    When,
+    Window,
+)
+from winnow.eviction.sequence import SequenceEviction
+
+AFTER = EvictionPolicy(when=When(after_prefill=True))
+EVERY_8 = EvictionPolicy(when=When(after_prefill=True, prefill_every=8, decode_every=4))
+BATCH_MAX = EvictionPolicy(Average(), when=When(prefill_every=8, decode_every=8, within=True))
+PRESSURE = EvictionPolicy(when=When(after_prefill=True, pressure=True))
+LISTENING = EvictionPolicy(Cumulative(), when=When(after_prefill=True, decode_every=1))
+
+
+def rounds_of(simulation: Simulation, request: Request) -> list[int]:
+    """Token counts at which the request's sequences had rounds; told apart by the length of their prompts."""
+    return [
+        member.computed
+        for members in simulation.executor.rounds
+        for member in members
+        if member.eviction.prompt_len == len(request.prompt_token_ids)
+    ]
+
+
+def longest_row(simulation: Simulation) -> int:
+    return int(simulation.executor.cache.host_lengths.max())
+
+
+def run_and_watch(simulation: Simulation) -> int:
+    """Run to the end. Returns the most KVs that any row ever held."""
+    most = 0
+    while simulation.scheduler.has_unfinished:
+        simulation.step()
+        most = max(most, longest_row(simulation))
+    return most
+
+
+def test_after_the_prompt_once() -> None:
+    simulation = Simulation(num_blocks=400)
+    request = simulation.add(40, 10, policy=AFTER)
+    assert run_and_watch(simulation) == 40
+    assert rounds_of(simulation, request) == [40]
+
+
+def test_within_the_prompt_and_while_decoding() -> None:
+    simulation = Simulation(num_blocks=400)
+    request = simulation.add(37, 12, policy=EVERY_8, budget=10)
+    # the limit is 10 + 8; then every 8 tokens, at the prompt's end, and every 4 tokens of the answer
+    assert run_and_watch(simulation) == 18
+    assert rounds_of(simulation, request) == [18, 26, 34, 37, 41, 45]
+
+
+def test_batch_max_never_exceeds_its_budget() -> None:
+    simulation = Simulation(num_blocks=400)
+    request = simulation.add(50, 20, policy=BATCH_MAX, budget=20)
+    assert run_and_watch(simulation) == 20
+    # Algorithm 1: full at 20, 28, 36, 44; then the prompt's last 6 leave 18, and decoding fills it at 52, 60, 68
+    assert rounds_of(simulation, request) == [20, 28, 36, 44, 52, 60, 68]
+
+
+def test_rounds_do_not_depend_on_what_else_runs() -> None:
+    lengths = [(61, 9), (33, 30), (47, 3), (90, 5), (52, 17)]
+    alone = []
+    for prompt_len, max_tokens in lengths:
+        simulation = Simulation(num_blocks=400, tokens=1000, chunk=None)
+        request = simulation.add(prompt_len, max_tokens, policy=EVERY_8, budget=10)
+        simulation.run()
+        alone.append(rounds_of(simulation, request))
+    together = Simulation(num_blocks=60 * ROWS, tokens=19, chunk=5)
+    requests = [together.add(n, m, policy=EVERY_8, budget=10) for n, m in lengths]
+    together.run()
+    assert [rounds_of(together, request) for request in requests] == alone
+
+
+def test_a_prompt_longer_than_the_pool() -> None:
+    simulation = Simulation(num_blocks=ROWS * 6, max_num_seqs=2)  # 24 KVs a row
+    request = simulation.add(300, 40, policy=EVERY_8, budget=10)
+    assert run_and_watch(simulation) == 18
+    assert request.finished
+    assert simulation.scheduler.num_preemptions == 0
+
+
+def test_admission_counts_on_what_a_policy_holds_at_most() -> None:
+    # Room for 48 KVs a row: one prompt of 40 without a policy, but two that never hold more than 18.
+    def running_after_a_step(policy: EvictionPolicy | None) -> int:
+        simulation = Simulation(num_blocks=ROWS * 12, tokens=64, chunk=None)
+        for _ in range(3):
+            simulation.add(40, 4, policy=policy, budget=10)
+        simulation.step()
+        return len(simulation.scheduler.running)
+
+    assert running_after_a_step(None) == 1
+    assert running_after_a_step(EVERY_8) == 2
+
+
+def test_blocks_of_a_round_are_used_in_the_same_step() -> None:
+    # 10 blocks a row. The prompt takes all of them; its round leaves 2, and the next prompt enters in that very step.
+    simulation = Simulation(num_blocks=ROWS * 10, max_num_seqs=4)
+    simulation.add(40, 5, policy=AFTER, budget=8)
+    simulation.add(12, 2)
+    while not simulation.executor.rounds:
+        plan = simulation.step()
+    assert [(entry.sequence.request.request_id, entry.count) for entry in plan.entries] == [
+        ("0", 1),
+        ("1", 12),
+    ]
+
+
+def test_pressure_compresses_before_anyone_is_preempted() -> None:
+    def preemptions(policy: EvictionPolicy) -> int:
+        simulation = Simulation(num_blocks=ROWS * 14, max_num_seqs=4)
+        for _ in range(2):
+            simulation.add(20, 40, policy=policy, budget=12)
+        simulation.run()
+        assert len(simulation.finished) == 2
+        return simulation.scheduler.num_preemptions
+
+    assert preemptions(AFTER) > 0
+    assert preemptions(PRESSURE) == 0
+
+
+def test_every_so_many_steps_all_at_once() -> None:
+    policy = EvictionPolicy(when=When(every_steps=5))
+    simulation = Simulation(num_blocks=400)
+    for prompt_len in (9, 10):
+        simulation.add(prompt_len, 12, policy=policy)
+    simulation.run()
+    # step 1 computes the prompts; steps 5 and 10 begin with rounds
+    assert [[(m.eviction.prompt_len, m.computed) for m in r] for r in simulation.executor.rounds] == [
+        [(9, 12), (10, 13)],
+        [(9, 17), (10, 18)],
+    ]
+
+
+def test_when_so_many_tokens_have_gathered() -> None:
+    policy = EvictionPolicy(when=When(uncompressed_tokens=30))
+    simulation = Simulation(num_blocks=400)
+    for prompt_len in (9, 10):
+        simulation.add(prompt_len, 14, policy=policy)
+    simulation.run()
+    # 19 tokens of the prompts and 2 a step: 31 after 6 steps of decoding; then too few gather again
+    assert [[m.computed for m in r] for r in simulation.executor.rounds] == [[15, 16]]
+
+
+def test_a_round_has_a_cap_and_nobody_starves() -> None:
+    # Each holds 24 KVs in 4 rows when its round is due; the cap lets two in, and the rest wait their turn.
+    simulation = Simulation(
+        num_blocks=4000, max_num_seqs=8, tokens=400, chunk=None, max_round_kvs=2 * 24 * ROWS
+    )
+    requests = [simulation.add(24, 30, policy=EVERY_8, budget=20) for _ in range(6)]
+    longest = run_and_watch(simulation)
+    assert all(request.finished for request in requests)
+    assert max(len(members) for members in simulation.executor.rounds) == 2
+    assert longest == 24, "who waits for a round computes nothing beyond it"
+    served = [member.slot for members in simulation.executor.rounds for member in members]
+    assert served[:6] == list(range(6)), "first come, first served"
+    counts = [served.count(slot) for slot in range(6)]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_a_sequence_above_the_cap_goes_alone() -> None:
+    simulation = Simulation(num_blocks=4000, max_round_kvs=3)
+    request = simulation.add(24, 4, policy=AFTER)
+    simulation.run()
+    assert request.finished
+    assert len(simulation.executor.rounds) == 1
+
+
+def test_samples_share_what_a_round_leaves() -> None:
+    simulation = Simulation(num_blocks=400)
+    simulation.add(40, 4, n=3, policy=AFTER, budget=8)
+    simulation.step()
+    while not simulation.executor.rounds:
+        simulation.step()
+    assert [len(members) for members in simulation.executor.rounds] == [1], "one decides for all"
+    assert simulation.executor.num_copied == 0
+    # 2 full blocks a row are shared; each sample has a block of its own for its answer
+    assert simulation.executor.cache.allocator.num_used == ROWS * (2 + 3)
+    simulation.run()
+    assert len(simulation.finished) == 3
+
+
+def test_samples_whose_policy_goes_on_hold_kvs_of_their_own() -> None:
+    simulation = Simulation(num_blocks=400)
+    simulation.add(40, 6, n=3, policy=LISTENING, budget=8)
+    while not simulation.executor.rounds:
+        simulation.step()
+    assert simulation.executor.num_copied == 2 * 2 * ROWS, (
+        "two samples copy the two blocks a row that were left"
+    )
+    assert not any(simulation.executor.cache.is_shared(s.running_slot) for s in simulation.scheduler.running)
+    simulation.run()
+    assert len(simulation.finished) == 3
+
+
+def test_a_preempted_sequence_has_its_rounds_again_at_the_same_places() -> None:
+    simulation = Simulation(num_blocks=400)
+    request = simulation.add(37, 20, policy=EVERY_8, budget=10)
+    while request.sequences[0].num_output_tokens < 9:
+        simulation.step()
+    first = rounds_of(simulation, request)
+    simulation.scheduler._preempt()
+    simulation.executor.rounds.clear()
+    simulation.run()
+    assert rounds_of(simulation, request)[: len(first)] == first
+
+
+POLICIES = [
+    None,
+    AFTER,
+    EVERY_8,
+    BATCH_MAX,
+    PRESSURE,
+    LISTENING,
+    EvictionPolicy(
+        Window(4, continual=True), EqualHeads(), Keep(recent=4), When(after_prefill=True, pressure=True)
+    ),
+    EvictionPolicy(Recency(), when=When(after_prefill=True, prefill_every=16, every_steps=3)),
+    EvictionPolicy(Window(6), when=When(prefill_every=7, uncompressed_tokens=40, pressure=True)),
+]
+
+
+@settings(max_examples=300)
+@given(
+    arrivals=st.lists(
+        st.tuples(
+            st.integers(1, 90),
+            st.integers(1, 40),
+            st.sampled_from([1, 1, 1, 2, 3]),
+            st.sampled_from(range(9)),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    blocks=st.integers(33, 60),
+    seqs=st.integers(1, 8),
+    tokens=st.integers(8, 64),
+    chunk=st.sampled_from([8, 16, None]),
+    cap=st.sampled_from([None, 1, 200]),
+)
+def test_everything_finishes_whatever_the_policies(
+    arrivals: list[tuple[int, int, int, int]],
+    blocks: int,
+    seqs: int,
+    tokens: int,
+    chunk: int | None,
+    cap: int | None,
+) -> None:
+    simulation = Simulation(ROWS * blocks, seqs, max(seqs, tokens), chunk, cap)
+    requests = []
+    for prompt_len, max_tokens, n, policy in arrivals:
+        requests.append(simulation.add(prompt_len, max_tokens, n, POLICIES[policy], budget=18))
+        simulation.step()
+    simulation.run()
+    assert all(request.finished for request in requests)
+    assert simulation.executor.cache.allocator.num_used == 0
+
+
+@settings(max_examples=200)
+@given(
+    policy=st.sampled_from([p for p in POLICIES[1:] if p is not None]),
+    prompt_len=st.integers(1, 120),
+    max_tokens=st.integers(1, 60),
+    budget=st.integers(9, 40),
+    chunk=st.sampled_from([8, 16, None]),
+)
+def test_nobody_holds_more_than_was_promised(
+    policy: EvictionPolicy, prompt_len: int, max_tokens: int, budget: int, chunk: int | None
+) -> None:
+    simulation = Simulation(num_blocks=4000, chunk=chunk)
+    request = simulation.add(prompt_len, max_tokens, policy=policy, budget=budget)
+    cache, [eviction], [sequence] = simulation.executor.cache, request.evictions, request.sequences
+    if eviction is None:
+        return
+    while simulation.scheduler.has_unfinished:
+        computed = sequence.num_tokens
+        simulation.step()
+        if sequence.slot is not None and not policy.when.pressure:
+            assert cache.blocks_held(sequence.slot) <= eviction.peak_blocks(cache.layout, computed)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_the_window_of_a_round_is_computed_in_one_chunk(chunk: int) -> None:
+    eviction = SequenceEviction(EvictionPolicy(Window(7), when=When(after_prefill=True)), 10, 60, 60)
+    computed, counts = 0, []
+    while computed < 60:
+        count = eviction.chunk(computed, 0, computed, 60 - computed, max(chunk, 7))
+        observe, first = eviction.observe(computed, computed + count)
+        assert (observe is not None) == (computed + count == 60)
+        if observe is not None:
+            assert first == 53 >= computed
+        computed += count
+        counts.append(count)
+    assert counts[-1] >= 7
+    assert eviction.chunk(52, 0, 52, 8, 6) == 1, "with too little room it advances to where the window begins"
+    assert eviction.chunk(53, 0, 53, 7, 6) == 0, "and waits there"
