@@ -59,8 +59,8 @@ def settle(
         and num_tokens <= (budget if policy.when.within else eviction.target)
     ):
         return None
-    _check_room(eviction)
     _check_spans(eviction)
+    _check_room(eviction)
     return eviction
 
 

@@ -1,0 +1,498 @@
+"""Eviction seen from outside: what users ask for, what memory really does, and what never changes."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from winnow import LLM, RequestOutput, SamplingParams
+from winnow.cache import CacheManager
+from winnow.errors import CapacityError, ConfigError, InvalidRequestError
+from winnow.eviction import (
+    PRESETS,
+    AdaptiveHeads,
+    AdaptiveRows,
+    EqualHeads,
+    EvictionPolicy,
+    Keep,
+    KeyDifference,
+    LastQuery,
+    LayerRows,
+    LazyLayers,
+    MeanDeviation,
+    Pyramid,
+    Recency,
+    Recipes,
+    Score,
+    When,
+    Window,
+)
+
+VOCAB, LAYERS, HEADS, BLOCK = 97, 2, 2, 4
+ROWS = LAYERS * HEADS
+TAKES_BUDGET = [name for name, preset in PRESETS.items() if preset.policy.budget.fixed is None]
+EVERY_PRESET = sorted(PRESETS)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(1000 * seed + length).choices(range(3, VOCAB), k=length)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=HEADS,
+        max_position_embeddings=4096,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    path = tmp_path_factory.mktemp("model")
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = AutoModelForCausalLM.from_config(config)
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.data.normal_(0, 0.3)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(directory: Path) -> Iterator[LLM]:
+    with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_scores=2, kv_floor=1) as llm:
+        yield llm
+
+
+def greedy(**options: object) -> SamplingParams:
+    return SamplingParams(**({"temperature": 0.0, "max_tokens": 12, "ignore_eos": True} | options))  # type: ignore[arg-type]
+
+
+def ids(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [completion.token_ids for output in outputs for completion in output.outputs]
+
+
+def cache_of(llm: LLM) -> CacheManager:
+    return llm._engine._executor.cache
+
+
+class TestWhatNeverChanges:
+    @pytest.mark.parametrize("name", TAKES_BUDGET)
+    def test_a_budget_above_the_length_gives_the_full_answer(self, llm: LLM, name: str) -> None:
+        prompts = [prompt(150), prompt(40), prompt(90, 1)]
+        full = llm.generate(prompts, greedy())
+        if not PRESETS[name].policy.budget.bounded:
+            return
+        kept = llm.generate(prompts, greedy(eviction=name, kv_budget=300))
+        assert ids(kept) == ids(full)
+        for output in kept:
+            report = output.outputs[0].eviction
+            assert (report is None) == (name == "full")
+            if report is not None:
+                assert (report.rounds, report.bytes_freed, report.compression) == (0, 0, 1.0)
+                assert report.kv_budget is None
+
+    def test_full_is_bit_equal_whatever_else_runs(self, directory: Path) -> None:
+        prompts = [prompt(200), prompt(70)]
+        wanted = greedy(logprobs=5)
+        with LLM(directory, block_size=BLOCK, num_scores=0) as plain:
+            alone = [plain.generate(p, wanted)[0] for p in prompts]
+        with LLM(directory, block_size=BLOCK, num_scores=2) as llm:
+            for expected, tokens in zip(alone, prompts, strict=True):
+                [found] = llm.generate(tokens, wanted)
+                assert found.outputs[0].logprobs == expected.outputs[0].logprobs
+            beside = [prompt(150, 3), prompt(90, 4)]
+            requests = [greedy(eviction="h2o", kv_budget=40), greedy(eviction="kv-compress", kv_budget=40)]
+            mixed = llm.generate([*prompts, *beside], [wanted, wanted, *requests])
+            assert ids(mixed[:2]) == ids(alone)
+
+    @pytest.mark.parametrize("name", EVERY_PRESET)
+    def test_an_answer_does_not_depend_on_what_else_runs(self, directory: Path, name: str) -> None:
+        prompts = [prompt(150), prompt(230, 1), prompt(60, 2), prompt(301, 3)]
+        amount = {} if PRESETS[name].policy.budget.fixed is not None else {"kv_budget": 80}
+        wanted = greedy(eviction=name, **amount)
+        with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_scores=2) as llm:
+            alone = [llm.generate(p, wanted)[0].outputs[0] for p in prompts]
+        # little room, small steps: prompts wait, are cut into pieces, and are preempted
+        crowded = LLM(
+            directory,
+            kv_memory="400KiB",
+            block_size=BLOCK,
+            num_scores=2,
+            max_num_seqs=3,
+            max_num_batched_tokens=450,
+        )
+        with crowded as llm:
+            together = [output.outputs[0] for output in llm.generate(prompts * 2, wanted)]
+            llm.check_integrity()
+        for found, expected in zip(together, alone * 2, strict=True):
+            assert found.token_ids == expected.token_ids
+            if expected.eviction is not None and found.eviction is not None:
+                assert found.eviction.kept == expected.eviction.kept
+
+
+class TestMemory:
+    @pytest.mark.parametrize("name", EVERY_PRESET)
+    def test_blocks_in_use_are_those_of_what_is_kept(self, llm: LLM, name: str) -> None:
+        cache = cache_of(llm)
+        amount = {} if PRESETS[name].policy.budget.fixed is not None else {"kv_budget": 80}
+        for length in (333, 150):
+            llm.submit(prompt(length), greedy(eviction=name, max_tokens=30, **amount))
+        while llm.has_unfinished:
+            outputs = llm.step()
+            llm.check_integrity()
+            held = -(-cache.host_lengths // BLOCK)
+            assert cache.allocator.num_used == held.sum()
+            for output in outputs:
+                report = output.outputs[0].eviction
+                if report is not None:
+                    blocks = sum(-(-kvs // BLOCK) for layer in report.kept for kvs in layer)
+                    assert report.bytes_held == blocks * cache.layout.block_bytes
+        assert cache.allocator.num_used == 0
+
+    def test_at_8x_bytes_fall_at_least_6x_on_4k_prompts(self, directory: Path) -> None:
+        with LLM(directory, kv_memory="16MiB") as llm:  # blocks of 16, the default
+            for name in ("kv-compress", "snapkv", "ada-snapkv", "pyramidkv", "tova"):
+                outputs = llm.generate(
+                    [prompt(4000), prompt(4000, 1)], greedy(eviction=name, compression=8, max_tokens=2)
+                )
+                for output in outputs:
+                    report = output.outputs[0].eviction
+                    assert report is not None
+                    whole = cache_of(llm).layout.blocks_for(4001) * cache_of(llm).layout.block_bytes
+                    assert whole / report.bytes_held > 6, name
+                    assert report.compression == pytest.approx(8, rel=0.03)
+                    assert report.bytes_freed > 0.8 * whole
+
+    @pytest.mark.parametrize(
+        ("name", "peak"), [("kv-compress-pd", 1024 + 512), ("batch-max", 1024), ("streaming", 1024 + 256)]
+    )
+    def test_a_prompt_of_30k_tokens_runs_in_a_pool_of_2k(self, tmp_path: Path, name: str, peak: int) -> None:
+        """The budget is 1,024 KVs per row; no step holds more than budget + chunk."""
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=32768,
+        ).save_pretrained(tmp_path)
+        options = {"kv_memory": "295KiB", "max_num_seqs": 2, "load_format": "dummy"}
+        with LLM(tmp_path, eviction=name, kv_budget=1024, **options) as llm:
+            cache = cache_of(llm)
+            assert 1024 + 512 < cache.capacity < 2100
+            llm.submit(prompt(30_000), greedy(max_tokens=20))
+            most = 0
+            while llm.has_unfinished:
+                outputs = llm.step()
+                blocks = -(-cache.host_lengths[0] // 16)
+                most = max(most, int(blocks.sum()) * 16 / 2)
+            assert outputs[0].outputs[0].finish_reason == "length"
+            assert most <= peak + 16
+            assert llm.stats().num_preemptions == 0
+        with (
+            LLM(tmp_path, **options) as llm,
+            pytest.raises(CapacityError, match="needs room for 30019 KVs a row"),
+        ):
+            llm.submit(prompt(30_000), greedy(max_tokens=20))
+
+    def test_compression_lets_more_requests_run_at_once(self, directory: Path) -> None:
+        def most_running(**options: object) -> int:
+            with LLM(directory, kv_memory="600KiB", prefill_chunk=64, **options) as llm:
+                for i in range(12):
+                    llm.submit(prompt(300, i), greedy(max_tokens=100))
+                most = 0
+                while llm.has_unfinished:
+                    llm.step()
+                    most = max(most, llm.stats().num_running)
+                return most
+
+        assert most_running() <= 6
+        assert most_running(eviction="kv-compress-pd", compression=8, kv_floor=1) == 12
+
+
+class TestSamples:
+    @pytest.mark.parametrize(
+        "name", ["snapkv", "kv-compress", "h2o", "batch-max", "tova", "streaming-shift", "squeeze"]
+    )
+    def test_each_sample_is_what_it_would_be_alone(self, llm: LLM, name: str) -> None:
+        wanted = SamplingParams(
+            n=3, temperature=1.0, seed=7, max_tokens=20, ignore_eos=True, eviction=name, kv_budget=80
+        )
+        [together] = llm.generate(prompt(200), wanted)
+        rng = [llm.generate(prompt(200), wanted)[0] for _ in range(2)]
+        assert ids([together]) == ids([rng[0]]) == ids([rng[1]])
+        # greedy samples of one prompt are all the answer that one request gets
+        [one] = llm.generate(prompt(200), greedy(eviction=name, kv_budget=80))
+        [three] = llm.generate(prompt(200), greedy(eviction=name, kv_budget=80, n=3))
+        assert ids([three]) == ids([one]) * 3
+        kept = {completion.eviction.kept for completion in three.outputs if completion.eviction}
+        assert kept == {one.outputs[0].eviction.kept}  # type: ignore[union-attr]
+        llm.check_integrity()
+
+    @pytest.mark.parametrize("context", [None, 150])
+    @pytest.mark.parametrize("name", ["snapkv", "kv-compress-full", "tova", "pyramidkv"])
+    def test_samples_may_keep_different_amounts(self, llm: LLM, name: str, context: int | None) -> None:
+        budgets = (200, 100, 60, 45)
+        [together] = llm.generate(
+            prompt(190), greedy(n=4, eviction=name, kv_budget=budgets, context_tokens=context)
+        )
+        for completion, budget in zip(together.outputs, budgets, strict=True):
+            [alone] = llm.generate(
+                prompt(190), greedy(eviction=name, kv_budget=budget, context_tokens=context)
+            )
+            assert completion.token_ids == alone.outputs[0].token_ids
+            if alone.outputs[0].eviction.rounds:  # type: ignore[union-attr]
+                assert completion.eviction.kept == alone.outputs[0].eviction.kept  # type: ignore[union-attr]
+        llm.check_integrity()
+
+
+class TestContext:
+    def test_what_stays_does_not_depend_on_the_question(self, llm: LLM) -> None:
+        document = prompt(150)
+
+        def first_kept(question: list[int], context: int | None) -> list[list[list[int]]]:
+            """Positions of the document that are left when the answer begins."""
+            rid = llm.submit(
+                document + question, greedy(eviction="snapkv", kv_budget=60, context_tokens=context)
+            )
+            while True:
+                llm.step()
+                [sequence] = llm._engine._scheduler.running
+                if sequence.num_output_tokens == 2:
+                    break
+            pool, cache = llm._engine._executor.pool, cache_of(llm)
+            rows = []
+            for layer in range(LAYERS):
+                length = cache.host_lengths[sequence.slot, layer]
+                blocks = cache.tables.lookup(
+                    torch.tensor([sequence.slot]), layer, -(-int(length.max()) // BLOCK)
+                )[0]
+                positions = pool.position[blocks.long()].flatten(1)
+                rows.append(
+                    [sorted(p for p in positions[h, : length[h]].tolist() if p < 150) for h in range(HEADS)]
+                )
+            llm.abort(rid)
+            return rows
+
+        questions = [prompt(10, 1), prompt(10, 2)]
+        assert first_kept(questions[0], 150) == first_kept(questions[1], 150)
+        assert first_kept(questions[0], None) != first_kept(questions[1], None), "query-aware, it does"
+
+    def test_the_question_is_kept_whole(self, llm: LLM) -> None:
+        [output] = llm.generate(
+            prompt(200), greedy(eviction="recent", kv_budget=40, context_tokens=150, max_tokens=2)
+        )
+        report = output.outputs[0].eviction
+        assert report is not None
+        assert report.rounds == 1
+        assert report.kept == ((91, 91), (91, 91)), (
+            "40 of the context, 50 of the question, a token of the answer"
+        )
+
+    def test_marked_spans_survive(self, llm: LLM) -> None:
+        policy = EvictionPolicy(
+            Recency(), AdaptiveRows(), Keep(recent=2), When(after_prefill=True, decode_every=1)
+        )
+        rid = llm.submit(
+            prompt(100), greedy(eviction=policy, kv_budget=30, protect=[(3, 9), (50, 52)], max_tokens=40)
+        )
+        pool, cache = llm._engine._executor.pool, cache_of(llm)
+        seen = 0
+        while llm.has_unfinished:
+            llm.step()
+            for sequence in llm._engine._scheduler.running:
+                if sequence.rounds.rounds:
+                    seen += 1
+                    blocks = cache.blocks_of(sequence.slot).long()
+                    left = pool.position[blocks].flatten().tolist()
+                    for position in (3, 4, 5, 6, 7, 8, 50, 51):
+                        assert left.count(position) >= ROWS
+        assert seen > 30, rid
+
+
+class TestReassignedPositions:
+    def test_text_runs_past_the_trained_length(self, directory: Path) -> None:
+        with LLM(
+            directory, eviction="streaming-shift", kv_budget=64, max_model_len=9000, kv_memory="1MiB"
+        ) as llm:
+            rid = llm.submit(prompt(5000), greedy(max_tokens=300))
+            most = 0
+            while llm.has_unfinished:
+                llm.step()
+                for sequence in llm._engine._scheduler.running:
+                    positions = llm._engine._executor.pool.position[
+                        cache_of(llm).blocks_of(sequence.slot).long()
+                    ]
+                    most = max(most, sequence.num_computed - sequence.shift)
+                    assert positions.shape[0] > 0, rid
+            assert most <= 64 + 256 + 1, "no position passes the budget and one chunk"
+
+    def test_it_is_exactly_the_attention_of_a_short_text(self, directory: Path) -> None:
+        """With one layer a KV holds its own token alone, so a cache of turned keys equals a fresh one."""
+        one_layer = LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+        )
+        path = directory / "one_layer"
+        with torch.random.fork_rng():
+            torch.manual_seed(8)
+            model = AutoModelForCausalLM.from_config(one_layer)
+            for weight in model.parameters():
+                if weight.ndim > 1:
+                    weight.data.normal_(0, 0.4)
+        model.save_pretrained(path)
+        tokens = prompt(300)
+        policy = replace(PRESETS["streaming-shift"].policy, when=When(after_prefill=True, prefill_every=16))
+        with LLM(path, eviction=policy, kv_budget=40, max_model_len=400, kv_memory="1MiB") as llm:
+            [shifted] = llm.generate(tokens, greedy(max_tokens=2, logprobs=20))
+        kept = tokens[:4] + tokens[-36:]
+        with LLM(path, kv_memory="1MiB") as llm:
+            # the second token sees exactly sinks and recent ones: feed the first answer by hand
+            first = shifted.outputs[0].token_ids[0]
+            [fresh] = llm.generate([*kept, first], greedy(max_tokens=1, logprobs=20))
+        expected, found = fresh.outputs[0].logprobs[0], shifted.outputs[0].logprobs[1]  # type: ignore[index]
+        assert found is not None and expected is not None
+        assert expected.keys() == found.keys()
+        for token, entry in expected.items():
+            assert found[token].logprob == pytest.approx(entry.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (
+            lambda: EvictionPolicy(Window(32), when=When(prefill_every=16)),
+            "observes the last 32 queries before a round, and prefill_every has a round every 16",
+        ),
+        (
+            lambda: EvictionPolicy(LastQuery(), AdaptiveHeads(), when=When(after_prefill=True)),
+            "LastQuery picks one token set per layer",
+        ),
+        (
+            lambda: EvictionPolicy(MeanDeviation(), EqualHeads(Pyramid())),
+            "MeanDeviation must know how many KVs",
+        ),
+        (lambda: EvictionPolicy(Recency(), LazyLayers()), "needs the score LastQuery"),
+        (lambda: EvictionPolicy(Recency(), Recipes()), "needs the score Cumulative"),
+        (
+            lambda: EvictionPolicy(LastQuery(), LazyLayers(), when=When(prefill_every=8)),
+            "promises that prompts of any length fit",
+        ),
+        (
+            lambda: EvictionPolicy(KeyDifference(), reassign_positions=True),
+            "reassign_positions needs the score Recency",
+        ),
+        (lambda: When(within=True), "within needs prefill_every"),
+        (lambda: When(decode_every=0), "decode_every must be at least 1, got 0"),
+        (lambda: Keep(sinks=-1), "sinks must be at least 0, got -1"),
+        (lambda: Keep(recent=1.5), "recent must be a count, or a share between 0.0 and 1.0, got 1.5"),
+        (lambda: Window(power=3), "power must be 1 or 2, got 3"),
+        (lambda: AdaptiveHeads(floor=1.5), "floor must be between 0 and 1, got 1.5"),
+        (lambda: Pyramid(beta=0), "beta must be at least 1, got 0"),
+    ],
+)
+def test_impossible_combinations_say_why(make: object, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        make()  # type: ignore[operator]
+
+
+class TestBadRequests:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"eviction": "snapvk"}, "eviction must be one of full, kv-compress, .* got 'snapvk'"),
+            ({"eviction": 3}, "eviction must be a preset's name or an EvictionPolicy, got int"),
+            (
+                {"eviction": "snapkv", "kv_budget": 20},
+                "budget of 20 KVs per row is smaller than the protected set of 32",
+            ),
+            ({"eviction": "batch-max", "kv_budget": 64}, r"kv_budget must be above 64 \(prefill_every\)"),
+            (
+                {"eviction": "extreme-decode", "compression": 4.0},
+                "compression cannot be chosen: 'extreme-decode'",
+            ),
+            (
+                {"eviction": "recent", "kv_budget": 30, "protect": [(90, 130)]},
+                "protect must lie within the first 100",
+            ),
+            (
+                {"eviction": "recent", "kv_budget": 30, "protect": [(0, 31)]},
+                "smaller than the protected set of 31",
+            ),
+            (
+                {"eviction": "streaming-shift", "kv_budget": 30, "protect": [(0, 5)]},
+                "this policy re-assigns them: it cannot keep spans",
+            ),
+            ({"context_tokens": 101}, "context_tokens must be at most the prompt's 100 tokens, got 101"),
+            (
+                {"n": 2, "eviction": "batch-max", "kv_budget": [80, 90]},
+                "kv_budget must be one number for a policy with",
+            ),
+        ],
+    )
+    def test_is_refused_and_nobody_else_notices(
+        self, llm: LLM, options: dict[str, object], message: str
+    ) -> None:
+        with pytest.raises((InvalidRequestError, ConfigError), match=message):
+            llm.submit(prompt(100), greedy(**options))
+        assert not llm.has_unfinished
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"compression": 0.5}, "compression must be at least 1, got 0.5"),
+            ({"compression": 2, "kv_budget": 9}, "mean the same, give one"),
+            ({"kv_budget": [4, 5]}, "kv_budget must be one number, or one for each of the n = 1 samples"),
+            ({"protect": [(5, 5)]}, "an end in protect must be at least 6, got 5"),
+            ({"protect": "0-5"}, "protect must be a list of pairs"),
+            ({"context_tokens": 0}, "context_tokens must be at least 1, got 0"),
+        ],
+    )
+    def test_parameters(self, options: dict[str, object], message: str) -> None:
+        with pytest.raises(InvalidRequestError, match=message):
+            greedy(**options)
+
+    def test_what_the_engine_was_opened_with_sets_limits(self, directory: Path) -> None:
+        with (
+            LLM(directory, kv_memory="2MiB", num_scores=0, prefill_chunk=16) as llm,
+            pytest.raises(
+                InvalidRequestError, match="needs 1 score accumulators per KV, and the engine was opened"
+            ),
+        ):
+            llm.submit(prompt(100), greedy(eviction="h2o", kv_budget=40))
+        with (
+            LLM(directory, kv_memory="2MiB", prefill_chunk=16) as llm,
+            pytest.raises(InvalidRequestError, match="prefill_chunk must be at least 32, got 16"),
+        ):
+            llm.submit(prompt(100), greedy(eviction="snapkv", kv_budget=40))
+        for options in ({"compression": 0.2}, {"kv_budget": 0}, {"num_scores": 3}, {"eviction": "none"}):
+            with pytest.raises(ConfigError, match=next(iter(options))):
+                LLM(directory, **options)
+
+
+@pytest.mark.parametrize("window", [3, 40])
+def test_a_score_of_ones_own(llm: LLM, window: int) -> None:
+    class EvenPositions(Score):
+        def worth(self, rows: LayerRows) -> torch.Tensor:
+            return (rows.position % 2 == 0).float()
+
+    policy = EvictionPolicy(EvenPositions(), EqualHeads(), Keep(recent=window), When(after_prefill=True))
+    [output] = llm.generate(prompt(200), greedy(eviction=policy, kv_budget=80))
+    report = output.outputs[0].eviction
+    assert report is not None and report.policy == "own"
+    assert report.kept == ((91, 91), (91, 91)), "80, and the answer's tokens but the last"
