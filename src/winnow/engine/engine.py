@@ -129,6 +129,27 @@ class Engine:
             elapsed=dict(self._elapsed),
         )
 
+    def kept_positions(self, request_id: str) -> list[list[list[int]]] | None:
+        """Token indices whose KVs a request's first sample holds now, ascending, by layer and head.
+
+        None: there is no such unfinished request, or it waits and holds none. Reads them back from the device.
+
+        Raises:
+            InvalidRequestError: the request's policy re-assigns positions, which then are no token indices.
+        """
+        if request_id not in self._requests:
+            return None
+        sequence = self._requests[request_id].sequences[0]
+        if sequence.eviction is not None and sequence.eviction.policy.reassign_positions:
+            raise InvalidRequestError(
+                "inspect cannot follow re-assigned positions: after a round of this policy they are no token indices"
+            )
+        if sequence.slot is None:
+            return None
+        # The simulated executor of tests has no KVs, so that the protocol does not ask for this.
+        kept: list[list[list[int]]] = self._executor.kept_positions(sequence.slot)  # type: ignore[attr-defined]
+        return kept
+
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
         self._executor.cache.check_integrity()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,6 +126,18 @@ class TorchExecutor:
             for i, blocks in zip(indices, together, strict=True):
                 freed[i] = blocks
         return freed
+
+    def kept_positions(self, slot: int) -> list[list[list[int]]]:
+        """Positions of the KVs in the rows of a slot, ascending, by layer and head. Reads them from the device."""
+        lengths = self.cache.host_lengths[slot]
+        blocks = self.pool.position[self.cache.blocks_of(slot)].cpu().numpy()  # row by row
+        rows = np.split(blocks, np.cumsum(-(-lengths.ravel() // self.cache.layout.block_size))[:-1])
+        kept = [
+            sorted(row.ravel()[:length].tolist())
+            for row, length in zip(rows, lengths.ravel().tolist(), strict=True)
+        ]
+        heads = lengths.shape[1]
+        return [kept[first : first + heads] for first in range(0, len(kept), heads)]
 
     def prepare(self, policy: EvictionPolicy) -> None:
         if policy.reassign_positions and self._model.rotation is None:
