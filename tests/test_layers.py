@@ -15,6 +15,8 @@ LAYERS = [
     "eviction",
     "sampling",
     "outputs",
+    "inspection_page",
+    "inspection",
     "models",
     "engine",
     "llm",
