@@ -28,6 +28,7 @@ examples:
 COMMANDS = {
     "run": "answer a file of prompts, resumable at any moment",
     "generate": "stream the answer to one prompt",
+    "inspect": "show which tokens of a prompt survive eviction, in which layer and head",
     "policies": "list the eviction policies, or show one in full",
 }
 

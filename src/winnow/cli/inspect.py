@@ -1,0 +1,162 @@
+"""`winnow inspect`: which tokens of one prompt survive eviction, as a page to look at."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from winnow.cli.engine import (
+    add_engine_flags,
+    add_sampling_flags,
+    engine_options,
+    open_llm,
+    sampling_options,
+)
+from winnow.cli.errors import UsageError
+from winnow.inspection import Inspection
+from winnow.sampling import SamplingParams
+
+DESCRIPTION = """\
+Answer one prompt and show which of its tokens survive eviction, in which layer and head.
+
+The page is one HTML file that opens in any browser: the text, each token coloured by the share
+of rows that hold it, as a whole or for a single layer and head. A row is one KV head of one layer.
+"""
+EPILOG = """\
+examples:
+  winnow inspect --file article.txt --eviction snapkv --compression 8
+  winnow inspect --file article.txt --eviction kv-compress --kv-budget 64 -o page.html --json kept.json
+  cat article.txt | winnow inspect - --eviction h2o --max-tokens 100
+Short prompts keep everything unless --kv-budget or --kv-floor is below their length.
+"""
+
+_NOT_SHOWN = ("n", "min_tokens", "logprobs", "prompt_logprobs")
+# Who compares policies wants the same answer each time.
+_DEFAULTS = {"max_tokens": 64, "temperature": 0.0}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.usage = "winnow inspect (PROMPT | --file FILE) [-o PAGE.html] [options]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument(
+        "prompt", metavar="PROMPT", nargs="?", help="the prompt; - reads it from standard input"
+    )
+    parser.add_argument("--file", metavar="FILE", help="read the prompt from this file; - for standard input")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="PAGE.html",
+        type=Path,
+        default=Path("inspect.html"),
+        help="the page to write",
+    )
+    parser.add_argument(
+        "--json", metavar="OUT.json", type=Path, help="write token indices by layer and head as JSON too"
+    )
+    add_engine_flags(parser)
+    add_sampling_flags(parser, "sampling", skip=_NOT_SHOWN, defaults=_DEFAULTS)
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Answer, write, sum up, and return the exit code."""
+    options = engine_options(namespace)
+    params = SamplingParams.from_mapping(_DEFAULTS | sampling_options(namespace))
+    prompt = _read_prompt(namespace.prompt, namespace.file)
+    written = [path for path in (namespace.output, namespace.json) if path is not None]
+    _check_paths(written, namespace.file)
+    with open_llm(options) as llm:
+        inspection = llm.inspect(prompt, params)
+    namespace.output.write_text(inspection.to_html(), encoding="utf-8")
+    if namespace.json is not None:
+        namespace.json.write_text(
+            json.dumps(inspection.to_json(), ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+    console = Console()
+    console.print(_facts(inspection), "", _rows(inspection), "", sep="\n")
+    for path in written:
+        # A path that is broken into lines could not be copied.
+        console.print(Text(f"written: {path}"), soft_wrap=True)
+    return 0
+
+
+def _read_prompt(argument: str | None, file: str | None) -> str:
+    """The text of the prompt.
+
+    Raises:
+        UsageError: it is missing, given twice, empty, unreadable or not UTF-8.
+    """
+    if (argument is None) == (file is None):
+        raise UsageError("give the prompt either as PROMPT or by --file (see `winnow inspect --help`)")
+    name = "PROMPT" if file is None else f"--file {file}"
+    typed = file is None and argument != "-"
+    try:
+        if argument == "-" or file == "-":
+            data = sys.stdin.buffer.read()
+        elif file is not None:
+            data = Path(file).read_bytes()
+        else:
+            # Bytes that were no UTF-8 on the command line arrive as lone surrogates, which do not encode.
+            data = str(argument).encode()
+        prompt = data.decode()
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from error
+    except UnicodeError as error:
+        raise UsageError(f"{name} must be UTF-8 text") from error
+    # Editors and echo end a text with a newline that nobody meant.
+    prompt = prompt if typed else prompt.removesuffix("\n")
+    if not prompt:
+        raise UsageError(f"{name} must not be empty")
+    return prompt
+
+
+def _check_paths(written: list[Path], file: str | None) -> None:
+    """Refuse paths that would be found unusable only after the work.
+
+    Raises:
+        UsageError: names the path.
+    """
+    if len(written) > 1 and written[0].resolve() == written[1].resolve():
+        raise UsageError(f"--output and --json must not be the same file: both are {written[0]}")
+    for path in written:
+        if file is not None and path.resolve() == Path(file).resolve():
+            raise UsageError(f"{path} holds the prompt and must not be written over")
+        there = path.exists()
+        if there and not path.is_file():
+            raise UsageError(f"cannot write {path}: it is no regular file")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("ab").close()
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from error
+        if not there:
+            path.unlink()
+
+
+def _facts(inspection: Inspection) -> Table:
+    """What there is to say of the whole."""
+    table = Table(title="winnow inspect", show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column()
+    for name, value in inspection.facts().items():
+        table.add_row(name, Text(value))
+    # As JSON writes it: a terminal obeys some of the characters that a model may say.
+    table.add_row("text", Text(json.dumps(inspection.answer, ensure_ascii=False)))
+    return table
+
+
+def _rows(inspection: Inspection) -> Table:
+    """KVs of each layer, head by head, at both moments."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("layer", justify="right")
+    table.add_column("KVs of its heads after the prompt")
+    table.add_column("at the end of the answer")
+    moments = (inspection.after_prompt.counts, inspection.at_end.counts)
+    for layer, counts in enumerate(zip(*moments, strict=True)):
+        table.add_row(str(layer), *(" ".join(map(str, heads)) for heads in counts))
+    return table
