@@ -245,9 +245,8 @@ def plan(
             if policy.budget.fixed is not None:
                 wanted = [None]
             left = [each for each in wanted if name != FULL and (mode, name, each) not in done]
-            # Samples of one prompt may keep different amounts, but not where rounds fall within the prompt. Those that
-            # were forked do not know how similar hidden states were either.
-            if policy.when.in_prefill or policy.budget.needs_similarity:
+            # Samples of one prompt may keep different amounts, but not where rounds fall within the prompt.
+            if policy.when.in_prefill:
                 yield from (Job(mode, name, (each,)) for each in left)
             elif left:
                 yield Job(mode, name, tuple(left))

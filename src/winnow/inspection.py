@@ -1,7 +1,7 @@
 """Which tokens of one request survived eviction, in which layer and head."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
@@ -116,7 +116,7 @@ class Inspection:
             "answer": self.answer,
             "after_prompt": _held_json(self.after_prompt),
             "at_end": _held_json(self.at_end),
-            "report": _report_json(self.report),
+            "report": None if self.report is None else self.report.to_json(),
         }
 
     def to_html(self) -> str:
@@ -177,14 +177,4 @@ def _held_json(held: Held) -> dict[str, Any]:
     return {
         "num_tokens": held.num_tokens,
         "rows": [[list(row) for row in layer] for layer in held.rows],
-    }
-
-
-def _report_json(report: EvictionReport | None) -> dict[str, Any] | None:
-    if report is None:
-        return None
-    return asdict(report) | {
-        "kept": [list(layer) for layer in report.kept],
-        "mean_kept": report.mean_kept,
-        "compression": report.compression,
     }

@@ -1,6 +1,7 @@
 """What a request gives back. Names and shapes as vLLM users know them."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from winnow.sampling import Logprob
 
@@ -44,6 +45,11 @@ class EvictionReport:
     rounds: int
     seconds: float
     """Spent on ranking, deciding and moving."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, and what follows from them."""
+        kept = [list(layer) for layer in self.kept]
+        return asdict(self) | {"kept": kept, "mean_kept": self.mean_kept, "compression": self.compression}
 
     @property
     def mean_kept(self) -> float:

@@ -10,7 +10,7 @@ from winnow.cli.batch.lines import BadLine, Job, parse_line
 from winnow.cli.batch.reader import RawLine
 from winnow.cli.batch.records import answer_record, encode, error_record
 from winnow.cli.batch.tally import Tally
-from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from winnow.outputs import CompletionOutput, EvictionReport, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -46,6 +46,23 @@ def output(*texts: str, logprobs: bool = False) -> RequestOutput:
             {6: Logprob(-1.0, 2, "b"), 7: Logprob(-0.25, 1, "c"), 8: Logprob(-math.inf, 3, "d")},
         ]
     return RequestOutput("line-6", None, [1, 2, 3], answers, True, RequestMetrics(arrival_time=0.0))
+
+
+def test_what_eviction_did_is_told() -> None:
+    evicted = output("yes")
+    evicted.outputs[0].eviction = EvictionReport("snapkv", 8, 20, ((8, 10), (9, 9)), 64, 128, 1, 0.5)
+    assert record({"prompt": "Hi"}, evicted)["eviction"] == {
+        "policy": "snapkv",
+        "kv_budget": 8,
+        "num_tokens": 20,
+        "kept": [[8, 10], [9, 9]],
+        "bytes_held": 64,
+        "bytes_freed": 128,
+        "rounds": 1,
+        "seconds": 0.5,
+        "mean_kept": 9.0,
+        "compression": 20 / 9,
+    }
 
 
 def test_flat() -> None:

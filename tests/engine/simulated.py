@@ -69,6 +69,9 @@ class SimulatedExecutor:
             freed.append(had - self.cache.blocks_held(member.slot))
         return freed
 
+    def kept_positions(self, slot: int) -> list[list[list[int]]]:
+        raise NotImplementedError("the simulation has lengths only, no KVs")
+
     def release(self, slot: int) -> None:
         self.released.append(slot)
 

@@ -1,7 +1,6 @@
 """`winnow generate`: one prompt, its answer streamed to the terminal."""
 
 import argparse
-import sys
 
 from winnow.cli.engine import (
     add_engine_flags,
@@ -10,7 +9,7 @@ from winnow.cli.engine import (
     open_llm,
     sampling_options,
 )
-from winnow.cli.errors import UsageError
+from winnow.cli.prompt import read_prompt
 from winnow.sampling import SamplingParams
 
 DESCRIPTION = "Stream the answer to one prompt to the terminal."
@@ -39,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, and return the exit code."""
     params = SamplingParams.from_mapping(_DEFAULTS | sampling_options(namespace))
-    prompt = _read_prompt(namespace.prompt)
+    prompt = read_prompt(namespace.prompt)
     with open_llm(engine_options(namespace)) as llm:
         if namespace.chat:
             outputs = llm.stream_chat([{"role": "user", "content": prompt}], params)
@@ -52,20 +51,3 @@ def execute(namespace: argparse.Namespace) -> int:
             shown = len(text)
     print()
     return 0
-
-
-def _read_prompt(argument: str) -> str:
-    """The text of the prompt.
-
-    Raises:
-        UsageError: it is empty or not UTF-8.
-    """
-    try:
-        # Bytes that were no UTF-8 on the command line arrive as lone surrogates, which do not encode.
-        prompt = sys.stdin.buffer.read().decode() if argument == "-" else argument.encode().decode()
-    except UnicodeError as error:
-        raise UsageError("PROMPT must be UTF-8 text") from error
-    prompt = prompt.removesuffix("\n") if argument == "-" else prompt
-    if not prompt:
-        raise UsageError("PROMPT must not be empty")
-    return prompt

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from rich import box
@@ -18,6 +17,7 @@ from winnow.cli.engine import (
     sampling_options,
 )
 from winnow.cli.errors import UsageError
+from winnow.cli.prompt import read_prompt
 from winnow.inspection import Inspection
 from winnow.sampling import SamplingParams
 
@@ -67,7 +67,7 @@ def execute(namespace: argparse.Namespace) -> int:
     """Answer, write, sum up, and return the exit code."""
     options = engine_options(namespace)
     params = SamplingParams.from_mapping(_DEFAULTS | sampling_options(namespace))
-    prompt = _read_prompt(namespace.prompt, namespace.file)
+    prompt = read_prompt(namespace.prompt, namespace.file)
     written = [path for path in (namespace.output, namespace.json) if path is not None]
     _check_paths(written, namespace.file)
     with open_llm(options) as llm:
@@ -83,36 +83,6 @@ def execute(namespace: argparse.Namespace) -> int:
         # A path that is broken into lines could not be copied.
         console.print(Text(f"written: {path}"), soft_wrap=True)
     return 0
-
-
-def _read_prompt(argument: str | None, file: str | None) -> str:
-    """The text of the prompt.
-
-    Raises:
-        UsageError: it is missing, given twice, empty, unreadable or not UTF-8.
-    """
-    if (argument is None) == (file is None):
-        raise UsageError("give the prompt either as PROMPT or by --file (see `winnow inspect --help`)")
-    name = "PROMPT" if file is None else f"--file {file}"
-    typed = file is None and argument != "-"
-    try:
-        if argument == "-" or file == "-":
-            data = sys.stdin.buffer.read()
-        elif file is not None:
-            data = Path(file).read_bytes()
-        else:
-            # Bytes that were no UTF-8 on the command line arrive as lone surrogates, which do not encode.
-            data = str(argument).encode()
-        prompt = data.decode()
-    except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}") from error
-    except UnicodeError as error:
-        raise UsageError(f"{name} must be UTF-8 text") from error
-    # Editors and echo end a text with a newline that nobody meant.
-    prompt = prompt if typed else prompt.removesuffix("\n")
-    if not prompt:
-        raise UsageError(f"{name} must not be empty")
-    return prompt
 
 
 def _check_paths(written: list[Path], file: str | None) -> None:

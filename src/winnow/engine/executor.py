@@ -35,5 +35,8 @@ class Executor(Protocol):
     def evict(self, members: Sequence[Member]) -> list[int]:
         """Shrink sequences to their budgets at once. Returns the blocks that each gave back."""
 
+    def kept_positions(self, slot: int) -> list[list[list[int]]]:
+        """Token positions whose KVs a slot holds, ascending, by layer and head. Reads them back from the device."""
+
     def release(self, slot: int) -> None:
         """Forget what is kept for a slot besides its KVs; called when its sequence ends or is preempted."""

@@ -45,6 +45,15 @@ class EngineSignals:
         if layer == 0:
             self._counts.index_add_(0, spans.token_slots, counts.float())
 
+    def fork(self, plan: StepPlan) -> None:
+        """Sequences that a computed step has forked inherit what is known of their prompt."""
+        for entry in plan.entries:
+            for fork in entry.forks:
+                if entry.slot in self._sequences:
+                    slot = fork.running_slot
+                    self._sequences[slot] = fork
+                    self._sums[slot], self._counts[slot] = self._sums[entry.slot], self._counts[entry.slot]
+
     def forget(self, slot: int) -> None:
         self._sequences.pop(slot, None)
 

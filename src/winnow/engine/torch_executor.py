@@ -98,6 +98,7 @@ class TorchExecutor:
         step = _AttentionStep(self._backend, self._paged, spans, self._signals, self._signals.note(plan))
         logits = _Logits.collect(plan)
         rows = self._forward(plan, spans, step, logits.tokens)
+        self._signals.fork(plan)
         scored = {
             index: self._prompt_logprobs(plan, index, rows[part]) for index, part in logits.prompts.items()
         }

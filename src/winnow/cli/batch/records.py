@@ -71,6 +71,8 @@ def _flat_answer(answer: CompletionOutput) -> Record:
     }
     if answer.stop_reason is not None:
         told["stop_reason"] = answer.stop_reason
+    if answer.eviction is not None:
+        told["eviction"] = answer.eviction.to_json()
     if answer.logprobs is not None:
         told["cumulative_logprob"] = answer.cumulative_logprob
         told["logprobs"] = flat_logprobs(answer.token_ids, answer.logprobs)
