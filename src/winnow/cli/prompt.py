@@ -1,0 +1,36 @@
+"""The prompt that a command line names."""
+
+import sys
+from pathlib import Path
+
+from winnow.cli.errors import UsageError
+
+
+def read_prompt(argument: str | None, file: str | None = None) -> str:
+    """The text of the prompt.
+
+    Raises:
+        UsageError: it is missing, given twice, empty, unreadable or not UTF-8.
+    """
+    if (argument is None) == (file is None):
+        raise UsageError("give the prompt either as PROMPT or by --file")
+    name = "PROMPT" if file is None else f"--file {file}"
+    typed = file is None and argument != "-"
+    try:
+        if argument == "-" or file == "-":
+            data = sys.stdin.buffer.read()
+        elif file is not None:
+            data = Path(file).read_bytes()
+        else:
+            # Bytes that were no UTF-8 on the command line arrive as lone surrogates, which do not encode.
+            data = str(argument).encode()
+        prompt = data.decode()
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from error
+    except UnicodeError as error:
+        raise UsageError(f"{name} must be UTF-8 text") from error
+    # Editors and echo end a text with a newline that nobody meant.
+    prompt = prompt if typed else prompt.removesuffix("\n")
+    if not prompt:
+        raise UsageError(f"{name} must not be empty")
+    return prompt
