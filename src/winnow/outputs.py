@@ -107,5 +107,9 @@ class EngineStats:
     generated_tokens: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
+    num_rounds: int = 0
+    """Of eviction, each over one or more requests."""
+    kv_bytes_freed: int = 0
+    """Given back by those rounds."""
     elapsed: dict[str, float] = field(default_factory=dict)
-    """Seconds by part of the step: schedule, execute, output."""
+    """Seconds by part of the step: schedule, evict, execute, output. Scoring is part of execute."""

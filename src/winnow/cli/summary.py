@@ -40,6 +40,8 @@ class Summary:
     kv_bytes_peak: int
     kv_bytes_budget: int
     preemptions: int
+    eviction_rounds: int
+    kv_bytes_freed: int
     accuracy: tuple[Accuracy, ...]
 
     @classmethod
@@ -60,6 +62,8 @@ class Summary:
             kv_bytes_peak=stats.kv_bytes_peak,
             kv_bytes_budget=stats.kv_bytes_budget,
             preemptions=stats.num_preemptions,
+            eviction_rounds=stats.num_rounds,
+            kv_bytes_freed=stats.kv_bytes_freed,
             accuracy=_accuracy(tally),
         )
 
@@ -98,6 +102,11 @@ class Summary:
                 ("peak KV memory", f"{peak} of {budget}"),
                 ("preemptions", f"{self.preemptions:,}"),
             ]
+            if self.eviction_rounds:
+                rows += [
+                    ("eviction rounds", f"{self.eviction_rounds:,}"),
+                    ("KV memory given back", format_bytes(self.kv_bytes_freed)),
+                ]
         return rows
 
 

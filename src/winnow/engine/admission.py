@@ -6,7 +6,7 @@ from typing import Any
 
 from winnow.cache import CacheLayout, CacheManager
 from winnow.config import EngineConfig, EvictionConfig
-from winnow.errors import CapacityError, ContextLengthError, InvalidRequestError
+from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import SequenceEviction, preset_of, settle
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
@@ -47,12 +47,17 @@ class Admission:
         `params.max_tokens` is cut to what the context leaves. Without one, the answer may fill context and KV memory.
 
         Raises:
-            InvalidRequestError: an empty prompt, token ids that the model does not have, or a policy that does not go
-                with the prompt.
-            ConfigError: no such policy.
+            InvalidRequestError: an empty prompt, token ids that the model does not have, no such policy, or one that
+                does not go with the prompt or the engine.
             ContextLengthError: the prompt leaves no room for an answer.
             CapacityError: prompt and answer could not fit into the KV memory even alone.
         """
+        try:
+            return self._admit(token_ids, params)
+        except ConfigError as error:  # what is a setting of the engine elsewhere is the request's own here
+            raise InvalidRequestError(str(error)) from None
+
+    def _admit(self, token_ids: list[int], params: SamplingParams) -> Admitted:
         self._check_tokens(token_ids)
         params.validate_for(self._vocab_size)
         configs = _wanted(self._config.eviction, params)

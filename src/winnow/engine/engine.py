@@ -115,7 +115,8 @@ class Engine:
         return outputs
 
     def stats(self) -> EngineStats:
-        cache = self._executor.cache
+        cache, rounds = self._executor.cache, self._scheduler.rounds
+        schedule = self._elapsed["schedule"] - rounds.seconds  # rounds run while a step is scheduled
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
@@ -126,7 +127,9 @@ class Engine:
             generated_tokens=self._generated_tokens,
             num_preemptions=self._scheduler.num_preemptions,
             num_steps=self._num_steps,
-            elapsed=dict(self._elapsed),
+            num_rounds=rounds.rounds,
+            kv_bytes_freed=rounds.freed_blocks * cache.layout.block_bytes,
+            elapsed=self._elapsed | {"schedule": schedule, "evict": rounds.seconds},
         )
 
     def kept_positions(self, request_id: str) -> list[list[list[int]]] | None:
@@ -159,9 +162,23 @@ class Engine:
         assert all(sequence.slot is None for sequence in self._scheduler.waiting), (
             "a waiting sequence has a slot"
         )
+        for sequence in self._scheduler.running:
+            self._check_rows(sequence)
         slots = [sequence.slot for sequence in self._scheduler.running]
         assert len(set(slots)) == len(slots), "two sequences share a slot"
         assert len(slots) + cache.num_free_slots == cache.size.max_num_seqs, "a slot is lost"
+
+    def _check_rows(self, sequence: Sequence) -> None:
+        """Assert that each row holds a token once, and all that is protected."""
+        eviction = sequence.eviction
+        protected: set[int] = set()
+        if eviction is not None and sequence.last_round:
+            for start, end in ((0, eviction.policy.keep.sinks), *eviction.spans):
+                protected.update(range(start, min(end, sequence.last_round)))
+        for layer in self._executor.kept_positions(sequence.running_slot):
+            for row in layer:
+                assert len(set(row)) == len(row), "a row holds a token twice"
+                assert protected.issubset(row), "a row lost a protected KV"
 
     def _take(self, plan: StepPlan, result: StepResult, now: float) -> list[Request]:
         """Hand the step's tokens to their sequences. Returns the requests concerned, each once."""

@@ -58,11 +58,17 @@ class Request:
 
 @dataclass
 class RoundTally:
-    """What eviction did to a sequence, preemptions included."""
+    """What rounds of eviction came to."""
 
     rounds: int = 0
     freed_blocks: int = 0
     seconds: float = 0.0
+
+    def add(self, freed_blocks: int, seconds: float) -> None:
+        """Count one round."""
+        self.rounds += 1
+        self.freed_blocks += freed_blocks
+        self.seconds += seconds
 
 
 @dataclass(eq=False)
@@ -86,7 +92,8 @@ class Sequence:
     """Tokens computed at the last round of eviction since the sequence got its slot."""
     shift: int = 0
     """What re-assigned positions lie below token indices."""
-    rounds: RoundTally = field(default_factory=lambda: RoundTally())
+    rounds: RoundTally = field(default_factory=RoundTally)
+    """All of the sequence's, those before a preemption too."""
     kept: NDArray[np.int32] | None = None
     """KVs per layer and head when the sequence ended."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 
 from winnow.engine.executor import Executor
-from winnow.engine.request import Sequence
+from winnow.engine.request import RoundTally, Sequence
 from winnow.eviction import Member, SequenceEviction
 
 
@@ -13,6 +13,9 @@ class Rounds:
 
     A round ranks at most `max_kvs` KVs, over all layers and heads. Who has waited longest since its last round goes
     first, and at least one goes, however large: nobody starves.
+
+    Attributes:
+        total: what all rounds so far came to.
     """
 
     def __init__(self, executor: Executor, clock: Callable[[], float], max_kvs: int | None) -> None:
@@ -20,6 +23,7 @@ class Rounds:
         self._cache = executor.cache
         self._clock = clock
         self._max_kvs = max_kvs
+        self.total = RoundTally()
         self._num_steps = 0
         self._served: dict[Sequence, int] = {}
         self._num_served = 0
@@ -132,16 +136,15 @@ class Rounds:
         for leader in leaders:
             for sibling in siblings[leader]:
                 self._cache.share(leader.running_slot, sibling.running_slot)
-        seconds = (self._clock() - start) / len(leaders)
+        seconds = self._clock() - start
+        self.total.add(sum(freed), seconds)
         for leader, blocks in zip(leaders, freed, strict=True):
             for sequence in (leader, *siblings[leader]):
-                self._note(sequence, blocks)
-            leader.rounds.seconds += seconds
+                self._note(sequence, blocks, seconds / len(leaders))
 
-    def _note(self, sequence: Sequence, freed_blocks: int) -> None:
+    def _note(self, sequence: Sequence, freed_blocks: int, seconds: float) -> None:
         sequence.last_round = sequence.num_computed
-        sequence.rounds.rounds += 1
-        sequence.rounds.freed_blocks += freed_blocks
+        sequence.rounds.add(freed_blocks, seconds)
         if _eviction(sequence).policy.reassign_positions:
             sequence.shift = sequence.num_computed - int(
                 self._cache.host_lengths[sequence.running_slot].max()

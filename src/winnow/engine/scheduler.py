@@ -13,7 +13,7 @@ from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.preemption import NewestFirst, PreemptionMethod, Recompute, VictimPolicy
-from winnow.engine.request import Request, Sequence
+from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.engine.rounds import Rounds
 
 
@@ -44,6 +44,11 @@ class Scheduler:
         self._victims = victims or NewestFirst()
         self._method = method or Recompute()
         self._rounds = Rounds(executor, clock, max_round_kvs)
+
+    @property
+    def rounds(self) -> RoundTally:
+        """What all rounds of eviction so far came to."""
+        return self._rounds.total
 
     @property
     def has_unfinished(self) -> bool:

@@ -130,13 +130,14 @@ class BelowAverage(Score):
 
     num_scores: ClassVar[int] = 1
     history: int = 400
+    group: Group = Group.SUM
 
     @property
     def window(self) -> int:
         return self.history
 
     def observe(self, *, decoding: bool) -> Observe:
-        return Observe((Term.BELOW_AVERAGE,), Group.SUM, replace=not decoding)
+        return Observe((Term.BELOW_AVERAGE,), self.group, replace=not decoding)
 
     def worth(self, rows: LayerRows) -> Tensor:
         return -rows.score[0]
@@ -153,6 +154,7 @@ class ValueAware(Score):
     num_scores: ClassVar[int] = 1
     size: int = 32
     pool: Pool | None = None
+    group: Group = Group.SUM
     continual: bool = False
 
     @property
@@ -161,8 +163,8 @@ class ValueAware(Score):
 
     def observe(self, *, decoding: bool) -> Observe | None:
         if decoding:
-            return Observe((Term.VALUE_AWARE,)) if self.continual else None
-        return Observe((Term.VALUE_AWARE,), replace=True, pool=self.pool)
+            return Observe((Term.VALUE_AWARE,), self.group) if self.continual else None
+        return Observe((Term.VALUE_AWARE,), self.group, replace=True, pool=self.pool)
 
     def worth(self, rows: LayerRows) -> Tensor:
         return rows.score[0]
