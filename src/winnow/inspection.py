@@ -81,9 +81,9 @@ class Inspection:
         tokens: of the prompt, then of the answer; their places here are the token indices of `Held.rows`.
         answer: its text.
         after_prompt: tokens of the prompt that were held when the first token of the answer was computed, which is
-            after the round that follows the prompt.
+            after the round that follows the prompt; at the end if the answer has one token only.
         at_end: tokens of prompt and answer that were held when the last token of the answer had been chosen. That one
-            was never computed, so no row held it. Where context or KV memory end the answer: one token earlier.
+            was never computed, so no row held it.
         report: as every answer carries it; None where no eviction was asked for.
     """
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -12,6 +12,7 @@ from winnow.attention import open_backend
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
+from winnow.engine.request import Watch
 from winnow.engine.scheduler import Scheduler
 from winnow.engine.torch_executor import TorchExecutor
 from winnow.errors import InvalidRequestError
@@ -122,42 +123,37 @@ class LLM:
     def inspect(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Inspection:
         """Answer one prompt and tell which of its tokens survived eviction, in which layer and head.
 
-        KVs are read between steps, and a request that ends gives them back in its last step. So the engine is asked
-        for one token more than the answer has, and does not compute it. An answer that ends by itself is computed a
-        second time up to its last token; a request without a seed gets the engine's, so that both are the same. What
-        the first token of an answer does not need cannot be seen, so an answer of one token gets a second.
+        The round that follows a prompt falls before the answer's second token, so at least two are asked for. An
+        answer that ends with its first token never has that round, and all is still held.
 
         Raises:
-            InvalidRequestError: as `generate`; a policy that re-assigns positions; n or min_tokens, which have no
-                place here.
+            InvalidRequestError: as `generate`; a policy that re-assigns positions; n above 1.
         """
-        params = _inspectable(sampling_params or SamplingParams(), self.config.model.seed)
+        params = sampling_params or SamplingParams()
+        if params.n != 1:
+            raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
+        if params.max_tokens == 1:
+            params = replace(params, max_tokens=2)
         text, token_ids = self._tokenize(prompt)
-        most = None if params.max_tokens is None else max(params.max_tokens, 2)
-        first = watched = self._watch(text, token_ids, params, most)
-        while watched.at_end is None:
-            ended = watched.output.outputs[0]
-            # Where context or memory end there is no token more to ask for, so the last one is left out.
-            full = ended.finish_reason == "length"
-            length = len(ended.token_ids) - full
-            if full and length < 2:
-                raise InvalidRequestError(
-                    "inspect needs room for 3 tokens of an answer, and max_model_len or kv_memory leave fewer"
-                )
-            endless = replace(params, ignore_eos=True, stop=(), stop_token_ids=())
-            watched = self._watch(text, token_ids, endless, max(length, 2))
-        assert watched.after_prompt is not None, "the prompt comes before the end"
+        watch = Watch()
+        request_id = self._submit(text, token_ids, params, None, watch)
+        try:
+            [output] = self._finish([request_id], progress=False)
+        finally:
+            self.abort(request_id)  # interrupted; no effect after the end
+        answer = output.outputs[0]
         eviction = self.config.eviction.eviction if params.eviction is None else params.eviction
-        answer = first.output.outputs[0]
+        # The last token of an answer is never computed, so no row holds it.
+        at_end = Held.of(watch.at_end, len(token_ids) + len(answer.token_ids) - 1)
         return Inspection(
             policy=eviction if isinstance(eviction, str) else "own",
             parts=brief_policy(preset_of(eviction).policy),
             tokens=read_tokens(self.tokenizer, [*token_ids, *answer.token_ids]),
             num_prompt_tokens=len(token_ids),
             answer=answer.text,
-            after_prompt=watched.after_prompt,
-            at_end=watched.at_end,
-            report=watched.output.outputs[0].eviction,
+            after_prompt=Held.of(watch.after_prompt or watch.at_end, len(token_ids)),
+            at_end=at_end,
+            report=answer.eviction,
         )
 
     # -- step by step --------------------------------------------------------------------------------------------
@@ -220,11 +216,16 @@ class LLM:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _submit(
-        self, prompt: str | None, token_ids: list[int], params: SamplingParams | None, request_id: str | None
+        self,
+        prompt: str | None,
+        token_ids: list[int],
+        params: SamplingParams | None,
+        request_id: str | None,
+        watch: Watch | None = None,
     ) -> str:
         if request_id is None:
             request_id = f"request-{self._num_submitted}"
-        self._engine.add(request_id, prompt, token_ids, params or SamplingParams())
+        self._engine.add(request_id, prompt, token_ids, params or SamplingParams(), watch)
         self._num_submitted += 1
         return request_id
 
@@ -283,39 +284,6 @@ class LLM:
         finally:
             self.abort(request_id)  # the reader may have stopped reading; no effect after the end
 
-    def _watch(
-        self, prompt: str | None, token_ids: list[int], params: SamplingParams, length: int | None
-    ) -> "_Watched":
-        """Answer with `length` tokens, None: with as many as it takes, and read who holds what on the way."""
-        params = replace(params, max_tokens=None if length is None else length + 1)
-        request_id = self._submit(prompt, token_ids, params, None)
-        after_prompt = None
-        try:
-            self._engine.kept_positions(
-                request_id
-            )  # refuses what cannot be read, before anything is computed
-            with self._mail([request_id]) as mail:
-                while True:
-                    self._pump()
-                    for output in mail[request_id]:
-                        if output.finished:
-                            return _Watched(output, after_prompt, None)
-                        there = len(output.outputs[0].token_ids)
-                        if there == 2:
-                            after_prompt = self._held(request_id, len(token_ids))
-                        if there == length:
-                            # The last token of an answer is not computed.
-                            at_end = self._held(request_id, len(token_ids) + length - 1)
-                            return _Watched(self._engine.abort(request_id) or output, after_prompt, at_end)
-                    mail[request_id].clear()
-        finally:
-            self._engine.abort(request_id)  # no effect after the end
-
-    def _held(self, request_id: str, num_tokens: int) -> Held:
-        rows = self._engine.kept_positions(request_id)
-        assert rows is not None, "what got a token in the last step is running"
-        return Held.of(rows, num_tokens)
-
     @contextmanager
     def _mail(self, ids: list[str]) -> Iterator[dict[str, list[RequestOutput]]]:
         """Collect the outputs of `ids` for the caller, whoever steps the engine meanwhile or has stepped it before."""
@@ -372,24 +340,6 @@ class LLM:
             raise InvalidRequestError(f"messages do not suit the model's chat template: {error}") from None
         # The template writes its own special tokens.
         return prompt, self.tokenizer.encode(prompt, add_special_tokens=False)
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """A request that was stepped through, and what its rows held; None where it ended before that could be read."""
-
-    output: RequestOutput
-    after_prompt: Held | None
-    at_end: Held | None
-
-
-def _inspectable(params: SamplingParams, seed: int) -> SamplingParams:
-    """The parameters with a seed, so that an answer can be had again."""
-    if params.n != 1:
-        raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
-    if params.min_tokens:
-        raise InvalidRequestError(f"min_tokens must be 0 for inspect, got {params.min_tokens}")
-    return params if params.seed is not None else replace(params, seed=seed)
 
 
 def _is_token_ids(value: Any) -> bool:

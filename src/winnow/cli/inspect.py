@@ -35,7 +35,7 @@ examples:
 Short prompts keep everything unless --kv-budget or --kv-floor is below their length.
 """
 
-_NOT_SHOWN = ("n", "min_tokens", "logprobs", "prompt_logprobs")
+_NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
 # Who compares policies wants the same answer each time.
 _DEFAULTS = {"max_tokens": 64, "temperature": 0.0}
 

@@ -10,7 +10,7 @@ from winnow.engine.answer import Answer, decode_logprobs
 from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
 from winnow.engine.plan import StepPlan, StepResult
-from winnow.engine.request import Request, Sequence
+from winnow.engine.request import Request, Sequence, Watch
 from winnow.engine.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EngineStats, RequestMetrics, RequestOutput
@@ -50,8 +50,15 @@ class Engine:
     def has_unfinished(self) -> bool:
         return bool(self._requests)
 
-    def add(self, request_id: str, prompt: str | None, token_ids: list[int], params: SamplingParams) -> None:
-        """Queue a request.
+    def add(
+        self,
+        request_id: str,
+        prompt: str | None,
+        token_ids: list[int],
+        params: SamplingParams,
+        watch: Watch | None = None,
+    ) -> None:
+        """Queue a request; `watch` is filled while it runs.
 
         Raises:
             InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
@@ -62,6 +69,11 @@ class Engine:
         for eviction in granted.evictions:
             if eviction is not None:
                 self._executor.prepare(eviction.policy)
+            if watch is not None and eviction is not None and eviction.policy.reassign_positions:
+                raise InvalidRequestError(
+                    "inspect cannot follow re-assigned positions: after a round of this policy "
+                    "they are no token indices"
+                )
         request = Request(
             request_id,
             prompt,
@@ -71,6 +83,7 @@ class Engine:
             RequestMetrics(arrival_time=self._clock()),
             granted.evictions,
             granted.policy_name,
+            watch,
         )
         self._requests[request_id] = request
         for sequence in request.sequences:
@@ -132,25 +145,6 @@ class Engine:
             elapsed=self._elapsed | {"schedule": schedule, "evict": rounds.seconds},
         )
 
-    def kept_positions(self, request_id: str) -> list[list[list[int]]] | None:
-        """Token indices whose KVs a request's first sample holds now, ascending, by layer and head.
-
-        None: there is no such unfinished request, or it waits and holds none. Reads them back from the device.
-
-        Raises:
-            InvalidRequestError: the request's policy re-assigns positions, which then are no token indices.
-        """
-        if request_id not in self._requests:
-            return None
-        sequence = self._requests[request_id].sequences[0]
-        if sequence.eviction is not None and sequence.eviction.policy.reassign_positions:
-            raise InvalidRequestError(
-                "inspect cannot follow re-assigned positions: after a round of this policy they are no token indices"
-            )
-        if sequence.slot is None:
-            return None
-        return self._executor.kept_positions(sequence.slot)
-
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
         self._executor.cache.check_integrity()
@@ -196,8 +190,12 @@ class Engine:
             if request.metrics.first_token_time is None:
                 request.metrics.first_token_time = now
             self._generated_tokens += 1
+            if request.watch is not None and sequence.num_output_tokens == 1:
+                request.watch.after_prompt = self._executor.kept_positions(sequence.running_slot)
             reason = self._answers[sequence].take(token, logprobs)
             if reason is not None:
+                if request.watch is not None:
+                    request.watch.at_end = self._executor.kept_positions(sequence.running_slot)
                 self._scheduler.finish(sequence, *reason)
                 self._answers[sequence].finish()
         return list(touched)

@@ -11,6 +11,16 @@ from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
 
 
+@dataclass
+class Watch:
+    """Asks for the token indices whose KVs a request's first sample holds, by layer and head, at two moments."""
+
+    after_prompt: list[list[list[int]]] = field(default_factory=list)
+    """When the answer's first token was computed, which is after the prompt's last round; empty: it never was."""
+    at_end: list[list[list[int]]] = field(default_factory=list)
+    """When the answer ended."""
+
+
 @dataclass(eq=False)
 class Request:
     """A prompt, how to answer it, and one sequence per sample."""
@@ -26,6 +36,7 @@ class Request:
     """One for all samples, or one each; None: nothing will ever be evicted."""
     policy_name: str | None = None
     """Of the policy that was asked for, also where the budget leaves it nothing to do."""
+    watch: Watch | None = None
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
     sequences: list["Sequence"] = field(init=False)
 
