@@ -41,7 +41,7 @@ def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert stop.value.code == 0
     told = capsys.readouterr().out
     assert "examples:\n  winnow inspect --file" in told
-    assert "--min-tokens" not in told
+    assert "--prompt-logprobs" not in told
 
 
 def test_page_json_and_summary(
