@@ -1,0 +1,660 @@
+"""What docs/eviction.md says, done slowly: one sequence, one token at a time, every attention weight remembered.
+
+No cache, no blocks, no accumulators. A row is a list of KVs. Whenever a round falls, what a KV is worth is computed
+anew from all the attention that it was ever paid. Float64; a choice that float32 could make otherwise is noted.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from winnow.attention import Group, Pool
+from winnow.eviction import (
+    PUNCTUATION,
+    SPECIAL,
+    AdaptiveHeads,
+    AdaptiveRows,
+    Average,
+    BelowAverage,
+    Cumulative,
+    EqualHeads,
+    EvictionPolicy,
+    Fixed,
+    KeyDifference,
+    KeyNorm,
+    LastQuery,
+    LayerGroups,
+    LazyLayers,
+    MeanDeviation,
+    Pyramid,
+    Random,
+    Recency,
+    Recipes,
+    ValueAware,
+    Window,
+)
+
+Array = NDArray[np.float64]
+Order = tuple[int, ...]
+
+RELATIVE = 2e-5
+"""How far float32 may carry an attention weight, as a share of it, through all layers of a tiny model."""
+ROUNDING = 2e-7
+"""Of one float32 operation, with room for a few in a row."""
+
+
+# -- the model -----------------------------------------------------------------------------------------------------
+
+
+class Llama:
+    """The weights of transformers' Llama, and its parts for one token, in float64."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        config: Any = model.config
+        self.num_layers: int = config.num_hidden_layers
+        self.num_heads: int = config.num_key_value_heads
+        self.group: int = config.num_attention_heads // config.num_key_value_heads
+        self.head_dim: int = config.head_dim
+        self._eps: float = config.rms_norm_eps
+        self._theta: float = config.rope_parameters["rope_theta"]
+        self._weights = {name: w.double().numpy() for name, w in model.state_dict().items()}
+
+    def embed(self, token_id: int) -> Array:
+        return self._weights["model.embed_tokens.weight"][token_id]
+
+    def project(self, layer: int, hidden: Array) -> tuple[Array, Array, Array]:
+        """Queries [H, g, d], keys [H, d] and values [H, d], none rotated."""
+        normed = self._norm(f"model.layers.{layer}.input_layernorm", hidden)
+        q, k, v = (self._linear(f"model.layers.{layer}.self_attn.{x}_proj", normed) for x in "qkv")
+        rows = (self.num_heads, self.head_dim)
+        return q.reshape(self.num_heads, self.group, self.head_dim), k.reshape(rows), v.reshape(rows)
+
+    def join(self, layer: int, attended: Array) -> Array:
+        """What attention adds to the hidden state."""
+        return self._linear(f"model.layers.{layer}.self_attn.o_proj", attended.ravel())
+
+    def feed(self, layer: int, hidden: Array) -> Array:
+        """What the rest of the layer adds to the hidden state."""
+        name = f"model.layers.{layer}"
+        normed = self._norm(f"{name}.post_attention_layernorm", hidden)
+        gate = self._linear(f"{name}.mlp.gate_proj", normed)
+        up = self._linear(f"{name}.mlp.up_proj", normed)
+        return self._linear(f"{name}.mlp.down_proj", gate / (1.0 + np.exp(-gate)) * up)
+
+    def logprobs(self, hidden: Array) -> Array:
+        logits = self._linear("lm_head", self._norm("model.norm", hidden))
+        return logits - logits.max() - math.log(np.exp(logits - logits.max()).sum())
+
+    def rotate(self, x: Array, position: int) -> Array:
+        """x, [..., d], at a position."""
+        half = self.head_dim // 2
+        angle = position * self._theta ** (-np.arange(half) / half)
+        a, b = x[..., :half], x[..., half:]
+        return np.concatenate(
+            [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], -1
+        )
+
+    def _norm(self, name: str, x: Array) -> Array:
+        return x / math.sqrt((x * x).mean() + self._eps) * self._weights[f"{name}.weight"]
+
+    def _linear(self, name: str, x: Array) -> Array:
+        return self._weights[f"{name}.weight"] @ x
+
+
+# -- what is held --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Kv:
+    token: int
+    """Index of its token in the sequence."""
+    position: int
+
+
+class Row:
+    """One layer and KV head.
+
+    Attributes:
+        held: the KVs that it holds, oldest first.
+        key, rotated, value: [room, d], by token, also of KVs that are gone.
+        paid: [g, room, room], what query head h of token i paid to the KV of token j.
+        saw: [room, room], whether the KV of token j was there when token i attended.
+        out: [g, room, d], what the query heads of token i got.
+        at_context_end: tokens whose KVs were held when the last token of the context was computed.
+    """
+
+    def __init__(self, layer: int, head: int, room: int, group: int, head_dim: int) -> None:
+        self.layer, self.head = layer, head
+        self.held: list[Kv] = []
+        self.key, self.rotated, self.value = (np.zeros((room, head_dim)) for _ in range(3))
+        self.paid = np.zeros((group, room, room))
+        self.saw = np.zeros((room, room), dtype=bool)
+        self.out = np.zeros((group, room, head_dim))
+        self.at_context_end: list[int] = []
+
+    @property
+    def tokens(self) -> list[int]:
+        return [kv.token for kv in self.held]
+
+    def attend(self, token: int, queries: Array) -> Array:
+        """Rotated queries, [g, d], of a token whose own KV is held already: what they get."""
+        tokens = self.tokens
+        logits = queries @ self.rotated[tokens].T / math.sqrt(queries.shape[1])
+        p = np.exp(logits - logits.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
+        self.paid[:, token, tokens] = p
+        self.saw[token, tokens] = True
+        self.out[:, token] = p @ self.value[tokens]
+        return self.out[:, token]
+
+
+@dataclass(frozen=True)
+class Worth:
+    value: float
+    error: float = 0.0
+    """How far float32 may be off."""
+    ties: bool = True
+    """Whether what is equal here is equal in float32 too, because it comes from the same numbers."""
+
+
+# -- the sequence --------------------------------------------------------------------------------------------------
+
+
+class DenseSequence:
+    """A prompt and its answer under a policy.
+
+    Args:
+        budget: C of the docs, KVs per row on average (of the request, or what the policy fixes).
+        kinds: by token id, for the budget `Recipes`.
+        room: most tokens that will be computed.
+
+    Attributes:
+        logprobs: for each computed token, of the token after it, [V].
+        unsure_from: tokens computed when a choice was first too close for float32; None: never.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        policy: EvictionPolicy,
+        budget: int,
+        prompt_len: int,
+        room: int,
+        *,
+        block_size: int,
+        context_len: int | None = None,
+        spans: Iterable[tuple[int, int]] = (),
+        kinds: Sequence[int] | None = None,
+    ) -> None:
+        self.policy = policy
+        self.prompt_len = prompt_len
+        self.context_len = prompt_len if context_len is None else context_len
+        self.computed = 0
+        self.last_round = 0
+        self._last_inner_round = 0  # within the context; windows do not reach back over it
+        self.num_rounds = 0
+        self.shift = 0
+        self.logprobs: list[Array] = []
+        self.unsure_from: int | None = None
+        self.token_ids: list[int] = []
+        self._model = model
+        self._block_size = block_size
+        self._spans = list(spans)
+        self._kinds = kinds
+        when = policy.when
+        if isinstance(policy.budget, Recipes):
+            budget = 1  # it takes what it needs, and asks at every round
+        elif isinstance(policy.budget, Fixed):
+            budget = policy.budget.kvs
+        self.limit = budget if when.within else budget + (when.prefill_every or 0)
+        self.target = budget - (when.prefill_every or 0) if when.within else budget
+        recent = policy.keep.recent
+        self.recent = (
+            _share(recent, max(self.target - policy.keep.sinks, 0)) if isinstance(recent, float) else recent
+        )
+        self.rows = [
+            [Row(layer, head, room, model.group, model.head_dim) for head in range(model.num_heads)]
+            for layer in range(model.num_layers)
+        ]
+        self._cosines: list[list[float]] = [[] for _ in self.rows]
+
+    @property
+    def all_rows(self) -> list[Row]:
+        return [row for layer in self.rows for row in layer]
+
+    # -- computing -------------------------------------------------------------------------------------------------
+
+    def advance(self, token_ids: Sequence[int], to: int) -> None:
+        """Compute the tokens before index `to`, with the rounds that the policy alone asks for."""
+        while self.computed < to:
+            if self._is_due():
+                self.shrink()
+            self._compute(token_ids[self.computed])
+
+    def _compute(self, token_id: int) -> None:
+        token, model = self.computed, self._model
+        position = token - self.shift
+        hidden = model.embed(token_id)
+        for layer, rows in enumerate(self.rows):
+            q, k, v = model.project(layer, hidden)
+            turned_q, turned_k = model.rotate(q, position), model.rotate(k, position)
+            for row in rows:
+                row.held.append(Kv(token, position))
+                row.key[token], row.value[token] = k[row.head], v[row.head]
+                row.rotated[token] = turned_k[row.head]
+            attended = np.stack([row.attend(token, turned_q[row.head]) for row in rows])
+            after = hidden + model.join(layer, attended)
+            self._cosines[layer].append(_cosine(hidden, after))
+            hidden = after + model.feed(layer, after)
+        self.logprobs.append(model.logprobs(hidden))
+        self.token_ids.append(token_id)
+        self.computed += 1
+        if self.computed == self.context_len:
+            for row in self.all_rows:
+                row.at_context_end = row.tokens
+
+    # -- when ------------------------------------------------------------------------------------------------------
+
+    def holds_too_much(self) -> bool:
+        """Whether a round now would be one: rows hold more than it leaves, and tokens came since the last."""
+        return self._mean() > self.target and self.computed != self.last_round
+
+    def _mean(self) -> Fraction:
+        return Fraction(sum(len(row.held) for row in self.all_rows), len(self.all_rows))
+
+    def _is_due(self) -> bool:
+        when, t = self.policy.when, self.computed
+        if not self.holds_too_much():
+            return False
+        if t < self.context_len:
+            if when.prefill_every is None:
+                return False
+            return t in range(self.limit, self.context_len, when.prefill_every)
+        if t == self.context_len and when.after_prefill:
+            return True
+        if t < self.prompt_len or when.decode_every is None:
+            return False
+        if when.within:
+            return self._mean() >= self.limit
+        return t - max(self.last_round, self.prompt_len) >= when.decode_every
+
+    # -- a round ---------------------------------------------------------------------------------------------------
+
+    def shrink(self) -> None:
+        gone = self._choose()
+        for row, tokens in gone:
+            row.held = [kv for kv in row.held if kv.token not in tokens]
+            if self.policy.reassign_positions:
+                for place, kv in enumerate(row.held):
+                    kv.position = place
+                    row.rotated[kv.token] = self._model.rotate(row.key[kv.token], place)
+        if self.policy.reassign_positions:
+            self.shift = self.computed - len(self.rows[0][0].held)
+        self.last_round = self.computed
+        if self.computed < self.context_len:
+            self._last_inner_round = self.computed
+        self.num_rounds += 1
+
+    def _choose(self) -> list[tuple[Row, set[int]]]:
+        """The KVs that go, by token."""
+        policy = self.policy
+        if isinstance(policy.budget, Recipes):
+            return [(row, set(row.tokens) - self._recipe(row, policy.budget)) for row in self.all_rows]
+        if isinstance(policy.score, MeanDeviation):
+            return [(row, self._steady_and_low(row)) for row in self.all_rows]
+        worths = {(row.layer, row.head): self.worths(row) for row in self.all_rows}
+        chosen = []
+        for row, keep in zip(self.all_rows, self._keeps(worths), strict=True):
+            free = self._free(row, worths[row.layer, row.head])
+            keep = max(keep, len(row.held) - len(free))
+            chosen.append((row, set(self._lowest(free, len(row.held) - keep))))
+        return chosen
+
+    def _protected(self, kv: Kv) -> bool:
+        now = self.computed - 1 - self.shift
+        return (
+            kv.position < self.policy.keep.sinks
+            or now - kv.position < self.recent
+            or any(start <= kv.position < end for start, end in self._spans)
+        )
+
+    def _num_protected(self, row: Row) -> int:
+        return sum(self._protected(kv) for kv in row.held)
+
+    def _free(self, row: Row, worths: dict[int, Worth]) -> list[tuple[Worth, Order, int]]:
+        """Worth, age and token of the KVs that may go; of two equals the older goes first."""
+        return [(worths[kv.token], (kv.token,), kv.token) for kv in row.held if not self._protected(kv)]
+
+    def _lowest(self, candidates: Sequence[tuple[Worth, Order, Any]], count: int) -> list[Any]:
+        """The names of the `count` least worthy, and among equals those that come first in order."""
+        ordered = sorted(candidates, key=lambda c: (c[0].value, c[1]))
+        taken, left = ordered[: max(count, 0)], ordered[max(count, 0) :]
+        for a, *_ in taken:
+            for b, *_ in left:
+                tie = a.value == b.value and a.ties and b.ties
+                if not tie and a.value + a.error >= b.value - b.error:
+                    self._doubt()
+        return [name for _, _, name in taken]
+
+    def _doubt(self) -> None:
+        if self.unsure_from is None:
+            self.unsure_from = self.computed
+
+    # -- scores ----------------------------------------------------------------------------------------------------
+
+    def worths(self, row: Row) -> dict[int, Worth]:
+        """What each KV of the row is worth, by token."""
+        score = self.policy.score
+        if isinstance(score, Window):
+            return self._observed(row, score.size, score.power, score.pool, score.group, score.continual)
+        if isinstance(score, ValueAware):
+            return self._observed(row, score.size, None, score.pool, Group.SUM, score.continual)
+        if isinstance(score, Cumulative):  # and Average
+            return self._cumulative(row, score)
+        if isinstance(score, LastQuery):
+            return self._last_query(self.rows[row.layer], row)
+        if isinstance(score, BelowAverage):
+            return {kv.token: self._below_average(row, kv.token, score.history) for kv in row.held}
+        if isinstance(score, Recency):
+            return {kv.token: Worth(kv.position) for kv in row.held}
+        if isinstance(score, Random):
+            return {kv.token: Worth(_hash(score.seed, kv.position, row.layer, row.head)) for kv in row.held}
+        if isinstance(score, KeyNorm):
+            # Turning a key keeps its norm, so equal tokens of the first layer are equal but for rounding.
+            norms = {kv.token: _relative(-float(np.linalg.norm(row.key[kv.token]))) for kv in row.held}
+            return {token: replace(norm, ties=False) for token, norm in norms.items()}
+        if isinstance(score, KeyDifference):
+            keys = {j: row.rotated[j] for j in row.tokens}
+            mean = np.mean([key / np.linalg.norm(key) for key in keys.values()], axis=0)
+            return {j: Worth(-_cosine(key, mean), RELATIVE) for j, key in keys.items()}
+        raise NotImplementedError(score)
+
+    def _cumulative(self, row: Row, score: Cumulative) -> dict[int, Worth]:
+        told = _aggregate(row.paid[:, : self.computed] ** score.power, score.group)
+        worths = {}
+        for j in row.tokens:
+            total = told[j + score.exclude_first :, j].sum()
+            if isinstance(score, Average):
+                total /= max(1, self.computed - j - score.exclude_first)
+            worths[j] = _relative(total, score.power)
+        return worths
+
+    def _last_query(self, rows: list[Row], row: Row) -> dict[int, Worth]:
+        last = self.computed - 1
+        return {
+            j: _relative(sum(r.paid[h, last, j] for r in rows for h in range(len(r.paid))))
+            for j in row.tokens
+        }
+
+    def _below_average(self, row: Row, j: int, history: int) -> Worth:
+        end = min(self.computed, self.context_len)
+        first = max(end - history, self._last_inner_round)
+        queries = list(range(first, end)) if self.last_round < end else []
+        if self.computed > self.context_len:
+            queries += range(max(self.context_len, self.last_round), self.computed)
+        count, close = 0, 0
+        for i in queries:
+            for h in range(len(row.paid)):
+                if row.saw[i, j]:
+                    p, average = row.paid[h, i, j], 1.0 / row.saw[i].sum()
+                    count += p < average
+                    close += abs(p - average) <= RELATIVE * average
+        return Worth(-count, close, ties=not close)
+
+    def _observed(
+        self, row: Row, size: int, power: int | None, pool: Pool | None, group: Group, continual: bool
+    ) -> dict[int, Worth]:
+        """Window scores of the context, pooled, and what later queries add. `power` None: the value-aware term."""
+        end = min(self.computed, self.context_len)
+        tokens = row.tokens if self.computed <= self.context_len else row.at_context_end
+        first = max(end - size, self._last_inner_round)
+        sums = {j: self._terms(row, range(first, end), j, power).sum(axis=1) for j in tokens}
+        place = {
+            j: n for n, j in enumerate(j for j in tokens if not (pool and pool.skip_window and j >= first))
+        }
+        neighbours = list(place)
+
+        def pooled(values: dict[int, Array]) -> dict[int, Array]:
+            if pool is None:
+                return values
+            result = {}
+            for j, n in place.items():
+                around = [values[k] for k in neighbours[max(n - pool.size // 2, 0) : n + pool.size // 2 + 1]]
+                total = np.max(around, axis=0) if pool.kind == "max" else np.sum(around, axis=0) / pool.size
+                result[j] = total
+            return result
+
+        if pool is not None and pool.per_query_head:
+            told = {j: _aggregate(x, group) for j, x in pooled(sums).items()}
+        else:
+            told = pooled({j: _aggregate(x, group) for j, x in sums.items()})
+        worths = {}
+        for j in row.tokens:
+            value = told.get(j, np.zeros(2))
+            if continual:
+                later = self._terms(row, range(self.context_len, self.computed), j, power)
+                value = value + _aggregate(later, group).sum(axis=0)
+            worths[j] = Worth(*value.tolist())
+        return worths
+
+    def _terms(self, row: Row, queries: range, j: int, power: int | None) -> Array:
+        """What each query head of each query adds to the KV of token j, and its error: [g, n, 2]."""
+        p = row.paid[:, queries, j]
+        if power is not None:
+            return np.stack([p**power, power * RELATIVE * p**power], axis=-1)
+        v, o, least = row.value[j], row.out[:, queries], 1e-6
+        rest, far = 1.0 - p, ((v - o) ** 2).sum(axis=-1)
+        off_rest = RELATIVE * rest + ROUNDING
+        off_far = RELATIVE * far + 2 * ROUNDING * (v @ v + (o * o).sum(axis=-1))
+        value = (p / np.maximum(rest, least)) ** 2 * far
+        high = (p * (1 + RELATIVE) / np.maximum(rest - off_rest, least)) ** 2 * (far + off_far)
+        low = (p * (1 - RELATIVE) / np.maximum(rest + off_rest, least)) ** 2 * np.maximum(far - off_far, 0.0)
+        return np.stack([value, np.maximum(high - value, value - low)], axis=-1)
+
+    def _steady_and_low(self, row: Row) -> set[int]:
+        """MeanDeviation: of those with the least deviation, the ones with the lowest mean."""
+        score = self.policy.score
+        assert isinstance(score, MeanDeviation) and type(self.policy.budget) in (EqualHeads, Fixed)
+        means, deviations = {}, {}
+        told = _aggregate(row.paid[:, : self.computed], score.group)
+        for j in row.tokens:
+            n = self.computed - j
+            a = told[j:, j]
+            mean, square = float(a.sum()) / n, float((a * a).sum()) / n
+            variance, off = max(square - mean * mean, 0.0), RELATIVE * (square + mean * mean)
+            root = math.sqrt(variance)
+            means[j] = _relative(mean)
+            deviations[j] = Worth(
+                root, max(math.sqrt(variance + off) - root, root - math.sqrt(max(variance - off, 0.0)))
+            )
+        protected, length = self._num_protected(row), len(row.held)
+        keep = max(self.target, protected)
+        feasible = self._lowest(
+            self._free(row, deviations), max(self.target - protected, length - self.target)
+        )
+        low = [entry for entry in self._free(row, means) if entry[2] in feasible]
+        return set(self._lowest(low, length - keep))
+
+    # -- budgets ---------------------------------------------------------------------------------------------------
+
+    def _keeps(self, worths: dict[tuple[int, int], dict[int, Worth]]) -> list[int]:
+        """What each row keeps, in the order of `all_rows`; not yet raised to what is protected."""
+        budget = self.policy.budget
+        if isinstance(budget, AdaptiveRows):
+            return self._cheapest_blocks(worths)
+        if isinstance(budget, LazyLayers):
+            return [
+                self.target if self._is_lazy(row, budget.threshold) else len(row.held)
+                for row in self.all_rows
+            ]
+        assert isinstance(budget, EqualHeads | AdaptiveHeads)
+        shares = self._layer_shares(budget.layers)
+        if isinstance(budget, AdaptiveHeads):
+            return [
+                keep
+                for layer, share in zip(self.rows, shares, strict=True)
+                for keep in self._compete(layer, share, budget.floor, worths)
+            ]
+        return [shares[row.layer] for row in self.all_rows]
+
+    def _layer_shares(self, split: object) -> list[int]:
+        c, num_layers = self.target, len(self.rows)
+        if isinstance(split, Pyramid):
+            w, t = self.recent, self.computed
+            base = c - w
+            if t < 2 * base:
+                return [c] * num_layers
+            low = base // split.beta
+            high = 2 * base - low
+            if high >= t - w:
+                high = t - w
+                low = 2 * base - high
+            step = (high - low) // (num_layers - 1)
+            return [high - layer * step + w for layer in range(num_layers)]
+        if isinstance(split, LayerGroups):
+            similar = self._most_similar_layers()
+            little = _share(split.share, c)
+            much = (num_layers * c - len(similar) * little) // (num_layers - len(similar))
+            return [little if layer in similar else much for layer in range(num_layers)]
+        return [c] * num_layers
+
+    def _most_similar_layers(self) -> set[int]:
+        """The group of the highest cosines: three groups with the least squared distance to their means."""
+        told = [float(np.mean(cosines[: self.prompt_len])) for cosines in self._cosines]
+        order = sorted(range(len(told)), key=lambda layer: told[layer])
+        splits = []
+        for i, j in combinations(range(1, len(order)), 2):
+            parts = [[told[layer] for layer in part] for part in (order[:i], order[i:j], order[j:])]
+            splits.append((sum(float(np.var(part)) * len(part) for part in parts), set(order[j:])))
+        splits.sort(key=lambda split: split[0])
+        best = splits[0]
+        if any(rest <= best[0] + RELATIVE and group != best[1] for rest, group in splits[1:]):
+            self._doubt()
+        return best[1]
+
+    def _compete(
+        self, layer: list[Row], share: int, floor: float, worths: dict[tuple[int, int], dict[int, Worth]]
+    ) -> list[int]:
+        """AdaptiveHeads."""
+        protected = [self._num_protected(row) for row in layer]
+        b = [max(share - p, 0) for p in protected]
+        free = [self._free(row, worths[row.layer, row.head]) for row in layer]
+        candidates = [
+            (worth, (row.head, *order), row.head)
+            for row, entries in zip(layer, free, strict=True)
+            for worth, order, _ in entries
+        ]
+        lost = self._lowest(candidates, sum(len(entries) for entries in free) - sum(b))
+        keeps = []
+        for row, entries, own, p in zip(layer, free, b, protected, strict=True):
+            n = len(entries) - lost.count(row.head)
+            keeps.append(round(n * (1 - Fraction(str(floor))) + _share(floor, own)) + p)
+        return keeps
+
+    def _cheapest_blocks(self, worths: dict[tuple[int, int], dict[int, Worth]]) -> list[int]:
+        """AdaptiveRows."""
+        b = self._block_size
+        allowed = math.ceil(Fraction(self.target * len(self.all_rows), b))
+        excess = sum(math.ceil(len(row.held) / b) for row in self.all_rows) - allowed
+        steps: dict[tuple[int, int], list[int]] = {}
+        candidates: list[tuple[Worth, Order, Any]] = []
+        for row in self.all_rows:
+            ranked = sorted(
+                self._free(row, worths[row.layer, row.head]), key=lambda entry: (entry[0].value, entry[1])
+            )
+            must_go = len(row.held) % b or b
+            steps[row.layer, row.head] = []
+            while must_go <= len(ranked) and len(row.held) > 0:
+                candidates.append(
+                    (
+                        ranked[must_go - 1][0],
+                        (row.layer, row.head, len(steps[row.layer, row.head])),
+                        (row.layer, row.head),
+                    )
+                )
+                steps[row.layer, row.head].append(must_go)
+                must_go += b
+        freed = self._lowest(candidates, excess)
+        return [
+            len(row.held)
+            - (steps[row.layer, row.head][count - 1] if (count := freed.count((row.layer, row.head))) else 0)
+            for row in self.all_rows
+        ]
+
+    def _is_lazy(self, row: Row, threshold: float) -> bool:
+        last = self.computed - 1
+        heads = [
+            sum(r.paid[h, last, kv.token] for kv in r.held if self._protected(kv))
+            for r in self.rows[row.layer]
+            for h in range(len(r.paid))
+        ]
+        mean = sum(heads) / len(heads)
+        if abs(mean - threshold) <= RELATIVE:
+            self._doubt()
+        return mean > threshold
+
+    def _recipe(self, row: Row, budget: Recipes) -> set[int]:
+        """The tokens that stay."""
+        assert self._kinds is not None
+        worths = self.worths(row)
+        kinds = {j: self._kinds[self.token_ids[j]] for j in row.tokens}
+        total = sum(worth.value for worth in worths.values())
+        everything = [(worths[j], (j,), j) for j in row.tokens]
+        ladder = [
+            lambda: {j for j in row.tokens if kinds[j] == SPECIAL},
+            lambda: {j for j in row.tokens if kinds[j] == PUNCTUATION},
+            lambda: (
+                set(row.tokens)
+                - set(self._lowest(everything, len(everything) - _share(budget.heavy, len(everything))))
+            ),
+            lambda: {j for j in row.tokens if j >= self.computed - _share(budget.local, self.computed)},
+        ]
+        kept = {kv.token for kv in row.held if self._protected(kv)}
+        for rung in ladder:
+            kept |= rung()
+            recovered = sum(worths[j].value for j in kept)
+            if abs(recovered - budget.recovery * total) <= RELATIVE * total:
+                self._doubt()
+            if recovered >= budget.recovery * total:
+                return kept
+        return set(row.tokens)
+
+
+# -- small things --------------------------------------------------------------------------------------------------
+
+
+def _share(share: float, of: int) -> int:
+    """floor(share * of) of the decimal that was written."""
+    return math.floor(Fraction(str(share)) * of)
+
+
+def _relative(value: float, times: int = 1) -> Worth:
+    """Float32 knows it only up to `RELATIVE`, a few `times` over."""
+    return Worth(value, times * RELATIVE * abs(value))
+
+
+def _aggregate(x: Array, group: Group) -> Array:
+    """Query heads, the first dimension of x, to one."""
+    if group is Group.MAX:
+        return x.max(axis=0)
+    return x.sum(axis=0) / (len(x) if group is Group.MEAN else 1)
+
+
+def _cosine(a: Array, b: Array) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def _hash(seed: int, position: int, layer: int, head: int) -> int:
+    """The preset `random` draws from 32 bits: multiplied, shifted, mixed; 24 of them count."""
+    mask = 0xFFFFFFFF
+    x = (position * 0x9E3779B1 + (layer * 8191 + head) * 0x85EBCA77 + seed * 0xC2B2AE3D) & mask
+    x = ((x ^ (x >> 15)) * 0x2C1B3C6D) & mask
+    x = ((x ^ (x >> 12)) * 0x297A2D39) & mask
+    return (x ^ (x >> 15)) >> 8
