@@ -13,7 +13,7 @@ from winnow.config import EngineConfig
 from winnow.engine.plan import PlannedSequence, StepPlan, StepResult
 from winnow.engine.request import Sequence
 from winnow.engine.signals import EngineSignals
-from winnow.errors import InvalidRequestError
+from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.eviction import EvictionPolicy, Member, preset_of, shrink
 from winnow.models import LoadedModel
 from winnow.models.residuals import watch_residuals
@@ -146,7 +146,10 @@ class TorchExecutor:
                 f"positions cannot be re-assigned: how {type(self._model.model).__name__} rotates keys is not known"
             )
         if policy.budget.needs_similarity and not self._watches_residuals:
-            watch_residuals(self._model.model, self._model.geometry.num_layers)
+            try:
+                watch_residuals(self._model.model, self._model.geometry.num_layers)
+            except UnsupportedModelError as error:
+                raise InvalidRequestError(str(error)) from None
             self._watches_residuals = True
 
     def release(self, slot: int) -> None:

@@ -49,7 +49,7 @@ def shrink(
     """Shrink `members`, all under `policy`, to their budgets.
 
     One pass of tensor operations over all of them: one sort of KVs, one of block costs or layers where rows compete,
-    one move. The device is asked once, for the rows' new lengths.
+    one move. The device is waited for twice: for who moves, and for the rows' new lengths.
 
     Returns:
         Blocks that each member gave back; they are free when this returns.
