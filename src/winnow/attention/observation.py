@@ -21,7 +21,7 @@ class Observation:
         self._sums: list[Tensor] = []  # per term [G, H, g, N], or [G, H, 1, N] where aggregated per query
 
     def take(self, p: Tensor, visible: Tensor, age: Tensor, counts: Tensor, v: Tensor, out: Tensor) -> None:
-        """Add a block of queries.
+        """Add a block of queries. `p` may be overwritten.
 
         Args:
             p: float32 [G, H, g, n, N], zero where a query does not see a KV.
@@ -31,6 +31,7 @@ class Observation:
             v: float32 [G, H, N, d].
             out: float32 [G, H, g, n, d], what attention gives.
         """
+        _forget_near(p, age, self._observe.exclude_first)
         sums = [self._sum(term, p, visible, age, counts, v, out) for term in self._observe.terms]
         self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)] if self._sums else sums
 
@@ -40,14 +41,14 @@ class Observation:
         if term in (Term.ATTENTION, Term.GROUP_SQUARED):
             told = p
         elif term is Term.SQUARED:
-            told = p.square()
+            # In place where it is the only term: fresh memory of this size costs more than the arithmetic.
+            told = p.square_() if len(self._observe.terms) == 1 else p.square()
         elif term is Term.BELOW_AVERAGE:
             average = 1.0 / visible.sum(dim=-1, keepdim=True)
-            told = ((p < average[:, :, None]) & visible[:, :, None]).float()
+            told = p < average[:, :, None]
+            told = (told & (visible & (age >= self._observe.exclude_first))[:, :, None]).float()
         else:
             told = (p / (1.0 - p).clamp_min(_LEAST_REST)).square() * _squared_distance(v, out)
-        if self._observe.exclude_first:
-            told = told.masked_fill((age < self._observe.exclude_first)[:, :, None], 0.0)
         if term is Term.GROUP_SQUARED:
             told = _aggregate(told, self._observe.group).square()
         elif self._observe.group is Group.MAX and not self._observe.replace:
@@ -81,6 +82,19 @@ class Observation:
             else:
                 # Padding adds zeros to whatever slot it names.
                 target.index_add_(0, slot.flatten(), added.masked_fill(~valid, 0.0).flatten())
+
+
+def _forget_near(p: Tensor, age: Tensor, exclude_first: int) -> None:
+    """Set p, [G, H, g, n, N], to zero where a query is fewer than `exclude_first` positions after the key.
+
+    Those keys are nearly always the last ones of their rows, so the columns before the first of them are left alone.
+    """
+    if not exclude_first:
+        return
+    # Queries come in the order of their positions: no other is nearer to a key before it than the first.
+    touched = (age[:, :, 0] < exclude_first).flatten(0, 1).any(dim=0)  # [N]
+    start = int(touched.int().argmax()) if bool(touched.any()) else p.shape[-1]
+    p[..., start:].masked_fill_((age[..., start:] < exclude_first)[:, :, None], 0.0)
 
 
 def _aggregate(x: Tensor, group: Group) -> Tensor:
