@@ -33,7 +33,9 @@ def main() -> None:
             print(f"{name:12} {answer.text!r}: every KV of {len(output.prompt_token_ids)} tokens")
         else:
             freed = report.bytes_freed / (report.bytes_freed + report.bytes_held)
-            print(f"{name:12} {answer.text!r}: {report.compression:.1f}x, {freed:.0%} of the memory given back")
+            print(
+                f"{name:12} {answer.text!r}: {report.compression:.1f}x, {freed:.0%} of the memory given back"
+            )
 
 
 if __name__ == "__main__":
