@@ -23,7 +23,6 @@ from winnow.attention import Group, Pool
 from winnow.cache import KVPool
 from winnow.engine.request import Sequence
 from winnow.engine.torch_executor import TorchExecutor
-from winnow.errors import InvalidRequestError
 from winnow.eviction import (
     PRESETS,
     PUNCTUATION,
@@ -507,7 +506,6 @@ def tight(models: Callable[[int], Model], seed: int, kvs: int) -> int:
     return layout.blocks_for(kvs) * layout.block_bytes + 10_000
 
 
-@pytest.mark.xfail(strict=True, reason="|v - o|^2 taken from products drowns where o is nearly v")
 def test_value_aware_worth_of_a_kv_that_takes_nearly_everything(
     models: Callable[[int], Model], tmp_path: Path
 ) -> None:
@@ -533,18 +531,12 @@ def test_value_aware_worth_of_a_kv_that_takes_nearly_everything(
             np.testing.assert_allclose(score[place], expected, rtol=0.1, atol=1e-6)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=InvalidRequestError, reason="measured against a budget that there is not"
-)
 def test_recipes_keep_what_is_protected(models: Callable[[int], Model]) -> None:
     policy = EvictionPolicy(Cumulative(), Recipes(), Keep(sinks=1, recent=4), ONCE)
     asked = ask(policy, random.Random(0), 21)
     compare(models, 0, [replace(asked, spans=((3, 6),))])
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="of equals the first slot is taken for the worthiest"
-)
 def test_recipes_leave_the_older_of_two_equals(models: Callable[[int], Model]) -> None:
     policy = EvictionPolicy(
         Cumulative(exclude_first=20), Recipes(recovery=0.99, heavy=0.9, local=0.1), Keep(), ONCE

@@ -118,7 +118,11 @@ def _smooth(x: Tensor, position: Tensor, pooled: Tensor, pool: Pool) -> Tensor:
 
 
 def _squared_distance(v: Tensor, out: Tensor) -> Tensor:
-    """|v_j - o_i|^2 for v [G, H, N, d] and out [G, H, g, n, d]: [G, H, g, n, N]."""
+    """|v_j - o_i|^2 for v [G, H, N, d] and out [G, H, g, n, d]: [G, H, g, n, N].
+
+    From products, in float64: where one KV takes nearly all attention o is nearly v, and float32 would see rounding.
+    """
+    v, out = v.double(), out.double()
     dot = (out.flatten(2, 3) @ v.transpose(2, 3)).unflatten(2, out.shape[2:4])
     square = v.square().sum(dim=-1)[:, :, None, None] - 2 * dot + out.square().sum(dim=-1, keepdim=True)
-    return square.clamp_min_(0.0)
+    return square.clamp_min_(0.0).float()

@@ -120,7 +120,12 @@ PRESETS: dict[str, Preset] = {
     ),
     "streaming": Preset(_STREAMING, "StreamingLLM (Xiao et al. 2024), positions kept", 516),
     "streaming-shift": Preset(
-        replace(_STREAMING, reassign_positions=True),
+        # Each round turns all keys, which costs time and, in 16 bits, precision: so a round takes many tokens.
+        replace(
+            _STREAMING,
+            when=When(after_prefill=True, prefill_every=256, decode_every=32),
+            reassign_positions=True,
+        ),
         "StreamingLLM, positions re-assigned within the cache",
         516,
     ),

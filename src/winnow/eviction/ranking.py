@@ -65,8 +65,8 @@ def _ordered(bits: Tensor) -> Tensor:
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-def ranks(values: Tensor, *, descending: bool = False) -> Tensor:
+def ranks(values: Tensor) -> Tensor:
     """The place of every entry of `values`, [..., N], when its row is sorted; of equals the first comes first."""
-    order = values.argsort(dim=-1, descending=descending, stable=True)
+    order = values.argsort(dim=-1, stable=True)
     places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, places)

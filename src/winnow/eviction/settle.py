@@ -60,7 +60,8 @@ def settle(
     ):
         return None
     _check_spans(eviction)
-    _check_room(eviction)
+    if policy.budget.fixed is None or policy.budget.bounded:  # else it keeps what is protected besides
+        _check_room(eviction)
     return eviction
 
 

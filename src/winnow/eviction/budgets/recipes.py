@@ -8,7 +8,7 @@ from torch import Tensor
 
 from winnow.errors import ConfigError
 from winnow.eviction.budgets.base import Budget
-from winnow.eviction.ranking import Ranking, ranks
+from winnow.eviction.ranking import Ranking, sort_rows
 from winnow.eviction.rows import LayerRows
 
 SPECIAL, PUNCTUATION = 1, 2
@@ -58,7 +58,8 @@ class Recipes(Budget):
         special = rows.protected | (rows.valid & (rows.kind == SPECIAL))
         punctuation = special | (rows.valid & (rows.kind == PUNCTUATION))
         count = (rows.length * self.heavy).long()[..., None]
-        rank = ranks(mass.masked_fill(~rows.valid, -1.0), descending=True)
-        heavy = punctuation | (rows.valid & (rank < count))
+        _, order = sort_rows(mass, rows.position, torch.zeros_like(rows.valid), rows.valid)
+        lowest = (rows.length[..., None] - count).clamp_min(0)  # so many are not among the heavy
+        heavy = punctuation | (rows.valid & (order.argsort(dim=-1) >= lowest))
         near = (rows.round.tokens * self.local).long()[:, None, None]
         return [special, punctuation, heavy, heavy | (rows.valid & (rows.age() < near))]
