@@ -70,7 +70,8 @@ class SimulatedExecutor:
         return freed
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
-        raise NotImplementedError("the simulation has lengths only, no KVs")
+        """The simulation knows lengths only; it says that the oldest tokens stayed."""
+        return [[list(range(length)) for length in heads] for heads in self.cache.host_lengths[slot].tolist()]
 
     def release(self, slot: int) -> None:
         self.released.append(slot)
