@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from tiny_llama import VOCAB, save_tiny_llama
+from transformers import LlamaConfig
 
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.cache import CacheManager
@@ -32,7 +33,7 @@ from winnow.eviction import (
     Window,
 )
 
-VOCAB, LAYERS, HEADS, BLOCK = 97, 3, 2, 4
+LAYERS, HEADS, BLOCK = 3, 2, 4
 ROWS = LAYERS * HEADS
 TAKES_BUDGET = [name for name, preset in PRESETS.items() if preset.policy.budget.fixed is None]
 EVERY_PRESET = sorted(PRESETS)
@@ -44,26 +45,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=HEADS,
-        max_position_embeddings=4096,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    path = tmp_path_factory.mktemp("model")
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        model = AutoModelForCausalLM.from_config(config)
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.data.normal_(0, 0.3)
-    model.save_pretrained(path)
-    return path
+    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=5, num_hidden_layers=LAYERS)
 
 
 @pytest.fixture(scope="module")
@@ -339,23 +321,9 @@ class TestReassignedPositions:
 
     def test_it_is_exactly_the_attention_of_a_short_text(self, directory: Path) -> None:
         """With one layer a KV holds its own token alone, so a cache of turned keys equals a fresh one."""
-        one_layer = LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=128,
+        path = save_tiny_llama(
+            directory / "one_layer", 8, spread=0.4, num_hidden_layers=1, max_position_embeddings=128
         )
-        path = directory / "one_layer"
-        with torch.random.fork_rng():
-            torch.manual_seed(8)
-            model = AutoModelForCausalLM.from_config(one_layer)
-            for weight in model.parameters():
-                if weight.ndim > 1:
-                    weight.data.normal_(0, 0.4)
-        model.save_pretrained(path)
         tokens = prompt(300)
         policy = replace(PRESETS["streaming-shift"].policy, when=When(after_prefill=True, prefill_every=16))
         with LLM(path, eviction=policy, kv_budget=40, max_model_len=400, kv_memory="1MiB") as llm:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from tiny_llama import VOCAB, save_tiny_llama
+from transformers import AutoModelForCausalLM
 
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 
-VOCAB = 97
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
@@ -25,26 +25,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model without a tokenizer, context 4096."""
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    path = tmp_path_factory.mktemp("model")
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = AutoModelForCausalLM.from_config(config)
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.data.normal_(0, 0.3)
-    model.save_pretrained(path)
-    return path
+    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
 
 
 @pytest.fixture(scope="module")

@@ -374,7 +374,7 @@ class DenseSequence:
             keys = {j: row.rotated[j] for j in row.tokens}
             mean = np.mean([key / np.linalg.norm(key) for key in keys.values()], axis=0)
             return {j: Worth(-_cosine(key, mean), RELATIVE) for j, key in keys.items()}
-        raise NotImplementedError(score)
+        raise TypeError(f"there is no rule here for {score}")
 
     def _cumulative(self, row: Row, score: Cumulative) -> dict[int, Worth]:
         told = _aggregate(row.paid[:, : self.computed] ** score.power, score.group)
