@@ -114,7 +114,7 @@ PRESETS: dict[str, Preset] = {
             MeanDeviation(),
             EqualHeads(),
             Keep(sinks=4, recent=0.1),
-            When(after_prefill=True, prefill_every=64, decode_every=1),
+            When(after_prefill=True, prefill_every=256, decode_every=1),
         ),
         "RoCo in EasyKV (Ren and Zhu 2024)",
     ),
