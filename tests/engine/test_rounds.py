@@ -218,6 +218,23 @@ def test_a_preempted_sequence_has_its_rounds_again_at_the_same_places() -> None:
     assert rounds_of(simulation, request)[: len(first)] == first
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_interrupted_round_leaves_a_sound_engine(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(num_blocks=400)
+    request = simulation.add(40, 6, n=n, policy=AFTER)
+
+    def interrupted(members: object) -> list[int]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(simulation.executor, "evict", interrupted)
+        simulation.run()
+    simulation.executor.cache.check_integrity()
+    assert not simulation.scheduler.running
+    simulation.run()
+    assert request.finished
+
+
 POLICIES = [
     None,
     AFTER,

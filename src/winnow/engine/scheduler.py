@@ -72,6 +72,15 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan the next step and take the blocks that it needs. The plan is empty only if nothing is unfinished."""
+        try:
+            return self._schedule()
+        except BaseException:  # a round was interrupted: its sequences start anew
+            broken, self._rounds.in_progress = self._rounds.in_progress, set()
+            for sequence in [s for s in reversed(self.running) if s in broken]:
+                self._put_back(sequence, Recompute())
+            raise
+
+    def _schedule(self) -> StepPlan:
         self._rounds.start_step()
         while True:
             self._part_siblings(budgets_differ=True)
