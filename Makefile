@@ -13,9 +13,9 @@ READY := .venv/.ready
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(READY) ## create .venv and install Winnow with its tools
+setup: $(READY) ## create .venv, build the CPU kernels and install Winnow with its tools
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(wildcard native/* native/kernels/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet -e '.[dev]'

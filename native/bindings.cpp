@@ -1,0 +1,76 @@
+// The Python face of the kernels. Tensors come as addresses: 3 us a call, where DLPack would take 14 for six of them.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "dispatch.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace winnow;
+
+namespace {
+
+template <class T>
+T *at(uintptr_t address) {
+  return reinterpret_cast<T *>(address);
+}
+
+/// (address, token stride, head stride)
+using Address = std::tuple<uintptr_t, int64_t, int64_t>;
+
+Heads heads(uintptr_t address, int64_t token_stride, int64_t head_stride) {
+  return {at<char>(address), token_stride, head_stride};
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "CPU kernels of Winnow. All tensors are given by address; see src/winnow/native.py for the checked face.";
+
+  nb::enum_<DType>(m, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("f16", DType::f16);
+
+  nb::class_<Cache>(m, "Cache")
+      .def(
+          "__init__",
+          [](Cache *self, uintptr_t k, uintptr_t v, uintptr_t position, uintptr_t score, uintptr_t pages,
+             uintptr_t page_table, uintptr_t lengths, int64_t num_slots, int64_t num_scores, int64_t block_size,
+             int64_t head_dim, int64_t num_layers, int64_t num_heads, int64_t page_entries, int64_t pages_per_seq,
+             DType dtype) {
+            new (self) Cache{at<char>(k),          at<char>(v),        at<int32_t>(position),   at<float>(score),
+                             at<int32_t>(pages),   at<int32_t>(page_table), at<int32_t>(lengths), num_slots,
+                             num_scores,           block_size,         head_dim,                num_layers,
+                             num_heads,            page_entries,       pages_per_seq,           dtype};
+          },
+          nb::kw_only(), "k"_a, "v"_a, "position"_a, "score"_a, "pages"_a, "page_table"_a, "lengths"_a, "num_slots"_a,
+          "num_scores"_a, "block_size"_a, "head_dim"_a, "num_layers"_a, "num_heads"_a, "page_entries"_a,
+          "pages_per_seq"_a, "dtype"_a);
+
+  nb::class_<Batch>(m, "Batch")
+      .def(
+          "__init__",
+          [](Batch *self, std::vector<int64_t> slots, std::vector<int64_t> counts, std::vector<int64_t> starts,
+             uintptr_t position, int64_t num_tokens) {
+            const int64_t *first = at<int64_t>(position);
+            new (self) Batch{std::move(slots), std::move(counts), std::move(starts),
+                             std::vector<int64_t>(first, first + num_tokens), {}, {}, {}};
+          },
+          nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a);
+
+  nb::class_<Kernels>(m, "Kernels")
+      .def("__init__", [](Kernels *self, const std::string &name) { new (self) Kernels(kernels_for(name)); },
+           "instruction_set"_a)
+      .def("write",
+           [](const Kernels &self, const Cache &cache, const Batch &batch, int64_t layer, uintptr_t k, int64_t k_token,
+              int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, int threads) {
+             self.write(cache, batch, layer, heads(k, k_token, k_head), heads(v, v_token, v_head), threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("compact",
+           [](const Kernels &self, const Cache &cache, uintptr_t source, uintptr_t target, int64_t n, int threads) {
+             self.compact(cache, at<int64_t>(source), at<int64_t>(target), n, threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>());
+
+  m.def("instruction_sets", &instruction_sets, "Those that this processor runs, slowest first.");
+}

@@ -1,0 +1,88 @@
+#include "dispatch.h"
+
+#include <stdexcept>
+
+#ifdef WINNOW_X86
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace winnow {
+
+#define WINNOW_DECLARE(isa)                                                                              \
+  namespace isa {                                                                                        \
+  void write(const Cache &, const Batch &, int64_t, Heads, Heads, int);                                  \
+  void compact(const Cache &, const int64_t *, const int64_t *, int64_t, int);                           \
+  const Kernels kernels{write, compact};                                                                 \
+  }
+
+WINNOW_DECLARE(generic)
+#ifdef WINNOW_X86
+WINNOW_DECLARE(avx2)
+WINNOW_DECLARE(avx512)
+WINNOW_DECLARE(avx512_bf16)
+WINNOW_DECLARE(amx)
+#endif
+
+namespace {
+
+struct Level {
+  const char *name;
+  const Kernels *kernels;
+  bool (*runs_here)();
+};
+
+#ifdef WINNOW_X86
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+/// Linux hands out the large tile registers only to who asks.
+bool has_amx() {
+#if defined(__linux__)
+  constexpr long ask_permission = 0x1023, tile_data = 18;
+  unsigned a = 7, b = 0, c = 0, d = 0;
+  __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  const bool tiles = (d >> 24 & 1) && (d >> 22 & 1);  // AMX-TILE, AMX-BF16
+  return tiles && has_avx512_bf16() && syscall(SYS_arch_prctl, ask_permission, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+const Level LEVELS[] = {
+    {"generic", &generic::kernels, [] { return true; }},
+#ifdef WINNOW_X86
+    {"avx2", &avx2::kernels, has_avx2},
+    {"avx512", &avx512::kernels, has_avx512},
+    {"avx512_bf16", &avx512_bf16::kernels, has_avx512_bf16},
+    {"amx", &amx::kernels, has_amx},
+#endif
+};
+
+}  // namespace
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const Level &level : LEVELS)
+    if (level.runs_here()) names.emplace_back(level.name);
+  return names;
+}
+
+const Kernels &kernels_for(const std::string &name) {
+  for (const Level &level : LEVELS)
+    if (name == level.name && level.runs_here()) return *level.kernels;
+  std::string known;
+  for (const std::string &here : instruction_sets()) known += (known.empty() ? "" : ", ") + here;
+  throw std::invalid_argument("instruction set must be one of " + known + ", got " + name);
+}
+
+}  // namespace winnow

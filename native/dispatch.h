@@ -1,0 +1,25 @@
+// The kernels of one instruction set, and the choice between them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "types.h"
+
+namespace winnow {
+
+struct Kernels {
+  /// Store the batch's KVs, [T, H, d] each, in the last slots of their rows; their scores become 0.
+  void (*write)(const Cache &, const Batch &, int64_t layer, Heads k, Heads v, int threads);
+  /// Move KVs between slots: key, value, position, scores.
+  void (*compact)(const Cache &, const int64_t *source, const int64_t *target, int64_t n, int threads);
+};
+
+/// Instruction sets that this build holds and this processor runs, slowest first.
+std::vector<std::string> instruction_sets();
+
+/// The kernels of an instruction set out of `instruction_sets()`.
+/// Throws std::invalid_argument: it is none of them.
+const Kernels &kernels_for(const std::string &name);
+
+}  // namespace winnow

@@ -1,0 +1,87 @@
+// What Python hands to the kernels: plain data, the same for every instruction set.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace winnow {
+
+enum class DType : int32_t { f32, bf16, f16 };
+
+inline int64_t bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
+
+/// The memory of a cache and the tables that say whose it is; see winnow.cache.
+struct Cache {
+  char *k, *v;                // [num_slots, head_dim] of dtype
+  int32_t *position;          // [num_slots]
+  float *score;               // [num_scores, num_slots]
+  const int32_t *pages;       // [num_pages, num_layers, num_heads, page_entries]: block ids
+  const int32_t *page_table;  // [max_seqs, pages_per_seq]
+  const int32_t *lengths;     // [max_seqs, num_layers, num_heads]
+  int64_t num_slots, num_scores, block_size, head_dim;
+  int64_t num_layers, num_heads, page_entries, pages_per_seq;
+  DType dtype;
+};
+
+/// One row: a sequence's KVs in one layer and head.
+class Row {
+ public:
+  Row(const Cache &cache, int64_t seq_slot, int64_t layer, int64_t head)
+      : length(cache.lengths[(seq_slot * cache.num_layers + layer) * cache.num_heads + head]),
+        cache_(cache),
+        table_(cache.page_table + seq_slot * cache.pages_per_seq),
+        offset_((layer * cache.num_heads + head) * cache.page_entries) {}
+
+  const int64_t length;
+
+  /// Flat slot numbers of the KVs [first, first + n).
+  void slots(int64_t first, int64_t n, int64_t *out) const {
+    const int64_t size = cache_.block_size, entries = cache_.page_entries;
+    const int64_t page_size = cache_.num_layers * cache_.num_heads * entries;
+    int64_t block = first / size, offset = first % size;
+    for (int64_t i = 0; i < n; ++block, offset = 0) {
+      const int64_t page = table_[block / entries];
+      const int64_t id = cache_.pages[page * page_size + offset_ + block % entries];
+      for (; offset < size && i < n; ++offset) out[i++] = id * size + offset;
+    }
+  }
+
+ private:
+  const Cache &cache_;
+  const int32_t *table_;
+  const int64_t offset_;
+};
+
+enum class Term : int32_t { attention, squared, group_squared, below_average, value_aware };
+enum class Group : int32_t { sum, mean, max };
+
+/// See winnow.attention.Observe and Pool, field by field.
+struct Observe {
+  std::vector<Term> terms;
+  Group group;
+  int64_t exclude_first;
+  bool replace;
+  int64_t pool_size;  // 0: scores are not pooled
+  bool pool_max;      // else the average
+  bool pool_per_query_head, pool_skip_window;
+};
+
+/// See winnow.attention.Spans.
+struct Batch {
+  std::vector<int64_t> slots, counts, starts;  // [B]
+  std::vector<int64_t> position;               // [T]
+  std::vector<int64_t> observe;                // [B]: index into observes, or -1
+  std::vector<int64_t> observe_from;           // [B]
+  std::vector<Observe> observes;
+
+  int64_t num_seqs() const { return static_cast<int64_t>(slots.size()); }
+  int64_t num_tokens() const { return static_cast<int64_t>(position.size()); }
+};
+
+/// A [tokens, heads, head_dim] tensor whose last dimension is dense; strides count elements.
+struct Heads {
+  char *data;
+  int64_t token_stride, head_stride;
+};
+
+}  // namespace winnow

@@ -1,0 +1,54 @@
+"""Types of the extension that native/bindings.cpp builds."""
+
+from enum import Enum
+
+class DType(Enum):
+    f32 = ...
+    bf16 = ...
+    f16 = ...
+
+class Cache:
+    def __init__(
+        self,
+        *,
+        k: int,
+        v: int,
+        position: int,
+        score: int,
+        pages: int,
+        page_table: int,
+        lengths: int,
+        num_slots: int,
+        num_scores: int,
+        block_size: int,
+        head_dim: int,
+        num_layers: int,
+        num_heads: int,
+        page_entries: int,
+        pages_per_seq: int,
+        dtype: DType,
+    ) -> None: ...
+
+class Batch:
+    def __init__(
+        self, *, slots: list[int], counts: list[int], starts: list[int], position: int, num_tokens: int
+    ) -> None: ...
+
+class Kernels:
+    def __init__(self, instruction_set: str) -> None: ...
+    def write(
+        self,
+        cache: Cache,
+        batch: Batch,
+        layer: int,
+        k: int,
+        k_token_stride: int,
+        k_head_stride: int,
+        v: int,
+        v_token_stride: int,
+        v_head_stride: int,
+        threads: int,
+    ) -> None: ...
+    def compact(self, cache: Cache, source: int, target: int, n: int, threads: int) -> None: ...
+
+def instruction_sets() -> list[str]: ...
