@@ -30,6 +30,18 @@ NB_MODULE(_native, m) {
 
   nb::enum_<DType>(m, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("f16", DType::f16);
 
+  nb::enum_<Activation>(m, "Activation")
+      .value("silu", Activation::silu)
+      .value("gelu_tanh", Activation::gelu_tanh);
+
+  nb::class_<RmsNorm>(m, "RmsNorm")
+      .def(
+          "__init__",
+          [](RmsNorm *self, uintptr_t weight, float eps, bool one_plus) {
+            new (self) RmsNorm{at<char>(weight), eps, one_plus};
+          },
+          "weight"_a, "eps"_a, "one_plus"_a);
+
   nb::class_<Cache>(m, "Cache")
       .def(
           "__init__",
@@ -69,6 +81,27 @@ NB_MODULE(_native, m) {
       .def("compact",
            [](const Kernels &self, const Cache &cache, uintptr_t source, uintptr_t target, int64_t n, int threads) {
              self.compact(cache, at<int64_t>(source), at<int64_t>(target), n, threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("rms_norm",
+           [](const Kernels &self, DType dtype, uintptr_t x, uintptr_t add, uintptr_t out, int64_t tokens, int64_t size,
+              const RmsNorm &norm, int threads) {
+             self.rms_norm({dtype, at<char>(x), at<char>(add), at<char>(out), tokens, size}, norm, threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("rotate",
+           [](const Kernels &self, DType dtype, uintptr_t heads, int64_t token_stride, int64_t tokens,
+              int64_t num_query_heads, int64_t num_kv_heads, int64_t head_dim, uintptr_t cos, uintptr_t sin,
+              int64_t rotary_dim, const RmsNorm &query_norm, const RmsNorm &key_norm, int threads) {
+             self.rotate({dtype, at<char>(heads), token_stride, tokens, num_query_heads, num_kv_heads, head_dim,
+                          at<char>(cos), at<char>(sin), rotary_dim},
+                         query_norm, key_norm, threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("gate",
+           [](const Kernels &self, DType dtype, uintptr_t gate_up, uintptr_t out, int64_t tokens, int64_t size,
+              Activation activation, int threads) {
+             self.gate({dtype, at<char>(gate_up), at<char>(out), tokens, size}, activation, threads);
            },
            nb::call_guard<nb::gil_scoped_release>());
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "layers.h"
 #include "types.h"
 
 namespace winnow {
@@ -13,6 +14,12 @@ struct Kernels {
   void (*write)(const Cache &, const Batch &, int64_t layer, Heads k, Heads v, int threads);
   /// Move KVs between slots: key, value, position, scores.
   void (*compact)(const Cache &, const int64_t *source, const int64_t *target, int64_t n, int threads);
+  /// Norm rows, in the same pass adding to them.
+  void (*rms_norm)(const NormRows &, const RmsNorm &, int threads);
+  /// Norm the heads of queries and keys, where they have norms, and rotate them at their positions.
+  void (*rotate)(const RotaryRows &, const RmsNorm &query_norm, const RmsNorm &key_norm, int threads);
+  /// What stands between the two products of a gated feed-forward layer.
+  void (*gate)(const GatedRows &, Activation, int threads);
 };
 
 /// Instruction sets that this build holds and this processor runs, slowest first.

@@ -7,6 +7,13 @@ class DType(Enum):
     bf16 = ...
     f16 = ...
 
+class Activation(Enum):
+    silu = ...
+    gelu_tanh = ...
+
+class RmsNorm:
+    def __init__(self, weight: int, eps: float, one_plus: bool) -> None: ...
+
 class Cache:
     def __init__(
         self,
@@ -50,5 +57,42 @@ class Kernels:
         threads: int,
     ) -> None: ...
     def compact(self, cache: Cache, source: int, target: int, n: int, threads: int) -> None: ...
+    def rms_norm(
+        self,
+        dtype: DType,
+        x: int,
+        add: int,
+        out: int,
+        tokens: int,
+        size: int,
+        norm: RmsNorm,
+        threads: int,
+    ) -> None: ...
+    def rotate(
+        self,
+        dtype: DType,
+        heads: int,
+        token_stride: int,
+        tokens: int,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        cos: int,
+        sin: int,
+        rotary_dim: int,
+        query_norm: RmsNorm,
+        key_norm: RmsNorm,
+        threads: int,
+    ) -> None: ...
+    def gate(
+        self,
+        dtype: DType,
+        gate_up: int,
+        out: int,
+        tokens: int,
+        size: int,
+        activation: Activation,
+        threads: int,
+    ) -> None: ...
 
 def instruction_sets() -> list[str]: ...

@@ -1,0 +1,123 @@
+// What a decoder layer computes besides matrix products and attention. Arithmetic is float whatever the number format.
+// A row is one thread's work from end to end, so results do not depend on how many threads there are.
+#include <algorithm>
+#include <cmath>
+
+#include "../layers.h"
+#include "simd.h"
+
+namespace winnow::WINNOW_ISA {
+
+namespace {
+
+/// Elements below which waking other threads costs more than they save.
+constexpr int64_t PARALLEL_FROM = 16384;
+
+template <class F>
+void with_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f32: return f(float{});
+    case DType::bf16: return f(bf16{});
+    case DType::f16: return f(f16{});
+  }
+}
+
+template <class T>
+vf get(const T *from, int n) {
+  return n == WIDTH ? load(from) : load_part(from, n);
+}
+
+template <class T>
+void put(T *to, vf value, int n) {
+  if (n == WIDTH)
+    store(to, value);
+  else
+    store_part(to, value, n);
+}
+
+/// Calls body(first, count) for pieces of at most a register's width.
+template <class F>
+inline void pieces(int64_t n, F body) {
+  for (int64_t i = 0; i < n; i += WIDTH) body(i, static_cast<int>(std::min<int64_t>(WIDTH, n - i)));
+}
+
+template <class T>
+void norm_row(T *x, const T *add, T *out, int64_t size, const RmsNorm &norm) {
+  vf sum{};
+  pieces(size, [&](int64_t i, int n) {
+    vf value = get(x + i, n);
+    if (add) {
+      put(x + i, value + get(add + i, n), n);
+      value = get(x + i, n);  // the residual stream as it is stored, rounded
+    }
+    sum += value * value;
+  });
+  const float scale = 1.0f / std::sqrt(horizontal_sum(sum) / static_cast<float>(size) + norm.eps);
+  const T *weight = reinterpret_cast<const T *>(norm.weight);
+  const float plus = norm.one_plus ? 1.0f : 0.0f;
+  pieces(size, [&](int64_t i, int n) { put(out + i, get(x + i, n) * scale * (get(weight + i, n) + plus), n); });
+}
+
+template <class T>
+void rotate_head(T *x, const T *cos, const T *sin, int64_t half) {
+  pieces(half, [&](int64_t i, int n) {
+    const vf a = get(x + i, n), b = get(x + half + i, n);
+    put(x + i, a * get(cos + i, n) - b * get(sin + i, n), n);
+    put(x + half + i, b * get(cos + half + i, n) + a * get(sin + half + i, n), n);
+  });
+}
+
+/// x / (1 + e^-y): silu for y = x. The tanh form of gelu is the same with y = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+inline vf activate(vf x, Activation activation) {
+  const vf y = activation == Activation::silu ? x : 1.59576912f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + vexp(-y));
+}
+
+}  // namespace
+
+void rms_norm(const NormRows &rows, const RmsNorm &norm, int threads) {
+  with_type(rows.dtype, [&](auto type) {
+    using T = decltype(type);
+    T *x = reinterpret_cast<T *>(rows.x), *out = reinterpret_cast<T *>(rows.out);
+    const T *add = reinterpret_cast<const T *>(rows.add);
+#pragma omp parallel for num_threads(threads) if (rows.tokens * rows.size >= PARALLEL_FROM)
+    for (int64_t t = 0; t < rows.tokens; ++t) {
+      const int64_t at = t * rows.size;
+      norm_row(x + at, add ? add + at : nullptr, out + at, rows.size, norm);
+    }
+  });
+}
+
+void rotate(const RotaryRows &rows, const RmsNorm &query_norm, const RmsNorm &key_norm, int threads) {
+  with_type(rows.dtype, [&](auto type) {
+    using T = decltype(type);
+    const int64_t heads = rows.num_query_heads + rows.num_kv_heads, dim = rows.head_dim;
+#pragma omp parallel for num_threads(threads) if (rows.tokens * heads * dim >= PARALLEL_FROM)
+    for (int64_t t = 0; t < rows.tokens; ++t) {
+      const T *cos = reinterpret_cast<const T *>(rows.cos) + t * rows.rotary_dim;
+      const T *sin = reinterpret_cast<const T *>(rows.sin) + t * rows.rotary_dim;
+      for (int64_t head = 0; head < heads; ++head) {
+        T *x = reinterpret_cast<T *>(rows.heads) + t * rows.token_stride + head * dim;
+        const RmsNorm &norm = head < rows.num_query_heads ? query_norm : key_norm;
+        if (norm.weight) norm_row<T>(x, nullptr, x, dim, norm);
+        rotate_head(x, cos, sin, rows.rotary_dim / 2);
+      }
+    }
+  });
+}
+
+void gate(const GatedRows &rows, Activation activation, int threads) {
+  with_type(rows.dtype, [&](auto type) {
+    using T = decltype(type);
+#pragma omp parallel for num_threads(threads) if (rows.tokens * rows.size >= PARALLEL_FROM)
+    for (int64_t t = 0; t < rows.tokens; ++t) {
+      const T *from = reinterpret_cast<const T *>(rows.gate_up) + 2 * t * rows.size;
+      T *out = reinterpret_cast<T *>(rows.out) + t * rows.size;
+      pieces(rows.size, [&](int64_t i, int n) {
+        put(out + i, activate(get(from + i, n), activation) * get(from + rows.size + i, n), n);
+      });
+    }
+  });
+}
+
+}  // namespace winnow::WINNOW_ISA

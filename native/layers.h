@@ -1,0 +1,44 @@
+// What the kernels around a layer's matrix products are given. All rows are dense unless a stride is named; strides
+// count elements.
+#pragma once
+
+#include "types.h"
+
+namespace winnow {
+
+/// Root-mean-square norm: x / sqrt(mean(x^2) + eps) * weight.
+struct RmsNorm {
+  const char *weight;  // [size]; null: there is no such norm
+  float eps;
+  bool one_plus;  // the factor is 1 + weight (Gemma)
+};
+
+/// Rows to norm, each from x to out.
+struct NormRows {
+  DType dtype;
+  char *x;          // [tokens, size]
+  const char *add;  // [tokens, size], added to x in place before the norm; null: nothing
+  char *out;        // [tokens, size]
+  int64_t tokens, size;
+};
+
+/// Heads to rotate in place, the query heads followed by the key heads in every row.
+struct RotaryRows {
+  DType dtype;
+  char *heads;  // [tokens, num_query_heads + num_kv_heads, head_dim]
+  int64_t token_stride, tokens, num_query_heads, num_kv_heads, head_dim;
+  const char *cos, *sin;  // [tokens, rotary_dim]
+  int64_t rotary_dim;     // the first so many dimensions turn, in pairs of one from each half
+};
+
+enum class Activation : int32_t { silu, gelu_tanh };
+
+/// Feed-forward rows: out = activation(gate) * up.
+struct GatedRows {
+  DType dtype;
+  const char *gate_up;  // [tokens, 2 * size]: gate, then up
+  char *out;            // [tokens, size]
+  int64_t tokens, size;
+};
+
+}  // namespace winnow

@@ -1,0 +1,1 @@
+"""Decoder layers in a few native passes, wherever they compute what transformers' own layer computes."""

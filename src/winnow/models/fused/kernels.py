@@ -1,0 +1,101 @@
+"""The native kernels around a layer's matrix products, with tensors in place of addresses."""
+
+import torch
+from torch import Tensor
+
+from winnow import _native
+
+_DTYPES = {
+    torch.float32: _native.DType.f32,
+    torch.bfloat16: _native.DType.bf16,
+    torch.float16: _native.DType.f16,
+}
+
+
+class NormWeight:
+    """The weight of a root-mean-square norm.
+
+    Args:
+        weight: [size], dense.
+        one_plus: rows are multiplied by 1 + weight (Gemma).
+    """
+
+    def __init__(self, weight: Tensor, eps: float, *, one_plus: bool = False) -> None:
+        assert weight.is_contiguous(), "the kernel reads the weight as one dense row"
+        self.weight = weight  # what `native` points at
+        self.native = _native.RmsNorm(weight.data_ptr(), eps, one_plus)
+
+
+class LayerKernels:
+    """Works on CPU tensors of float32, bfloat16 or float16, all of a call of the same type; arithmetic is float32."""
+
+    def __init__(self, kernels: _native.Kernels) -> None:
+        self._kernels = kernels
+        self._no_norm = _native.RmsNorm(0, 0.0, False)
+
+    def rms_norm(self, x: Tensor, norm: NormWeight, add: Tensor | None = None) -> Tensor:
+        """The norm of x, [T, size]; `add`, of the same shape, is first added to x in place."""
+        assert x.is_contiguous() and (add is None or (add.is_contiguous() and add.shape == x.shape))
+        out = torch.empty_like(x)
+        self._kernels.rms_norm(
+            _DTYPES[x.dtype],
+            x.data_ptr(),
+            0 if add is None else add.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            x.shape[1],
+            norm.native,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def rotate(
+        self,
+        heads: Tensor,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        cos: Tensor,
+        sin: Tensor,
+        query_norm: NormWeight | None = None,
+        key_norm: NormWeight | None = None,
+    ) -> None:
+        """Norm and rotate queries and keys in place, dimension i with dimension i + rotary_dim / 2.
+
+        Args:
+            heads: [T, (num_query_heads + num_kv_heads) * head_dim or more], rows dense: queries, keys, anything.
+            cos, sin: [T, rotary_dim].
+            query_norm, key_norm: of each head, before it is rotated.
+        """
+        assert heads.stride(1) == 1 and cos.is_contiguous() and sin.is_contiguous()
+        assert heads.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape
+        self._kernels.rotate(
+            _DTYPES[heads.dtype],
+            heads.data_ptr(),
+            heads.stride(0),
+            heads.shape[0],
+            num_query_heads,
+            num_kv_heads,
+            head_dim,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.shape[1],
+            self._no_norm if query_norm is None else query_norm.native,
+            self._no_norm if key_norm is None else key_norm.native,
+            torch.get_num_threads(),
+        )
+
+    def gate(self, gate_up: Tensor, activation: _native.Activation) -> Tensor:
+        """activation(gate) * up, [T, F], of both side by side, [T, 2 * F]."""
+        assert gate_up.is_contiguous()
+        out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+        self._kernels.gate(
+            _DTYPES[gate_up.dtype],
+            gate_up.data_ptr(),
+            out.data_ptr(),
+            out.shape[0],
+            out.shape[1],
+            activation,
+            torch.get_num_threads(),
+        )
+        return out

@@ -1,0 +1,142 @@
+"""The kernels around matrix products against torch's formulas: every number format, every instruction set."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_native = pytest.importorskip("winnow._native")
+from winnow.models.fused.kernels import LayerKernels, NormWeight  # noqa: E402
+
+DTYPES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+# Sizes with and without a rest after whole registers; many rows, so that threads share them.
+SHAPES = [(1, 5), (3, 64), (7, 771), (600, 48)]
+
+
+@pytest.fixture(params=_native.instruction_sets())
+def kernels(request: pytest.FixtureRequest) -> LayerKernels:
+    return LayerKernels(_native.Kernels(request.param))
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Both rounded once to `dtype`: they may differ by its last bit."""
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected.float(), rtol=DTYPES[dtype], atol=DTYPES[dtype] / 10)
+
+
+def plain_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (weight.float() + one_plus)
+
+
+def plain_rotation(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, d]; cos and sin [T, rotary_dim]."""
+    turned, rest = x.float().split([cos.shape[1], x.shape[2] - cos.shape[1]], dim=-1)
+    a, b = turned.chunk(2, dim=-1)
+    cos, sin = cos.float()[:, None], sin.float()[:, None]
+    return torch.cat([turned * cos + torch.cat([-b, a], dim=-1) * sin, rest], dim=-1)
+
+
+@pytest.mark.parametrize("one_plus", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norm(kernels: LayerKernels, dtype: torch.dtype, shape: tuple[int, int], one_plus: bool) -> None:
+    x, weight = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
+    before = x.clone()
+    found = kernels.rms_norm(x, NormWeight(weight, 1e-5, one_plus=one_plus))
+    assert_close(found, plain_norm(x, weight, 1e-5, one_plus), dtype)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norm_after_adding(kernels: LayerKernels, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    x, add, weight = (
+        torch.randn(shape).to(dtype),
+        torch.randn(shape).to(dtype),
+        torch.randn(shape[1]).to(dtype),
+    )
+    total = x + add
+    found = kernels.rms_norm(x, NormWeight(weight, 1e-6), add)
+    assert torch.equal(x, total), "the residual stream is rounded as torch rounds it"
+    assert_close(found, plain_norm(total, weight, 1e-6, False), dtype)
+
+
+def test_a_row_of_zeros_stays_finite(kernels: LayerKernels, dtype: torch.dtype) -> None:
+    found = kernels.rms_norm(torch.zeros(2, 48, dtype=dtype), NormWeight(torch.ones(48, dtype=dtype), 1e-6))
+    assert torch.equal(found, torch.zeros_like(found))
+
+
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (16, 16), (20, 10), (48, 6), (8, 2)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotation(
+    kernels: LayerKernels, dtype: torch.dtype, head_dim: int, rotary_dim: int, normed: bool
+) -> None:
+    tokens, query_heads, kv_heads = 37, 6, 2
+    qkv = torch.randn(tokens, (query_heads + 2 * kv_heads) * head_dim).to(dtype)
+    cos, sin = torch.randn(2, tokens, rotary_dim).to(dtype)
+    weights = torch.randn(2, head_dim).to(dtype)
+    q, k, v = (
+        part.unflatten(1, (-1, head_dim))
+        for part in qkv.clone().split([n * head_dim for n in (query_heads, kv_heads, kv_heads)], dim=1)
+    )
+    norms = [NormWeight(weight, 1e-6) for weight in weights] if normed else [None, None]
+    kernels.rotate(qkv, query_heads, kv_heads, head_dim, cos, sin, *norms)
+    if normed:  # rounded between norm and rotation, as in transformers
+        q, k = (plain_norm(x, w, 1e-6, False).to(dtype) for x, w in zip((q, k), weights, strict=True))
+    expected = torch.cat([plain_rotation(q, cos, sin), plain_rotation(k, cos, sin), v.float()], dim=1)
+    found = qkv.unflatten(1, (-1, head_dim))
+    assert found.dtype == dtype
+    # A norm's last bit may round either way before the rotation mixes two of them.
+    torch.testing.assert_close(
+        found.float(), expected, rtol=DTYPES[dtype], atol=DTYPES[dtype] * (8 if normed else 1)
+    )
+    assert torch.equal(found[:, query_heads + kv_heads :], v)
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gate(kernels: LayerKernels, dtype: torch.dtype, shape: tuple[int, int], name: str) -> None:
+    gate, up = (4 * torch.randn(2, *shape)).to(dtype)
+    gate[0, :4] = torch.tensor([-100.0, 100.0, 0.0, -1e-3]).to(dtype)
+    plain = F.silu if name == "silu" else lambda x: F.gelu(x, approximate="tanh")
+    found = kernels.gate(torch.cat([gate, up], dim=1), getattr(_native.Activation, name))
+    expected = (plain(gate.double()) * up.double()).to(dtype)
+    torch.testing.assert_close(found, expected, rtol=DTYPES[dtype] * 2, atol=1e-5)
+
+
+def test_any_number_of_threads_gives_the_same_bits(kernels: LayerKernels, dtype: torch.dtype) -> None:
+    x, add = torch.randn(2, 500, 96).to(dtype)
+    weight = NormWeight(torch.randn(96).to(dtype), 1e-6)
+    cos, sin = torch.randn(2, 500, 16).to(dtype)
+
+    def run(threads: int) -> list[Tensor]:
+        torch.set_num_threads(threads)
+        residual, heads = x.clone(), add.clone()
+        kernels.rotate(heads, 3, 2, 16, cos, sin)
+        return [
+            kernels.rms_norm(residual, weight, add),
+            residual,
+            heads,
+            kernels.gate(x, _native.Activation.silu),
+        ]
+
+    before = torch.get_num_threads()
+    try:
+        runs = [run(threads) for threads in (1, 2, 4)]
+    finally:
+        torch.set_num_threads(before)
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
