@@ -21,6 +21,7 @@ LAYERS = [
     "engine",
     "llm",
     "evaluate",
+    "bench",
     "cli",
 ]
 

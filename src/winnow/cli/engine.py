@@ -74,14 +74,18 @@ def sampling_options(namespace: argparse.Namespace) -> dict[str, Any]:
 
 def open_llm(options: dict[str, Any]) -> "LLM":
     """Load the model and set up its cache."""
-    from transformers.utils import logging
-
     from winnow.llm import LLM
 
-    # Standard error is for our own progress and messages.
+    silence_transformers()
+    return LLM(**options)
+
+
+def silence_transformers() -> None:
+    """Standard error is for our own progress and messages."""
+    from transformers.utils import logging
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    return LLM(**options)
 
 
 def demo_model() -> Path:

@@ -30,6 +30,7 @@ COMMANDS = {
     "generate": "stream the answer to one prompt",
     "inspect": "show which tokens of a prompt survive eviction, in which layer and head",
     "policies": "list the eviction policies, or show one in full",
+    "bench": "measure how fast it is here, beside the machine's limits",
 }
 
 
@@ -85,6 +86,8 @@ def _dispatch(argv: Sequence[str]) -> int:
             chosen.set_defaults(execute=command.execute)
     namespace, unknown = parser.parse_known_args(argv)
     if unknown:
+        # A command with commands of its own says whose flags were meant.
+        chosen = getattr(namespace, "parser", chosen)
         nearest = chosen.nearest_flag(unknown[0])
         hint = f"; did you mean {nearest}?" if nearest else ""
         chosen.error(f"unknown argument {unknown[0]!r}{hint}")

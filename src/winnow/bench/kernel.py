@@ -1,0 +1,238 @@
+"""The operations of attention backends, side by side, beside what the machine can do."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from winnow.attention import (
+    AttentionBackend,
+    AttentionSpec,
+    Group,
+    Observe,
+    Pool,
+    Spans,
+    Term,
+    open_backend,
+)
+from winnow.bench.kernel_case import KernelCase, torch_device, torch_dtype
+from winnow.bench.kernel_config import KernelConfig
+from winnow.bench.limits import Limits
+from winnow.bench.machine import Machine
+from winnow.bench.timing import Call, interleave
+
+DECODE_OBSERVED = {
+    "attention": Observe((Term.ATTENTION,)),
+    "squared": Observe((Term.SQUARED,), exclude_first=10),
+    "value aware": Observe((Term.VALUE_AWARE,)),
+}
+"""What decoding queries tell the scores: H2O, KV-Compress (eq. 19), DropKV."""
+WINDOW = 8
+WINDOW_OBSERVED = Observe((Term.SQUARED,), Group.SUM, replace=True, pool=Pool(7))
+"""What a prompt's last queries tell the scores in KV-Compress."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation over one layer."""
+
+    name: str
+    run: Callable[[AttentionBackend, int], object]
+    """By a backend, over a layer."""
+    bytes_read: float = 0
+    """Of keys and values, in a layer; queries, outputs, positions and scores come on top and are not counted."""
+    bytes_written: float = 0
+    flops: int = 0
+    """Of the two products of attention, over the pairs of query and KV that are not masked. 0: memory is the limit."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """An operation as one backend computed it."""
+
+    operation: str
+    backend: str
+    seconds: tuple[float, ...]
+    """For one layer, by repeat."""
+    bytes_read: float
+    bytes_written: float
+    flops: int
+    limits: Limits
+
+    @property
+    def median(self) -> float:
+        """Seconds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes of keys and values per second; None where arithmetic is the limit and hardly any are moved."""
+        moved = self.bytes_read + self.bytes_written
+        return moved / self.median if moved else None
+
+    @property
+    def bandwidth_share(self) -> float | None:
+        """Of the measured limit: of copying where the operation writes KVs, else of reading."""
+        limit = self.limits.copy if self.bytes_written else self.limits.read
+        return None if self.bandwidth is None else self.bandwidth / limit
+
+    @property
+    def flop_rate(self) -> float | None:
+        """Floating-point operations per second; None where memory is the limit."""
+        return self.flops / self.median if self.flops else None
+
+    @property
+    def flop_share(self) -> float | None:
+        """Of the measured rate of a matrix product in this dtype."""
+        return None if self.flop_rate is None else self.flop_rate / self.limits.matmul
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, and what follows from them."""
+        told = asdict(self)
+        del told["limits"]
+        derived = ("median", "bandwidth", "bandwidth_share", "flop_rate", "flop_share")
+        return told | {name: getattr(self, name) for name in derived}
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """All measurements of a run."""
+
+    config: KernelConfig
+    machine: Machine
+    layers: int
+    cache_bytes: int
+    """Keys and values that all layers hold together."""
+    limits: Limits
+    measurements: tuple[Measurement, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the machine, which heads every report."""
+        return {
+            "config": asdict(self.config),
+            "layers": self.layers,
+            "cache_bytes": self.cache_bytes,
+            "limits": asdict(self.limits),
+            "operations": [measurement.to_json() for measurement in self.measurements],
+        }
+
+
+def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> KernelReport:
+    """Measure the machine's limits, then every operation on every backend.
+
+    Args:
+        progress: is told what comes next.
+
+    Raises:
+        ConfigError: a backend does not run here, or the KVs do not fit into memory.
+    """
+    backends = dict(_open(name) for name in config.backends)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = torch_device(config)
+    machine = Machine.here(device)
+    progress("limits of the machine")
+    limits = Limits.measure(torch_dtype(config), device)
+    progress("filling the cache")
+    with torch.inference_mode():
+        case = KernelCase.build(config, machine.last_level_cache)
+        measurements: list[Measurement] = []
+        for operation in operations(case):
+            progress(operation.name)
+            measurements += _measure(operation, backends, case, limits)
+    cache_bytes = int(case.lengths.sum()) * case.kv_bytes
+    return KernelReport(config, machine, case.layers, cache_bytes, limits, tuple(measurements))
+
+
+def _open(name: str) -> tuple[str, AttentionBackend]:
+    """A backend and what the report calls it: "auto" alone would mean another one tomorrow."""
+    backend = open_backend(name)
+    kind = type(backend).__name__.removesuffix("Backend").lower()
+    return (f"auto ({kind})" if name == "auto" else name), backend
+
+
+def operations(case: KernelCase) -> Iterator[Operation]:
+    """What an engine asks of a backend. Compaction comes last: afterwards rows are no prompts any more."""
+    config = case.config
+    decode, prefill = case.spans(config.batch, 0), case.spans(0, config.prefills)
+    mixed = case.spans(config.batch - 1, 1)
+    yield Operation("write, decode", _write(case, decode), bytes_written=_written(case, decode))
+    yield Operation("write, prefill", _write(case, prefill), bytes_written=_written(case, prefill))
+    read = _read(case, decode)
+    yield Operation("decode", _attend(case, decode), read)
+    for name, observe in DECODE_OBSERVED.items():
+        yield Operation(f"decode, {name}", _attend(case, case.spans(config.batch, 0, observe)), read)
+    flops = attention_flops(case, prefill)
+    yield Operation("prefill", _attend(case, prefill), flops=flops)
+    window = case.spans(0, config.prefills, WINDOW_OBSERVED, min(WINDOW, config.chunk))
+    yield Operation(f"prefill, window {WINDOW}", _attend(case, window), flops=flops)
+    yield Operation("mixed", _attend(case, mixed), _read(case, mixed), flops=attention_flops(case, mixed))
+    moves = [case.moves(layer) for layer in range(case.layers)]
+    moved = sum(len(source) for source, _ in moves) / case.layers * case.kv_bytes
+    yield Operation(
+        "compact", lambda backend, layer: backend.compact(case.cache.pool, *moves[layer]), moved, moved
+    )
+
+
+def attention_flops(case: KernelCase, spans: Spans) -> int:
+    """Of q k^T and of the product with v, over unmasked pairs, a multiplication and an addition counted as two.
+
+    The mean over the layers, where rows differ.
+    """
+    lengths = case.cache.manager.host_lengths[spans.slots].astype(np.int64)  # [B, layers, heads]
+    counts = spans.counts[:, None, None]
+    # The last of n queries sees the whole row, the one before it one KV less, and so on.
+    pairs = (counts * lengths - counts * (counts - 1) // 2).sum() / case.layers
+    config = case.config
+    return round(4 * config.head_dim * pairs * (config.query_heads // config.kv_heads))
+
+
+def _read(case: KernelCase, spans: Spans) -> float:
+    """Bytes of keys and values in the rows of a layer, the mean over the layers."""
+    return float(case.cache.manager.host_lengths[spans.slots].sum()) / case.layers * case.kv_bytes
+
+
+def _written(case: KernelCase, spans: Spans) -> float:
+    return float(spans.counts.sum()) * case.config.kv_heads * case.kv_bytes
+
+
+def _attend(case: KernelCase, spans: Spans) -> Callable[[AttentionBackend, int], Tensor]:
+    spec = AttentionSpec(scale=case.config.head_dim**-0.5)
+    q = case.q[: int(spans.counts.sum())]
+    return lambda backend, layer: backend.attend(case.cache, spans, layer, q, spec)
+
+
+def _write(case: KernelCase, spans: Spans) -> Callable[[AttentionBackend, int], None]:
+    tokens = int(spans.counts.sum())
+    k, v = case.k[:tokens], case.v[:tokens]
+    return lambda backend, layer: backend.write(case.cache, spans, layer, k, v)
+
+
+def _measure(
+    operation: Operation, backends: dict[str, AttentionBackend], case: KernelCase, limits: Limits
+) -> Iterator[Measurement]:
+    """Each backend in turn, a pass over all layers at a time."""
+
+    def over_layers(backend: AttentionBackend) -> Call:
+        def run() -> None:
+            for layer in range(case.layers):
+                operation.run(backend, layer)
+
+        return run
+
+    calls = [over_layers(backend) for backend in backends.values()]
+    rounds = interleave(calls, case.config.repeats, case.q.device)
+    for name, seconds in zip(backends, rounds, strict=True):
+        yield Measurement(
+            operation.name,
+            name,
+            tuple(second / case.layers for second in seconds),
+            operation.bytes_read,
+            operation.bytes_written,
+            operation.flops,
+            limits,
+        )

@@ -1,0 +1,186 @@
+"""A paged cache as a running engine leaves it, and batches over it, for kernels to be measured on."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from winnow.attention import Observe, PagedCache, ReferenceBackend, Spans
+from winnow.bench.kernel_config import KernelConfig
+from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.cache.layout import ceil_div
+from winnow.errors import ConfigError
+from winnow.units import format_bytes
+
+# All layers together hold so many times the last-level cache: a pass over them finds nothing of the pass before.
+_TIMES_CACHE = 4
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """A filled cache. Its sequences end with a chunk of their prompt, whose last token serves as the decoding one."""
+
+    config: KernelConfig
+    cache: PagedCache
+    slots: tuple[int, ...]
+    q: Tensor
+    """[batch * chunk, query_heads, head_dim], for whatever batch needs a part of it."""
+    k: Tensor
+    """[batch * chunk, kv_heads, head_dim]."""
+    v: Tensor
+
+    @classmethod
+    def build(cls, config: KernelConfig, last_level_cache: int) -> "KernelCase":
+        """Fill as many layers as hold four times `last_level_cache` bytes, at least two.
+
+        Raises:
+            ConfigError: the device has not enough memory.
+        """
+        dtype, device = torch_dtype(config), torch_device(config)
+        layer_bytes = config.layer_numbers * dtype.itemsize
+        layers = max(2, ceil_div(_TIMES_CACHE * last_level_cache, layer_bytes))
+        layout = CacheLayout(layers, config.kv_heads, config.head_dim, config.block_size, dtype, num_scores=1)
+        size = _room(layout, config)
+        try:
+            manager = CacheManager(layout, size, device)
+            pool = KVPool(layout, size.num_blocks, device)
+        except (RuntimeError, torch.OutOfMemoryError):
+            needed = format_bytes(size.nbytes(layout))
+            raise ConfigError(
+                f"batch, context: {layers} layers of KVs take {needed}, more than there is"
+            ) from None
+        generator = torch.Generator(device).manual_seed(config.seed)
+
+        def random(heads: int) -> Tensor:
+            shape = (config.batch * config.chunk, heads, config.head_dim)
+            return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+        case = cls(
+            config,
+            PagedCache(pool, manager),
+            tuple(manager.open() for _ in range(config.batch)),
+            random(config.query_heads),
+            random(config.kv_heads),
+            random(config.kv_heads),
+        )
+        case._fill()
+        return case
+
+    @property
+    def layers(self) -> int:
+        """Layers of distinct KVs."""
+        return self.cache.pool.layout.num_layers
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """KVs of every row, [batch, layers, heads]."""
+        return self.cache.manager.host_lengths[list(self.slots)]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Key and value of one KV, in bytes; neither position nor score."""
+        return 2 * self.config.head_dim * self.k.element_size()
+
+    def spans(self, decodes: int, prefills: int, observe: Observe | None = None, window: int = 0) -> Spans:
+        """A batch of the first sequences decoding one token each, and of the last ones prefilling a chunk each.
+
+        Args:
+            observe: what each sequence's queries do to the scores.
+            window: only the last so many queries of a chunk count for scores; 0: all.
+        """
+        slots = [*self.slots[:decodes], *self.slots[self.config.batch - prefills :]]
+        counts = [1] * decodes + [self.config.chunk] * prefills
+        starts = [self.config.context - count for count in counts]
+        spans = Spans.build(
+            slots,
+            starts,
+            counts,
+            self.cache.manager.host_lengths[slots].max(axis=(1, 2)).astype(np.int64),
+            device=self.q.device,
+            observe=[observe] * len(slots),
+        )
+        if not window:
+            return spans
+        return replace(spans, observe_from=np.full(len(slots), self.config.context - window, dtype=np.int64))
+
+    def moves(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Source and target of a compaction to half: the back half's survivors, half of it, fill holes in the front.
+
+        Returns:
+            Flat slot numbers, int64 [n] each, over all rows of the layer.
+        """
+        half = int(self.lengths[:, layer].min()) // 2
+        block_size = self.config.block_size
+        manager = self.cache.manager
+        device = self.q.device
+        blocks = manager.tables.lookup(
+            torch.tensor(self.slots, device=device), layer, ceil_div(2 * half, block_size)
+        ).long()
+        slots = (blocks[..., None] * block_size + torch.arange(block_size, device=device)).flatten(2)
+        generator = torch.Generator(device).manual_seed(self.config.seed + layer)
+
+        def choose(first: int) -> Tensor:
+            """A random half of the slots first..first + half of each row, in their order."""
+            order = torch.rand((*slots.shape[:2], half), generator=generator, device=device).argsort(dim=-1)
+            return slots.gather(2, first + order[..., : half // 2].sort(dim=-1).values).flatten()
+
+        return choose(half), choose(0)
+
+    def _fill(self) -> None:
+        """Write all but the last chunk of every sequence, shorten rows if they are to differ, write the last chunk."""
+        config, manager = self.config, self.cache.manager
+        rng = np.random.default_rng(config.seed)
+        if config.scatter:
+            blocks = manager.allocator.allocate(manager.size.num_blocks)
+            order = torch.from_numpy(rng.permutation(len(blocks))).to(blocks.device)
+            manager.allocator.release(blocks[order], exclusive=True)
+        context = config.context - config.chunk
+        for slot in self.slots:
+            for start in range(0, context, config.chunk):
+                self._write(slot, start, min(config.chunk, context - start))
+            if config.uneven:
+                shape = (1, self.layers, config.kv_heads)
+                manager.shrink([slot], rng.integers(1, context, size=shape, dtype=np.int32, endpoint=True))
+            self._write(slot, context, config.chunk)
+
+    def _write(self, slot: int, start: int, count: int) -> None:
+        self.cache.manager.append([slot], [count])
+        lengths = self.cache.manager.host_lengths[[slot]].max(axis=(1, 2)).astype(np.int64)
+        spans = Spans.build([slot], [start], [count], lengths, device=self.q.device)
+        first = slot % self.config.batch * self.config.chunk
+        k, v = self.k[first : first + count], self.v[first : first + count]
+        for layer in range(self.layers):
+            ReferenceBackend().write(self.cache, spans, layer, k, v)
+
+
+def torch_dtype(config: KernelConfig) -> torch.dtype:
+    """The number format as torch names it."""
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
+
+
+def torch_device(config: KernelConfig) -> torch.device:
+    """The device as torch names it.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    try:
+        device = torch.device(config.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device: {config.device!r} is not usable here: {reason}") from None
+    return device
+
+
+def _room(layout: CacheLayout, config: KernelConfig) -> CacheSize:
+    """Blocks and pages for full rows."""
+    return CacheSize(
+        num_blocks=config.batch * layout.blocks_for(config.context),
+        num_pages=config.batch * layout.pages_for(config.context),
+        max_num_seqs=config.batch,
+        pages_per_seq=layout.pages_for(config.context),
+    )

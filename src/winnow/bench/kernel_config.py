@@ -1,0 +1,70 @@
+"""What `winnow bench kernel` measures."""
+
+from dataclasses import dataclass, fields
+
+from winnow.config import ATTENTION_BACKENDS, DTYPES, option, optional_int
+from winnow.errors import ConfigError
+
+_DTYPES = DTYPES[1:]
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """The shape of a batch over the paged cache, and who computes it."""
+
+    attention_backend: str = option(
+        "auto", f"backends to compare, commas between them; of {', '.join(ATTENTION_BACKENDS)}"
+    )
+    dtype: str = option("bfloat16", "number format of queries and KVs", choices=_DTYPES)
+    device: str = option("cpu", "torch device, such as cpu or cuda:0")
+    batch: int = option(32, "sequences that decode together")
+    query_heads: int = option(12, "query heads; a multiple of the KV heads")
+    kv_heads: int = option(4, "KV heads")
+    head_dim: int = option(64, "numbers in a key and in a value")
+    context: int = option(2048, "KVs in every row")
+    chunk: int = option(512, "prompt tokens of one sequence in a prefill step, the last of its context")
+    prefills: int = option(4, "sequences that prefill together")
+    block_size: int = option(16, "slots of one block")
+    scatter: bool = option(True, "blocks of a row lie all over the pool, as after long use, not side by side")
+    uneven: bool = option(
+        False,
+        "rows differ in length, between the last chunk and the whole context, as after eviction per head",
+    )
+    repeats: int = option(7, "times that everything is measured; the median counts")
+    threads: int | None = option(None, "threads of torch; left out: as many as it takes", parse=optional_int)
+    seed: int = option(0, "of KVs, lengths and the order of blocks")
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) is int and value < (field.name != "seed"):
+                raise ConfigError(f"{field.name} must be at least {int(field.name != 'seed')}, got {value}")
+        for backend in self.backends:
+            if backend not in ATTENTION_BACKENDS:
+                raise ConfigError(
+                    f"attention_backend must name some of {', '.join(ATTENTION_BACKENDS)}, got {backend!r}"
+                )
+        if len(set(self.backends)) < len(self.backends):
+            raise ConfigError(f"attention_backend must name each once, got {self.attention_backend!r}")
+        if self.query_heads % self.kv_heads:
+            raise ConfigError(
+                f"query_heads must be a multiple of kv_heads ({self.kv_heads}), got {self.query_heads}"
+            )
+        if self.chunk > self.context // 2:
+            raise ConfigError(
+                f"chunk must be at most half the context ({self.context // 2}), got {self.chunk}"
+            )
+        if self.prefills > self.batch:
+            raise ConfigError(f"prefills must be at most batch ({self.batch}), got {self.prefills}")
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Their names, in the order typed."""
+        return tuple(name.strip() for name in self.attention_backend.split(","))
+
+    @property
+    def layer_numbers(self) -> int:
+        """In the keys and values of one layer with full rows."""
+        return self.batch * self.context * self.kv_heads * 2 * self.head_dim

@@ -1,0 +1,49 @@
+"""How many bytes hold K whole sequences of a model."""
+
+from winnow.cache import CacheLayout, CacheSize
+from winnow.config import EngineConfig
+from winnow.errors import ConfigError
+from winnow.models import load_model
+
+# What the engine keeps for each KV while nothing is evicted.
+_NUM_SCORES = 1
+_MOST = 2**50
+
+
+def kv_memory_for(config: EngineConfig, sequences: int, num_kvs: int) -> int:
+    """The least `kv_memory` in which `sequences` sequences of `num_kvs` KVs a row lie side by side, none evicted.
+
+    It is the same for every eviction policy, so that all can be compared within the same bytes. The model is loaded
+    to be asked for its shape.
+
+    Raises:
+        ConfigError: the sequences are more than `max_num_seqs` lets run, or longer than the model's limit.
+        UnsupportedModelError: the model cannot be loaded.
+    """
+    if not 1 <= sequences <= config.scheduler.max_num_seqs:
+        limit = config.scheduler.max_num_seqs
+        raise ConfigError(f"kv_seqs must be between 1 and max_num_seqs ({limit}), got {sequences}")
+    model = load_model(config.model)
+    if num_kvs > model.max_model_len:
+        raise ConfigError(
+            f"prompt_tokens + new_tokens must be at most the model's {model.max_model_len}, got {num_kvs}"
+        )
+    geometry = model.geometry
+    layout = CacheLayout(
+        geometry.num_layers,
+        geometry.num_kv_heads,
+        geometry.head_dim,
+        config.cache.block_size,
+        model.dtype,
+        _NUM_SCORES,
+    )
+    blocks = sequences * layout.blocks_for(num_kvs)
+    low, high = blocks * layout.block_bytes, _MOST
+    while low < high:  # what fits grows with the bytes
+        middle = (low + high) // 2
+        size = CacheSize.fit(layout, middle, config.scheduler.max_num_seqs, model.max_model_len)
+        if size.num_blocks >= blocks:
+            high = middle
+        else:
+            low = middle + 1
+    return low

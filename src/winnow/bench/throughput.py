@@ -1,0 +1,159 @@
+"""Fixed work through the engine, and what came of it."""
+
+import hashlib
+import json
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from winnow.bench.workload import Workload
+from winnow.llm import LLM
+from winnow.outputs import EngineStats, RequestOutput
+from winnow.sampling import SamplingParams
+
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The work done once."""
+
+    workload: Workload
+    seconds: float
+    first_token_seconds: float
+    """From submission to the first token, the median of all requests."""
+    running: tuple[int, ...]
+    """Sequences that held KVs, by step."""
+    steps: int
+    computed_prompt_tokens: int
+    """More than the prompts hold where a preempted request was computed again."""
+    preemptions: int
+    eviction_rounds: int
+    kv_bytes_freed: int
+    parts: dict[str, float]
+    """Seconds by part of the step: schedule, evict, execute, output."""
+    kv_bytes_peak: int
+    """Of the engine since its start."""
+    tokens_sha256: str
+    """Of all answers' token ids: equal work, equal answers."""
+
+    @property
+    def output_rate(self) -> float:
+        """New tokens per second."""
+        return self.workload.output_tokens / self.seconds
+
+    @property
+    def total_rate(self) -> float:
+        """Tokens of prompts and answers per second."""
+        return self.workload.total_tokens / self.seconds
+
+    @property
+    def mean_running(self) -> float:
+        """Sequences that held KVs, over all steps."""
+        return statistics.fmean(self.running)
+
+    @property
+    def most_running(self) -> int:
+        """Sequences that held KVs at the same time."""
+        return max(self.running)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, and what follows from them."""
+        told = asdict(self)
+        for name in ("workload", "running"):
+            del told[name]
+        derived = ("output_rate", "total_rate", "mean_running", "most_running")
+        return told | {name: getattr(self, name) for name in derived}
+
+
+@dataclass(frozen=True)
+class ThroughputReport:
+    """The work done several times by one engine."""
+
+    workload: Workload
+    passes: tuple[Pass, ...]
+    kv_bytes_budget: int
+    peak_resident_bytes: int
+    """Of the whole process, weights and libraries included."""
+
+    def median(self, read: Callable[[Pass], float]) -> float:
+        """Over the passes."""
+        return statistics.median(map(read, self.passes))
+
+    def spread(self, read: Callable[[Pass], float]) -> tuple[float, float]:
+        """Least and most over the passes."""
+        values = [read(each) for each in self.passes]
+        return min(values), max(values)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return {
+            "workload": asdict(self.workload),
+            "kv_bytes_budget": self.kv_bytes_budget,
+            "peak_resident_bytes": self.peak_resident_bytes,
+            "median": {
+                name: statistics.median(getattr(each, name) for each in self.passes)
+                for name in ("seconds", "output_rate", "total_rate", "first_token_seconds")
+            },
+            "passes": [each.to_json() for each in self.passes],
+        }
+
+
+OnStep = Callable[[int, EngineStats], None]
+"""Is told how many requests are done, after every step."""
+
+
+def measure_throughput(
+    llm: LLM, workload: Workload, vocab_size: int, repeat: int, on_step: OnStep
+) -> ThroughputReport:
+    """Warm up with a tiny request, then do the work `repeat` times.
+
+    Raises:
+        InvalidRequestError: a request does not fit into the model's context or the KV memory.
+    """
+    prompts = workload.prompts(vocab_size)
+    llm.generate(prompts[0][:_WARM_UP_TOKENS], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+    passes = tuple(_once(llm, workload, prompts, on_step) for _ in range(repeat))
+    # Linux counts in KiB.
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+    return ThroughputReport(workload, passes, llm.stats().kv_bytes_budget, resident)
+
+
+def _once(llm: LLM, workload: Workload, prompts: list[list[int]], on_step: OnStep) -> Pass:
+    params = SamplingParams(
+        temperature=0.0, max_tokens=workload.new_tokens, ignore_eos=True, detokenize=False
+    )
+    before = llm.stats()
+    start = time.perf_counter()
+    ids = [llm.submit(prompt, params) for prompt in prompts]
+    finished: dict[str, RequestOutput] = {}
+    running = []
+    while llm.has_unfinished:
+        ended = [output for output in llm.step() if output.finished]
+        stats = llm.stats()
+        # Those that ended with this step held KVs in it.
+        running.append(stats.num_running + len(ended))
+        finished |= {output.request_id: output for output in ended}
+        on_step(len(finished), stats)
+    seconds = time.perf_counter() - start
+    after = llm.stats()
+    answers = [finished[request_id].outputs[0].token_ids for request_id in ids]
+    assert all(len(answer) == workload.new_tokens for answer in answers), "an answer is short"
+    waits = [finished[request_id].metrics.time_to_first_token for request_id in ids]
+    return Pass(
+        workload=workload,
+        seconds=seconds,
+        first_token_seconds=statistics.median(wait for wait in waits if wait is not None),
+        running=tuple(running),
+        steps=after.num_steps - before.num_steps,
+        computed_prompt_tokens=after.prompt_tokens - before.prompt_tokens,
+        preemptions=after.num_preemptions - before.num_preemptions,
+        eviction_rounds=after.num_rounds - before.num_rounds,
+        kv_bytes_freed=after.kv_bytes_freed - before.kv_bytes_freed,
+        parts={part: after.elapsed[part] - before.elapsed.get(part, 0.0) for part in after.elapsed},
+        kv_bytes_peak=after.kv_bytes_peak,
+        tokens_sha256=hashlib.sha256(json.dumps(answers).encode()).hexdigest(),
+    )

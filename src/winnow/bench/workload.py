@@ -1,0 +1,45 @@
+"""Fixed work: so many requests of so many tokens."""
+
+import random
+from dataclasses import dataclass, fields
+
+from winnow.config import option
+from winnow.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that differ only in the tokens of their prompts, all there from the start."""
+
+    requests: int = option(32, "requests, all submitted at once")
+    prompt_tokens: int = option(512, "random tokens of each prompt")
+    new_tokens: int = option(64, "tokens of each answer, greedy; the end of text does not end it")
+    prompt_seed: int = option(0, "of the prompts")
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), int(field.name != "prompt_seed")
+            if value < least:
+                raise ConfigError(f"{field.name} must be at least {least}, got {value}")
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Prompt and answer of one request."""
+        return self.prompt_tokens + self.new_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """Of all answers."""
+        return self.requests * self.new_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """Of all prompts and answers."""
+        return self.requests * self.sequence_tokens
+
+    def prompts(self, vocab_size: int) -> list[list[int]]:
+        """Token ids, the same for every engine that is given the same work."""
+        generator = random.Random(self.prompt_seed)  # noqa: S311
+        return [
+            [generator.randrange(vocab_size) for _ in range(self.prompt_tokens)] for _ in range(self.requests)
+        ]

@@ -1,0 +1,34 @@
+"""What a report says of the machine."""
+
+from pathlib import Path
+
+from winnow.bench.machine import Machine, cpu_cache_bytes, report_head
+
+
+def write_cpu(folder: Path, cpu: int, shared_by: str) -> None:
+    for index, (level, size) in enumerate([(1, "32K"), (3, "16384K"), (2, "1024K")]):
+        cache = folder / f"cpu{cpu}" / "cache" / f"index{index}"
+        cache.mkdir(parents=True)
+        (cache / "level").write_text(f"{level}\n")
+        (cache / "size").write_text(f"{size}\n")
+        (cache / "shared_cpu_list").write_text(f"{shared_by if level == 3 else cpu}\n")
+
+
+def test_last_level_caches_of_all_sockets_count_once_each(tmp_path: Path) -> None:
+    for cpu in range(4):
+        write_cpu(tmp_path, cpu, "0-1" if cpu < 2 else "2-3")
+    (tmp_path / "cpufreq").mkdir()
+    assert cpu_cache_bytes(tmp_path) == 2 * 16 * 2**20
+
+
+def test_a_system_that_does_not_say_has_a_usual_cache(tmp_path: Path) -> None:
+    assert cpu_cache_bytes(tmp_path) == 32 * 2**20
+
+
+def test_a_report_can_be_placed() -> None:
+    machine = Machine.here()
+    head = report_head(["winnow", "bench"], machine)
+    assert head["command"] == ["winnow", "bench"]
+    assert head["date"].endswith("+00:00")
+    assert head["machine"]["torch_version"] in str(machine)
+    assert head["machine"]["cores"] >= 1
