@@ -16,9 +16,6 @@ T *at(uintptr_t address) {
   return reinterpret_cast<T *>(address);
 }
 
-/// (address, token stride, head stride)
-using Address = std::tuple<uintptr_t, int64_t, int64_t>;
-
 Heads heads(uintptr_t address, int64_t token_stride, int64_t head_stride) {
   return {at<char>(address), token_stride, head_stride};
 }
@@ -42,32 +39,63 @@ NB_MODULE(_native, m) {
           },
           "weight"_a, "eps"_a, "one_plus"_a);
 
-  nb::class_<Cache>(m, "Cache")
+  nb::class_<Pool>(m, "Pool")
       .def(
           "__init__",
-          [](Cache *self, uintptr_t k, uintptr_t v, uintptr_t position, uintptr_t score, uintptr_t pages,
-             uintptr_t page_table, uintptr_t lengths, int64_t num_slots, int64_t num_scores, int64_t block_size,
-             int64_t head_dim, int64_t num_layers, int64_t num_heads, int64_t page_entries, int64_t pages_per_seq,
-             DType dtype) {
-            new (self) Cache{at<char>(k),          at<char>(v),        at<int32_t>(position),   at<float>(score),
-                             at<int32_t>(pages),   at<int32_t>(page_table), at<int32_t>(lengths), num_slots,
-                             num_scores,           block_size,         head_dim,                num_layers,
-                             num_heads,            page_entries,       pages_per_seq,           dtype};
+          [](Pool *self, uintptr_t k, uintptr_t v, uintptr_t position, uintptr_t score, int64_t num_slots,
+             int64_t num_scores, int64_t block_size, int64_t head_dim, DType dtype) {
+            new (self) Pool{at<char>(k), at<char>(v), at<int32_t>(position), at<float>(score), num_slots,
+                            num_scores,  block_size,  head_dim,              dtype};
           },
-          nb::kw_only(), "k"_a, "v"_a, "position"_a, "score"_a, "pages"_a, "page_table"_a, "lengths"_a, "num_slots"_a,
-          "num_scores"_a, "block_size"_a, "head_dim"_a, "num_layers"_a, "num_heads"_a, "page_entries"_a,
-          "pages_per_seq"_a, "dtype"_a);
+          nb::kw_only(), "k"_a, "v"_a, "position"_a, "score"_a, "num_slots"_a, "num_scores"_a, "block_size"_a,
+          "head_dim"_a, "dtype"_a);
+
+  nb::class_<Cache, Pool>(m, "Cache")
+      .def(
+          "__init__",
+          [](Cache *self, const Pool &pool, uintptr_t pages, uintptr_t page_table, uintptr_t lengths,
+             int64_t num_layers, int64_t num_heads, int64_t page_entries, int64_t pages_per_seq) {
+            new (self) Cache{pool,       at<int32_t>(pages), at<int32_t>(page_table), at<int32_t>(lengths),
+                             num_layers, num_heads,          page_entries,            pages_per_seq};
+          },
+          "pool"_a, nb::kw_only(), "pages"_a, "page_table"_a, "lengths"_a, "num_layers"_a, "num_heads"_a,
+          "page_entries"_a, "pages_per_seq"_a);
+
+  nb::enum_<Term>(m, "Term")
+      .value("attention", Term::attention)
+      .value("squared", Term::squared)
+      .value("group_squared", Term::group_squared)
+      .value("below_average", Term::below_average)
+      .value("value_aware", Term::value_aware);
+  nb::enum_<Group>(m, "Group").value("sum", Group::sum).value("mean", Group::mean).value("max", Group::max);
+
+  nb::class_<Observe>(m, "Observe")
+      .def(
+          "__init__",
+          [](Observe *self, std::vector<Term> terms, Group group, int64_t exclude_first, bool replace,
+             int64_t pool_size, bool pool_max, bool pool_per_query_head, bool pool_skip_window) {
+            new (self) Observe{std::move(terms), group,    exclude_first,       replace,
+                               pool_size,        pool_max, pool_per_query_head, pool_skip_window};
+          },
+          nb::kw_only(), "terms"_a, "group"_a, "exclude_first"_a, "replace"_a, "pool_size"_a, "pool_max"_a,
+          "pool_per_query_head"_a, "pool_skip_window"_a);
 
   nb::class_<Batch>(m, "Batch")
       .def(
           "__init__",
           [](Batch *self, std::vector<int64_t> slots, std::vector<int64_t> counts, std::vector<int64_t> starts,
-             uintptr_t position, int64_t num_tokens) {
+             uintptr_t position, int64_t num_tokens, std::vector<int64_t> observe, std::vector<int64_t> observe_from,
+             std::vector<Observe> observes) {
             const int64_t *first = at<int64_t>(position);
-            new (self) Batch{std::move(slots), std::move(counts), std::move(starts),
-                             std::vector<int64_t>(first, first + num_tokens), {}, {}, {}};
+            new (self) Batch{std::move(slots),        std::move(counts),
+                             std::move(starts),       std::vector<int64_t>(first, first + num_tokens),
+                             std::move(observe),      std::move(observe_from),
+                             std::move(observes)};
           },
-          nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a);
+          nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observe"_a,
+          "observe_from"_a, "observes"_a);
+
+  nb::class_<Workspace>(m, "Workspace").def(nb::init<>());
 
   nb::class_<Kernels>(m, "Kernels")
       .def("__init__", [](Kernels *self, const std::string &name) { new (self) Kernels(kernels_for(name)); },
@@ -79,8 +107,17 @@ NB_MODULE(_native, m) {
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("compact",
-           [](const Kernels &self, const Cache &cache, uintptr_t source, uintptr_t target, int64_t n, int threads) {
-             self.compact(cache, at<int64_t>(source), at<int64_t>(target), n, threads);
+           [](const Kernels &self, const Pool &pool, uintptr_t source, uintptr_t target, int64_t n, int threads) {
+             self.compact(pool, at<int64_t>(source), at<int64_t>(target), n, threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("attend",
+           [](const Kernels &self, Workspace &work, const Cache &cache, const Batch &batch, int64_t layer, uintptr_t q,
+              int64_t q_token, int64_t q_head, uintptr_t out, int64_t num_query_heads, float scale, int64_t window,
+              float softcap, uintptr_t sinks, int threads) {
+             self.attend({cache, batch, layer, heads(q, q_token, q_head), at<char>(out), num_query_heads, scale, window,
+                          softcap, at<float>(sinks), threads},
+                         work);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("rms_norm",

@@ -12,11 +12,12 @@ namespace winnow {
 #define WINNOW_DECLARE(isa)                                                                              \
   namespace isa {                                                                                        \
   void write(const Cache &, const Batch &, int64_t, Heads, Heads, int);                                  \
-  void compact(const Cache &, const int64_t *, const int64_t *, int64_t, int);                           \
+  void compact(const Pool &, const int64_t *, const int64_t *, int64_t, int);                            \
+  void attend(const Attend &, Workspace &);                                                              \
   void rms_norm(const NormRows &, const RmsNorm &, int);                                                 \
   void rotate(const RotaryRows &, const RmsNorm &, const RmsNorm &, int);                                \
   void gate(const GatedRows &, Activation, int);                                                         \
-  const Kernels kernels{write, compact, rms_norm, rotate, gate};                                         \
+  const Kernels kernels{write, compact, attend, rms_norm, rotate, gate};                                         \
   }
 
 WINNOW_DECLARE(generic)

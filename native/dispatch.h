@@ -13,7 +13,9 @@ struct Kernels {
   /// Store the batch's KVs, [T, H, d] each, in the last slots of their rows; their scores become 0.
   void (*write)(const Cache &, const Batch &, int64_t layer, Heads k, Heads v, int threads);
   /// Move KVs between slots: key, value, position, scores.
-  void (*compact)(const Cache &, const int64_t *source, const int64_t *target, int64_t n, int threads);
+  void (*compact)(const Pool &, const int64_t *source, const int64_t *target, int64_t n, int threads);
+  /// Attention of the batch's queries over the rows of one layer, and what it tells their scores.
+  void (*attend)(const Attend &, Workspace &);
   /// Norm rows, in the same pass adding to them.
   void (*rms_norm)(const NormRows &, const RmsNorm &, int threads);
   /// Norm the heads of queries and keys, where they have norms, and rotate them at their positions.

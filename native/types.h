@@ -1,7 +1,10 @@
 // What Python hands to the kernels: plain data, the same for every instruction set.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <vector>
 
 namespace winnow {
@@ -10,17 +13,21 @@ enum class DType : int32_t { f32, bf16, f16 };
 
 inline int64_t bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
-/// The memory of a cache and the tables that say whose it is; see winnow.cache.
-struct Cache {
-  char *k, *v;                // [num_slots, head_dim] of dtype
-  int32_t *position;          // [num_slots]
-  float *score;               // [num_scores, num_slots]
+/// The memory of a cache; see winnow.cache.KVPool.
+struct Pool {
+  char *k, *v;        // [num_slots, head_dim] of dtype
+  int32_t *position;  // [num_slots]
+  float *score;       // [num_scores, num_slots]
+  int64_t num_slots, num_scores, block_size, head_dim;
+  DType dtype;
+};
+
+/// A pool, and the tables that say whose its blocks are; see winnow.cache.BlockTables.
+struct Cache : Pool {
   const int32_t *pages;       // [num_pages, num_layers, num_heads, page_entries]: block ids
   const int32_t *page_table;  // [max_seqs, pages_per_seq]
   const int32_t *lengths;     // [max_seqs, num_layers, num_heads]
-  int64_t num_slots, num_scores, block_size, head_dim;
   int64_t num_layers, num_heads, page_entries, pages_per_seq;
-  DType dtype;
 };
 
 /// One row: a sequence's KVs in one layer and head.
@@ -82,6 +89,52 @@ struct Batch {
 struct Heads {
   char *data;
   int64_t token_stride, head_stride;
+};
+
+/// One layer's attention over a batch; see winnow.attention.AttentionSpec. out is [T, num_query_heads, head_dim], dense.
+struct Attend {
+  const Cache &cache;
+  const Batch &batch;
+  int64_t layer;
+  Heads q;
+  char *out;
+  int64_t num_query_heads;
+  float scale;
+  int64_t window;      // 0: none
+  float softcap;       // 0: none
+  const float *sinks;  // [num_query_heads], or null
+  int threads;
+
+  int64_t group() const { return num_query_heads / cache.num_heads; }
+};
+
+/// Memory that grows by demand and is kept from call to call, so that a step asks the system for none.
+class Buffer {
+ public:
+  /// At least n elements of T, aligned for every instruction set; what they hold is undefined.
+  template <class T>
+  T *get(int64_t n) {
+    const size_t bytes = (n * sizeof(T) + 63) / 64 * 64;
+    if (bytes > size_) {
+      memory_.reset();  // first: two of them need not fit
+      memory_.reset(static_cast<char *>(::operator new(bytes, std::align_val_t{64})));
+      size_ = bytes;
+    }
+    return reinterpret_cast<T *>(memory_.get());
+  }
+
+ private:
+  struct Release {
+    void operator()(char *memory) const { ::operator delete(memory, std::align_val_t{64}); }
+  };
+  std::unique_ptr<char, Release> memory_;
+  size_t size_ = 0;
+};
+
+/// What attention needs besides its inputs.
+struct Workspace {
+  Buffer partials, statistics, logits, outputs, sums;
+  std::vector<Buffer> threads;
 };
 
 }  // namespace winnow

@@ -8,8 +8,8 @@ namespace winnow::WINNOW_ISA {
 
 namespace {
 
-void clear_scores(const Cache &cache, int64_t slot) {
-  for (int64_t n = 0; n < cache.num_scores; ++n) cache.score[n * cache.num_slots + slot] = 0.0f;
+void clear_scores(const Pool &pool, int64_t slot) {
+  for (int64_t n = 0; n < pool.num_scores; ++n) pool.score[n * pool.num_slots + slot] = 0.0f;
 }
 
 }  // namespace
@@ -38,16 +38,16 @@ void write(const Cache &cache, const Batch &batch, int64_t layer, Heads k, Heads
   }
 }
 
-void compact(const Cache &cache, const int64_t *source, const int64_t *target, int64_t n, int threads) {
-  const int64_t bytes = cache.head_dim * bytes_of(cache.dtype);
+void compact(const Pool &pool, const int64_t *source, const int64_t *target, int64_t n, int threads) {
+  const int64_t bytes = pool.head_dim * bytes_of(pool.dtype);
 #pragma omp parallel for num_threads(threads) if (n > 256)
   for (int64_t i = 0; i < n; ++i) {
     const int64_t from = source[i], to = target[i];
-    std::memcpy(cache.k + to * bytes, cache.k + from * bytes, bytes);
-    std::memcpy(cache.v + to * bytes, cache.v + from * bytes, bytes);
-    cache.position[to] = cache.position[from];
-    for (int64_t s = 0; s < cache.num_scores; ++s)
-      cache.score[s * cache.num_slots + to] = cache.score[s * cache.num_slots + from];
+    std::memcpy(pool.k + to * bytes, pool.k + from * bytes, bytes);
+    std::memcpy(pool.v + to * bytes, pool.v + from * bytes, bytes);
+    pool.position[to] = pool.position[from];
+    for (int64_t s = 0; s < pool.num_scores; ++s)
+      pool.score[s * pool.num_slots + to] = pool.score[s * pool.num_slots + from];
   }
 }
 

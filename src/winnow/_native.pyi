@@ -14,7 +14,7 @@ class Activation(Enum):
 class RmsNorm:
     def __init__(self, weight: int, eps: float, one_plus: bool) -> None: ...
 
-class Cache:
+class Pool:
     def __init__(
         self,
         *,
@@ -22,24 +22,69 @@ class Cache:
         v: int,
         position: int,
         score: int,
-        pages: int,
-        page_table: int,
-        lengths: int,
         num_slots: int,
         num_scores: int,
         block_size: int,
         head_dim: int,
+        dtype: DType,
+    ) -> None: ...
+
+class Cache(Pool):
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        pages: int,
+        page_table: int,
+        lengths: int,
         num_layers: int,
         num_heads: int,
         page_entries: int,
         pages_per_seq: int,
-        dtype: DType,
+    ) -> None: ...
+
+class Term(Enum):
+    attention = ...
+    squared = ...
+    group_squared = ...
+    below_average = ...
+    value_aware = ...
+
+class Group(Enum):
+    sum = ...
+    mean = ...
+    max = ...
+
+class Observe:
+    def __init__(
+        self,
+        *,
+        terms: list[Term],
+        group: Group,
+        exclude_first: int,
+        replace: bool,
+        pool_size: int,
+        pool_max: bool,
+        pool_per_query_head: bool,
+        pool_skip_window: bool,
     ) -> None: ...
 
 class Batch:
     def __init__(
-        self, *, slots: list[int], counts: list[int], starts: list[int], position: int, num_tokens: int
+        self,
+        *,
+        slots: list[int],
+        counts: list[int],
+        starts: list[int],
+        position: int,
+        num_tokens: int,
+        observe: list[int],
+        observe_from: list[int],
+        observes: list[Observe],
     ) -> None: ...
+
+class Workspace:
+    def __init__(self) -> None: ...
 
 class Kernels:
     def __init__(self, instruction_set: str) -> None: ...
@@ -56,7 +101,24 @@ class Kernels:
         v_head_stride: int,
         threads: int,
     ) -> None: ...
-    def compact(self, cache: Cache, source: int, target: int, n: int, threads: int) -> None: ...
+    def compact(self, pool: Pool, source: int, target: int, n: int, threads: int) -> None: ...
+    def attend(
+        self,
+        work: Workspace,
+        cache: Cache,
+        batch: Batch,
+        layer: int,
+        q: int,
+        q_token_stride: int,
+        q_head_stride: int,
+        out: int,
+        num_query_heads: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: int,
+        threads: int,
+    ) -> None: ...
     def rms_norm(
         self,
         dtype: DType,

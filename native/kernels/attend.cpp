@@ -1,0 +1,235 @@
+// Attention over paged rows: streaming softmax over tiles of keys, for decoding and for prefill chunks alike.
+#include "attend.h"
+
+#include <cmath>
+#include <omp.h>
+
+namespace winnow::WINNOW_ISA {
+
+Plan::Plan(const Attend &call) {
+  const Cache &cache = call.cache;
+  const Batch &batch = call.batch;
+  const int64_t group = call.group(), padded = round_up(static_cast<int>(cache.head_dim), WIDTH);
+  const int64_t most_queries = std::max<int64_t>(1, ITEM_ROWS / group);
+  // Chunks come last in a batch and cost most: they go first, so that no thread is left with one at the end.
+  for (int64_t seq = batch.num_seqs() - 1; seq >= 0; --seq) {
+    const int64_t count = batch.counts[seq];
+    const Observe *told = batch.observe[seq] < 0 ? nullptr : &batch.observes[batch.observe[seq]];
+    const int64_t from = told ? std::max<int64_t>(0, batch.observe_from[seq] - batch.position[batch.starts[seq]]) : count;
+    const int64_t terms = told && from < count ? used_terms(*told, cache) : 0;
+    for (int64_t head = 0; head < cache.num_heads; ++head) {
+      const Row row(cache, batch.slots[seq], call.layer, head);
+      int64_t kept_logits = -1;
+      if (terms && count == 1) {
+        kept_logits = logits;
+        logits += round_up(static_cast<int>(row.length), TILE) * group;
+      }
+      for (int64_t query = (count - 1) / most_queries * most_queries; query >= 0; query -= most_queries) {
+        const int64_t queries = std::min(most_queries, count - query), rows = queries * group;
+        const int64_t last = row.length - count + query + queries;
+        const int64_t keys = rows <= FEW_ROWS ? FEW_ROWS_KEYS : MANY_ROWS_KEYS;
+        const int64_t pieces = std::max<int64_t>(1, (last + keys - 1) / keys);
+        max_rows = std::max(max_rows, rows);
+        if (pieces > 1) merges.push_back({seq, head, query, queries, partials, pieces});
+        for (int64_t piece = 0; piece < pieces; ++piece) {
+          const int64_t first = piece * keys;
+          items.push_back({seq, head, query, queries, first, std::min(last, first + keys), pieces > 1 ? partials : -1,
+                           kept_logits < 0 ? -1 : kept_logits + first * group});
+          if (pieces > 1) partials += rows * (padded + 2);
+        }
+      }
+      if (terms) {
+        for (int64_t key = 0; key < row.length; key += OBSERVED_KEYS)
+          observed.emplace_back(static_cast<int64_t>(units.size()), key);
+        units.push_back({seq, head, from, kept_logits, sums, told});
+        if (told->pool_size) sums += terms * group * row.length;
+        for (int64_t term = 0; term < terms; ++term) keeps_outputs |= told->terms[term] == Term::value_aware;
+      }
+    }
+  }
+}
+
+namespace {
+
+/// Multiply a row of sums by a factor.
+void scale_row(float *row, int64_t n, float factor) {
+  for (int64_t d = 0; d < n; d += WIDTH) store(row + d, load(row + d) * factor);
+}
+
+/// Write the finished attention of one token and query head.
+template <class KV>
+void finish(const Attend &call, float *outputs, float *statistics, int64_t token, int64_t query_head, float *sums,
+            float most, float mass) {
+  const int dim = static_cast<int>(call.cache.head_dim), padded = round_up(dim, WIDTH);
+  const int64_t at = token * call.num_query_heads + query_head;
+  if (call.sinks) {
+    const float sink = call.sinks[query_head], higher = std::max(most, sink);
+    const float factor = std::exp(most - higher);
+    scale_row(sums, padded, factor);
+    mass = mass * factor + std::exp(sink - higher);
+    most = higher;
+  }
+  const float inverse = mass > 0 ? 1.0f / mass : 0.0f;
+  statistics[2 * at] = most;
+  statistics[2 * at + 1] = inverse;
+  KV *out = reinterpret_cast<KV *>(call.out) + at * dim;
+  for (int d = 0; d < dim; d += WIDTH) {
+    const vf x = load(sums + d) * inverse;
+    if (d + WIDTH <= dim)
+      store(out + d, x);
+    else
+      store_part(out + d, x, dim - d);
+    if (outputs) store(outputs + at * padded + d, x);
+  }
+}
+
+/// Fold a tile's finished logits of one query into its running softmax; they become weights.
+template <class Operand>
+void fold(float *logits, Operand *weights, float *sums, float &most, float &mass, int n, int64_t padded, float highest) {
+  const int width = round_up(n, WIDTH);
+  const float higher = std::max(most, highest);
+  if (higher == NEVER) {  // this query sees none of the tile, nor anything before it
+    for (int j = 0; j < width; j += WIDTH) store(weights + j, vf{});
+    return;
+  }
+  if (higher > most) {
+    const float factor = most == NEVER ? 0.0f : std::exp(most - higher);
+    scale_row(sums, padded, factor);
+    mass *= factor;
+    most = higher;
+  }
+  vf total{};
+  for (int j = 0; j < width; j += WIDTH) {
+    const vf p = vexp(load(logits + j) - higher);
+    total += p;
+    store(weights + j, p);
+  }
+  mass += horizontal_sum(total);
+}
+
+template <class KV, class Operand>
+void attend_item(const Attend &call, const Item &item, const Scratch<Operand> &scratch, float *partials,
+                 float *kept_logits, float *outputs, float *statistics) {
+  const Cache &cache = call.cache;
+  const Batch &batch = call.batch;
+  const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
+  const int64_t group = call.group();
+  const int rows = static_cast<int>(item.num_queries * group);
+  const int64_t token = batch.starts[item.seq] + item.first_query;
+  const Row row(cache, batch.slots[item.seq], call.layer, item.head);
+  // How many keys the item's first query sees; each further one sees one more.
+  const int64_t sees = row.length - batch.counts[item.seq] + item.first_query + 1;
+
+  pack_queries<KV>(call, token, item.num_queries, item.head, scratch.queries);
+  std::fill(scratch.most, scratch.most + rows, NEVER);
+  std::fill(scratch.mass, scratch.mass + rows, 0.0f);
+  std::fill(scratch.sums, scratch.sums + rows * padded, 0.0f);
+
+  Tile<KV> tiles[2];
+  tiles[0].find(call, row, item.first_key, item.last_key, batch.position[token]);
+  for (int64_t first = item.first_key, turn = 0; first < item.last_key; first += TILE, turn ^= 1) {
+    Tile<KV> &tile = tiles[turn], &next = tiles[turn ^ 1];
+    const bool more = first + TILE < item.last_key;
+    if (more) next.find(call, row, first + TILE, item.last_key, batch.position[token]);
+    const int width = round_up(tile.n, WIDTH);
+    float *kept = item.logits < 0 ? nullptr : kept_logits + item.logits + (first - item.first_key) * group;
+    if (more && !next.out_of_sight) prefetch(next.key, next.n, dim);
+    if (tile.out_of_sight) {
+      if (kept) std::fill(kept, kept + rows * TILE, NEVER);
+      continue;
+    }
+    pack_keys(tile.key, tile.n, dim, scratch.keys);
+    product(rows, width, padded, scratch.queries, padded, scratch.keys, TILE, scratch.logits, TILE, false);
+    if (more && !next.out_of_sight) prefetch(next.value, next.n, dim);
+    for (int r = 0; r < rows; ++r) {
+      const int64_t query = r / group;
+      float *logits = scratch.logits + r * TILE;
+      const float highest =
+          finish_logits(logits, width, std::min<int64_t>(tile.n, sees + query - first), call, tile.position,
+                        batch.position[token + query]);
+      if (kept) std::memcpy(kept + r * TILE, logits, width * sizeof(float));
+      fold(logits, scratch.weights + r * TILE, scratch.sums + r * padded, scratch.most[r], scratch.mass[r], tile.n,
+           padded, highest);
+    }
+    pack_values(tile.value, tile.n, dim, scratch.values);
+    product(rows, padded, round_up(tile.n, pair_size<Operand>()), scratch.weights, TILE, scratch.values, padded,
+            scratch.sums, padded, true);
+  }
+
+  for (int r = 0; r < rows; ++r) {
+    if (item.partial < 0) {
+      finish<KV>(call, outputs, statistics, token + r / group, item.head * group + r % group, scratch.sums + r * padded,
+                 scratch.most[r], scratch.mass[r]);
+    } else {
+      float *to = partials + item.partial + r * (padded + 2);
+      std::copy(scratch.sums + r * padded, scratch.sums + (r + 1) * padded, to);
+      to[padded] = scratch.most[r];
+      to[padded + 1] = scratch.mass[r];
+    }
+  }
+}
+
+/// Merge the items of the same queries, in the order of their keys.
+template <class KV>
+void merge_items(const Attend &call, const Merge &merge, float *partials, float *outputs, float *statistics) {
+  const int64_t group = call.group(), padded = round_up(static_cast<int>(call.cache.head_dim), WIDTH);
+  const int64_t rows = merge.num_queries * group, size = rows * (padded + 2);
+  for (int64_t r = 0; r < rows; ++r) {
+    float *sums = partials + merge.partial + r * (padded + 2);
+    float most = sums[padded], mass = sums[padded + 1];
+    for (int64_t i = 1; i < merge.num_partials; ++i) {
+      const float *other = sums + i * size;
+      const float higher = std::max(most, other[padded]);
+      if (higher == NEVER) continue;
+      const float ours = std::exp(most - higher), theirs = std::exp(other[padded] - higher);
+      for (int64_t d = 0; d < padded; d += WIDTH) store(sums + d, load(sums + d) * ours + load(other + d) * theirs);
+      mass = mass * ours + other[padded + 1] * theirs;
+      most = higher;
+    }
+    finish<KV>(call, outputs, statistics, call.batch.starts[merge.seq] + merge.first_query + r / group,
+               merge.head * group + r % group, sums, most, mass);
+  }
+}
+
+template <class KV>
+void attend_as(const Attend &call, Workspace &work) {
+  using Operand = typename OperandOf<KV>::type;
+  const int64_t padded = round_up(static_cast<int>(call.cache.head_dim), WIDTH);
+  const Plan plan(call);
+  float *partials = work.partials.get<float>(plan.partials);
+  float *logits = work.logits.get<float>(plan.logits);
+  float *statistics = statistics_of(call, work);
+  float *outputs = plan.keeps_outputs ? work.outputs.get<float>(call.batch.num_tokens() * call.num_query_heads * padded)
+                                      : nullptr;
+  work.sums.get<float>(plan.sums);
+  if (static_cast<int>(work.threads.size()) < call.threads) work.threads.resize(call.threads);
+#pragma omp parallel num_threads(call.threads)
+  {
+    Buffer &memory = work.threads[omp_get_thread_num()];
+    const Scratch<Operand> scratch(memory, plan.max_rows, padded);
+#pragma omp for schedule(dynamic, 1)
+    for (size_t i = 0; i < plan.items.size(); ++i)
+      attend_item<KV>(call, plan.items[i], scratch, partials, logits, outputs, statistics);
+    if (!plan.merges.empty()) {
+#pragma omp for schedule(dynamic, 8)
+      for (size_t i = 0; i < plan.merges.size(); ++i)
+        merge_items<KV>(call, plan.merges[i], partials, outputs, statistics);
+    }
+    if (!plan.units.empty()) observe<KV>(call, plan, work, memory);
+  }
+}
+
+}  // namespace
+
+void attend(const Attend &call, Workspace &work) {
+  switch (call.cache.dtype) {
+    case DType::f32:
+      return attend_as<float>(call, work);
+    case DType::bf16:
+      return attend_as<bf16>(call, work);
+    case DType::f16:
+      return attend_as<f16>(call, work);
+  }
+}
+
+}  // namespace winnow::WINNOW_ISA

@@ -1,0 +1,191 @@
+// What the passes of attention share: the plan of a call, tiles of a row, and one query's logits.
+//
+// A call runs in passes, each a parallel loop over independent pieces: attention of every item; items of one row
+// merged; scores observed; scores pooled. Which piece does what depends on the batch alone, never on the number of
+// threads, so neither do the results.
+#pragma once
+
+#include <limits>
+
+#include "../types.h"
+#include "pack.h"
+
+namespace winnow::WINNOW_ISA {
+
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+/// Rows of a product with a tile: queries times query heads of a group. Keeps the sums of an item in the L2 cache.
+constexpr int64_t ITEM_ROWS = 96;
+/// Keys of an item, so that few long rows still occupy many threads. More rows reuse a tile more: they split less.
+constexpr int64_t FEW_ROWS = 32, FEW_ROWS_KEYS = 1024, MANY_ROWS_KEYS = 8192;
+
+/// Some queries of a sequence over some keys of one of its rows.
+struct Item {
+  int64_t seq, head, first_query, num_queries;
+  int64_t first_key, last_key;
+  int64_t partial;  // where its unfinished result goes, in floats; -1: it is the only item of these queries
+  int64_t logits;   // where its logits are kept for `observe`, in floats; -1: nowhere
+};
+
+/// Items of the same queries.
+struct Merge {
+  int64_t seq, head, first_query, num_queries;
+  int64_t partial, num_partials;
+};
+
+/// A row whose scores change.
+struct Unit {
+  int64_t seq, head, first_query;  // queries before it do not count
+  int64_t logits;                  // of its only query, in floats; -1: they are computed anew
+  int64_t sums;                    // where its sums lie, in floats
+  const Observe *observe;
+};
+
+struct Plan {
+  std::vector<Item> items;
+  std::vector<Merge> merges;
+  std::vector<Unit> units;
+  std::vector<std::pair<int64_t, int64_t>> observed;  // (unit, first key) of the pieces that `observe` works on
+  int64_t partials = 0, logits = 0, sums = 0;         // floats
+  bool keeps_outputs = false;                         // in float32, for Term::value_aware
+  int64_t max_rows = 0;
+
+  explicit Plan(const Attend &call);
+};
+
+/// Keys of a piece of `observe`.
+constexpr int64_t OBSERVED_KEYS = 4 * TILE;
+
+/// Whether the query heads of a group become one number for each query, not at the end.
+inline bool grouped_at_once(const Observe &observe, Term term) {
+  return term == Term::group_squared || (observe.group == Group::max && !observe.replace);
+}
+
+/// Terms that have a score to go to.
+inline int64_t used_terms(const Observe &observe, const Cache &cache) {
+  return std::min<int64_t>(observe.terms.size(), cache.num_scores);
+}
+
+/// One thread's memory: operands and results of a tile.
+template <class Operand>
+struct Scratch {
+  float *logits;      // [rows, TILE]
+  float *sums;        // [rows, padded]
+  float *most, *mass; // [rows]: running maximum of the logits, and sum of e^(logit - maximum)
+  Operand *queries;   // [rows, padded]
+  Operand *weights;   // [rows, TILE]
+  Operand *keys;      // see pack_keys
+  Operand *values;    // see pack_values
+  float *extra;       // what the caller asks for
+
+  Scratch(Buffer &buffer, int64_t rows, int64_t padded, int64_t extra_size = 0) {
+    int64_t bytes = 0;
+    const auto reserve = [&bytes](int64_t n, int64_t width) {
+      const int64_t at = bytes;
+      bytes += (n * width + 63) / 64 * 64;
+      return at;
+    };
+    const int64_t width = sizeof(Operand);
+    const int64_t at[] = {reserve(rows * TILE, 4),     reserve(rows * padded, 4),    reserve(rows, 4),
+                          reserve(rows, 4),            reserve(rows * padded, width), reserve(rows * TILE, width),
+                          reserve(padded * TILE, width), reserve(TILE * padded, width), reserve(extra_size, 4)};
+    char *memory = buffer.get<char>(bytes);
+    logits = reinterpret_cast<float *>(memory + at[0]);
+    sums = reinterpret_cast<float *>(memory + at[1]);
+    most = reinterpret_cast<float *>(memory + at[2]);
+    mass = reinterpret_cast<float *>(memory + at[3]);
+    queries = reinterpret_cast<Operand *>(memory + at[4]);
+    weights = reinterpret_cast<Operand *>(memory + at[5]);
+    keys = reinterpret_cast<Operand *>(memory + at[6]);
+    values = reinterpret_cast<Operand *>(memory + at[7]);
+    extra = reinterpret_cast<float *>(memory + at[8]);
+  }
+};
+
+/// Where up to TILE KVs of a row lie. Pointers past the last repeat it: what is read there is finite and weighs nothing.
+template <class KV>
+struct Tile {
+  int n = 0;
+  bool out_of_sight = false;  // all of them beyond the window
+  int64_t slot[TILE];
+  int32_t position[TILE];     // where there is a window
+  const KV *key[TILE], *value[TILE];
+
+  /// query_position: of the first query that reads the tile; the window of any other begins later.
+  void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position) {
+    const Cache &cache = call.cache;
+    n = static_cast<int>(std::min<int64_t>(last - first, TILE));
+    row.slots(first, n, slot);
+    for (int i = n; i < TILE; ++i) slot[i] = slot[n - 1];
+    const KV *k = reinterpret_cast<const KV *>(cache.k), *v = reinterpret_cast<const KV *>(cache.v);
+    for (int i = 0; i < TILE; ++i) {
+      key[i] = k + slot[i] * cache.head_dim;
+      value[i] = v + slot[i] * cache.head_dim;
+    }
+    if (call.window > 0) {
+      positions(cache, position);
+      out_of_sight = query_position - *std::max_element(position, position + n) >= call.window;
+    }
+  }
+
+  void positions(const Cache &cache, int32_t *out) const {
+    for (int i = 0; i < TILE; ++i) out[i] = cache.position[slot[i]];
+  }
+};
+
+/// Blocks lie scattered, so the processor does not guess what is read next.
+template <class KV>
+inline void prefetch(const KV *const *vectors, int n, int64_t dim) {
+  const int64_t bytes = dim * sizeof(KV);
+  for (int i = 0; i < n; ++i)
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(reinterpret_cast<const char *>(vectors[i]) + at, 0, 2);
+}
+
+inline vi lanes() {
+  vi out;
+  for (int i = 0; i < WIDTH; ++i) out[i] = i;
+  return out;
+}
+
+/// Scale, bend and mask a query's raw logits of a tile in place; returns the largest.
+///
+/// visible: how many of the tile's first keys the query may see by their order. position: of the tile's keys, read where
+/// there is a window.
+inline float finish_logits(float *logits, int n, int64_t visible, const Attend &call, const int32_t *position,
+                           int64_t query_position) {
+  vf most = broadcast(NEVER);
+  const vi lane = lanes();
+  for (int j = 0; j < n; j += WIDTH) {
+    vf x = load(logits + j) * call.scale;
+    if (call.softcap > 0) x = call.softcap * vtanh(x / call.softcap);
+    if (visible < j + WIDTH) x = lane + j < static_cast<int32_t>(visible) ? x : broadcast(NEVER);
+    if (call.window > 0) {
+      const vi age = static_cast<int32_t>(query_position) - load_vector<vi>(position + j);
+      x = age < static_cast<int32_t>(call.window) ? x : broadcast(NEVER);
+    }
+    store(logits + j, x);
+    most = vmax(most, x);
+  }
+  return horizontal_max(most);
+}
+
+/// Pack queries as rows of A, query by query, head by head of the group.
+template <class KV, class Operand>
+inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_queries, int64_t head, Operand *out) {
+  const int dim = static_cast<int>(call.cache.head_dim), padded = round_up(dim, WIDTH);
+  const KV *q = reinterpret_cast<const KV *>(call.q.data);
+  for (int64_t i = 0; i < num_queries; ++i)
+    for (int64_t h = 0; h < call.group(); ++h, out += padded)
+      pack_query(q + (first_token + i) * call.q.token_stride + (head * call.group() + h) * call.q.head_stride, dim, out);
+}
+
+/// (largest logit, 1 / sum of e^(logit - largest)) of every token and query head, [T, num_query_heads, 2].
+inline float *statistics_of(const Attend &call, Workspace &work) {
+  return work.statistics.get<float>(call.batch.num_tokens() * call.num_query_heads * 2);
+}
+
+/// Passes that change scores. Called by all threads of a team, after attention is complete.
+template <class KV>
+void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thread_memory);
+
+}  // namespace winnow::WINNOW_ISA

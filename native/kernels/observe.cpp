@@ -1,0 +1,271 @@
+// What attention tells the scores: the second look at the rows whose policy asks (winnow.attention.Observe).
+//
+// Probabilities come from the logits that attention kept (decoding) or from a second product with the keys (the queries
+// of a prompt that count), and the statistics of the first pass. Sums over queries are made key by key, so a piece is
+// some keys of a row, and the order of the additions is that of the queries.
+#include <cmath>
+#include <numeric>
+
+#include "attend.h"
+
+namespace winnow::WINNOW_ISA {
+
+namespace {
+
+// Where a KV takes all attention, leaving it out would change the output without bound; so 1 - p is kept above this.
+constexpr float LEAST_REST = 1e-6f;
+
+/// KVs that a query of a row sees.
+int64_t visible_keys(const Attend &call, const Row &row, int64_t sees, int64_t query_position) {
+  if (call.window == 0) return sees;
+  int64_t count = 0;
+  int64_t slots[TILE];
+  for (int64_t first = 0; first < sees; first += TILE) {
+    const int64_t n = std::min<int64_t>(TILE, sees - first);
+    row.slots(first, n, slots);
+    for (int64_t i = 0; i < n; ++i) count += query_position - call.cache.position[slots[i]] < call.window;
+  }
+  return count;
+}
+
+/// |v_j - o|^2 for the keys of a tile and one output, [padded].
+template <class KV>
+void squared_distances(const Tile<KV> &tile, const float *output, int dim, float *out) {
+  for (int j = 0; j < tile.n; ++j) {
+    vf total{};
+    for (int d = 0; d < dim; d += WIDTH) {
+      const vf v = d + WIDTH <= dim ? load(tile.value[j] + d) : load_part(tile.value[j] + d, dim - d);
+      const vf difference = v - load(output + d);  // both are zero beyond dim
+      total += difference * difference;
+    }
+    out[j] = horizontal_sum(total);
+  }
+  std::fill(out + tile.n, out + TILE, 0.0f);
+}
+
+/// One more query head of a group, joined to those before it; the mean is divided at the end.
+inline vf join(vf before, vf x, int64_t head, Group group) {
+  if (head == 0) return x;
+  return group == Group::max ? vmax(before, x) : before + x;
+}
+
+inline float share(const Observe &observe, int64_t group) {
+  return observe.group == Group::mean ? 1.0f / static_cast<float>(group) : 1.0f;
+}
+
+/// A thread's memory for one tile.
+struct TileSums {
+  float *p;         // [group, TILE]: of one query; zero where it does not see a KV, or the KV is too near
+  float *distance;  // [group, TILE]: |v - o|^2, for Term::value_aware
+  float *counted;   // [TILE]: 1 where the query sees the KV and it is not too near, else 0
+  float *sums;      // [terms, group, TILE]; [terms, 0] where query heads become one at once
+
+  TileSums(float *memory, int64_t group) : p(memory), distance(p + group * TILE), counted(distance + group * TILE),
+                                           sums(counted + TILE) {}
+
+  static int64_t size(int64_t terms, int64_t group) { return (2 * group + 1 + terms * group) * TILE; }
+};
+
+/// Add what one query tells about the KVs of a tile.
+void add_query(const Observe &observe, int64_t terms, int64_t group, int width, float average, const TileSums &tile) {
+  for (int64_t term = 0; term < terms; ++term) {
+    const Term kind = observe.terms[term];
+    const bool at_once = grouped_at_once(observe, kind);
+    float *to = tile.sums + term * group * TILE;
+    for (int j = 0; j < width; j += WIDTH) {
+      vf together{};
+      for (int64_t h = 0; h < group; ++h) {
+        const vf p = load(tile.p + h * TILE + j);
+        vf x = p;
+        if (kind == Term::squared) {
+          x = p * p;
+        } else if (kind == Term::below_average) {
+          x = p < average ? load(tile.counted + j) : vf{};
+        } else if (kind == Term::value_aware) {
+          const vf ratio = p / vmax(1.0f - p, broadcast(LEAST_REST));
+          x = ratio * ratio * load(tile.distance + h * TILE + j);
+        }
+        if (at_once)
+          together = join(together, x, h, observe.group);
+        else
+          store(to + h * TILE + j, load(to + h * TILE + j) + x);
+      }
+      if (at_once) {
+        together *= share(observe, group);
+        store(to + j, load(to + j) + (kind == Term::group_squared ? together * together : together));
+      }
+    }
+  }
+}
+
+bool has_term(const Observe &observe, int64_t terms, Term term) {
+  return std::find(observe.terms.begin(), observe.terms.begin() + terms, term) != observe.terms.begin() + terms;
+}
+
+/// Query heads of a group as one: out [n] from x [heads, stride].
+void aggregate(const float *x, int64_t heads, int64_t stride, int64_t n, const Observe &observe, float *out) {
+  for (int64_t i = 0; i < n; ++i) {
+    float together = x[i];
+    for (int64_t h = 1; h < heads; ++h)
+      together = observe.group == Group::max ? std::max(together, x[h * stride + i]) : together + x[h * stride + i];
+    out[i] = together * (heads > 1 ? share(observe, heads) : 1.0f);
+  }
+}
+
+void put_scores(float *score, const int64_t *slot, const float *x, int64_t n, bool replace) {
+  for (int64_t i = 0; i < n; ++i) score[slot[i]] = replace ? x[i] : score[slot[i]] + x[i];
+}
+
+/// The scores of some keys of a unit: written at once, or left in `sums` to be pooled.
+template <class KV>
+void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, const float *kept_logits,
+                   const float *statistics, const float *outputs, float *pooled_sums, Buffer &memory) {
+  using Operand = typename OperandOf<KV>::type;
+  const Cache &cache = call.cache;
+  const Batch &batch = call.batch;
+  const Observe &observe = *unit.observe;
+  const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
+  const int64_t group = call.group(), count = batch.counts[unit.seq], start = batch.starts[unit.seq];
+  const int64_t terms = used_terms(observe, cache), block = std::max<int64_t>(1, ITEM_ROWS / group);
+  const Row row(cache, batch.slots[unit.seq], call.layer, unit.head);
+  const int64_t before = row.length - count;  // keys that every query of the chunk sees
+  const Scratch<Operand> scratch(memory, block * group, padded, TileSums::size(terms, group));
+  const TileSums told(scratch.extra, group);
+  const bool below = has_term(observe, terms, Term::below_average);
+  const bool value_aware = has_term(observe, terms, Term::value_aware);
+
+  const int64_t last_key = std::min(row.length, first_key + OBSERVED_KEYS);
+  for (int64_t first = first_key; first < last_key; first += TILE) {
+    Tile<KV> tile;
+    tile.find(call, row, first, last_key, batch.position[start + unit.first_query]);
+    if (observe.exclude_first && !call.window) tile.positions(cache, tile.position);
+    const int width = round_up(tile.n, WIDTH);
+    std::fill(told.sums, told.sums + terms * group * TILE, 0.0f);
+    if (unit.logits < 0 && !tile.out_of_sight) pack_keys(tile.key, tile.n, dim, scratch.keys);
+    const int64_t first_query = std::max(unit.first_query, first - before);  // others see nothing of this tile
+    for (int64_t query = first_query; query < count && !tile.out_of_sight; query += block) {
+      const int64_t queries = std::min(block, count - query);
+      const float *logits = kept_logits + unit.logits + first * group;
+      if (unit.logits < 0) {
+        pack_queries<KV>(call, start + query, queries, unit.head, scratch.queries);
+        product(static_cast<int>(queries * group), width, padded, scratch.queries, padded, scratch.keys, TILE,
+                scratch.logits, TILE, false);
+        logits = scratch.logits;
+      }
+      for (int64_t i = 0; i < queries; ++i) {
+        const int64_t token = start + query + i, position = batch.position[token], sees = before + query + i + 1;
+        for (int64_t h = 0; h < group; ++h) {
+          const int64_t at = token * call.num_query_heads + unit.head * group + h;
+          const int64_t r = i * group + h;
+          if (unit.logits < 0)
+            finish_logits(scratch.logits + r * TILE, width, std::min<int64_t>(tile.n, sees - first), call,
+                          tile.position, position);
+          for (int j = 0; j < width; j += WIDTH) {
+            const vf x = load(logits + r * TILE + j);
+            vf p = vexp(x - statistics[2 * at]) * statistics[2 * at + 1];
+            vf counted = x > NEVER ? broadcast(1.0f) : vf{};
+            if (observe.exclude_first) {
+              const vi age = static_cast<int32_t>(position) - load_vector<vi>(tile.position + j);
+              const auto near = age < static_cast<int32_t>(observe.exclude_first);
+              p = near ? vf{} : p;
+              counted = near ? vf{} : counted;
+            }
+            store(told.p + h * TILE + j, p);
+            if (h == 0) store(told.counted + j, counted);
+          }
+          if (value_aware) squared_distances(tile, outputs + at * padded, dim, told.distance + h * TILE);
+        }
+        const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, sees, position)) : 0.0f;
+        add_query(observe, terms, group, width, average, told);
+      }
+    }
+    for (int64_t term = 0; term < terms; ++term) {
+      const int64_t heads = grouped_at_once(observe, observe.terms[term]) ? 1 : group;
+      const float *sums = told.sums + term * group * TILE;
+      if (observe.pool_size) {
+        for (int64_t h = 0; h < heads; ++h)
+          std::copy(sums + h * TILE, sums + h * TILE + tile.n,
+                    pooled_sums + unit.sums + (term * group + h) * row.length + first);
+      } else {
+        aggregate(sums, heads, TILE, tile.n, observe, told.p);
+        put_scores(cache.score + term * cache.num_slots, tile.slot, told.p, tile.n, observe.replace);
+      }
+    }
+  }
+}
+
+/// Pool x, [n], over neighbours in `order`; entries from `pooled` on are no neighbours and count as zero.
+void smooth(const float *x, const std::vector<int64_t> &order, int64_t pooled, const Observe &observe, float *ordered,
+            float *out) {
+  const int64_t n = static_cast<int64_t>(order.size()), reach = observe.pool_size / 2;
+  for (int64_t i = 0; i < n; ++i) ordered[i] = i < pooled ? x[order[i]] : 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t first = std::max<int64_t>(0, i - reach), last = std::min(n, i + reach + 1);
+    float together = ordered[first];
+    for (int64_t j = first + 1; j < last; ++j)
+      together = observe.pool_max ? std::max(together, ordered[j]) : together + ordered[j];
+    out[order[i]] = observe.pool_max ? together : together / static_cast<float>(observe.pool_size);
+  }
+}
+
+/// Pool the sums of a unit over neighbours in position and write its scores.
+void pool_unit(const Attend &call, const Unit &unit, const float *pooled_sums) {
+  const Cache &cache = call.cache;
+  const Observe &observe = *unit.observe;
+  const Row row(cache, call.batch.slots[unit.seq], call.layer, unit.head);
+  const int64_t n = row.length, group = call.group();
+  std::vector<int64_t> slots(n), order(n);
+  row.slots(0, n, slots.data());
+  std::iota(order.begin(), order.end(), 0);
+  int64_t pooled = n;
+  if (observe.pool_skip_window) {
+    const int64_t window_start = call.batch.observe_from[unit.seq];
+    const auto end = std::stable_partition(order.begin(), order.end(),
+                                           [&](int64_t i) { return cache.position[slots[i]] < window_start; });
+    pooled = end - order.begin();
+  }
+  const auto earlier = [&](int64_t i, int64_t j) { return cache.position[slots[i]] < cache.position[slots[j]]; };
+  // A row that was never compacted is in order already.
+  if (!std::is_sorted(order.begin(), order.begin() + pooled, earlier))
+    std::sort(order.begin(), order.begin() + pooled, earlier);
+
+  std::vector<float> ordered(n), smoothed(n * group), together(n);
+  for (int64_t term = 0; term < used_terms(observe, cache); ++term) {
+    const int64_t heads = grouped_at_once(observe, observe.terms[term]) ? 1 : group;
+    const float *sums = pooled_sums + unit.sums + term * group * n;
+    if (observe.pool_per_query_head) {
+      for (int64_t h = 0; h < heads; ++h)
+        smooth(sums + h * n, order, pooled, observe, ordered.data(), smoothed.data() + h * n);
+      aggregate(smoothed.data(), heads, n, n, observe, together.data());
+    } else {
+      aggregate(sums, heads, n, n, observe, smoothed.data());
+      smooth(smoothed.data(), order, pooled, observe, ordered.data(), together.data());
+    }
+    put_scores(cache.score + term * cache.num_slots, slots.data(), together.data(), n, true);
+  }
+}
+
+}  // namespace
+
+template <class KV>
+void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thread_memory) {
+  const float *logits = work.logits.get<float>(plan.logits), *statistics = statistics_of(call, work);
+  const float *outputs = plan.keeps_outputs ? work.outputs.get<float>(0) : nullptr;
+  float *sums = work.sums.get<float>(plan.sums);
+#pragma omp for schedule(dynamic, 4)
+  for (size_t i = 0; i < plan.observed.size(); ++i) {
+    const auto [unit, first_key] = plan.observed[i];
+    observe_piece<KV>(call, plan.units[unit], first_key, logits, statistics, outputs, sums, thread_memory);
+  }
+  if (plan.sums) {
+#pragma omp for schedule(dynamic, 1)
+    for (size_t i = 0; i < plan.units.size(); ++i)
+      if (plan.units[i].observe->pool_size) pool_unit(call, plan.units[i], sums);
+  }
+}
+
+template void observe<float>(const Attend &, const Plan &, Workspace &, Buffer &);
+template void observe<bf16>(const Attend &, const Plan &, Workspace &, Buffer &);
+template void observe<f16>(const Attend &, const Plan &, Workspace &, Buffer &);
+
+}  // namespace winnow::WINNOW_ISA

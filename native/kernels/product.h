@@ -1,0 +1,107 @@
+// Small matrix products out of packed operands: C [rows, N] (+)= A [rows, K] B [K, N], accumulated in float32.
+//
+// Operands come in two forms. Floats: A [rows][K], B [K][N]. Pairs of bf16, where the processor multiplies them itself:
+// A [rows][K], B [K / 2][N][2], so that two neighbours along K lie side by side (the form of AVX512-BF16 and of AMX).
+#pragma once
+
+#include "simd.h"
+
+namespace winnow::WINNOW_ISA {
+
+template <class Operand>
+constexpr int pair_size() {
+  return sizeof(Operand) == 2 ? 2 : 1;
+}
+
+#if defined(__AVX512BF16__)
+/// What KVs of a format are multiplied as.
+template <class KV>
+struct OperandOf {
+  using type = float;
+};
+template <>
+struct OperandOf<bf16> {
+  using type = bf16;
+};
+#else
+template <class KV>
+struct OperandOf {
+  using type = float;
+};
+#endif
+
+inline vf multiply_add(vf sum, const float *a, vf b) { return sum + *a * b; }
+
+#if defined(__AVX512BF16__)
+inline vf multiply_add(vf sum, const bf16 *a, vf b) {
+  int32_t pair;
+  std::memcpy(&pair, a, sizeof pair);
+  return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
+}
+#endif
+
+/// R rows by V vectors of C, kept in registers. Strides count elements; b_stride those of N alone.
+template <int R, int V, class Operand>
+inline void product_part(const Operand *a, int a_stride, const Operand *b, int b_stride, float *c, int c_stride, int k,
+                         bool accumulate) {
+  constexpr int PAIR = pair_size<Operand>();
+  vf sum[R][V];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) sum[r][v] = accumulate ? load(c + r * c_stride + v * WIDTH) : vf{};
+  for (int i = 0; i < k; i += PAIR) {
+    vf from_b[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) from_b[v] = load_vector<vf>(b + i * b_stride + v * WIDTH * PAIR);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) sum[r][v] = multiply_add(sum[r][v], a + r * a_stride + i, from_b[v]);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) store(c + r * c_stride + v * WIDTH, sum[r][v]);
+}
+
+#if defined(__AVX512F__)
+constexpr int MAX_ROWS = 6, MAX_VECTORS = 4;  // 24 sums, 4 of B and one of A out of 32 registers
+#else
+constexpr int MAX_ROWS = 4, MAX_VECTORS = 2;  // of 16
+#endif
+
+template <int V, class Operand>
+inline void product_columns(int rows, const Operand *a, int a_stride, const Operand *b, int b_stride, float *c,
+                            int c_stride, int k, bool accumulate) {
+  for (; rows >= MAX_ROWS; rows -= MAX_ROWS, a += MAX_ROWS * a_stride, c += MAX_ROWS * c_stride)
+    product_part<MAX_ROWS, V>(a, a_stride, b, b_stride, c, c_stride, k, accumulate);
+  switch (rows) {
+#define WINNOW_ROWS(n)                                                              \
+  case n:                                                                           \
+    product_part<n, V>(a, a_stride, b, b_stride, c, c_stride, k, accumulate); \
+    break;
+    WINNOW_ROWS(1)
+    WINNOW_ROWS(2)
+    WINNOW_ROWS(3)
+#if defined(__AVX512F__)
+    WINNOW_ROWS(4)
+    WINNOW_ROWS(5)
+#endif
+#undef WINNOW_ROWS
+  }
+}
+
+/// n is a multiple of WIDTH; k is even for pairs.
+template <class Operand>
+inline void product(int rows, int n, int k, const Operand *a, int a_stride, const Operand *b, int b_stride, float *c,
+                    int c_stride, bool accumulate) {
+  constexpr int PAIR = pair_size<Operand>();
+  constexpr int step = MAX_VECTORS * WIDTH;
+  for (; n >= step; n -= step, b += step * PAIR, c += step)
+    product_columns<MAX_VECTORS>(rows, a, a_stride, b, b_stride, c, c_stride, k, accumulate);
+  for (; n >= WIDTH; n -= WIDTH, b += WIDTH * PAIR, c += WIDTH)
+    product_columns<1>(rows, a, a_stride, b, b_stride, c, c_stride, k, accumulate);
+}
+
+}  // namespace winnow::WINNOW_ISA

@@ -1,0 +1,161 @@
+"""Attention over a paged cache on the CPU: the C++ kernels of `native/`, called with addresses of tensors."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from winnow.attention.interface import AttentionSpec, PagedCache
+from winnow.attention.observe import Observe
+from winnow.attention.spans import Spans
+from winnow.cache import KVPool
+from winnow.cache.layout import PAGE_ENTRIES
+
+if TYPE_CHECKING:
+    from winnow import _native
+
+
+class NativeBackend:
+    """See `AttentionBackend` for shapes and meaning. Results do not depend on the number of threads.
+
+    All layers of a step bring the same cache and the same spans, so what the kernels need of them is made once and kept
+    until others come.
+    """
+
+    def __init__(self, kernels: "_native.Kernels") -> None:
+        from winnow import _native
+
+        self._native = _native
+        self._kernels = kernels
+        self._work = _native.Workspace()
+        self._pool: tuple[KVPool, _native.Pool] | None = None
+        self._cache: tuple[PagedCache, _native.Cache] | None = None
+        self._batch: tuple[Spans, _native.Batch] | None = None
+
+    def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
+        layout = cache.pool.layout
+        shape = (len(spans.position), layout.num_kv_heads, layout.head_dim)
+        assert k.shape == v.shape == shape, f"k and v must be {shape}, got {tuple(k.shape)}, {tuple(v.shape)}"
+        k, v = _dense(k, layout.dtype), _dense(v, layout.dtype)
+        self._kernels.write(
+            self._native_cache(cache),
+            self._native_batch(spans),
+            layer,
+            k.data_ptr(),
+            k.stride(0),
+            k.stride(1),
+            v.data_ptr(),
+            v.stride(0),
+            v.stride(1),
+            torch.get_num_threads(),
+        )
+
+    def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        layout = cache.pool.layout
+        assert q.shape[::2] == (len(spans.position), layout.head_dim) and q.shape[1] % layout.num_kv_heads == 0, (
+            f"q must be [{len(spans.position)}, n x {layout.num_kv_heads}, {layout.head_dim}], got {tuple(q.shape)}"
+        )
+        queries = _dense(q, layout.dtype)
+        out = torch.empty(q.shape, dtype=layout.dtype)
+        sinks = None if spec.sinks is None else spec.sinks.detach().float().contiguous()
+        self._kernels.attend(
+            self._work,
+            self._native_cache(cache),
+            self._native_batch(spans),
+            layer,
+            queries.data_ptr(),
+            queries.stride(0),
+            queries.stride(1),
+            out.data_ptr(),
+            q.shape[1],
+            spec.scale,
+            spec.window or 0,
+            spec.softcap or 0.0,
+            0 if sinks is None else sinks.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out.to(q.dtype)
+
+    def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
+        source, target = source.contiguous(), target.contiguous()
+        self._kernels.compact(
+            self._native_pool(pool),
+            source.data_ptr(),
+            target.data_ptr(),
+            len(source),
+            torch.get_num_threads(),
+        )
+
+    def _native_pool(self, pool: KVPool) -> "_native.Pool":
+        if self._pool is None or self._pool[0] is not pool:
+            layout = pool.layout
+            formats = {
+                torch.float32: self._native.DType.f32,
+                torch.bfloat16: self._native.DType.bf16,
+                torch.float16: self._native.DType.f16,
+            }
+            view = self._native.Pool(
+                k=pool.k.data_ptr(),
+                v=pool.v.data_ptr(),
+                position=pool.position.data_ptr(),
+                score=pool.score.data_ptr(),
+                num_slots=pool.num_blocks * layout.block_size,
+                num_scores=layout.num_scores,
+                block_size=layout.block_size,
+                head_dim=layout.head_dim,
+                dtype=formats[layout.dtype],
+            )
+            self._pool = pool, view
+        return self._pool[1]
+
+    def _native_cache(self, cache: PagedCache) -> "_native.Cache":
+        if self._cache is None or self._cache[0] is not cache:
+            layout, tables = cache.pool.layout, cache.manager.tables
+            view = self._native.Cache(
+                self._native_pool(cache.pool),
+                pages=tables.pages.data_ptr(),
+                page_table=tables.page_table.data_ptr(),
+                lengths=cache.manager.lengths.data_ptr(),
+                num_layers=layout.num_layers,
+                num_heads=layout.num_kv_heads,
+                page_entries=PAGE_ENTRIES,
+                pages_per_seq=tables.page_table.shape[1],
+            )
+            self._cache = cache, view
+        return self._cache[1]
+
+    def _native_batch(self, spans: Spans) -> "_native.Batch":
+        if self._batch is None or self._batch[0] is not spans:
+            kinds = [kind for kind in dict.fromkeys(spans.observe) if kind is not None]
+            number = {kind: i for i, kind in enumerate(kinds)}
+            view = self._native.Batch(
+                slots=spans.slots.tolist(),
+                counts=spans.counts.tolist(),
+                starts=spans.starts.tolist(),
+                position=spans.position.data_ptr(),
+                num_tokens=len(spans.position),
+                observe=[-1 if kind is None else number[kind] for kind in spans.observe],
+                observe_from=spans.observe_from.tolist(),
+                observes=[self._native_observe(kind) for kind in kinds],
+            )
+            self._batch = spans, view
+        return self._batch[1]
+
+    def _native_observe(self, observe: Observe) -> "_native.Observe":
+        pool = observe.pool
+        return self._native.Observe(
+            terms=[self._native.Term[term.name.lower()] for term in observe.terms],
+            group=self._native.Group[observe.group.name.lower()],
+            exclude_first=observe.exclude_first,
+            replace=observe.replace,
+            pool_size=pool.size if pool else 0,
+            pool_max=pool is not None and pool.kind == "max",
+            pool_per_query_head=pool is not None and pool.per_query_head,
+            pool_skip_window=pool is not None and pool.skip_window,
+        )
+
+
+def _dense(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x, [T, heads, d], in the cache's dtype, with the elements of a head side by side."""
+    x = x.to(dtype)
+    return x if x.stride(2) == 1 else x.contiguous()

@@ -1,0 +1,105 @@
+"""Caches as eviction leaves them: rows of one sequence differ in length, blocks lie scattered, positions have gaps."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from winnow.attention import Observe, PagedCache, Spans
+from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """A cache whose rows are filled but for the batch's own KVs, and the batch."""
+
+    cache: PagedCache
+    spans: Spans
+    layer: int
+    q: Tensor  # [T, Hq, d]
+    k: Tensor  # [T, H, d]
+    v: Tensor
+
+    def with_own_pool(self) -> PagedCache:
+        """The same cache over a copy of the memory, for another backend to change."""
+        pool = KVPool(self.cache.pool.layout, self.cache.pool.num_blocks)
+        for name in ("k", "v", "position", "score"):
+            getattr(pool, name).copy_(getattr(self.cache.pool, name))
+        return PagedCache(pool, self.cache.manager)
+
+
+def paged_batch(
+    seed: int,
+    counts: Sequence[int],
+    *,
+    longest: int = 200,
+    kv_heads: int = 2,
+    group: int = 2,
+    head_dim: int = 16,
+    block_size: int = 4,
+    dtype: torch.dtype = torch.float32,
+    num_scores: int = 1,
+    observe: Sequence[Observe | None] | None = None,
+) -> PagedBatch:
+    """Sequences that bring `counts` tokens, after up to `longest` older ones of which each row keeps some.
+
+    Args:
+        observe: for each sequence, decoding ones first; the second half of a sequence's queries counts.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rng = np.random.default_rng(seed)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    layers, layer = 2, 1
+    counts = sorted(counts, key=lambda count: count > 1)
+    layout = CacheLayout(layers, kv_heads, head_dim, block_size, dtype, num_scores)
+    blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
+    size = CacheSize(blocks, len(counts) * layout.pages_for(longest + max(counts)), len(counts), 10_000)
+    manager, pool = CacheManager(layout, size), KVPool(layout, blocks)
+    everything = manager.allocator.allocate(blocks)
+    manager.allocator.release(everything[torch.randperm(blocks, generator=generator)])  # blocks of a row lie anywhere
+    # What a row never wrote may be anything, also not a number.
+    pool.k.fill_(math.nan)
+    pool.v.fill_(math.nan)
+    pool.score.fill_(0.25)
+    slots, starts = [], []
+    for count in counts:
+        slot, start = manager.open(), int(rng.integers(0, longest + 1))
+        if start:
+            manager.append([slot], [start])
+            kept = rng.integers(0, start + 1, size=(layers, kv_heads), dtype=np.int32)
+            manager.shrink([slot], kept[None])
+            for head in range(kv_heads):
+                n = int(kept[layer, head])
+                if not n:
+                    continue
+                table = manager.tables.lookup(torch.tensor([slot]), layer, -(-n // block_size))[0, head]
+                where = (table.long()[:, None] * block_size + torch.arange(block_size)).flatten()[:n]
+                pool.k.flatten(0, 1)[where] = randn(n, head_dim)
+                pool.v.flatten(0, 1)[where] = randn(n, head_dim)
+                pool.position.flatten()[where] = torch.from_numpy(rng.choice(start, n, replace=False)).int()
+        manager.append([slot], [count])
+        slots.append(slot)
+        starts.append(start)
+    spans = Spans.build(
+        slots,
+        starts,
+        counts,
+        manager.host_lengths[slots].max(axis=(1, 2)).astype(np.int64),
+        observe=observe,
+        observe_from=[start + count // 2 for start, count in zip(starts, counts, strict=True)],
+    )
+    total = sum(counts)
+    return PagedBatch(
+        PagedCache(pool, manager),
+        spans,
+        layer,
+        randn(total, kv_heads * group, head_dim),
+        randn(total, kv_heads, head_dim),
+        randn(total, kv_heads, head_dim),
+    )

@@ -1,0 +1,188 @@
+"""The CPU kernels against the reference, for every instruction set that this processor runs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.attention.paged import PagedBatch, paged_batch
+from torch import Tensor
+
+from winnow import _native
+from winnow.attention import AttentionSpec, Group, Observe, Pool, ReferenceBackend, Term
+from winnow.attention.native import NativeBackend
+
+ISAS = _native.instruction_sets()
+# Largest difference from the reference, relative to what is compared, and absolute below 1.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+def backend(isa: str) -> NativeBackend:
+    return NativeBackend(_native.Kernels(isa))
+
+
+def compare(batch: PagedBatch, isa: str, spec: AttentionSpec) -> None:
+    """Write and attend with both backends over memory of their own; outputs and all of the memory must agree."""
+    ours, theirs = batch.with_own_pool(), batch.with_own_pool()
+    results: list[Tensor] = []
+    for cache, computes in ((ours, backend(isa)), (theirs, ReferenceBackend())):
+        computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
+        results.append(computes.attend(cache, batch.spans, batch.layer, batch.q, spec))
+    tolerance = TOLERANCE[batch.q.dtype]
+    torch.testing.assert_close(results[0], results[1], rtol=tolerance, atol=tolerance)
+    for field in ("k", "v", "position"):
+        a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        ours.pool.score, theirs.pool.score, rtol=max(tolerance, 1e-4), atol=max(tolerance, 1e-5)
+    )
+
+
+def observes(num_scores: int) -> st.SearchStrategy[Observe]:
+    """All of `Observe` but thresholds, which rounding tips over: see test_below_average."""
+    smooth_terms = [term for term in Term if term is not Term.BELOW_AVERAGE]
+    pools = st.builds(
+        Pool,
+        size=st.sampled_from([1, 3, 7]),
+        kind=st.sampled_from(["max", "average"]),
+        per_query_head=st.booleans(),
+        skip_window=st.booleans(),
+    )
+    fields = {
+        "terms": st.lists(st.sampled_from(smooth_terms), min_size=1, max_size=num_scores).map(tuple),
+        "group": st.sampled_from(Group),
+        "exclude_first": st.sampled_from([0, 1, 5]),
+    }
+    added = st.builds(Observe, **fields)
+    replaced = st.builds(Observe, **fields, replace=st.just(True), pool=st.one_of(st.none(), pools))
+    return st.one_of(added, replaced)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
+    draw = data.draw
+    kv_heads, group = draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 2, 3, 8]))
+    counts = draw(st.lists(st.one_of(st.just(1), st.integers(2, 80)), min_size=1, max_size=5))
+    batch = paged_batch(
+        draw(st.integers(0, 2**31)),
+        counts,
+        longest=draw(st.sampled_from([0, 30, 400, 3000])),
+        kv_heads=kv_heads,
+        group=group,
+        head_dim=draw(st.sampled_from([4, 16, 64, 72, 80])),
+        block_size=draw(st.sampled_from([1, 4, 5, 16, 32])),
+        dtype=draw(st.sampled_from(list(TOLERANCE))),
+        num_scores=2,
+        observe=[draw(st.one_of(st.none(), observes(2))) for _ in counts],
+    )
+    sinks = torch.linspace(-1, 1, kv_heads * group) if draw(st.booleans()) else None
+    window = draw(st.one_of(st.none(), st.integers(1, 500)))
+    softcap = draw(st.one_of(st.none(), st.just(1.5)))
+    compare(batch, isa, AttentionSpec(0.3, window, softcap, sinks))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("exclude_first", [0, 5])
+def test_below_average(isa: str, window: int | None, exclude_first: int) -> None:
+    observe = Observe((Term.BELOW_AVERAGE,), Group.SUM, exclude_first)
+    batch = paged_batch(1, [1, 1, 30], longest=300, observe=[observe] * 3)
+    compare(batch, isa, AttentionSpec(0.3, window))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_threads_change_nothing(isa: str, dtype: torch.dtype) -> None:
+    """Bit for bit, where rows are so long that several threads share one."""
+    observe = Observe((Term.ATTENTION, Term.SQUARED))
+    pooled = Observe((Term.ATTENTION,), replace=True, pool=Pool(7))
+    batch = paged_batch(
+        7, [1, 1, 1, 40, 150], longest=9000, dtype=dtype, num_scores=2, observe=[observe] * 4 + [pooled]
+    )
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            cache, computes = batch.with_own_pool(), backend(isa)
+            computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
+            out = computes.attend(cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
+            found.append((out, cache.pool.score))
+    finally:
+        torch.set_num_threads(before)
+    for out, score in found[1:]:
+        assert torch.equal(out, found[0][0])
+        assert torch.equal(score, found[0][1])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_takes_tensors_as_models_lay_them_out(isa: str) -> None:
+    """Heads before tokens, or queries, keys and values side by side in one buffer."""
+    batch = paged_batch(3, [1, 1, 9])
+    dense = batch.with_own_pool(), backend(isa)
+    spec = AttentionSpec(0.3)
+    dense[1].write(dense[0], batch.spans, batch.layer, batch.k, batch.v)
+    expected = dense[1].attend(dense[0], batch.spans, batch.layer, batch.q, spec)
+    together = torch.cat([batch.q, batch.k, batch.v], dim=1)
+    q, k, v = together.split([4, 2, 2], dim=1)
+    heads_first = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
+    last_strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    for q, k, v in ((q, k, v), heads_first, last_strided):
+        cache, computes = batch.with_own_pool(), backend(isa)
+        computes.write(cache, batch.spans, batch.layer, k, v)
+        assert torch.equal(computes.attend(cache, batch.spans, batch.layer, q, spec), expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_compact_equals_the_reference(isa: str, dtype: torch.dtype) -> None:
+    batch = paged_batch(4, [1] * 8, longest=600, dtype=dtype, num_scores=2)
+    order = torch.randperm(1000)
+    source, target = order[:400], order[400:800]
+    ours, theirs = batch.with_own_pool().pool, batch.with_own_pool().pool
+    backend(isa).compact(ours, source, target)
+    ReferenceBackend().compact(theirs, source, target)
+    for field in ("k", "v", "position", "score"):
+        torch.testing.assert_close(getattr(ours, field), getattr(theirs, field), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_wrong_shape_is_refused() -> None:
+    batch = paged_batch(3, [1, 5])
+    computes = backend(ISAS[0])
+    with pytest.raises(AssertionError, match=r"q must be \[6, n x 2, 16\]"):
+        computes.attend(batch.cache, batch.spans, batch.layer, batch.q[:5], AttentionSpec(1.0))
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_instruction_set_can_be_named() -> None:
+    code = "from winnow.native import native_kernels; native_kernels()"
+    assert run(code, WINNOW_ISA="generic").returncode == 0
+    refused = run(code, WINNOW_ISA="avx1024")
+    assert "ConfigError: WINNOW_ISA: instruction set must be one of generic" in refused.stderr
+    assert "got avx1024" in refused.stderr
+
+
+def test_without_the_extension_the_slow_path_says_so_once() -> None:
+    code = (
+        "import sys; sys.modules['winnow._native'] = None\n"
+        "from winnow.attention.backends import open_backend\n"
+        "print(type(open_backend('auto')).__name__, type(open_backend('auto')).__name__)"
+    )
+    done = run(code)
+    assert done.stdout.split() == ["ReferenceBackend", "ReferenceBackend"]
+    assert done.stderr.count("CPU kernels are not in this installation") == 1
