@@ -1,0 +1,112 @@
+"""One virtual environment per peer, with the torch that Winnow runs on and no CUDA libraries."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from protocol import PeerError
+
+INSTALL_SECONDS = 3600
+CONVERT_SECONDS = 1800
+# Lines of an error that a table and a report still can hold.
+TOLD_LINES = 12
+# What CUDA builds of torch pull in.
+CUDA_PACKAGES = ("nvidia-", "cuda-")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment that was made for one peer."""
+
+    path: Path
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.path / "bin" / "python"
+
+    def prepare(self, packages: Sequence[str]) -> None:
+        """Make it and install `packages`, unless that has been done. torch comes first and stays as it is.
+
+        Raises:
+            PeerError: pip could not, or would have fetched CUDA libraries; holds the end of what it said.
+        """
+        mark = self.path / "installed.json"
+        torch = f"torch=={version('torch').partition('+')[0]}"
+        wanted = [torch, *packages]
+        if mark.is_file() and json.loads(mark.read_text()) == wanted:
+            return
+        call([sys.executable, "-m", "venv", "--clear", self.path], "making an environment", INSTALL_SECONDS)
+        constraints = self.path / "constraints.txt"
+        constraints.write_text(torch + "\n")
+        self._install([torch])
+        self._install(["--constraint", constraints, *packages])
+        mark.write_text(json.dumps(wanted))
+
+    def _install(self, arguments: Sequence[str | Path]) -> None:
+        # A build from source would take the machine for an hour and measure the compiler's defaults.
+        pip = [self.python, "-m", "pip", "install", "--only-binary", ":all:", "--no-input"]
+        report = self.path / "would-install.json"
+        asking = ["--dry-run", "--quiet", "--report", report]
+        call([*pip, *asking, *arguments], "asking pip", INSTALL_SECONDS)
+        named = [item["metadata"]["name"] for item in json.loads(report.read_text())["install"]]
+        cuda = [name for name in named if name.lower().startswith(CUDA_PACKAGES)]
+        if cuda:
+            raise PeerError(f"pip would fetch a CUDA build ({', '.join(sorted(cuda)[:3])}, ...)")
+        call([*pip, *arguments], "pip install", INSTALL_SECONDS)
+
+
+def call(
+    command: Sequence[str | Path],
+    what: str,
+    seconds: float,
+    cwd: Path | None = None,
+    variables: dict[str, str] | None = None,
+) -> str:
+    """Run a command to its end and return its standard output.
+
+    Raises:
+        PeerError: it failed or took longer than `seconds`; holds the end of what it said.
+    """
+    # A process group of its own, so that what it started ends with it.
+    with subprocess.Popen(  # noqa: S603
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        cwd=cwd,
+        env=os.environ | (variables or {}),
+        start_new_session=True,
+    ) as process:
+        try:
+            out, told = process.communicate(timeout=seconds)
+        except BaseException as error:  # also Ctrl-C
+            os.killpg(process.pid, 9)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise PeerError(f"{what} took longer than {seconds:g} s") from None
+            raise
+    if process.returncode:
+        lines = [line for line in (told or out).splitlines() if line.strip()]
+        raise PeerError(
+            f"{what} ended with exit code {process.returncode}: " + "\n".join(lines[-TOLD_LINES:])
+        )
+    return out
+
+
+@contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """Hold a lock on that file, on a machine that several people measure on; None: there is nobody else."""
+    if lock is None:
+        yield
+        return
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,132 @@
+"""Who is measured: how each peer is installed, how it gets the model, and in which configurations it runs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+OPENVINO_BLOCK = 32
+TRANSFORMERS_PAGE = 128
+# Of keys and values of 64 numbers: two bytes each, or one each and a float32 scale and zero point with every 64.
+U8_SAVES = 128 / 72
+
+
+@dataclass(frozen=True)
+class Load:
+    """What configurations depend on."""
+
+    requests: int
+    sequence_tokens: int
+    """Prompt and answer."""
+    kv_seqs: int
+    """Whole sequences for which there is KV memory."""
+
+    def units(self, size: int, sequences: int | None = None) -> int:
+        """Blocks of `size` tokens for the KVs of `sequences`, by default `kv_seqs`, in 16 bits a number."""
+        return (sequences or self.kv_seqs) * -(-self.sequence_tokens // size)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One row of the table."""
+
+    name: str
+    kv_memory: str
+    """In words, for the table."""
+    options: dict[str, Any]
+    """For the peer's script, which documents them."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine to compare with."""
+
+    name: str
+    script: str
+    configurations: Callable[[Load], list[Configuration]]
+    packages: tuple[str, ...] = ()
+    """pip installs them beside torch, in an environment of the peer's own; none: Winnow's own environment is used."""
+    convert: Callable[[Path, Path], Sequence[str | Path]] | None = field(default=None)
+    """From the model's directory to the converted one: the command, whose first word lies in the environment's bin."""
+
+
+def _within(load: Load) -> str:
+    return f"{load.kv_seqs} sequences"
+
+
+def _winnow(load: Load) -> list[Configuration]:
+    base = {"kv_seqs": load.kv_seqs, "dtype": "bfloat16"}
+    pd = {"eviction": "kv-compress-pd", "compression": 4.0}
+    return [
+        Configuration("full cache", _within(load), base),
+        Configuration("kv-compress-pd 4x", _within(load), base | pd),
+        Configuration("full cache, no limit", "all", base | {"kv_seqs": load.requests}),
+    ]
+
+
+def _openvino(load: Load) -> list[Configuration]:
+    def options(kv_precision: str, kv_blocks: int, eviction: int | None = None) -> dict[str, Any]:
+        return {
+            "precision": "bf16",
+            "kv_precision": kv_precision,
+            "kv_blocks": kv_blocks,
+            "eviction": eviction,
+        }
+
+    blocks = load.units(OPENVINO_BLOCK)
+    same_bytes = int(blocks * U8_SAVES)
+    # One block more for each sequence: the pipeline takes the next block before it needs it.
+    unlimited = load.units(OPENVINO_BLOCK, load.requests) + load.requests
+    return [
+        Configuration("bf16 KVs", _within(load), options("bf16", blocks)),
+        Configuration("u8 KVs", _within(load), options("u8", same_bytes)),
+        Configuration("u8 KVs, eviction to 512", _within(load), options("u8", same_bytes, 512)),
+        Configuration("bf16 KVs, no limit", "all", options("bf16", unlimited)),
+    ]
+
+
+def _export_openvino(model: Path, out: Path) -> Sequence[str | Path]:
+    task = ("--task", "text-generation-with-past", "--weight-format", "fp32")
+    return ["optimum-cli", "export", "openvino", "--model", model, *task, out]
+
+
+def _transformers(load: Load) -> list[Configuration]:
+    pages = load.units(TRANSFORMERS_PAGE)
+    paged = {"dtype": "bfloat16", "page_size": TRANSFORMERS_PAGE, "kv_pages": pages}
+    return [
+        Configuration("generate", _within(load), {"dtype": "bfloat16", "batch": load.kv_seqs}),
+        Configuration("generate_batch", _within(load), paged),
+    ]
+
+
+def _ctranslate2(load: Load) -> list[Configuration]:
+    return [
+        Configuration("int8 weights", _within(load), {"compute_type": "int8", "batch": load.kv_seqs}),
+    ]
+
+
+def _convert_ctranslate2(model: Path, out: Path) -> Sequence[str | Path]:
+    return ["ct2-transformers-converter", "--model", model, "--output_dir", out]
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("winnow", "winnow_peer.py", _winnow),
+        Peer(
+            "openvino",
+            "openvino_peer.py",
+            _openvino,
+            ("openvino-genai", "optimum-intel[openvino]"),
+            _export_openvino,
+        ),
+        Peer("transformers", "transformers_peer.py", _transformers, ("transformers", "accelerate", "psutil")),
+        Peer(
+            "ctranslate2",
+            "ctranslate2_peer.py",
+            _ctranslate2,
+            ("ctranslate2", "transformers", "sentencepiece"),
+            _convert_ctranslate2,
+        ),
+    )
+}

@@ -1,0 +1,82 @@
+"""What the runner and a peer's script tell each other; imports nothing but the standard library.
+
+The runner starts `python PEER.py WORK.json` in the peer's environment. The script answers the work and prints one line
+of JSON, its last: seconds, the tokens of every answer, and the versions of what computed them.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+class PeerError(Exception):
+    """A peer could not be installed, failed, or did other work than it was given."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The same for every peer, but for `model` and `options`."""
+
+    model: str
+    """Directory, converted for the peer if it needs that."""
+    prompts: list[list[int]]
+    """Token ids."""
+    new_tokens: int
+    """Of every answer, greedy; the end of text does not end it."""
+    threads: int
+    options: dict[str, Any]
+    """What the configuration asks of this peer."""
+
+    @classmethod
+    def read(cls, path: Path) -> "Work":
+        """From a file that `write` wrote."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """`seconds` cover all answers, but neither loading nor the warm-up; `tokens` are the new ones of each."""
+
+    seconds: float
+    tokens: list[list[int]]
+    versions: dict[str, str]
+    """Of the packages that computed them."""
+
+    @classmethod
+    def parse(cls, output: str, work: Work) -> "Answers":
+        """From what a peer's script printed.
+
+        Raises:
+            PeerError: the last line is no report, or the answers are not as many or as long as asked for.
+        """
+        lines = output.strip().splitlines()
+        try:
+            answers = cls(**json.loads(lines[-1]))
+        except (IndexError, TypeError, ValueError):
+            last = lines[-1][:200] if lines else ""
+            raise PeerError(f"the script printed no report, its last line is {last!r}") from None
+        lengths = sorted({len(tokens) for tokens in answers.tokens})
+        if len(answers.tokens) != len(work.prompts) or lengths != [work.new_tokens]:
+            raise PeerError(
+                f"{len(work.prompts)} answers of {work.new_tokens} tokens were asked for, "
+                f"{len(answers.tokens)} of {lengths} came"
+            )
+        return answers
+
+
+def serve(run: Callable[[Work], tuple[float, list[list[int]]]], packages: list[str]) -> None:
+    """The main function of a peer's script: read the work, let `run` do it, print the one line.
+
+    `run` returns the seconds of all answers, loading and warm-up excluded, and the new tokens of each.
+    """
+    seconds, tokens = run(Work.read(Path(sys.argv[1])))
+    answers = Answers(seconds, tokens, {package: version(package) for package in packages})
+    print("\n" + json.dumps(asdict(answers)), flush=True)

@@ -1,0 +1,98 @@
+"""Runs one configuration of one peer in a fresh process."""
+
+import hashlib
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from environments import alone, call
+from peers import Configuration, Peer
+from protocol import Answers, PeerError, Work
+
+SCRIPTS = Path(__file__).parent
+
+
+@dataclass
+class Outcome:
+    """What became of a configuration, over all rounds."""
+
+    peer: Peer
+    configuration: Configuration
+    answers: list[Answers] = field(default_factory=list)
+    """By round."""
+    error: str | None = None
+    """Why there are no more of them."""
+
+    @property
+    def rates(self) -> list[float]:
+        """Output tokens per second, by round."""
+        return [sum(map(len, answers.tokens)) / answers.seconds for answers in self.answers]
+
+    @property
+    def median(self) -> float | None:
+        """Output tokens per second; None where a round failed, since the others tell half of it."""
+        return statistics.median(self.rates) if self.answers and self.error is None else None
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the packages that computed the answers."""
+        return self.answers[-1].versions if self.answers else {}
+
+    def first_tokens_as(self, other: "Outcome") -> float | None:
+        """Share of requests whose first token is that of `other`: whether both compute the same model at all.
+
+        Later tokens say less: after one that differs, by a rounding in the last bit, all others do.
+        """
+        if not self.answers or not other.answers:
+            return None
+        pairs = zip(self.answers[0].tokens, other.answers[0].tokens, strict=True)
+        return statistics.fmean(one[0] == two[0] for one, two in pairs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the tokens, of which there is a hash for each round."""
+        return {
+            "peer": self.peer.name,
+            "configuration": self.configuration.name,
+            "kv_memory": self.configuration.kv_memory,
+            "options": self.configuration.options,
+            "versions": self.versions,
+            "seconds": [answers.seconds for answers in self.answers],
+            "output_tokens_per_second": self.rates,
+            "median": self.median,
+            "tokens_sha256": [
+                hashlib.sha256(json.dumps(answers.tokens).encode()).hexdigest() for answers in self.answers
+            ],
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How processes are started."""
+
+    folder: Path
+    """For descriptions of work."""
+    timeout: float
+    """Seconds that one process may take, loading included."""
+    lock: Path | None = None
+    """See `alone`."""
+
+    def run(self, python: Path, outcome: Outcome, work: Work) -> None:
+        """Do the work once more, and add what came of it to `outcome`."""
+        file = self.folder / "work.json"
+        work.write(file)
+        threads = {name: str(work.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        try:
+            with alone(self.lock):
+                output = call(
+                    [python, SCRIPTS / outcome.peer.script, file],
+                    outcome.peer.script,
+                    self.timeout,
+                    cwd=self.folder,
+                    variables=threads,
+                )
+            outcome.answers.append(Answers.parse(output, work))
+        except PeerError as error:
+            outcome.error = str(error)
