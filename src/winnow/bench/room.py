@@ -7,7 +7,6 @@ from winnow.models import load_model
 
 # What the engine keeps for each KV while nothing is evicted.
 _NUM_SCORES = 1
-_MOST = 2**50
 
 
 def kv_memory_for(config: EngineConfig, sequences: int, num_kvs: int) -> int:
@@ -38,12 +37,5 @@ def kv_memory_for(config: EngineConfig, sequences: int, num_kvs: int) -> int:
         _NUM_SCORES,
     )
     blocks = sequences * layout.blocks_for(num_kvs)
-    low, high = blocks * layout.block_bytes, _MOST
-    while low < high:  # what fits grows with the bytes
-        middle = (low + high) // 2
-        size = CacheSize.fit(layout, middle, config.scheduler.max_num_seqs, model.max_model_len)
-        if size.num_blocks >= blocks:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    size = CacheSize.of_blocks(layout, blocks, config.scheduler.max_num_seqs, model.max_model_len)
+    return size.nbytes(layout)

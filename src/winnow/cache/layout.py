@@ -86,22 +86,12 @@ class CacheSize:
     ) -> "CacheSize":
         """The largest cache within `kv_memory` bytes, tables and counters included.
 
-        Pages are bounded by blocks: a sequence of b blocks a row takes at most b / PAGE_ENTRIES + 1 pages, so with
-        equal rows blocks run out first. Rows that differ, or share blocks, may run out of pages earlier; the
-        manager counts both. With `uneven_rows` there are pages for rows ROW_SKEW times as long as the average, and
-        always enough for one sequence alone.
-
         Raises:
             ConfigError: not even one sequence of one block per row fits.
         """
-        pages_per_seq = layout.pages_for(max_model_len)
 
         def size(num_blocks: int) -> CacheSize:
-            num_pages = ceil_div(num_blocks, layout.rows_per_seq * PAGE_ENTRIES)
-            if uneven_rows:
-                num_pages = max(num_pages * ROW_SKEW, pages_per_seq)
-            num_pages += max_num_seqs
-            return cls(num_blocks, min(num_pages, max_num_seqs * pages_per_seq), max_num_seqs, pages_per_seq)
+            return cls.of_blocks(layout, num_blocks, max_num_seqs, max_model_len, uneven_rows=uneven_rows)
 
         # More blocks than all sequences together could ever fill would be memory for nothing.
         low, high = 0, min(kv_memory // layout.block_bytes, max_num_seqs * layout.blocks_for(max_model_len))
@@ -118,6 +108,30 @@ class CacheSize:
                 f"{layout.num_layers} layers x {layout.num_kv_heads} KV heads, got {format_bytes(kv_memory)}"
             )
         return size(low)
+
+    @classmethod
+    def of_blocks(
+        cls,
+        layout: CacheLayout,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        *,
+        uneven_rows: bool = False,
+    ) -> "CacheSize":
+        """A cache of `num_blocks` blocks, with the table pages that they need.
+
+        Pages are bounded by blocks: a sequence of b blocks a row takes at most b / PAGE_ENTRIES + 1 pages, so with
+        equal rows blocks run out first. Rows that differ, or share blocks, may run out of pages earlier; the
+        manager counts both. With `uneven_rows` there are pages for rows ROW_SKEW times as long as the average, and
+        always enough for one sequence alone.
+        """
+        pages_per_seq = layout.pages_for(max_model_len)
+        num_pages = ceil_div(num_blocks, layout.rows_per_seq * PAGE_ENTRIES)
+        if uneven_rows:
+            num_pages = max(num_pages * ROW_SKEW, pages_per_seq)
+        num_pages += max_num_seqs
+        return cls(num_blocks, min(num_pages, max_num_seqs * pages_per_seq), max_num_seqs, pages_per_seq)
 
     def nbytes(self, layout: CacheLayout) -> int:
         """All bytes of the cache: blocks, free stack and reference counts, table pages, page table, lengths."""

@@ -1,0 +1,247 @@
+"""The runner of the peer benchmark, with scripts that play the peer."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PEERS = Path(__file__).parent.parent.parent / "benchmarks" / "peers"
+SMALL = (
+    "--requests", "3", "--prompt-tokens", "4", "--new-tokens", "2", "--kv-seqs", "2", "--threads", "1",
+)  # fmt: skip
+ANSWER = """
+import json, os, sys, time
+sys.path.insert(0, {folder!r})
+from protocol import Work, serve
+def run(work):
+    return work.options["seconds"], [[prompt[-1], 7] for prompt in work.prompts]
+if __name__ == "__main__":
+    serve(run, packages=["pytest"])
+"""
+Play = Callable[..., Any]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the command, with one peer less to install: none."""
+    monkeypatch.syspath_prepend(str(PEERS))
+    return importlib.import_module("run")
+
+
+@pytest.fixture
+def play(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Run the command with peers that are scripts: name -> (text, options by configuration). Returns report, output."""
+
+    def run(
+        scripts: dict[str, tuple[str, dict[str, dict[str, Any]]]], *typed: str
+    ) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
+        monkeypatch.setattr(bench, "save_with_tokenizer", lambda shape, folder: tmp_path)
+        bench.PEERS.clear()
+        for name, (text, options) in scripts.items():
+            script = tmp_path / f"{name}.py"
+            script.write_text(text.format(folder=str(PEERS)) if "{folder!r}" in text else text)
+            configurations = [bench.peers.Configuration(key, "2", value) for key, value in options.items()]
+            bench.PEERS[name] = bench.Peer(name, str(script), lambda load, c=configurations: c)
+        report = tmp_path / "report.json"
+        folder = ("--folder", str(tmp_path / "f"), "--json", str(report), "--peers", ",".join(scripts))
+        code = bench.main([*SMALL, *folder, *typed])
+        entries = json.loads(report.read_text())["configurations"]
+        return code, {(entry["peer"], entry["configuration"]): entry for entry in entries}
+
+    monkeypatch.setattr(bench, "PEERS", dict(bench.PEERS))
+    monkeypatch.setattr(bench, "peers", sys.modules["peers"], raising=False)
+    return run
+
+
+def test_peers_take_turns_and_medians_count(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = play(
+        {
+            "openvino": (ANSWER, {"bf16 KVs": {"seconds": 2.0}}),
+            "winnow": (ANSWER, {"full cache": {"seconds": 0.5}, "evicting": {"seconds": 0.25}}),
+        },
+        "--rounds",
+        "2",
+    )
+    assert code == 0
+    told = capsys.readouterr()
+    rounds = [line.partition(":")[0] for line in told.err.splitlines() if line.startswith("round")]
+    one = ["openvino, bf16 KVs", "winnow, full cache", "winnow, evicting"]
+    assert rounds == [f"round {number}, {row}" for number in (1, 2) for row in one]
+    full = report["winnow", "full cache"]
+    # 3 answers of 2 tokens in half a second.
+    assert full["output_tokens_per_second"] == [12.0, 12.0] and full["median"] == 12.0
+    assert full["error"] is None and len(set(full["tokens_sha256"])) == 1
+    assert set(full["versions"]) == {"pytest"}
+    assert "to openvino" in told.out and "4.00 x" in told.out and "8.00 x" in told.out and "100%" in told.out
+
+
+FAILURES = {
+    "raises": ("raise RuntimeError('no such kernel')", "ended with exit code 1", "no such kernel"),
+    "is silent": ("", "printed no report", "''"),
+    "prints something else": ("print('done')", "printed no report", "'done'"),
+    "hangs": ("import time; print('{}'); time.sleep(60)", "took longer than 1 s", ""),
+    "answers too few": (
+        'print(\'{"seconds": 1.0, "tokens": [[1, 2], [1, 2]], "versions": {}}\')',
+        "3 answers of 2 tokens were asked for, 2 of [2] came",
+        "",
+    ),
+    "answers too short": (
+        'print(\'{"seconds": 1.0, "tokens": [[1, 2], [1], [1, 2]], "versions": {}}\')',
+        "3 of [1, 2] came",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_peer_that_fails_is_reported_with_its_error(
+    kind: str, play: Play, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, *messages = FAILURES[kind]
+    code, report = play(
+        {"winnow": (ANSWER, {"full cache": {"seconds": 1.0}}), "other": (script, {"default": {}})},
+        "--rounds",
+        "2",
+        "--timeout",
+        "1" if kind == "hangs" else "30",
+    )
+    assert code == 0
+    failed = report["other", "default"]
+    assert failed["median"] is None and failed["seconds"] == []
+    told = capsys.readouterr()
+    assert "failed" in told.out
+    assert told.err.count("other, default") == 1, "it has one try"
+    for message in messages:
+        assert message in failed["error"] and message in told.out
+    assert report["winnow", "full cache"]["median"] == 6.0
+
+
+def test_a_peer_that_fails_later_has_no_median(play: Play, tmp_path: Path) -> None:
+    once = f"import pathlib; p = pathlib.Path({str(tmp_path / 'once')!r}); assert not p.exists(); p.touch()\n"
+    code, report = play(
+        {"winnow": (once + ANSWER.format(folder=str(PEERS)), {"full cache": {"seconds": 1.0}})},
+        "--rounds",
+        "3",
+    )
+    assert code == 1
+    entry = report["winnow", "full cache"]
+    assert entry["seconds"] == [1.0] and entry["median"] is None and "AssertionError" in entry["error"]
+
+
+def test_a_peer_that_cannot_be_installed_is_reported(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_pip(*_: object, **__: object) -> str:
+        raise bench.PeerError("No matching distribution found")
+
+    monkeypatch.setattr(sys.modules["environments"], "call", no_pip)
+    monkeypatch.setattr(bench, "save_with_tokenizer", lambda shape, folder: tmp_path)
+    assert bench.main([*SMALL, "--folder", str(tmp_path / "f"), "--peers", "openvino"]) == 1
+    told = capsys.readouterr()
+    assert "openvino: No matching distribution found" in told.out
+    assert "round" not in told.err
+
+
+class TestEnvironment:
+    def test_torch_comes_first_and_stays(
+        self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = self.record(monkeypatch, tmp_path, [])
+        environment = bench.Environment(tmp_path / "e")
+        environment.prepare(["engine"])
+        torch = f"torch=={importlib.import_module('torch').__version__.partition('+')[0]}"
+        installs = [call for call in calls if "install" in call and "--dry-run" not in call]
+        assert installs[0][-1] == torch
+        assert installs[1][-3:] == ["--constraint", str(tmp_path / "e" / "constraints.txt"), "engine"]
+        assert (tmp_path / "e" / "constraints.txt").read_text().strip() == torch
+        assert all("--only-binary" in install for install in installs)
+        calls.clear()
+        environment.prepare(["engine"])
+        assert calls == [], "it is there already"
+        environment.prepare(["engine", "more"])
+        assert calls
+
+    def test_a_cuda_build_is_refused_before_it_is_fetched(
+        self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = self.record(monkeypatch, tmp_path, ["torch", "nvidia-cublas"])
+        with pytest.raises(bench.PeerError, match=r"would fetch a CUDA build \(nvidia-cublas"):
+            bench.Environment(tmp_path / "e").prepare(["engine"])
+        assert [call for call in calls if "install" in call and "--dry-run" not in call] == []
+        assert not (tmp_path / "e" / "installed.json").exists()
+
+    def record(self, monkeypatch: pytest.MonkeyPatch, folder: Path, named: list[str]) -> list[list[str]]:
+        """Every command that would run; pip would install what is `named`."""
+        calls: list[list[str]] = []
+
+        def call(command: list[Any], *_: object) -> str:
+            words = [str(word) for word in command]
+            calls.append(words)
+            (folder / "e").mkdir(exist_ok=True)
+            if "--report" in words:
+                report = {"install": [{"metadata": {"name": name}} for name in named]}
+                Path(words[words.index("--report") + 1]).write_text(json.dumps(report))
+            return ""
+
+        monkeypatch.setattr(sys.modules["environments"], "call", call)
+        return calls
+
+
+def test_limits_of_all_peers_hold_the_same_sequences(bench: Any) -> None:
+    load = bench.Load(requests=32, sequence_tokens=1152, kv_seqs=8)
+    by_name = {
+        (peer.name, each.name): each.options
+        for peer in bench.PEERS.values()
+        for each in peer.configurations(load)
+    }
+    assert by_name["openvino", "bf16 KVs"]["kv_blocks"] == 288
+    assert by_name["openvino", "bf16 KVs, no limit"]["kv_blocks"] == 1184
+    # As many bytes: 64 numbers and 8 bytes of scales in place of 128 bytes.
+    assert by_name["openvino", "u8 KVs"]["kv_blocks"] == 512
+    assert by_name["transformers", "generate"]["batch"] == 8
+    pages = by_name["transformers", "generate_batch"]
+    assert pages["kv_pages"] * pages["page_size"] == 8 * 1152
+    assert by_name["winnow", "full cache"]["kv_seqs"] == 8
+    assert by_name["winnow", "full cache, no limit"]["kv_seqs"] == 32
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("--peers winnow,vllm", "--peers must name some of winnow, openvino"),
+        ("--rounds 0", "--rounds must be at least 1, got 0"),
+        ("--requests 0", "requests must be at least 1, got 0"),
+        ("--work w9", "invalid choice: 'w9'"),
+    ],
+)
+def test_what_is_unusable_is_said(
+    typed: str, message: str, bench: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        bench.main(typed.split())
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_winnow_itself_runs_as_a_peer(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from winnow.bench.presets import LlamaShape, Preset
+    from winnow.bench.workload import Workload
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shape = LlamaShape(2, 32, 4, 2, 8, 48, 97, 512)
+    monkeypatch.setitem(bench.PRESETS, "w1", Preset(shape, Workload(3, 4, 2), "bfloat16", 2))
+    winnow = bench.PEERS["winnow"]
+    first = replace(winnow, configurations=lambda load: winnow.configurations(load)[:1])
+    monkeypatch.setitem(bench.PEERS, "winnow", first)
+    report = tmp_path / "report.json"
+    typed = ("--peers", "winnow", "--rounds", "1", "--folder", str(tmp_path / "f"), "--json", str(report))
+    assert bench.main([*SMALL, *typed]) == 0
+    [entry] = json.loads(report.read_text())["configurations"]
+    assert entry["error"] is None and entry["median"] > 0
+    [model] = (tmp_path / "f" / "models").iterdir()
+    assert (model / "tokenizer.json").is_file() and (model / "model.safetensors").is_file()
