@@ -13,7 +13,7 @@ from winnow.units import parse_bytes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
-ATTENTION_BACKENDS = ("auto", "native", "reference")
+ATTENTION_BACKENDS = ("auto", "native", "triton", "reference")
 
 
 def option(default: Any, help: str, **extra: Any) -> Any:

@@ -25,7 +25,7 @@ class PagedBatch:
 
     def with_own_pool(self) -> PagedCache:
         """The same cache over a copy of the memory, for another backend to change."""
-        pool = KVPool(self.cache.pool.layout, self.cache.pool.num_blocks)
+        pool = KVPool(self.cache.pool.layout, self.cache.pool.num_blocks, self.cache.pool.k.device)
         for name in ("k", "v", "position", "score"):
             getattr(pool, name).copy_(getattr(self.cache.pool, name))
         return PagedCache(pool, self.cache.manager)
@@ -43,6 +43,7 @@ def paged_batch(
     dtype: torch.dtype = torch.float32,
     num_scores: int = 1,
     observe: Sequence[Observe | None] | None = None,
+    device: torch.device | str = "cpu",
 ) -> PagedBatch:
     """Sequences that bring `counts` tokens, after up to `longest` older ones of which each row keeps some.
 
@@ -53,23 +54,24 @@ def paged_batch(
     rng = np.random.default_rng(seed)
 
     def randn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
+        return torch.randn(*shape, generator=generator).to(device, dtype)
 
     layers, layer = 2, 1
     counts = sorted(counts, key=lambda count: count > 1)
     layout = CacheLayout(layers, kv_heads, head_dim, block_size, dtype, num_scores)
     blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
     size = CacheSize(blocks, len(counts) * layout.pages_for(longest + max(counts)), len(counts), 10_000)
-    manager, pool = CacheManager(layout, size), KVPool(layout, blocks)
+    manager, pool = CacheManager(layout, size, device), KVPool(layout, blocks, device)
     everything = manager.allocator.allocate(blocks)
-    manager.allocator.release(everything[torch.randperm(blocks, generator=generator)])  # blocks of a row lie anywhere
+    # Blocks of a row lie anywhere.
+    manager.allocator.release(everything[torch.randperm(blocks, generator=generator)])
     # What a row never wrote may be anything, also not a number.
     pool.k.fill_(math.nan)
     pool.v.fill_(math.nan)
     pool.score.fill_(0.25)
-    slots, starts = [], []
-    for count in counts:
-        slot, start = manager.open(), int(rng.integers(0, longest + 1))
+    slots, starts = [manager.open() for _ in counts][::-1], []  # a slot is not the sequence's number
+    for slot in slots:
+        start = int(rng.integers(0, longest + 1))
         if start:
             manager.append([slot], [start])
             kept = rng.integers(0, start + 1, size=(layers, kv_heads), dtype=np.int32)
@@ -78,19 +80,22 @@ def paged_batch(
                 n = int(kept[layer, head])
                 if not n:
                     continue
-                table = manager.tables.lookup(torch.tensor([slot]), layer, -(-n // block_size))[0, head]
-                where = (table.long()[:, None] * block_size + torch.arange(block_size)).flatten()[:n]
+                blocks_of_row = -(-n // block_size)
+                table = manager.tables.lookup(torch.tensor([slot], device=device), layer, blocks_of_row)
+                offset = torch.arange(block_size, device=device)
+                where = (table[0, head].long()[:, None] * block_size + offset).flatten()[:n]
                 pool.k.flatten(0, 1)[where] = randn(n, head_dim)
                 pool.v.flatten(0, 1)[where] = randn(n, head_dim)
-                pool.position.flatten()[where] = torch.from_numpy(rng.choice(start, n, replace=False)).int()
-        manager.append([slot], [count])
-        slots.append(slot)
+                positions = torch.from_numpy(rng.choice(start, n, replace=False))
+                pool.position.flatten()[where] = positions.int().to(device)
         starts.append(start)
+    manager.append(slots, counts)
     spans = Spans.build(
         slots,
         starts,
         counts,
         manager.host_lengths[slots].max(axis=(1, 2)).astype(np.int64),
+        device,
         observe=observe,
         observe_from=[start + count // 2 for start, count in zip(starts, counts, strict=True)],
     )

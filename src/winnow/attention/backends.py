@@ -1,5 +1,8 @@
 """The backends by name."""
 
+import warnings
+from importlib.util import find_spec
+
 import torch
 
 from winnow.attention.interface import AttentionBackend
@@ -17,18 +20,37 @@ def open_backend(name: str, device: torch.device | str = "cpu") -> AttentionBack
     on_cpu = torch.device(device).type == "cpu"
     if name == "native" or (name == "auto" and on_cpu):
         return _open_native(required=name == "native", on_cpu=on_cpu)
+    if name == "triton" or (name == "auto" and torch.device(device).type == "cuda"):
+        return _open_triton(device, required=name == "triton")
     return ReferenceBackend()
 
 
 def _open_native(*, required: bool, on_cpu: bool) -> AttentionBackend:
     """The native backend; where it is not `required` and cannot be had, the reference."""
     if not on_cpu:
-        raise ConfigError("attention_backend native computes on the CPU: set device to cpu, or leave the backend to auto")
+        raise ConfigError(
+            "attention_backend native computes on the CPU: set device to cpu, or leave the backend to auto"
+        )
     kernels = native_kernels()
     if kernels is None:
         if required:
-            raise ConfigError("attention_backend native is not in this installation: it was built without a compiler")
+            raise ConfigError(
+                "attention_backend native is not in this installation: it was built without a compiler"
+            )
         return ReferenceBackend()
     from winnow.attention.native import NativeBackend
 
     return NativeBackend(kernels)
+
+
+def _open_triton(device: torch.device | str, *, required: bool) -> AttentionBackend:
+    """The Triton backend; where it is not `required` and cannot be had, the reference."""
+    if find_spec("triton") is None:
+        missing = "the package triton is not installed: pip install 'winnow-llm[triton]'"
+        if required:
+            raise ConfigError(f"attention_backend triton cannot be used, {missing}")
+        warnings.warn(f"attention runs in plain torch, many times slower: {missing}", stacklevel=3)
+        return ReferenceBackend()
+    from winnow.attention.triton import TritonBackend
+
+    return TritonBackend(device)

@@ -65,23 +65,32 @@ class Observation:
             position: int32 [G, H, N]; valid: bool [G, H, N], below the row's length.
             first: int64 [G], the first position whose query counts.
         """
-        for target, added in zip(score, self._sums, strict=False):
-            pool = self._observe.pool
-            if pool is not None:
-                pooled = valid & (position < first[:, None, None]) if pool.skip_window else valid
-                if pool.per_query_head:
-                    added = _smooth(added, position, pooled, pool)
-                added = _aggregate(added, self._observe.group)
-                if not pool.per_query_head:
-                    added = _smooth(added, position, pooled, pool)
-            else:
-                added = _aggregate(added, self._observe.group)
-            added = added[:, :, 0]
+        for target, sums in zip(score, self._sums, strict=False):
+            added = aggregate_sums(sums, self._observe, position, valid, first)
             if self._observe.replace:
                 target[slot[valid]] = added[valid]
             else:
                 # Padding adds zeros to whatever slot it names.
                 target.index_add_(0, slot.flatten(), added.masked_fill(~valid, 0.0).flatten())
+
+
+def aggregate_sums(sums: Tensor, observe: Observe, position: Tensor, valid: Tensor, first: Tensor) -> Tensor:
+    """Sums over queries become one number per KV: query heads aggregated, neighbours pooled as `observe` says.
+
+    Args:
+        sums: float32 [G, H, g, N], or [G, H, 1, N] where heads are aggregated already.
+        position, valid, first: as in `Observation.store`.
+
+    Returns:
+        float32 [G, H, N], arbitrary where not valid.
+    """
+    pool = observe.pool
+    if pool is None:
+        return _aggregate(sums, observe.group)[:, :, 0]
+    pooled = valid & (position < first[:, None, None]) if pool.skip_window else valid
+    if pool.per_query_head:
+        return _aggregate(_smooth(sums, position, pooled, pool), observe.group)[:, :, 0]
+    return _smooth(_aggregate(sums, observe.group), position, pooled, pool)[:, :, 0]
 
 
 def _forget_near(p: Tensor, age: Tensor, exclude_first: int) -> None:

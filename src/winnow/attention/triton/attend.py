@@ -1,0 +1,267 @@
+"""One call of `attend`: its launches, and the scratch between them. All scratch is bounded by the batch."""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from winnow.attention.interface import AttentionSpec, PagedCache
+from winnow.attention.observation import aggregate_sums
+from winnow.attention.observe import Group, Observe, Term
+from winnow.attention.spans import Spans
+from winnow.attention.triton.batch import Chunks, Decodes, Watched
+from winnow.attention.triton.kernels.chunk import attend_chunk
+from winnow.attention.triton.kernels.decode import attend_split, merge_splits
+from winnow.attention.triton.kernels.observe import observe_chunk, observe_decode, replace_scores
+from winnow.attention.triton.launch import cache_layout, dot_format, padded
+from winnow.attention.triton.tuning import Tuning
+from winnow.cache.layout import ceil_div
+
+# KVs of one program of the kernels that only touch scores.
+_SCORES_PER_PROGRAM = 128
+
+
+class Attend:
+    """Queries, the rows they read, and the output that launches fill.
+
+    Attributes:
+        out: [T, Hq, d], contiguous, in q's dtype.
+        tile_queries: tokens of one block of a chunk.
+    """
+
+    def __init__(
+        self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec, tuning: Tuning
+    ) -> None:
+        pool, manager = cache.pool, cache.manager
+        self._cache, self._spans, self._layer, self._q, self._spec, self._tuning = (
+            cache,
+            spans,
+            layer,
+            q,
+            spec,
+            tuning,
+        )
+        self._group = q.shape[1] // pool.layout.num_kv_heads
+        self._tile = max(tuning.chunk.queries, padded(self._group))
+        self.tile_queries = self._tile // self._group
+        self.out = q.new_empty(q.shape)
+        # Arguments that kernels share, in their order.
+        self._kvs = (pool.k, pool.v, pool.position)
+        self._rows = (manager.tables.pages, manager.tables.page_table, manager.lengths, spans.device_slots)
+        self._layout = cache_layout(cache)
+
+    @cached_property
+    def _formula(self) -> dict[str, Any]:
+        """How logits come about, as kernels know it when they are compiled."""
+        return {
+            "HEAD_DIM": self._q.shape[2],
+            "BLOCK_D": padded(self._q.shape[2]),
+            "GROUP": self._group,
+            "WINDOW": self._spec.window,
+            "SOFTCAP": self._spec.softcap,
+            "DOT": dot_format(self._q.dtype),
+        }
+
+    # -- one query each ------------------------------------------------------------------------------------------
+
+    def decode(self, part: Decodes) -> None:
+        """Attention of sequences with one query; then their scores, from the logits that attention kept."""
+        tuning, q = self._tuning, self._q
+        kv_heads, query_heads, head_dim = self._layout["KV_HEADS"], q.shape[1], q.shape[2]
+        splits = max(1, min(tuning.max_splits, ceil_div(part.longest, tuning.min_split)))
+        partial = q.new_empty((part.count, query_heads, splits, head_dim), dtype=torch.float32)
+        statistics = q.new_empty((3, part.count, query_heads, splits), dtype=torch.float32)
+        raw = merged = None
+        if part.observe is not None:
+            raw = q.new_empty((part.count, query_heads, part.longest), dtype=torch.float32)
+            merged = q.new_empty((3, part.count, query_heads), dtype=torch.float32)
+        cut = {"MIN_SPLIT": tuning.min_split, "MAX_SPLITS": tuning.max_splits}
+        attend_split[(part.count, kv_heads, splits)](
+            q,
+            *self._kvs,
+            *self._rows,
+            part.index,
+            self._spans.position,
+            partial,
+            statistics,
+            raw,
+            self._layer,
+            q.stride(0),
+            q.stride(1),
+            part.longest,
+            self._spec.scale,
+            **self._layout,
+            **self._formula,
+            **cut,
+            BLOCK_G=max(tuning.decode.queries, padded(self._group)),
+            BLOCK_N=tuning.decode.keys,
+            num_warps=tuning.decode.num_warps,
+            num_stages=tuning.decode.num_stages,
+        )
+        merge_splits[(part.count, query_heads)](
+            partial,
+            statistics,
+            self._spec.sinks,
+            *self._rows[2:],
+            part.index,
+            self.out,
+            merged,
+            self._layer,
+            splits,
+            LAYERS=self._layout["LAYERS"],
+            KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim,
+            GROUP=self._group,
+            **cut,
+            BLOCK_S=triton.next_power_of_2(splits),
+            BLOCK_D=self._formula["BLOCK_D"],
+            num_warps=4,
+        )
+        if part.observe is not None:
+            self._observe_decodes(part, part.observe, raw, merged)
+
+    def _observe_decodes(
+        self, part: Decodes, observe: Observe, raw: Tensor | None, merged: Tensor | None
+    ) -> None:
+        blocks = ceil_div(part.longest, _SCORES_PER_PROGRAM)
+        for term, score in zip(observe.terms, self._scores, strict=False):
+            observe_decode[(part.count, self._layout["KV_HEADS"], blocks)](
+                raw,
+                merged,
+                self._cache.pool.position,
+                score,
+                *self._rows,
+                part.index,
+                self._spans.position,
+                self._layer,
+                part.longest,
+                **self._layout,
+                GROUP=self._group,
+                TERM=term.value,
+                AGGREGATE=observe.group.value,
+                EXCLUDE_FIRST=observe.exclude_first,
+                REPLACE=observe.replace,
+                BLOCK_G=triton.next_power_of_2(self._group),
+                BLOCK_N=_SCORES_PER_PROGRAM,
+                num_warps=4,
+            )
+
+    # -- many queries each ---------------------------------------------------------------------------------------
+
+    def prefill(self, chunks: Chunks) -> None:
+        """Attention of chunks; then the scores of those that are watched, in a second pass over their keys."""
+        tuning, q = self._tuning, self._q
+        exact = statistics = None
+        if chunks.watched:
+            statistics = q.new_empty((3, *q.shape[:2]), dtype=torch.float32)
+        if chunks.asks_for(Term.VALUE_AWARE):
+            exact = q.new_empty(q.shape, dtype=torch.float32)
+        attend_chunk[(len(chunks.tiles), self._layout["KV_HEADS"])](
+            q,
+            *self._kvs,
+            *self._rows,
+            chunks.extents,
+            chunks.tiles,
+            self._spans.position,
+            self._spec.sinks,
+            self.out,
+            exact,
+            statistics,
+            self._layer,
+            q.stride(0),
+            q.stride(1),
+            len(q),
+            self._spec.scale,
+            **self._layout,
+            **self._formula,
+            BLOCK_M=self._tile,
+            BLOCK_N=tuning.chunk.keys,
+            num_warps=tuning.chunk.num_warps,
+            num_stages=tuning.chunk.num_stages,
+        )
+        for watched in chunks.watched:
+            for term, score in zip(watched.observe.terms, self._scores, strict=False):
+                self._observe_chunks(chunks, watched, term, score, exact, statistics)
+
+    def _observe_chunks(
+        self,
+        chunks: Chunks,
+        watched: Watched,
+        term: Term,
+        score: Tensor,
+        exact: Tensor | None,
+        statistics: Tensor | None,
+    ) -> None:
+        """Bring one term of chunks that are watched alike into `score`, float32 [slots of the pool]."""
+        tuning, q, observe = self._tuning.observe, self._q, watched.observe
+        kv_heads, block_size = self._layout["KV_HEADS"], self._layout["BLOCK_SIZE"]
+        # Only sums of single heads can be pooled one by one, or have a maximum.
+        apart = observe.pool is not None and observe.pool.per_query_head
+        apart |= observe.replace and observe.group is Group.MAX
+        heads = 1 if apart and term is not Term.GROUP_SQUARED else self._group
+        parts = q.shape[1] // heads
+        longest = ceil_div(watched.longest, block_size) * block_size
+        sums = None
+        if heads < self._group or observe.pool is not None:
+            sums = q.new_empty((len(watched.index), parts, longest), dtype=torch.float32)
+        observe_chunk[(ceil_div(watched.longest, tuning.keys), parts, len(watched.index))](
+            q,
+            *self._kvs,
+            *self._rows,
+            chunks.extents,
+            watched.index,
+            self._spans.position,
+            exact,
+            statistics,
+            score if sums is None else sums,
+            self._layer,
+            q.stride(0),
+            q.stride(1),
+            len(q),
+            longest,
+            self._spec.scale,
+            **self._layout,
+            **self._formula,
+            TERM=term.value,
+            AGGREGATE=observe.group.value,
+            EXCLUDE_FIRST=observe.exclude_first,
+            REPLACE=observe.replace,
+            SUMS=sums is not None,
+            HEADS=heads,
+            BLOCK_Q=tuning.queries,
+            BLOCK_N=tuning.keys,
+            num_warps=tuning.num_warps,
+            num_stages=tuning.num_stages,
+        )
+        if sums is not None:
+            replace_scores[(len(watched.index), kv_heads, ceil_div(longest, _SCORES_PER_PROGRAM))](
+                self._aggregate(chunks, watched, sums.unflatten(1, (kv_heads, -1))),
+                score,
+                *self._rows,
+                watched.index,
+                self._layer,
+                longest,
+                **self._layout,
+                BLOCK_N=_SCORES_PER_PROGRAM,
+                num_warps=4,
+            )
+
+    def _aggregate(self, chunks: Chunks, watched: Watched, sums: Tensor) -> Tensor:
+        """Sums over queries, [R, H, query heads or 1, N], pooled and aggregated: contiguous [R, H, N]."""
+        pool, manager = self._cache.pool, self._cache.manager
+        index = watched.index.long()
+        slots = self._spans.device_slots[index]
+        block_size = pool.layout.block_size
+        blocks = manager.tables.lookup(slots, self._layer, ceil_div(watched.longest, block_size)).long()
+        valid = (
+            torch.arange(sums.shape[3], device=sums.device) < manager.lengths[slots, self._layer][..., None]
+        )
+        first = self._spans.position[(chunks.extents[index, 0] + chunks.extents[index, 2]).long()]
+        position = pool.position[blocks].flatten(2)
+        return aggregate_sums(sums, watched.observe, position, valid, first).contiguous()
+
+    @property
+    def _scores(self) -> Tensor:
+        return self._cache.pool.score.flatten(1)

@@ -1,0 +1,103 @@
+"""The three operations over the paged cache, as launches of Triton kernels."""
+
+import torch
+import triton
+from torch import Tensor
+
+from winnow.attention.interface import AttentionSpec, PagedCache
+from winnow.attention.spans import Spans
+from winnow.attention.triton.attend import Attend
+from winnow.attention.triton.batch import Batch
+from winnow.attention.triton.kernels.move import move_kvs, write_kvs
+from winnow.attention.triton.launch import cache_layout, padded, require_device, unit_stride
+from winnow.attention.triton.tuning import Tuning, tuning_for
+from winnow.cache import KVPool
+
+_MOVES_PER_PROGRAM = 16
+
+
+class TritonBackend:
+    """See `AttentionBackend` for shapes and meaning.
+
+    Nothing here waits for the device, and no grid depends on what it holds: rows tell the kernels their lengths, and
+    the host's bounds only have to cover them. A batch of decoding sequences that nobody watches also copies nothing
+    to the device, so it can be captured in a CUDA graph.
+
+    Args:
+        device: where the cache lives; None: not checked.
+        tuning: block sizes; None: from the table, by head_dim and dtype.
+
+    Raises:
+        ConfigError: kernels cannot run on `device`.
+    """
+
+    def __init__(self, device: torch.device | str | None = None, tuning: Tuning | None = None) -> None:
+        if device is not None:
+            require_device(torch.device(device))
+        self._tuning = tuning
+        self._planned: tuple[Spans, Batch] | None = None
+
+    def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
+        pool, manager = cache.pool, cache.manager
+        k, v = unit_stride(k), unit_stride(v)
+        only_decodes = spans.num_decodes == len(spans.counts)
+        with torch.cuda.device_of(k):
+            write_kvs[(len(k),)](
+                k,
+                v,
+                pool.k,
+                pool.v,
+                pool.position,
+                pool.score,
+                manager.tables.pages,
+                manager.tables.page_table,
+                manager.lengths,
+                spans.device_slots if only_decodes else spans.token_slots,
+                None if only_decodes else spans.tokens_after,
+                spans.position,
+                layer,
+                k.stride(0),
+                k.stride(1),
+                v.stride(0),
+                v.stride(1),
+                pool.position.numel(),
+                **cache_layout(cache),
+                HEAD_DIM=pool.layout.head_dim,
+                NUM_SCORES=pool.layout.num_scores,
+                BLOCK_H=triton.next_power_of_2(pool.layout.num_kv_heads),
+                BLOCK_D=padded(pool.layout.head_dim),
+                num_warps=4,
+            )
+
+    def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        tuning = self._tuning or tuning_for(padded(q.shape[2]), q.dtype)
+        call = Attend(cache, spans, layer, unit_stride(q), spec, tuning)
+        if self._planned is None or self._planned[0] is not spans:
+            self._planned = spans, Batch.plan(spans, q.shape[1], call.tile_queries)
+        batch = self._planned[1]
+        with torch.cuda.device_of(q):
+            for decodes in batch.decodes:
+                call.decode(decodes)
+            if batch.chunks is not None:
+                call.prefill(batch.chunks)
+        return call.out
+
+    def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
+        if not len(source):
+            return
+        with torch.cuda.device_of(source):
+            move_kvs[(triton.cdiv(len(source), _MOVES_PER_PROGRAM),)](
+                pool.k,
+                pool.v,
+                pool.position,
+                pool.score,
+                source,
+                target,
+                len(source),
+                pool.position.numel(),
+                HEAD_DIM=pool.layout.head_dim,
+                NUM_SCORES=pool.layout.num_scores,
+                BLOCK_N=_MOVES_PER_PROGRAM,
+                BLOCK_D=padded(pool.layout.head_dim),
+                num_warps=4,
+            )

@@ -1,0 +1,151 @@
+"""Who is computed by which launch: made once for a step, used by all of its layers."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from winnow.attention.observe import Observe, Term
+from winnow.attention.spans import Spans
+
+# Bytes of the largest scratch for logits of decoding sequences; more of them are computed in several launches.
+_RAW_BYTES = 2**26
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """Sequences with one query each that one launch computes."""
+
+    index: Tensor | None
+    """int32 [R], their numbers in the batch; None: the first R."""
+    count: int
+    longest: int
+    """KVs of the longest row."""
+    observe: Observe | None
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Chunks whose queries tell the scores the same."""
+
+    index: Tensor
+    """int32 [R], numbers of the sequences."""
+    longest: int
+    observe: Observe
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Sequences computed in blocks of queries."""
+
+    tiles: Tensor
+    """int32 [tiles, 2]: a sequence's number, and the first token of the block, counted within its chunk."""
+    extents: Tensor
+    """int32 [B, 3]: a sequence's first token in the batch, its tokens, and the first of them that counts (below 0:
+    all)."""
+    watched: tuple[Watched, ...]
+
+    def asks_for(self, term: Term) -> bool:
+        return any(term in watched.observe.terms for watched in self.watched)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The launches of one step."""
+
+    decodes: tuple[Decodes, ...]
+    chunks: Chunks | None
+
+    @classmethod
+    def plan(cls, spans: Spans, query_heads: int, tile_queries: int) -> "Batch":
+        """Divide the batch. Sequences that nobody watches cost no Python of their own.
+
+        Args:
+            query_heads: Hq, for the size of scratch.
+            tile_queries: tokens of one block of a chunk.
+        """
+        chunked = list(range(spans.num_decodes, len(spans.counts)))
+        told = _told(spans)
+        if not any(told):
+            decodes = [_decodes(spans, None, None)] if spans.num_decodes else []
+            return cls(tuple(decodes), _chunks(spans, chunked, tile_queries, {}))
+        decodes, watched = [], {}
+        for observe, index in _alike(told[: spans.num_decodes]).items():
+            if observe is None:
+                decodes.append(_decodes(spans, index, None))
+            elif observe.pool is None and Term.VALUE_AWARE not in observe.terms:
+                decodes += [
+                    _decodes(spans, part, observe) for part in _parts(spans.lengths, index, query_heads)
+                ]
+            else:  # needs more than logits: a chunk of one query
+                chunked += index
+        for observe, index in _alike(told, chunked).items():
+            if observe is not None:
+                watched[observe] = index
+        return cls(tuple(decodes), _chunks(spans, chunked, tile_queries, watched))
+
+
+def _told(spans: Spans) -> Sequence[Observe | None]:
+    """What each sequence tells the scores; nothing where none of its queries counts."""
+    if not any(spans.observe):
+        return spans.observe
+    counting = spans.first_position + spans.counts > spans.observe_from
+    return [
+        observe if counts else None for observe, counts in zip(spans.observe, counting.tolist(), strict=True)
+    ]
+
+
+def _alike(
+    told: Sequence[Observe | None], among: Sequence[int] | None = None
+) -> dict[Observe | None, list[int]]:
+    """Numbers of the sequences that tell the same."""
+    groups: dict[Observe | None, list[int]] = {}
+    for i in range(len(told)) if among is None else among:
+        groups.setdefault(told[i], []).append(i)
+    return groups
+
+
+def _decodes(spans: Spans, index: list[int] | None, observe: Observe | None) -> Decodes:
+    if index is None or len(index) == spans.num_decodes:  # all, in order
+        count = spans.num_decodes
+        return Decodes(None, count, int(spans.lengths[:count].max()), observe)
+    return Decodes(_on_device(spans, index), len(index), int(spans.lengths[index].max()), observe)
+
+
+def _parts(lengths: NDArray[np.int64], index: list[int], query_heads: int) -> Iterator[list[int]]:
+    """Cut decoding sequences, where their logits would not fit into the scratch. Similar lengths stay together."""
+    most = _RAW_BYTES // (4 * query_heads)
+    if int(lengths[index].max()) * len(index) <= most:
+        yield index
+        return
+    index = sorted(index, key=lambda i: -int(lengths[i]))
+    while index:
+        size = max(1, most // int(lengths[index[0]]))
+        yield index[:size]
+        index = index[size:]
+
+
+def _chunks(
+    spans: Spans, index: list[int], tile_queries: int, watched: dict[Observe, list[int]]
+) -> Chunks | None:
+    if not index:
+        return None
+    tiles = -(-spans.counts[index] // tile_queries)
+    within = np.arange(tiles.sum()) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+    first_counting = spans.observe_from - spans.first_position
+    return Chunks(
+        _on_device(spans, np.stack([np.repeat(index, tiles), within * tile_queries], axis=1)),
+        _on_device(spans, np.stack([spans.starts, spans.counts, first_counting], axis=1)),
+        tuple(
+            Watched(_on_device(spans, members), int(spans.lengths[members].max()), observe)
+            for observe, members in watched.items()
+        ),
+    )
+
+
+def _on_device(spans: Spans, values: NDArray[np.int64] | list[int]) -> Tensor:
+    """As int32 on the compute device."""
+    return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(spans.device)

@@ -1,0 +1,119 @@
+"""Attention of prefill chunks: one block of queries against the whole row of its sequence (FlashAttention-2)."""
+
+import triton
+import triton.language as tl
+
+from winnow.attention.triton.kernels.rows import find_slots, fold, logits_of, row_length, sees
+
+
+@triton.jit(do_not_specialize=["layer", "tokens"])
+def attend_chunk(
+    q,
+    k_pool,
+    v_pool,
+    position_pool,
+    pages,
+    page_table,
+    lengths,
+    slots,
+    extents,
+    tiles,
+    position,
+    sinks,
+    out,
+    exact,
+    statistics,
+    layer,
+    q_token_stride,
+    q_head_stride,
+    tokens,
+    scale,
+    LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    DOT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Query heads of a group and tokens in turn fill the BLOCK_M rows of a tile. Grid (tiles, H).
+
+    tiles: int32 [tiles, 2], sequence and its first token within the chunk; extents: see `Batch.extents`. Writes out
+    [T, Hq, d], where `exact` is given the same as float32, and where `statistics` is given float32 [3, T, Hq]:
+    largest logit, sum (the sink's part included), KVs seen.
+    """
+    tile, head = tl.program_id(0), tl.program_id(1)
+    sequence = tl.load(tiles + 2 * tile)
+    first_query = tl.load(tiles + 2 * tile + 1)
+    start = tl.load(extents + 3 * sequence)
+    count = tl.load(extents + 3 * sequence + 1)
+    slot = tl.load(slots + sequence)
+    length = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS)
+
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    queries_per_tile: tl.constexpr = BLOCK_M // GROUP
+    real = (m // GROUP < queries_per_tile) & (first_query + m // GROUP < count)
+    token = (start + first_query + m // GROUP).to(tl.int64)
+    query_head = head * GROUP + m % GROUP
+    shown = real[:, None] & (d < HEAD_DIM)[None, :]
+    q_at = q + token[:, None] * q_token_stride + query_head[:, None] * q_head_stride + d[None, :]
+    queries = tl.load(q_at, mask=shown, other=0.0).to(DOT)
+    # A row of padding stands before all positions and sees nothing.
+    now = tl.load(position + token, mask=real, other=-1).to(tl.int32)
+    earliest = tl.load(position + start + first_query).to(tl.int32)
+
+    biggest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    seen = tl.zeros([BLOCK_M], tl.float32)
+    # A chunk's own KVs are the last of its row, in order: those after the tile's last query need no look.
+    end = length - count + tl.minimum(first_query + queries_per_tile, count)
+    for first in range(0, end, BLOCK_N):
+        n = first + tl.arange(0, BLOCK_N)
+        inside = n < end
+        flat = find_slots(
+            pages, page_table, slot, layer, head, n, inside,
+            LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+        )  # fmt: skip
+        positions = tl.load(position_pool + flat, mask=inside, other=0)
+        wanted = inside
+        if WINDOW is not None:  # KVs that no query of the tile sees are not read
+            wanted = inside & (positions > earliest - WINDOW)
+        at = flat * HEAD_DIM
+        keys = tl.load(
+            k_pool + at[None, :] + d[:, None], mask=wanted[None, :] & (d < HEAD_DIM)[:, None], other=0.0
+        ).to(DOT)
+        visible = sees(now[:, None] - positions[None, :], inside[None, :], WINDOW)
+        logits = tl.where(visible, logits_of(queries, keys, scale, SOFTCAP), float("-inf"))
+        values = tl.load(
+            v_pool + at[:, None] + d[None, :], mask=wanted[:, None] & (d < HEAD_DIM)[None, :], other=0.0
+        ).to(DOT)
+        biggest, total, acc = fold(logits, values, biggest, total, acc)
+        if statistics is not None:
+            seen += tl.sum(visible.to(tl.float32), axis=1)
+
+    if sinks is not None:
+        sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32)
+        top = tl.maximum(biggest, sink)
+        shrunk = tl.exp(biggest - top)
+        total = total * shrunk + tl.exp(sink - top)
+        acc = acc * shrunk[:, None]
+        biggest = top
+    result = acc / tl.where(total > 0, total, 1.0)[:, None]
+    mine = token * (KV_HEADS * GROUP) + query_head
+    out_at = mine[:, None] * HEAD_DIM + d[None, :]
+    tl.store(out + out_at, result.to(out.dtype.element_ty), shown)
+    if exact is not None:
+        tl.store(exact + out_at, result, shown)
+    if statistics is not None:
+        plane = tokens.to(tl.int64) * (KV_HEADS * GROUP)
+        tl.store(statistics + mine, biggest, real)
+        tl.store(statistics + plane + mine, total, real)
+        tl.store(statistics + 2 * plane + mine, seen, real)

@@ -1,0 +1,98 @@
+"""KVs on their way: new ones into the slots of their rows, kept ones to other slots."""
+
+import triton
+import triton.language as tl
+
+from winnow.attention.triton.kernels.rows import find_slots, row_length
+
+
+@triton.jit(do_not_specialize=["layer"])
+def write_kvs(
+    k,
+    v,
+    k_pool,
+    v_pool,
+    position_pool,
+    score,
+    pages,
+    page_table,
+    lengths,
+    token_slots,
+    tokens_after,
+    position,
+    layer,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    pool_slots,
+    LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    NUM_SCORES: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Store one token's KVs of all heads, and start their scores at 0. Grid (T).
+
+    score: float32 [NUM_SCORES, pool_slots]. Without `tokens_after` every token is the last of its row.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(token_slots + token)
+    h = tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK_D)
+    head = tl.minimum(h, KV_HEADS - 1)
+    # A token's place counts from the end of its row: rows may differ in length, but all end with this batch.
+    n = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS) - 1
+    if tokens_after is not None:
+        n -= tl.load(tokens_after + token).to(tl.int32)
+    inside = (h < KV_HEADS) & (n >= 0)  # an empty row belongs to a sequence that only fills the batch
+    flat = find_slots(
+        pages, page_table, slot, layer, head, n, inside,
+        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+    )  # fmt: skip
+    shown = inside[:, None] & (d < HEAD_DIM)[None, :]
+    at = flat[:, None] * HEAD_DIM + d[None, :]
+    key = tl.load(k + token * k_token_stride + head[:, None] * k_head_stride + d[None, :], mask=shown)
+    tl.store(k_pool + at, key.to(k_pool.dtype.element_ty), shown)
+    value = tl.load(v + token * v_token_stride + head[:, None] * v_head_stride + d[None, :], mask=shown)
+    tl.store(v_pool + at, value.to(v_pool.dtype.element_ty), shown)
+    now = tl.load(position + token).to(tl.int32)
+    tl.store(position_pool + flat, tl.zeros([BLOCK_H], tl.int32) + now, inside)
+    for number in tl.static_range(NUM_SCORES):
+        tl.store(score + number * pool_slots + flat, tl.zeros([BLOCK_H], tl.float32), inside)
+
+
+@triton.jit(do_not_specialize=["moves"])
+def move_kvs(
+    k_pool,
+    v_pool,
+    position_pool,
+    score,
+    source,
+    target,
+    moves,
+    pool_slots,
+    HEAD_DIM: tl.constexpr,
+    NUM_SCORES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Move KVs between slots; source and target int64 [moves]. Grid (blocks of moves)."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    inside = n < moves
+    old = tl.load(source + n, mask=inside, other=0)
+    new = tl.load(target + n, mask=inside, other=0)
+    shown = inside[:, None] & (d < HEAD_DIM)[None, :]
+    old_at = old[:, None] * HEAD_DIM + d[None, :]
+    new_at = new[:, None] * HEAD_DIM + d[None, :]
+    tl.store(k_pool + new_at, tl.load(k_pool + old_at, mask=shown), shown)
+    tl.store(v_pool + new_at, tl.load(v_pool + old_at, mask=shown), shown)
+    tl.store(position_pool + new, tl.load(position_pool + old, mask=inside), inside)
+    for number in tl.static_range(NUM_SCORES):
+        plane = number * pool_slots
+        tl.store(score + plane + new, tl.load(score + plane + old, mask=inside), inside)

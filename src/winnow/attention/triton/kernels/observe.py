@@ -1,0 +1,278 @@
+"""What attention tells the scores. One program owns a block of KVs of a row and sums over the queries that count."""
+
+import triton
+import triton.language as tl
+
+from winnow.attention.triton.kernels.decode import sequence_of
+from winnow.attention.triton.kernels.rows import find_slots, logits_of, row_length, sees
+
+# A KV that is as heavy as the average is not below it, though recomputed logits may differ in their last bits.
+CLEARLY_BELOW: tl.constexpr = tl.constexpr(1.0 - 1e-5)
+# As in `winnow.attention.observation`: 1 - p is kept above this.
+LEAST_REST: tl.constexpr = tl.constexpr(1e-6)
+
+
+@triton.jit
+def told(p, counted, seen, TERM: tl.constexpr):
+    """What probabilities say before they are aggregated; VALUE_AWARE's distance is still to be multiplied in."""
+    if TERM == "squared":
+        p = p * p
+    elif TERM == "below average":
+        p = (counted & (p * seen < CLEARLY_BELOW)).to(tl.float32)
+    elif TERM == "value aware":
+        p = p / tl.maximum(1.0 - p, LEAST_REST)
+        p = p * p
+    return p
+
+
+@triton.jit
+def put(score, flat, added, inside, REPLACE: tl.constexpr):
+    """Bring sums into the scores of a row's slots."""
+    if REPLACE:
+        tl.store(score + flat, added, inside)
+    else:
+        # Sequences of one batch may share blocks, and then both add.
+        tl.atomic_add(score + flat, added, inside, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["layer", "raw_stride"])
+def observe_decode(
+    raw,
+    statistics,
+    position_pool,
+    score,
+    pages,
+    page_table,
+    lengths,
+    slots,
+    index,
+    position,
+    layer,
+    raw_stride,
+    LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr,
+    GROUP: tl.constexpr,
+    TERM: tl.constexpr,
+    AGGREGATE: tl.constexpr,
+    EXCLUDE_FIRST: tl.constexpr,
+    REPLACE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One query per row, whose logits `attend_split` kept. Grid (R, H, blocks of KVs).
+
+    statistics: float32 [3, R, Hq] of `merge_splits`; score: float32 [slots of the pool].
+    """
+    row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    sequence = sequence_of(row, index)
+    slot = tl.load(slots + sequence)
+    length = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS)
+    if block * BLOCK_N >= length:
+        return
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = n < length
+    flat = find_slots(
+        pages, page_table, slot, layer, head, n, inside,
+        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+    )  # fmt: skip
+    g = tl.arange(0, BLOCK_G)
+    real = g < GROUP
+    mine = row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g
+    plane = tl.num_programs(0) * (KV_HEADS * GROUP)
+    biggest = tl.load(statistics + mine, mask=real, other=0.0)
+    total = tl.load(statistics + plane + mine, mask=real, other=1.0)
+    seen = tl.load(statistics + 2 * plane + mine, mask=real, other=0.0)
+    logits = tl.load(
+        raw + mine[:, None] * raw_stride + n[None, :],
+        mask=real[:, None] & inside[None, :],
+        other=float("-inf"),
+    )
+    counted = logits > float("-inf")
+    if EXCLUDE_FIRST > 0:
+        age = tl.load(position + sequence).to(tl.int32) - tl.load(position_pool + flat, inside, other=0)
+        counted = counted & (age >= EXCLUDE_FIRST)[None, :]
+    p = tl.where(counted, tl.exp(logits - biggest[:, None]) / total[:, None], 0.0)
+    p = told(p, counted, seen[:, None], TERM)
+    if AGGREGATE == "max":
+        added = tl.max(p, axis=0)
+    else:
+        added = tl.sum(p, axis=0)
+        if AGGREGATE == "mean":
+            added = added / GROUP
+    if TERM == "group squared":
+        added = added * added
+    put(score, flat, added, inside, REPLACE)
+
+
+@triton.jit
+def squared_distance(
+    v_pool,
+    exact,
+    flat,
+    inside,
+    out_row,
+    real,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """|v_j - o_i|^2 of outputs [BLOCK_Q] and values [BLOCK_N], from differences.
+
+    Products would be faster and wrong: where one KV takes nearly all attention o is nearly v.
+    """
+    distance = tl.zeros([BLOCK_Q, BLOCK_N], tl.float32)
+    for d in range(HEAD_DIM):
+        value = tl.load(v_pool + flat * HEAD_DIM + d, mask=inside, other=0.0).to(tl.float32)
+        output = tl.load(exact + out_row * HEAD_DIM + d, mask=real, other=0.0)
+        apart = value[None, :] - output[:, None]
+        distance += apart * apart
+    return distance
+
+
+@triton.jit(do_not_specialize=["layer", "tokens", "longest"])
+def observe_chunk(
+    q,
+    k_pool,
+    v_pool,
+    position_pool,
+    pages,
+    page_table,
+    lengths,
+    slots,
+    extents,
+    index,
+    position,
+    exact,
+    statistics,
+    target,
+    layer,
+    q_token_stride,
+    q_head_stride,
+    tokens,
+    longest,
+    scale,
+    LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    DOT: tl.constexpr,
+    TERM: tl.constexpr,
+    AGGREGATE: tl.constexpr,
+    EXCLUDE_FIRST: tl.constexpr,
+    REPLACE: tl.constexpr,
+    SUMS: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Recompute the probabilities of a chunk's queries that count. Grid (blocks of KVs, Hq / HEADS, R).
+
+    A program aggregates HEADS query heads: the group, or a head alone. `statistics` and `exact` come from
+    `attend_chunk`. With SUMS, target is float32 [R, Hq / HEADS, longest] and takes the sums; entries past a row's
+    length are left as they were. Else it is the pool's score, float32 [slots].
+    """
+    block, part, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head = part * HEADS // GROUP
+    sequence = sequence_of(row, index)
+    slot = tl.load(slots + sequence)
+    length = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS)
+    if block * BLOCK_N >= length:
+        return
+    start = tl.load(extents + 3 * sequence)
+    count = tl.load(extents + 3 * sequence + 1)
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    inside = n < length
+    flat = find_slots(
+        pages, page_table, slot, layer, head, n, inside,
+        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+    )  # fmt: skip
+    positions = tl.load(position_pool + flat, mask=inside, other=0)
+    keys = tl.load(
+        k_pool + flat[None, :] * HEAD_DIM + d[:, None],
+        mask=inside[None, :] & (d < HEAD_DIM)[:, None],
+        other=0.0,
+    ).to(DOT)
+    plane = tokens.to(tl.int64) * (KV_HEADS * GROUP)
+    added = tl.zeros([BLOCK_N], tl.float32)
+    # The chunk's own KVs are the last of the row: queries before the block's first KV do not see it.
+    counting = tl.maximum(tl.load(extents + 3 * sequence + 2), 0)
+    counting = tl.maximum(counting, block * BLOCK_N - (length - count))
+    for first in range(counting, count, BLOCK_Q):
+        query = first + tl.arange(0, BLOCK_Q)
+        real = query < count
+        token = (start + query).to(tl.int64)
+        now = tl.load(position + token, mask=real, other=-1).to(tl.int32)
+        age = now[:, None] - positions[None, :]
+        counted = sees(age, inside[None, :], WINDOW) & (age >= EXCLUDE_FIRST)
+        together = tl.zeros([BLOCK_Q, BLOCK_N], tl.float32)
+        for h in range(HEADS):
+            query_head = part * HEADS + h
+            q_at = q + token[:, None] * q_token_stride + query_head * q_head_stride + d[None, :]
+            queries = tl.load(q_at, mask=real[:, None] & (d < HEAD_DIM)[None, :], other=0.0).to(DOT)
+            logits = logits_of(queries, keys, scale, SOFTCAP)
+            mine = token * (KV_HEADS * GROUP) + query_head
+            biggest = tl.load(statistics + mine, mask=real, other=0.0)
+            total = tl.load(statistics + plane + mine, mask=real, other=1.0)
+            seen = tl.load(statistics + 2 * plane + mine, mask=real, other=0.0)
+            p = tl.where(counted, tl.exp(logits - biggest[:, None]) / total[:, None], 0.0)
+            p = told(p, counted, seen[:, None], TERM)
+            if TERM == "value aware":
+                p *= squared_distance(
+                    v_pool, exact, flat, inside, mine, real, HEAD_DIM, BLOCK_Q, BLOCK_N
+                )  # fmt: skip
+            if AGGREGATE == "max":
+                together = tl.maximum(together, p)
+            else:
+                together += p
+        if AGGREGATE == "mean":
+            together = together / HEADS
+        if TERM == "group squared":
+            together = together * together
+        added += tl.sum(together, axis=0)
+    if SUMS:
+        parts = tl.num_programs(1)
+        tl.store(target + (row.to(tl.int64) * parts + part) * longest + n, added, inside)
+    else:
+        put(target, flat, added, inside, REPLACE)
+
+
+@triton.jit(do_not_specialize=["layer", "longest"])
+def replace_scores(
+    values,
+    score,
+    pages,
+    page_table,
+    lengths,
+    slots,
+    index,
+    layer,
+    longest,
+    LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Write values, float32 [R, H, longest], to the slots of the rows. Grid (R, H, blocks of KVs)."""
+    row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slot = tl.load(slots + sequence_of(row, index))
+    length = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS)
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = n < length
+    flat = find_slots(
+        pages, page_table, slot, layer, head, n, inside,
+        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+    )  # fmt: skip
+    value = tl.load(values + (row.to(tl.int64) * KV_HEADS + head) * longest + n, mask=inside, other=0.0)
+    put(score, flat, value, inside, True)

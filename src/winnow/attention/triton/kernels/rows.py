@@ -1,0 +1,72 @@
+"""What the kernels share: where the KVs of a row lie, which of them a query sees, and the softmax as it grows."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_length(lengths, slot, layer, head, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr):
+    """KVs of the rows that `slot`, `layer` and `head` name."""
+    return tl.load(lengths + (slot * LAYERS + layer) * KV_HEADS + head)
+
+
+@triton.jit
+def find_slots(
+    pages,
+    page_table,
+    slot,
+    layer,
+    head,
+    n,
+    inside,
+    LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr,
+):
+    """Flat slot numbers, int64, of the n-th KVs of a row; 0 .. BLOCK_SIZE - 1 where not `inside`."""
+    block = n // BLOCK_SIZE
+    page = tl.load(page_table + slot * PAGES_PER_SEQ + block // PAGE_ENTRIES, mask=inside, other=0)
+    row = (page.to(tl.int64) * LAYERS + layer) * KV_HEADS + head
+    entry = tl.load(pages + row * PAGE_ENTRIES + block % PAGE_ENTRIES, mask=inside, other=0)
+    return entry.to(tl.int64) * BLOCK_SIZE + n % BLOCK_SIZE
+
+
+@triton.jit
+def sees(age, inside, WINDOW: tl.constexpr):
+    """Whether a query sees a KV that lies `age` positions back."""
+    visible = inside & (age >= 0)
+    if WINDOW is not None:
+        visible = visible & (age < WINDOW)
+    return visible
+
+
+@triton.jit
+def logits_of(queries, keys, scale, SOFTCAP: tl.constexpr):
+    """Scaled and bent products of queries [M, D] and keys [D, N]: float32 [M, N]."""
+    # "ieee": float32 KVs are multiplied as float32, not as the TF32 that tensor cores would make of them.
+    logits = tl.dot(queries, keys, input_precision="ieee") * scale
+    if SOFTCAP is not None:
+        # tanh from exp(-2 |x|), which cannot overflow
+        e = tl.exp(tl.abs(logits) * (-2.0 / SOFTCAP))
+        bent = SOFTCAP * (1.0 - e) / (1.0 + e)
+        logits = tl.where(logits < 0, -bent, bent)
+    return logits
+
+
+@triton.jit
+def fold(logits, values, biggest, total, acc):
+    """Take a block of KVs into the softmax of each query.
+
+    logits: float32 [M, N], -inf where a query does not see a KV; values: [N, D]. biggest [M]: largest logit so far,
+    total [M]: sum of exp(logit - biggest), acc [M, D]: sum of exp(logit - biggest) v. Returns the three anew.
+    """
+    grown = tl.maximum(biggest, tl.max(logits, axis=1))
+    # A query that has seen nothing yet has no finite maximum, and -inf - -inf would be NaN.
+    base = tl.where(grown == float("-inf"), 0.0, grown)
+    shrunk = tl.exp(biggest - base)
+    weight = tl.exp(logits - base[:, None])
+    total = total * shrunk + tl.sum(weight, axis=1)
+    acc = tl.dot(weight.to(values.dtype), values, acc * shrunk[:, None], input_precision="ieee")
+    return grown, total, acc

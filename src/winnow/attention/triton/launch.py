@@ -1,0 +1,61 @@
+"""What every launch needs to know: can kernels run here, how is the cache laid out, which formats multiply."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from winnow.attention.interface import PagedCache
+from winnow.cache.layout import PAGE_ENTRIES
+from winnow.errors import ConfigError
+
+_FORMATS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+# Matrix products take no dimension below this.
+_LEAST_TILE = 16
+
+
+def interpreted() -> bool:
+    """Whether TRITON_INTERPRET=1 was set when the kernels were imported: they then run in numpy, slowly."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def require_device(device: torch.device) -> None:
+    """Raise unless kernels run on `device`.
+
+    Raises:
+        ConfigError: they need a GPU, or the interpreter.
+    """
+    if device.type != "cuda" and not (device.type == "cpu" and interpreted()):
+        raise ConfigError(
+            f"attention_backend triton needs a GPU, got device {device.type}; on cpu its kernels run only for tests, "
+            "very slowly, with TRITON_INTERPRET=1 in the environment"
+        )
+
+
+def cache_layout(cache: PagedCache) -> dict[str, Any]:
+    """The layout's part of the names that kernels know when they are compiled."""
+    layout = cache.pool.layout
+    return {
+        "LAYERS": layout.num_layers,
+        "KV_HEADS": layout.num_kv_heads,
+        "BLOCK_SIZE": layout.block_size,
+        "PAGE_ENTRIES": PAGE_ENTRIES,
+        "PAGES_PER_SEQ": cache.manager.size.pages_per_seq,
+    }
+
+
+def dot_format(dtype: torch.dtype) -> Any:
+    """The format in which q, K, p and V are multiplied. The interpreter has no bfloat16 arithmetic."""
+    return tl.float32 if interpreted() else _FORMATS[dtype]
+
+
+def padded(size: int) -> int:
+    """A tile's extent for `size` elements."""
+    return max(_LEAST_TILE, int(triton.next_power_of_2(size)))
+
+
+def unit_stride(x: Tensor) -> Tensor:
+    """x, such that its last dimension is contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()

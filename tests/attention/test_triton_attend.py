@@ -1,0 +1,124 @@
+"""Attention, write and compact of the Triton backend against the reference; real shapes where there is a GPU."""
+
+import copy
+
+import pytest
+import torch
+from triton_case import DEVICE, SMALL, build, compare, compute
+
+from winnow.attention import AttentionSpec, ReferenceBackend, Spans, backends, open_backend
+from winnow.attention.triton import TritonBackend, batch
+from winnow.cache import CacheLayout, KVPool
+from winnow.errors import ConfigError
+
+SPECS = {
+    "plain": AttentionSpec(0.4),
+    "window": AttentionSpec(0.4, window=9),
+    "softcap": AttentionSpec(1.0, softcap=1.5),
+    "sinks": AttentionSpec(0.4, sinks=torch.linspace(-1, 2, 6, device=DEVICE)),
+}
+ALL = AttentionSpec(1.0, 9, 1.5, SPECS["sinks"].sinks)
+# One token each, chunks of less and more than a tile, and both.
+BATCHES = {"decode": [1, 1, 1, 1], "chunks": [2, 23], "mixed": [1, 1, 1, 7, 12]}
+
+
+@pytest.mark.parametrize("counts", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("spec", [*SPECS.values(), ALL], ids=[*SPECS, "all"])
+def test_equals_the_reference(counts: list[int], spec: AttentionSpec) -> None:
+    compare(build(len(counts), counts), spec)
+
+
+@pytest.mark.parametrize("feature", ["window", "softcap", "sinks", "scale"])
+@pytest.mark.parametrize("counts", [BATCHES["decode"], BATCHES["chunks"]], ids=["decode", "chunks"])
+def test_a_feature_left_out_would_be_noticed(feature: str, counts: list[int]) -> None:
+    case = build(1, counts)
+    told = {"scale": 1.0, "window": 9, "softcap": 1.5, "sinks": ALL.sinks}
+    told[feature] = 0.9 if feature == "scale" else None
+    with pytest.raises(AssertionError, match="not close"):
+        compare(case, ALL, told=AttentionSpec(**told))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"kv_heads": 1, "group": 1, "head_dim": 20, "block_size": 5}, {"kv_heads": 3, "group": 17}],
+    ids=["d20", "g17"],
+)
+def test_low_precision_and_odd_shapes(dtype: torch.dtype, sizes: dict[str, int]) -> None:
+    compare(build(7, [1, 1, 5], dtype=dtype, **sizes), AttentionSpec(0.3, softcap=2.0))
+
+
+def test_a_row_does_not_feel_the_batch() -> None:
+    """To the bit: what is kept of a sequence must not depend on who else is computed."""
+    case = build(11, [1, 1, 1], longest=90)
+    backend = TritonBackend(DEVICE, SMALL)
+    together = compute(backend, case, ALL).out
+    slots, spans = case.spans.slots.tolist(), case.spans
+    for i, slot in enumerate(slots):
+        alone = Spans.build([slot], [int(spans.first_position[i])], [1], spans.lengths[i : i + 1], DEVICE)
+        cache = case.with_own_pool()
+        backend.write(cache, alone, case.layer, case.k[i : i + 1], case.v[i : i + 1])
+        out = backend.attend(cache, alone, case.layer, case.q[i : i + 1], ALL)
+        assert torch.equal(out[0], together[i])
+
+
+def test_an_empty_sequence_fills_a_batch() -> None:
+    """What a captured step is padded with: nothing is written, and zeros come out."""
+    case = build(13, [1, 1])
+    case.cache.manager.clear(int(case.spans.slots[1]))
+    found = compute(TritonBackend(DEVICE, SMALL), case, SPECS["plain"])
+    assert found.out[0].any() and not found.out[1].any()
+    written = found.pool.position != case.cache.pool.position
+    assert written.sum() <= case.k.shape[1]  # one new KV for each head of the other sequence
+
+
+@pytest.mark.parametrize("moves", [0, 3, 37])
+def test_compact_moves_all_of_a_kv(moves: int) -> None:
+    layout = CacheLayout(1, 1, 8, 4, torch.bfloat16, num_scores=2)
+    pool = KVPool(layout, 25, DEVICE)
+    for field in (pool.k, pool.v, pool.score):
+        field.normal_()
+    pool.position.random_(0, 1000)
+    expected = copy.deepcopy(pool)
+    source, target = torch.randperm(100, device=DEVICE)[: 2 * moves].chunk(2) if moves else [
+        torch.empty(0, dtype=torch.int64, device=DEVICE)
+    ] * 2  # fmt: skip
+    TritonBackend(DEVICE).compact(pool, source, target)
+    ReferenceBackend().compact(expected, source, target)
+    for name in ("k", "v", "position", "score"):
+        assert torch.equal(getattr(pool, name), getattr(expected, name)), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("group", [1, 4, 7])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+def test_real_shapes(dtype: torch.dtype, group: int, head_dim: int) -> None:
+    sizes = {"longest": 3000, "kv_heads": 4, "group": group, "head_dim": head_dim, "block_size": 16}
+    case = build(17, [1] * 20 + [3, 130, 512], dtype=dtype, **sizes)
+    sinks = torch.linspace(-1, 2, 4 * group, device=DEVICE)
+    for spec in (AttentionSpec(head_dim**-0.5), AttentionSpec(head_dim**-0.5, 700, 5.0, sinks)):
+        compare(case, spec, tuning=None)
+
+
+def test_scratch_for_logits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "_RAW_BYTES", 4 * 6 * 60)  # one row of 60 KVs
+    lengths = build(3, [1, 1, 1]).spans.lengths
+    parts = list(batch._parts(lengths, [0, 1, 2], 6))
+    assert sorted(i for part in parts for i in part) == [0, 1, 2] and len(parts) > 1
+    assert all(len(part) == 1 or lengths[part].max() * len(part) <= 60 for part in parts)
+
+
+def test_is_opened_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(open_backend("triton", DEVICE), TritonBackend)
+    assert isinstance(open_backend("auto", "cuda"), TritonBackend)
+    assert not isinstance(open_backend("auto", "cpu"), TritonBackend)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ConfigError, match="needs a GPU, got device cpu"):
+        open_backend("triton", "cpu")
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="package triton is not installed"):
+        open_backend("triton", DEVICE)
+    with pytest.warns(UserWarning, match="many times slower"):
+        assert isinstance(open_backend("auto", "cuda"), ReferenceBackend)

@@ -1,0 +1,72 @@
+"""One comparison of the Triton backend with the reference, on cases so small that the interpreter can take them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from paged import PagedBatch, paged_batch
+from torch import Tensor
+
+from winnow.attention import AttentionBackend, AttentionSpec, Observe, ReferenceBackend
+from winnow.attention.triton import TritonBackend
+from winnow.attention.triton.tuning import Launch, Tuning
+from winnow.cache import KVPool
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# So small that short rows are cut into several splits, tiles and blocks.
+SMALL = Tuning(Launch(16, 16, 4, 1), Launch(16, 16, 4, 1), Launch(16, 16, 4, 1), min_split=16, max_splits=3)
+# Largest difference from the reference, relative to what is compared (and absolute below 1).
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def build(seed: int, counts: Sequence[int], **sizes: Any) -> PagedBatch:
+    """A small case; what `paged_batch` takes may be given in its place."""
+    small = {"longest": 50, "group": 3, "head_dim": 8, "device": DEVICE}
+    return paged_batch(seed, counts, **{**small, **sizes})
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one backend made of a case."""
+
+    out: Tensor
+    pool: KVPool
+
+
+def compute(backend: AttentionBackend, case: PagedBatch, spec: AttentionSpec) -> Result:
+    """Write and attend in a copy of the case's pool."""
+    cache = case.with_own_pool()
+    backend.write(cache, case.spans, case.layer, case.k, case.v)
+    return Result(backend.attend(cache, case.spans, case.layer, case.q, spec), cache.pool)
+
+
+def compare(
+    case: PagedBatch,
+    spec: AttentionSpec,
+    tuning: Tuning | None = SMALL,
+    told: AttentionSpec | None = None,
+    score_atol: float | None = None,
+) -> None:
+    """Assert that Triton computes what the reference does, in every slot of the pool.
+
+    Args:
+        told: what Triton is asked for instead, for showing that the comparison notices.
+        score_atol: absolute tolerance of scores; None: that of the format.
+    """
+    expected = compute(ReferenceBackend(), case, spec)
+    found = compute(TritonBackend(DEVICE, tuning), case, told or spec)
+    for name in ("k", "v", "position"):
+        a, b = getattr(found.pool, name), getattr(expected.pool, name)
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, msg=f"{name} differs")
+    tolerance = TOLERANCE[case.q.dtype]
+    assert found.out.dtype == expected.out.dtype
+    torch.testing.assert_close(found.out, expected.out, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        found.pool.score, expected.pool.score, rtol=tolerance, atol=score_atol or tolerance
+    )
+
+
+def with_observers(case: PagedBatch, observe: Sequence[Observe | None]) -> PagedBatch:
+    """The same case, its queries telling the scores something else."""
+    return replace(case, spans=replace(case.spans, observe=tuple(observe)))
