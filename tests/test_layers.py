@@ -7,6 +7,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "winnow"
 # From the ground up; a part may import those before it.
 LAYERS = [
     "errors",
+    "_native",
+    "native",
     "lazy",
     "units",
     "config",

@@ -305,7 +305,7 @@ class TestMemory:
         llm = LLM(directory, kv_memory="4MiB")
         llm.generate(prompt(20), GREEDY)
         pool = weakref.ref(llm._engine._executor.pool.k)
-        weights = weakref.ref(llm._engine._executor._model.model.lm_head.weight)
+        weights = weakref.ref(llm._engine._executor._model.model.get_input_embeddings().weight)
         del llm
         gc.collect()
         assert pool() is None

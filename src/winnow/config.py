@@ -78,6 +78,11 @@ class ModelConfig:
     attention_backend: str = option(
         "auto", "what computes attention over the paged cache", choices=ATTENTION_BACKENDS
     )
+    optimize: bool = option(
+        True,
+        "on CPU, compute layers in fused native passes and keep weights packed for the processor, wherever that gives "
+        "what the model's own code gives",
+    )
     seed: int = option(0, "seed of requests that bring none, and of dummy weights")
 
     def __post_init__(self) -> None:

@@ -49,6 +49,6 @@ def test_a_change_is_noticed(
         return attend(self, *[CHANGES[change](a) if isinstance(a, AttentionSpec) else a for a in args])
 
     monkeypatch.setattr(ReferenceBackend, "attend", changed)
-    with LLM(tmp_path, kv_memory="4MiB") as llm:
+    with LLM(tmp_path, kv_memory="4MiB", attention_backend="reference") as llm:
         found = [o.outputs[0].token_ids for o in llm.generate(PROMPTS[-2:], GREEDY)]
     assert (found == expected) == (change == "nothing")

@@ -31,6 +31,8 @@ class _AttentionStep:
     signals: EngineSignals
     watched: Tensor | None
     """Which tokens count for the similarity of hidden states, [T]."""
+    wanted: Tensor | None
+    """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
     hidden: list[Tensor] = field(default_factory=list)
     """What the layer in progress received."""
 
@@ -95,9 +97,17 @@ class TorchExecutor:
         for copy in plan.copies:
             self.copy(copy)
         spans = self._spans(plan)
-        step = _AttentionStep(self._backend, self._paged, spans, self._signals, self._signals.note(plan))
         logits = _Logits.collect(plan)
-        rows = self._forward(plan, spans, step, logits.tokens)
+        wanted = torch.tensor(logits.tokens, dtype=torch.int64, device=self._model.device)
+        step = _AttentionStep(
+            self._backend,
+            self._paged,
+            spans,
+            self._signals,
+            self._signals.note(plan),
+            None if len(wanted) == len(spans.position) else wanted,
+        )
+        rows = self._forward(plan, spans, step, wanted)
         self._signals.fork(plan)
         scored = {
             index: self._prompt_logprobs(plan, index, rows[part]) for index, part in logits.prompts.items()
@@ -172,15 +182,15 @@ class TorchExecutor:
             observe_from=[first for _, first in told],
         )
 
-    def _forward(self, plan: StepPlan, spans: Spans, step: _AttentionStep, wanted: list[int]) -> Tensor:
-        """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [len(wanted), V]."""
+    def _forward(self, plan: StepPlan, spans: Spans, step: _AttentionStep, wanted: Tensor) -> Tensor:
+        """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""
         tokens = [token for e in plan.entries for token in e.sequence.token_ids[e.start : e.end]]
         device = self._model.device
         output = self._model.model(
             input_ids=torch.tensor([tokens], device=device),
             position_ids=spans.position[None],
             use_cache=False,
-            logits_to_keep=torch.tensor(wanted, dtype=torch.int64, device=device),
+            logits_to_keep=wanted,
             winnow_step=step,
         )
         logits: Tensor = output.logits[0]

@@ -22,6 +22,7 @@ from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.geometry import ModelGeometry, probe_geometry
+from winnow.models.optimize import optimize_model
 from winnow.models.rotation import ModelRotation, find_rotation
 from winnow.models.tokens import token_kinds
 
@@ -86,10 +87,13 @@ def load_model(config: ModelConfig, *, beyond_trained_len: bool = False) -> Load
     device = _device(config.device)
     model = _load_weights(path, model_config, config, _dtype(config.dtype, model_config, device)).to(device)
     model.eval().requires_grad_(False)
+    geometry = probe_geometry(model)
+    if config.optimize:
+        optimize_model(model, geometry, trained_len)
     return LoadedModel(
         model=model,
         tokenizer=_load_tokenizer(path),
-        geometry=probe_geometry(model),
+        geometry=geometry,
         max_model_len=wanted or trained_len,
         trained_len=trained_len,
         eos_token_ids=_eos_token_ids(path, model_config),

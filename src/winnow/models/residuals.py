@@ -23,11 +23,15 @@ class ResidualWatcher(Protocol):
 def watch_residuals(model: PreTrainedModel, num_layers: int) -> None:
     """Hook the model's layers, so that a step that is watching is told. Others pay one attribute look-up a layer.
 
+    Fused layers have no parts to hook; they tell the step themselves.
+
     Raises:
         UnsupportedModelError: the layers cannot be told apart.
     """
-    pairs = [(layer, part) for layer in _decoder_layers(model, num_layers) for part in _attentions(layer)]
-    if len(pairs) != num_layers:
+    layers = decoder_layers(model, num_layers)
+    pairs = [(layer, part) for layer in layers for part in _attentions(layer)]
+    told = sum(getattr(layer, "tells_step", False) for layer in layers)
+    if len(pairs) + told != num_layers:
         raise UnsupportedModelError(
             f"{type(model).__name__}: cannot tell which {num_layers} modules are its layers, so their hidden states "
             "cannot be watched"
@@ -37,27 +41,28 @@ def watch_residuals(model: PreTrainedModel, num_layers: int) -> None:
         attention.register_forward_hook(_leave, with_kwargs=True)
 
 
-def _decoder_layers(model: PreTrainedModel, num_layers: int) -> list[nn.Module]:
+def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
+    """The model's layers in order; empty if they cannot be told."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return list(module)
-    return []
+            return module
+    return nn.ModuleList()
+
+
+def watching(step: Any) -> ResidualWatcher | None:
+    """The step, if it wants to see hidden states."""
+    return step if getattr(step, "watching", False) else None
 
 
 def _attentions(layer: nn.Module) -> list[nn.Module]:
     return [part for part in layer.children() if hasattr(part, "layer_idx")]
 
 
-def _step(kwargs: dict[str, Any]) -> ResidualWatcher | None:
-    step = kwargs.get("winnow_step")
-    return step if getattr(step, "watching", False) else None
-
-
 def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if step := _step(kwargs):
+    if step := watching(kwargs.get("winnow_step")):
         step.enter_layer(args[0] if args else kwargs["hidden_states"])
 
 
 def _leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    if step := _step(kwargs):
+    if step := watching(kwargs.get("winnow_step")):
         step.leave_attention(int(module.layer_idx), output[0] if isinstance(output, tuple) else output)  # type: ignore[arg-type]

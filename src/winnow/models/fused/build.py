@@ -1,0 +1,75 @@
+"""From transformers' layer to a fused one, if the two compute the same."""
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from winnow.models.fused.kernels import LayerKernels
+from winnow.models.fused.layer import FusedLayer
+from winnow.models.fused.parts import LayerParts, fuse_linears
+from winnow.models.fused.probe import LayerCall
+from winnow.models.packed_linear import linear
+
+
+class _SideBySide(nn.Module):
+    """What one fused product computes, from the layers as they are: for probing without a copy of their weights."""
+
+    def __init__(self, linears: tuple[nn.Linear, ...]) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(linears)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.linears], dim=-1)
+
+
+@torch.inference_mode()
+def fuse_layer(
+    layer: nn.Module, call: LayerCall, shape: tuple[int, int, int], kernels: LayerKernels, *, packed: bool
+) -> FusedLayer | None:
+    """The fused form of a decoder layer, or None if it would compute something else.
+
+    Compared twice: in float32, where any difference beyond rounding shows, and as it will run.
+
+    Args:
+        call: how the model calls the layer.
+        shape: query heads, KV heads and head_dim.
+        packed: keep weights as `PackedLinear`.
+    """
+    parts = LayerParts.of(layer, *shape)
+    rotation = call.rotation
+    if parts is None or rotation is None or rotation[0].shape[2] > shape[2]:
+        return None
+    try:
+        if call.hidden_states.dtype != torch.float32 and not _same_in_float32(layer, call, shape, kernels):
+            return None
+    except (RuntimeError, TypeError):  # the layer insists on its own number format
+        return None
+    expected = call.run(layer)
+    products = {
+        name: linear(*fuse_linears(linears), packed=packed) for name, linears in _linears(parts).items()
+    }
+    fused = FusedLayer(layer, parts, products, expected.spec, shape, kernels)
+    return fused if call.run(fused).agrees(expected) else None
+
+
+def _same_in_float32(
+    layer: nn.Module, call: LayerCall, shape: tuple[int, int, int], kernels: LayerKernels
+) -> bool:
+    copy, call = deepcopy(layer).float(), call.to(torch.float32)
+    parts = LayerParts.of(copy, *shape)
+    if parts is None:
+        return False
+    expected = call.run(copy)
+    products: dict[str, nn.Module] = {name: _SideBySide(linears) for name, linears in _linears(parts).items()}
+    fused = FusedLayer(copy, parts, products, expected.spec, shape, kernels)
+    return call.run(fused).agrees(expected)
+
+
+def _linears(parts: LayerParts) -> dict[str, tuple[nn.Linear, ...]]:
+    return {
+        "qkv": parts.qkv,
+        "output": (parts.output,),
+        "gate_up": parts.gate_up,
+        "down": (parts.down,),
+    }

@@ -1,0 +1,105 @@
+"""A whole decoder layer in one forward: four matrix products, attention, and four passes between them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from winnow.attention import AttentionSpec
+from winnow.models.binding import AttentionStep
+from winnow.models.fused.kernels import LayerKernels
+from winnow.models.fused.parts import LayerParts
+from winnow.models.residuals import ResidualWatcher, watching
+
+
+class FusedLayer(nn.Module):
+    """Takes the place of a decoder layer that is built of `LayerParts`.
+
+    Args:
+        original: the layer that it replaces; models may look at attributes of their layers.
+        parts: of that layer.
+        products: the four matrix products by name, each [T, in] -> [T, out]: `qkv` (queries, keys and values side by
+            side), `output`, `gate_up` (both side by side), `down`.
+        spec: how the layer attends.
+        shape: query heads, KV heads and head_dim.
+
+    Attributes:
+        only_wanted: nobody reads the hidden state of tokens whose logits are not wanted, so of those only keys and
+            values are computed.
+        tells_step: it tells a watching step of its hidden states; see `winnow.models.residuals`.
+    """
+
+    tells_step = True
+
+    def __init__(
+        self,
+        original: nn.Module,
+        parts: LayerParts,
+        products: dict[str, nn.Module],
+        spec: AttentionSpec,
+        shape: tuple[int, int, int],
+        kernels: LayerKernels,
+    ) -> None:
+        super().__init__()
+        self.__dict__ |= {
+            n: v for n, v in vars(original).items() if not n.startswith("_") and n != "training"
+        }
+        self.layer_idx = int(original.self_attn.layer_idx)  # type: ignore[arg-type, union-attr]
+        self.only_wanted = False
+        self.qkv, self.output = products["qkv"], products["output"]
+        self.gate_up, self.down = products["gate_up"], products["down"]
+        self._input_norm, self._post_norm = parts.input_norm, parts.post_norm
+        self._head_norms = (parts.query_norm, parts.key_norm)
+        self._activation = parts.activation
+        self._spec = spec
+        self._shape = shape
+        self._kernels = kernels
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *_: Any,
+        position_embeddings: tuple[Tensor, Tensor],
+        winnow_step: AttentionStep,
+        **__: Any,
+    ) -> Tensor:
+        """hidden_states [1, T, hidden_size] -> the same shape; the input is left as it is.
+
+        Everything else that transformers passes to a layer changes nothing here: masks follow from positions.
+        """
+        kernels, watcher = self._kernels, watching(winnow_step)
+        residual = hidden_states[0]
+        if watcher is not None:
+            watcher.enter_layer(hidden_states)
+        attended = self._attend(
+            kernels.rms_norm(residual, self._input_norm), position_embeddings, winnow_step
+        )
+        wanted: Tensor | None = getattr(winnow_step, "wanted", None) if self.only_wanted else None
+        if wanted is not None and watcher is None:
+            residual, attended = residual[wanted], attended[wanted]
+        out = self._finish(residual, attended, watcher)
+        if len(out) == hidden_states.shape[1]:
+            return out[None]
+        assert wanted is not None, "only a selection makes rows fewer"
+        return torch.zeros_like(hidden_states).index_copy_(1, wanted, out[None])
+
+    def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], step: AttentionStep) -> Tensor:
+        """Normed rows [T, hidden_size] -> what attention read, [T, Hq * d]."""
+        query_heads, kv_heads, head_dim = self._shape
+        qkv = self.qkv(x)
+        cos, sin = rotation
+        self._kernels.rotate(qkv, query_heads, kv_heads, head_dim, cos[0], sin[0], *self._head_norms)
+        heads = qkv.view(len(qkv), query_heads + 2 * kv_heads, head_dim)
+        q, k, v = heads.split_with_sizes([query_heads, kv_heads, kv_heads], dim=1)
+        return step.attend(self.layer_idx, q, k, v, self._spec).flatten(1)
+
+    def _finish(self, residual: Tensor, attended: Tensor, watcher: ResidualWatcher | None) -> Tensor:
+        """Output projection and feed-forward part. Both arguments [n, ...] -> the layer's output, [n, hidden_size]."""
+        stream = self.output(attended)
+        if watcher is not None:
+            watcher.leave_attention(self.layer_idx, stream[None])
+        # The product's own output becomes the residual stream: the layer's input may belong to somebody else.
+        normed = self._kernels.rms_norm(stream, self._post_norm, add=residual)
+        gated = self._kernels.gate(self.gate_up(normed), self._activation)
+        out: Tensor = self.down(gated)
+        return out.add_(stream)

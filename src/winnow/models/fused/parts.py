@@ -1,0 +1,127 @@
+"""The parts of a decoder layer that is built like Llama's, found by name and told apart by what they compute."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from winnow import _native
+from winnow.models.fused.kernels import NormWeight
+
+_CLOSE = 1e-5
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """norm - queries, keys, values - (norms of heads) - attention - output - norm - gate, up - down.
+
+    Names alone prove nothing: whether a layer of these parts computes what the whole does is tried out in `probe`.
+    """
+
+    input_norm: NormWeight
+    qkv: tuple[nn.Linear, ...]
+    """Three layers, or one that holds all."""
+    query_norm: NormWeight | None
+    key_norm: NormWeight | None
+    output: nn.Linear
+    post_norm: NormWeight
+    gate_up: tuple[nn.Linear, ...]
+    """Two layers, or one that holds both."""
+    down: nn.Linear
+    activation: _native.Activation
+
+    @classmethod
+    def of(
+        cls, layer: nn.Module, num_query_heads: int, num_kv_heads: int, head_dim: int
+    ) -> "LayerParts | None":
+        """The parts of a layer, or None if some are missing or of another kind."""
+        attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
+        qkv = _linears(attention, ("qkv_proj",)) or _linears(attention, ("q_proj", "k_proj", "v_proj"))
+        gate_up = _linears(mlp, ("gate_up_proj",)) or _linears(mlp, ("gate_proj", "up_proj"))
+        output, down = _linears(attention, ("o_proj",)), _linears(mlp, ("down_proj",))
+        if not (qkv and gate_up and output and down):
+            return None
+        hidden_size, inner = down[0].out_features, down[0].in_features
+        sizes = [
+            (_width(qkv), (num_query_heads + 2 * num_kv_heads) * head_dim),
+            (_width(gate_up), 2 * inner),
+            (output[0].in_features, num_query_heads * head_dim),
+            (output[0].out_features, hidden_size),
+            *((part.in_features, hidden_size) for part in (*qkv, *gate_up)),
+        ]
+        input_norm = _norm(getattr(layer, "input_layernorm", None), hidden_size)
+        post_norm = _norm(getattr(layer, "post_attention_layernorm", None), hidden_size)
+        activation = _activation(getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None))
+        if any(found != wanted for found, wanted in sizes) or not (input_norm and post_norm and activation):
+            return None
+        query_norm, key_norm = (
+            _norm(getattr(attention, name, None), head_dim) for name in ("q_norm", "k_norm")
+        )
+        return cls(input_norm, qkv, query_norm, key_norm, output[0], post_norm, gate_up, down[0], activation)
+
+
+def fuse_linears(linears: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one linear layer that computes all of these side by side."""
+    if len(linears) == 1:
+        return linears[0].weight, linears[0].bias
+    weight = torch.cat([part.weight.detach() for part in linears])
+    if all(part.bias is None for part in linears):
+        return weight, None
+    biases = [
+        weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach() for part in linears
+    ]
+    return weight, torch.cat(biases)
+
+
+def _linears(parent: nn.Module | None, names: tuple[str, ...]) -> tuple[nn.Linear, ...] | None:
+    found = [getattr(parent, name, None) for name in names]
+    return tuple(found) if all(type(part) is nn.Linear for part in found) else None  # type: ignore[arg-type]
+
+
+def _width(linears: tuple[nn.Linear, ...]) -> int:
+    return sum(part.out_features for part in linears)
+
+
+@torch.inference_mode()
+def _norm(module: nn.Module | None, size: int) -> NormWeight | None:
+    """The norm that a module computes, tried out on random rows; None: another one, or none at all."""
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if (
+        module is None
+        or not isinstance(weight, Tensor)
+        or weight.shape != (size,)
+        or not isinstance(eps, float)
+    ):
+        return None
+    # Rows so small that eps matters, in the weight's own type.
+    x = torch.randn(4, size, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[1e-3], [0.1], [1], [30]]
+    )
+    x = x.to(weight.dtype)
+    found = module(x).double()
+    normed = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + eps)
+    tolerance = max(_CLOSE, 4 * torch.finfo(weight.dtype).eps)
+    for one_plus in (False, True):
+        expected = normed * (weight.double() + one_plus)
+        if _relative_error(found, expected) < tolerance:
+            return NormWeight(weight.detach(), eps, one_plus=one_plus)
+    return None
+
+
+@torch.inference_mode()
+def _activation(module: nn.Module | None) -> _native.Activation | None:
+    if module is None:
+        return None
+    x = torch.linspace(-8, 8, 321)
+    found = module(x)
+    if _relative_error(found, F.silu(x)) < _CLOSE:
+        return _native.Activation.silu
+    if _relative_error(found, F.gelu(x, approximate="tanh")) < _CLOSE:
+        return _native.Activation.gelu_tanh
+    return None
+
+
+def _relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-30))

@@ -1,0 +1,66 @@
+"""Makes a loaded model fast on a CPU: fused layers where they compute the same, packed matrix products elsewhere."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from winnow.models.geometry import ModelGeometry
+from winnow.models.packed_linear import PackedLinear, pack_linears, packing_works, unpack_linears
+from winnow.models.residuals import decoder_layers
+from winnow.native import native_kernels
+
+if TYPE_CHECKING:
+    from winnow.models.fused.layer import FusedLayer
+    from winnow.models.fused.probe import LayerCall
+
+
+def optimize_model(model: PreTrainedModel, geometry: ModelGeometry, trained_len: int) -> None:
+    """Replace what can be replaced, layer by layer, so that no more than one layer's weights exist twice.
+
+    A replacement that does not reproduce transformers' own layer is dropped, and the layer stays as it is.
+    """
+    kernels = native_kernels()
+    layers = decoder_layers(model, geometry.num_layers)
+    if model.device.type != "cpu" or kernels is None or not layers:
+        return
+    # They load the kernels, which an installation may lack.
+    from winnow.models.fused.build import fuse_layer
+    from winnow.models.fused.kernels import LayerKernels
+    from winnow.models.fused.probe import record_calls, selection_is_harmless
+
+    packed = packing_works(model.dtype)
+    shape = (geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim)
+    calls = record_calls(model, layers, trained_len)
+    last: FusedLayer | None = None
+    for index, call in enumerate(calls):
+        last = fuse_layer(layers[index], call, shape, LayerKernels(kernels), packed=packed)
+        if last is not None:
+            layers[index] = last
+        elif packed:
+            _pack_layer(layers[index], call)
+    if last is not None:
+        last.only_wanted = True
+        last.only_wanted = selection_is_harmless(model, trained_len)
+    _pack_head(model, packed)
+
+
+@torch.inference_mode()
+def _pack_layer(layer: nn.Module, call: "LayerCall") -> None:
+    """Pack a layer's linear parts, unless something in it needs them as they were."""
+    expected = call.run(layer)
+    replaced = pack_linears(layer)
+    try:
+        same = call.run(layer).agrees(expected)
+    except (AttributeError, RuntimeError, TypeError):  # it reads the weight by itself
+        same = False
+    if not same:
+        unpack_linears(replaced)
+
+
+def _pack_head(model: PreTrainedModel, packed: bool) -> None:
+    """Pack the output head, unless it shares its weight with the embedding, which needs it in its own layout."""
+    head = model.get_output_embeddings()
+    if packed and type(head) is nn.Linear and head.weight is not model.get_input_embeddings().weight:
+        model.set_output_embeddings(PackedLinear(head.weight, head.bias))

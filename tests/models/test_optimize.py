@@ -1,0 +1,261 @@
+"""Fused layers and packed products give what transformers' own layers give, or stay out of the way."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from architectures import ARCHITECTURES, VOCAB, build, save
+from test_parity import GREEDY, PROMPTS
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+pytest.importorskip("winnow._native")
+from winnow import LLM, SamplingParams
+from winnow.attention import AttentionSpec
+from winnow.models.binding import ATTENTION_NAME
+from winnow.models.fused.layer import FusedLayer
+from winnow.models.fused.probe import record_calls, run_model
+from winnow.models.geometry import probe_geometry
+from winnow.models.optimize import optimize_model
+from winnow.models.packed_linear import PackedLinear, pack_linears, packing_works, unpack_linears
+from winnow.models.residuals import decoder_layers
+
+FUSED = ["llama-gqa", "llama-mqa", "llama-mha", "mistral-window", "qwen2", "qwen3", "phi3"]
+MAX_POSITION = 512
+
+
+class Step:
+    """Attention of a token with itself, which is enough to tell layers apart."""
+
+    def __init__(self, wanted: Tensor | None = None, watching: bool = False) -> None:
+        self.wanted, self.watching = wanted, watching
+        self.specs: list[AttentionSpec] = []
+        self.hidden: list[Tensor] = []
+        self.attended: list[Tensor] = []
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        assert layer == len(self.specs)
+        self.specs.append(spec)
+        return q * spec.scale + (k * v).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+
+    def enter_layer(self, hidden: Tensor) -> None:
+        self.hidden.append(hidden.clone())
+
+    def leave_attention(self, layer: int, out: Tensor) -> None:
+        self.attended.append(out.clone())
+
+
+def bound(architecture: str, dtype: torch.dtype) -> Any:
+    model = build(ARCHITECTURES[architecture]).to(dtype)
+    model.set_attn_implementation(ATTENTION_NAME)
+    return model
+
+
+def optimized(model: Any) -> Any:
+    optimize_model(model, probe_geometry(model), MAX_POSITION)
+    return model
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    return list(decoder_layers(model, model.config.num_hidden_layers))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)], ids=str
+)
+def test_logits_stay(architecture: str, dtype: torch.dtype, tolerance: float) -> None:
+    model = bound(architecture, dtype)
+    before, plain_step, step = None, Step(), Step()
+    before = run_model(model, MAX_POSITION, plain_step)
+    after = run_model(optimized(model), MAX_POSITION, step)
+    assert all(isinstance(layer, FusedLayer) == (architecture in FUSED) for layer in layers_of(model))
+    assert float((after - before).norm()) <= tolerance * float(before.norm())
+    for mine, theirs in zip(step.specs, plain_step.specs, strict=True):
+        assert (mine.scale, mine.window, mine.softcap) == (theirs.scale, theirs.window, theirs.softcap)
+        assert (mine.sinks is None) == (theirs.sinks is None)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_tokens_stay(architecture: str, tmp_path: Path) -> None:
+    save(ARCHITECTURES[architecture], tmp_path)
+    found = []
+    for optimize in (False, True):
+        with LLM(tmp_path, dtype="float32", kv_memory="4MiB", optimize=optimize) as llm:
+            found.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)])
+    assert found[0] == found[1]
+
+
+def unnormed_output(self: LlamaDecoderLayer, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+    return LlamaDecoderLayer.forward(self, hidden_states, **kwargs) * 1.01
+
+
+def far_positions(self: LlamaDecoderLayer, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+    factor = 1 + (kwargs["position_ids"] > 200)[..., None] * 0.01
+    return LlamaDecoderLayer.forward(self, hidden_states * factor.to(hidden_states.dtype), **kwargs)
+
+
+def other_scale(self: LlamaDecoderLayer, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+    step = kwargs["winnow_step"]
+
+    class Scaled:
+        def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+            return step.attend(layer, q, k * 1.01, v, spec)
+
+    return LlamaDecoderLayer.forward(self, hidden_states, **kwargs | {"winnow_step": Scaled()})
+
+
+def own_format(self: LlamaDecoderLayer, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+    """Fails in any number format but the model's."""
+    scale = torch.eye(hidden_states.shape[-1], dtype=self.own_dtype) * 1.01
+    return LlamaDecoderLayer.forward(self, hidden_states, **kwargs) @ scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("forward", [unnormed_output, far_positions, other_scale, own_format, None])
+def test_a_layer_that_differs_is_left_alone(
+    dtype: torch.dtype, forward: Callable[..., Tensor] | None
+) -> None:
+    """One per cent is less than what bfloat16 rounds in a layer; the comparison in float32 sees it."""
+    model = bound("llama-gqa", dtype)
+    layers = layers_of(model)
+    if forward is not None:
+        layers[1].__class__ = type("Other", (LlamaDecoderLayer,), {"forward": forward, "own_dtype": dtype})
+    before = run_model(model, MAX_POSITION, Step())
+    kinds = [isinstance(layer, FusedLayer) for layer in layers_of(optimized(model))]
+    assert kinds == [True, forward is None, True]
+    if forward is not None:
+        assert layers_of(model)[1] is layers[1]
+    after = run_model(model, MAX_POSITION, Step())
+    assert float((after - before).norm()) <= (1e-5 if dtype == torch.float32 else 5e-2) * float(before.norm())
+
+
+def test_a_layer_that_reads_a_weight_itself_keeps_its_linear_parts() -> None:
+    def forward(self: LlamaDecoderLayer, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        return LlamaDecoderLayer.forward(self, hidden_states, **kwargs) * self.mlp.up_proj.weight.norm()
+
+    model = bound("llama-gqa", torch.float32)
+    layer = layers_of(model)[1]
+    layer.__class__ = type("Other", (LlamaDecoderLayer,), {"forward": forward})
+    optimized(model)
+    assert type(layer.mlp.up_proj) is nn.Linear
+    run_model(model, MAX_POSITION, Step())
+
+
+def test_another_activation_is_not_taken_for_silu() -> None:
+    config = LlamaConfig(**ARCHITECTURES["llama-gqa"].to_dict() | {"hidden_act": "gelu"})
+    model = build(config)
+    model.set_attn_implementation(ATTENTION_NAME)
+    assert not any(isinstance(layer, FusedLayer) for layer in layers_of(optimized(model)))
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_the_last_layer_computes_only_what_is_wanted(architecture: str) -> None:
+    model = optimized(bound(architecture, torch.float32))
+    assert [layer.only_wanted for layer in layers_of(model)] == [False, False, True]
+    everything = run_model(model, MAX_POSITION, Step())
+    for wanted in range(everything.shape[1]):
+        found = run_model(model, MAX_POSITION, Step(torch.tensor([wanted])), wanted=wanted)
+        torch.testing.assert_close(found[0, 0], everything[0, wanted], rtol=1e-5, atol=1e-5)
+
+
+def test_what_comes_after_the_layers_may_need_every_token() -> None:
+    """A model whose head looks at all hidden states: the last layer must not leave any out."""
+    model = bound("llama-gqa", torch.float32)
+    norm = model.model.norm
+    model.model.norm = nn.Sequential(norm, _Mean())
+    assert not any(layer.only_wanted for layer in layers_of(optimized(model)))
+
+
+class _Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.mean(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("architecture", ["llama-gqa", "qwen3"])
+def test_a_watching_step_sees_the_same_hidden_states(architecture: str) -> None:
+    from winnow.models.residuals import watch_residuals
+
+    model = bound(architecture, torch.float32)
+    watch_residuals(model, 3)
+    plain = Step(watching=True)
+    run_model(model, MAX_POSITION, plain)
+    model = optimized(bound(architecture, torch.float32))
+    watch_residuals(model, 3)
+    fused = Step(wanted=torch.tensor([0]), watching=True)
+    run_model(model, MAX_POSITION, fused, wanted=0)
+    assert len(fused.hidden) == len(fused.attended) == 3
+    for mine, theirs in zip(fused.hidden + fused.attended, plain.hidden + plain.attended, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_prompt_logprobs_and_several_samples(tmp_path: Path) -> None:
+    save(ARCHITECTURES["llama-gqa"], tmp_path)
+    params = SamplingParams(
+        n=3, temperature=0.8, seed=5, max_tokens=8, ignore_eos=True, logprobs=2, prompt_logprobs=1
+    )
+    found = []
+    for optimize in (False, True):
+        with LLM(tmp_path, dtype="float32", kv_memory="4MiB", prefill_chunk=32, optimize=optimize) as llm:
+            found.append(llm.generate(PROMPTS, params))
+    for plain, fused in zip(*found, strict=True):
+        assert [c.token_ids for c in plain.outputs] == [c.token_ids for c in fused.outputs]
+        values = [
+            [
+                entry.logprob
+                for dicts in (output.prompt_logprobs[1:], *(c.logprobs for c in output.outputs))
+                for tokens in dicts
+                for entry in tokens.values()
+            ]
+            for output in (plain, fused)
+        ]
+        torch.testing.assert_close(torch.tensor(values[0]), torch.tensor(values[1]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 300])
+@pytest.mark.parametrize("bias", [False, True])
+def test_packed_products(dtype: torch.dtype, rows: int, bias: bool) -> None:
+    if not packing_works(dtype):
+        pytest.skip(f"torch packs no {dtype} on this processor")
+    generator = torch.Generator().manual_seed(0)
+    plain = nn.Linear(70, 130, bias=bias).to(dtype)
+    x = torch.randn(1, rows, 70, generator=generator).to(dtype)
+    found = PackedLinear(plain.weight, plain.bias)(x)
+    expected = F.linear(x, plain.weight, plain.bias)
+    assert found.dtype == dtype and found.shape == expected.shape
+    eps = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found, expected, rtol=eps, atol=8 * eps)
+
+
+def test_only_plain_linear_layers_are_packed() -> None:
+    class Twice(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Twice(4, 4)))
+    replaced = pack_linears(module)
+    assert type(module[0]) is PackedLinear and type(module[1][0]) is Twice
+    unpack_linears(replaced)
+    assert type(module[0]) is nn.Linear
+
+
+def test_a_tied_head_keeps_its_weight(tmp_path: Path) -> None:
+    config = LlamaConfig(**ARCHITECTURES["llama-gqa"].to_dict() | {"tie_word_embeddings": True})
+    model = build(config)
+    model.set_attn_implementation(ATTENTION_NAME)
+    optimized(model)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert type(optimized(bound("llama-gqa", torch.float32)).lm_head) is PackedLinear
+
+
+def test_calls_are_recorded_in_order() -> None:
+    model = bound("mistral-window", torch.float32)
+    calls = record_calls(model, decoder_layers(model, 3), MAX_POSITION)
+    assert len(calls) == 3 and all(call.rotation is not None for call in calls)
+    assert int(calls[0].kwargs["position_ids"].max()) == MAX_POSITION - 1
+    assert VOCAB > 3
