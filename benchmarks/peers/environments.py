@@ -32,15 +32,17 @@ class Environment:
         """Its interpreter."""
         return self.path / "bin" / "python"
 
-    def prepare(self, packages: Sequence[str]) -> None:
-        """Make it and install `packages`, unless that has been done. torch comes first and stays as it is.
+    def prepare(self, packages: Sequence[str], unwanted: Sequence[str] = ()) -> None:
+        """Make it, install `packages` and take out what is `unwanted`, unless that has been done.
+
+        torch comes first and stays as it is.
 
         Raises:
             PeerError: pip could not, or would have fetched CUDA libraries; holds the end of what it said.
         """
         mark = self.path / "installed.json"
         torch = f"torch=={version('torch').partition('+')[0]}"
-        wanted = [torch, *packages]
+        wanted = [torch, *packages, *unwanted]
         if mark.is_file() and json.loads(mark.read_text()) == wanted:
             return
         call([sys.executable, "-m", "venv", "--clear", self.path], "making an environment", INSTALL_SECONDS)
@@ -48,6 +50,10 @@ class Environment:
         constraints.write_text(torch + "\n")
         self._install([torch])
         self._install(["--constraint", constraints, *packages])
+        if unwanted:
+            call(
+                [self.python, "-m", "pip", "uninstall", "--yes", *unwanted], "pip uninstall", INSTALL_SECONDS
+            )
         mark.write_text(json.dumps(wanted))
 
     def _install(self, arguments: Sequence[str | Path]) -> None:

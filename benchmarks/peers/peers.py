@@ -1,7 +1,7 @@
 """Who is measured: how each peer is installed, how it gets the model, and in which configurations it runs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,9 @@ class Peer:
     configurations: Callable[[Load], list[Configuration]]
     packages: tuple[str, ...] = ()
     """pip installs them beside torch, in an environment of the peer's own; none: Winnow's own environment is used."""
-    convert: Callable[[Path, Path], Sequence[str | Path]] | None = field(default=None)
+    unwanted: tuple[str, ...] = ()
+    """What they bring and the work does not need, to be taken out again."""
+    convert: Callable[[Path, Path], Sequence[str | Path]] | None = None
     """From the model's directory to the converted one: the command, whose first word lies in the environment's bin."""
 
 
@@ -109,6 +111,16 @@ def _convert_ctranslate2(model: Path, out: Path) -> Sequence[str | Path]:
     return ["ct2-transformers-converter", "--model", model, "--output_dir", out]
 
 
+def _llama_cpp(load: Load) -> list[Configuration]:
+    # A slot ends an answer when its last KV is taken.
+    options = {"slots": load.kv_seqs, "slot_tokens": load.sequence_tokens + 1}
+    return [Configuration("server, bf16 weights", _within(load), options)]
+
+
+def _convert_llama_cpp(model: Path, out: Path) -> Sequence[str | Path]:
+    return ["python", Path(__file__).parent / "to_gguf.py", model, out]
+
+
 PEERS = {
     peer.name: peer
     for peer in (
@@ -118,6 +130,8 @@ PEERS = {
             "openvino_peer.py",
             _openvino,
             ("openvino-genai", "optimum-intel[openvino]"),
+            # Built for torch with CUDA: it cannot be imported beside another one.
+            ("torchvision",),
             _export_openvino,
         ),
         Peer("transformers", "transformers_peer.py", _transformers, ("transformers", "accelerate", "psutil")),
@@ -126,7 +140,14 @@ PEERS = {
             "ctranslate2_peer.py",
             _ctranslate2,
             ("ctranslate2", "transformers", "sentencepiece"),
-            _convert_ctranslate2,
+            convert=_convert_ctranslate2,
+        ),
+        Peer(
+            "llama.cpp",
+            "llama_cpp_peer.py",
+            _llama_cpp,
+            ("gguf", "safetensors"),
+            convert=_convert_llama_cpp,
         ),
     )
 }

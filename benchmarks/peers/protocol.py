@@ -78,5 +78,9 @@ def serve(run: Callable[[Work], tuple[float, list[list[int]]]], packages: list[s
     `run` returns the seconds of all answers, loading and warm-up excluded, and the new tokens of each.
     """
     seconds, tokens = run(Work.read(Path(sys.argv[1])))
-    answers = Answers(seconds, tokens, {package: version(package) for package in packages})
+    emit(Answers(seconds, tokens, {package: version(package) for package in packages}))
+
+
+def emit(answers: Answers) -> None:
+    """Print the one line; nothing may follow it."""
     print("\n" + json.dumps(asdict(answers)), flush=True)

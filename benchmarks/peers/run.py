@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             places[name] = prepare(peer, folder, model, arguments.lock)
         except PeerError as unusable:
             error = str(unusable)
-            console.print(f"{name}: {error}", style="red", markup=False)
+            console.print(f"{name}: {error.splitlines()[-1]}", markup=False, soft_wrap=True)
         outcomes += [Outcome(peer, configuration, error=error) for configuration in peer.configurations(load)]
 
     runner = Runner(folder, arguments.timeout, arguments.lock)
@@ -131,7 +131,7 @@ def prepare(peer: Peer, folder: Path, model: Path, lock: Path | None) -> tuple[P
     if not peer.packages:
         return Path(sys.executable), model
     environment = Environment(folder / "environments" / peer.name)
-    environment.prepare(peer.packages)
+    environment.prepare(peer.packages, peer.unwanted)
     if peer.convert is None:
         return environment.python, model
     converted = folder / "models" / f"{model.name}-{peer.name}"

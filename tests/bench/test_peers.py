@@ -163,8 +163,8 @@ class TestEnvironment:
         calls.clear()
         environment.prepare(["engine"])
         assert calls == [], "it is there already"
-        environment.prepare(["engine", "more"])
-        assert calls
+        environment.prepare(["engine", "more"], unwanted=["heavy"])
+        assert calls[-1][-3:] == ["uninstall", "--yes", "heavy"]
 
     def test_a_cuda_build_is_refused_before_it_is_fetched(
         self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

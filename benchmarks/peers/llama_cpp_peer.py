@@ -1,0 +1,109 @@
+"""llama.cpp's server on one piece of work; the server is `llama-server` on the path, or what LLAMA_SERVER names.
+
+No wheel holds that program. From llama.cpp's sources:
+    cmake -B build -DGGML_NATIVE=ON && cmake --build build --target llama-server
+
+Options: `slots` (requests answered at a time), `slot_tokens` (KVs of each).
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from protocol import Answers, Work, emit
+
+START_SECONDS = 120
+
+
+def find_server() -> str:
+    """The program."""
+    wanted = os.environ.get("LLAMA_SERVER", "llama-server")
+    found = shutil.which(wanted)
+    if found is None:
+        sys.exit(f"{wanted} is not on the path; build llama.cpp's server, and name it in LLAMA_SERVER")
+    return found
+
+
+@contextmanager
+def serving(program: str, work: Work) -> Iterator[str]:
+    """A server with the model loaded; yields its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    slots = work.options["slots"]
+    command = [program, "--model", str(Path(work.model) / "model.gguf")]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--threads", str(work.threads), "--threads-batch", str(work.threads)]
+    command += ["--parallel", str(slots), "--ctx-size", str(slots * work.options["slot_tokens"])]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603
+        try:
+            wait_until_ready(f"http://127.0.0.1:{port}/health", process)
+            yield f"http://127.0.0.1:{port}"
+        except BaseException:
+            log.seek(0)
+            sys.stderr.write(log.read()[-2000:])
+            raise
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def wait_until_ready(address: str, process: "subprocess.Popen[bytes]") -> None:
+    """Return when the model is loaded."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(address):  # noqa: S310
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"the server is not ready; exit code {process.poll()}")
+
+
+def complete(address: str, prompt: list[int], new_tokens: int) -> list[int]:
+    """The answer's tokens."""
+    asked: dict[str, Any] = {
+        "prompt": prompt,
+        "n_predict": new_tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "return_tokens": True,
+    }
+    request = urllib.request.Request(  # noqa: S310
+        f"{address}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:  # noqa: S310
+        tokens: list[int] = json.load(response)["tokens"]
+    return tokens
+
+
+def run(work: Work) -> Answers:
+    """Start the server, warm up with one tiny request, hand in all prompts at once."""
+    program = find_server()
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)  # noqa: S603
+    version = re.search(r"version: (\S+)", told.stderr + told.stdout)
+    with serving(program, work) as address, ThreadPoolExecutor(len(work.prompts)) as clients:
+        complete(address, work.prompts[0][:8], 2)
+        start = time.perf_counter()
+        answers = clients.map(lambda prompt: complete(address, prompt, work.new_tokens), work.prompts)
+        tokens = list(answers)
+        seconds = time.perf_counter() - start
+    return Answers(seconds, tokens, {"llama.cpp": version[1] if version else "unknown"})
+
+
+if __name__ == "__main__":
+    emit(run(Work.read(Path(sys.argv[1]))))

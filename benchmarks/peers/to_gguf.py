@@ -1,0 +1,99 @@
+"""A Llama as one GGUF file, matrices in bfloat16: `python to_gguf.py MODEL OUT`; runs in the peer's environment.
+
+llama.cpp's own converter is part of its sources, not of a package.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf.quants import quantize
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+# A tokenizer of that kind must have one token per byte; these follow unknown, beginning and end.
+FIRST_BYTE, BYTES = 3, 256
+
+
+def write_shape(writer: GGUFWriter, config: dict[str, int]) -> None:
+    """What the model is."""
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+
+
+def write_tokens(writer: GGUFWriter, count: int) -> None:
+    """Names for tokens, which prompts of ids do without."""
+    tokens = [f"t{token}" for token in range(count)]
+    kinds = [TokenType.NORMAL] * count
+    for byte in range(BYTES):
+        tokens[FIRST_BYTE + byte] = f"<0x{byte:02X}>"
+        kinds[FIRST_BYTE + byte] = TokenType.BYTE
+    kinds[0], kinds[1], kinds[2] = TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * count)
+    writer.add_token_types(kinds)
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+
+
+def interleaved(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows of each head in llama.cpp's order: it rotates neighbours, transformers the two halves of a head."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def main(model: Path, out: Path) -> None:
+    """Write OUT/model.gguf."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    out.mkdir()
+    writer = GGUFWriter(out / "model.gguf", "llama")
+    write_shape(writer, config)
+    write_tokens(writer, config["vocab_size"])
+    for name, tensor in load_file(model / "model.safetensors").items():
+        weight = tensor.float().numpy()
+        parts = name.removeprefix("model.").removesuffix(".weight").split(".", 2)
+        if parts[0] == "layers":
+            short = NAMES[parts[2]]
+            target = f"blk.{parts[1]}.{short}.weight"
+            weight = interleaved(weight, heads[short]) if short in heads else weight
+        else:
+            target = {"embed_tokens": "token_embd.weight", "norm": "output_norm.weight"}[parts[0]]
+        if weight.ndim == 1:
+            writer.add_tensor(target, weight)
+        else:
+            kind = GGMLQuantizationType.BF16
+            writer.add_tensor(target, quantize(weight, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
