@@ -12,11 +12,12 @@ def seconds_of(call: Call, device: torch.device) -> float:
     """Seconds that `call` takes, its work on the device included."""
     if device.type == "cuda":
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize(device)
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize(device)
+        with torch.cuda.device(device):  # events are recorded on the current device's stream
+            torch.cuda.synchronize()
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
         return begin.elapsed_time(end) / 1e3
     start = time.perf_counter()
     call()
