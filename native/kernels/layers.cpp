@@ -11,7 +11,7 @@ namespace winnow::WINNOW_ISA {
 namespace {
 
 /// Elements below which waking other threads costs more than they save.
-constexpr int64_t PARALLEL_FROM = 16384;
+constexpr int64_t PARALLEL_FROM = 65536;
 
 template <class F>
 void with_type(DType dtype, F f) {

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from architectures import ARCHITECTURES, VOCAB, build, save
+from safetensors.torch import load_file, save_file
 from test_parity import GREEDY, PROMPTS
 from torch import Tensor, nn
 from transformers import LlamaConfig
@@ -20,6 +21,7 @@ from winnow.models.binding import ATTENTION_NAME
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.fused.probe import record_calls, run_model
 from winnow.models.geometry import probe_geometry
+from winnow.models.memory import release_pages, trim_heap
 from winnow.models.optimize import optimize_model
 from winnow.models.packed_linear import PackedLinear, pack_linears, packing_works, unpack_linears
 from winnow.models.residuals import decoder_layers
@@ -251,6 +253,17 @@ def test_a_tied_head_keeps_its_weight(tmp_path: Path) -> None:
     optimized(model)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert type(optimized(bound("llama-gqa", torch.float32)).lm_head) is PackedLinear
+
+
+def test_pages_let_go_come_back_from_their_file(tmp_path: Path) -> None:
+    values = {"a": torch.randn(300, 100), "b": torch.randn(7)}
+    save_file(values, tmp_path / "weights.safetensors")
+    mapped = load_file(tmp_path / "weights.safetensors")
+    own = {name: value.clone() for name, value in values.items()}
+    release_pages([*mapped.values(), *own.values(), torch.empty(0)])
+    trim_heap()
+    for name, value in values.items():
+        assert torch.equal(mapped[name], value) and torch.equal(own[name], value)
 
 
 def test_calls_are_recorded_in_order() -> None:

@@ -7,6 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from winnow.models.geometry import ModelGeometry
+from winnow.models.memory import release_pages, trim_heap
 from winnow.models.packed_linear import PackedLinear, pack_linears, packing_works, unpack_linears
 from winnow.models.residuals import decoder_layers
 from winnow.native import native_kernels
@@ -35,15 +36,20 @@ def optimize_model(model: PreTrainedModel, geometry: ModelGeometry, trained_len:
     calls = record_calls(model, layers, trained_len)
     last: FusedLayer | None = None
     for index, call in enumerate(calls):
+        weights = [part.weight for part in layers[index].modules() if type(part) is nn.Linear]
         last = fuse_layer(layers[index], call, shape, LayerKernels(kernels), packed=packed)
         if last is not None:
             layers[index] = last
         elif packed:
             _pack_layer(layers[index], call)
+        else:
+            continue
+        release_pages(weights)
     if last is not None:
         last.only_wanted = True
         last.only_wanted = selection_is_harmless(model, trained_len)
     _pack_head(model, packed)
+    trim_heap()
 
 
 @torch.inference_mode()
