@@ -38,9 +38,9 @@ class KernelConfig:
         if self.dtype not in _DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
         for field in fields(self):
-            value = getattr(self, field.name)
-            if type(value) is int and value < (field.name != "seed"):
-                raise ConfigError(f"{field.name} must be at least {int(field.name != 'seed')}, got {value}")
+            value, least = getattr(self, field.name), 0 if field.name == "seed" else 1
+            if type(value) is int and value < least:
+                raise ConfigError(f"{field.name} must be at least {least}, got {value}")
         for backend in self.backends:
             if backend not in ATTENTION_BACKENDS:
                 raise ConfigError(
