@@ -1,7 +1,14 @@
 """Settings that hold for every test."""
 
+import os
+
+import torch
 from hypothesis import HealthCheck, settings
 
 # Timing on shared machines says nothing about correctness, so no example has a deadline.
 settings.register_profile("winnow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("winnow")
+
+# Where there is no GPU, Triton's kernels run in its interpreter. It asks for that when it is first imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"

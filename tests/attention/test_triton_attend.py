@@ -6,7 +6,7 @@ import pytest
 import torch
 from triton_case import DEVICE, SMALL, build, compare, compute
 
-from winnow.attention import AttentionSpec, ReferenceBackend, Spans, backends, open_backend
+from winnow.attention import AttentionSpec, Observe, ReferenceBackend, Spans, backends, open_backend
 from winnow.attention.triton import TritonBackend, batch
 from winnow.cache import CacheLayout, KVPool
 from winnow.errors import ConfigError
@@ -62,10 +62,14 @@ def test_a_row_does_not_feel_the_batch() -> None:
         assert torch.equal(out[0], together[i])
 
 
-def test_an_empty_sequence_fills_a_batch() -> None:
+@pytest.mark.parametrize("nobody", [False, True])
+def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
     """What a captured step is padded with: nothing is written, and zeros come out."""
-    case = build(13, [1, 1])
-    case.cache.manager.clear(int(case.spans.slots[1]))
+    case = build(13, [1, 1], observe=[Observe()] * 2)
+    if nobody:
+        case.spans.slots[1] = -1
+    else:
+        case.cache.manager.clear(int(case.spans.slots[1]))
     found = compute(TritonBackend(DEVICE, SMALL), case, SPECS["plain"])
     assert found.out[0].any() and not found.out[1].any()
     written = found.pool.position != case.cache.pool.position

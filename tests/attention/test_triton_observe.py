@@ -32,12 +32,12 @@ def of_six(observers: list[Observe]) -> list[list[Observe | None]]:
 
 @pytest.mark.parametrize("observe", of_six(EVERY))
 def test_equals_the_reference(observe: list[Observe | None]) -> None:
-    compare(build(23, [1, 1, 1, 4, 9, 19], num_scores=2, longest=30, observe=observe), SPEC)
+    compare(build(23, [1, 1, 1, 3, 6, 11], num_scores=2, longest=24, observe=observe), SPEC)
 
 
 @pytest.mark.parametrize("observe", of_six(POOLED))
 def test_pooled_equals_the_reference(observe: list[Observe | None]) -> None:
-    compare(build(29, [1, 1, 1, 4, 9, 19], longest=30, observe=observe), SPEC)
+    compare(build(29, [1, 1, 1, 3, 6, 11], longest=24, observe=observe), SPEC)
 
 
 def test_watched_and_unwatched_share_a_batch() -> None:

@@ -20,8 +20,7 @@ class TritonBackend:
     """See `AttentionBackend` for shapes and meaning.
 
     Nothing here waits for the device, and no grid depends on what it holds: rows tell the kernels their lengths, and
-    the host's bounds only have to cover them. A batch of decoding sequences that nobody watches also copies nothing
-    to the device, so it can be captured in a CUDA graph.
+    the host's bounds only have to cover them. A sequence in slot -1 has empty rows and only fills the batch.
 
     Args:
         device: where the cache lives; None: not checked.
@@ -36,6 +35,14 @@ class TritonBackend:
             require_device(torch.device(device))
         self._tuning = tuning
         self._planned: tuple[Spans, Batch] | None = None
+
+    def capturable(self, spans: Spans, query_heads: int) -> bool:
+        """Whether a step over `spans` is the same launches whatever the device holds, so that a CUDA graph can keep it.
+
+        Decoding sequences are, if all tell the scores the same: numbers of sequences are then not copied to the device.
+        """
+        only_decodes = spans.num_decodes == len(spans.counts)
+        return only_decodes and Batch.plan(spans, query_heads, tile_queries=1).uploads_nothing
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
         pool, manager = cache.pool, cache.manager

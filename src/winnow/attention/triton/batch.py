@@ -59,6 +59,11 @@ class Batch:
     decodes: tuple[Decodes, ...]
     chunks: Chunks | None
 
+    @property
+    def uploads_nothing(self) -> bool:
+        """Whether the launches need no numbers of sequences on the device."""
+        return self.chunks is None and all(part.index is None for part in self.decodes)
+
     @classmethod
     def plan(cls, spans: Spans, query_heads: int, tile_queries: int) -> "Batch":
         """Divide the batch. Sequences that nobody watches cost no Python of their own.

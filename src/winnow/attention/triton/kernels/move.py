@@ -42,14 +42,13 @@ def write_kvs(
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(token_slots + token)
-    h = tl.arange(0, BLOCK_H)
+    head = tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
-    head = tl.minimum(h, KV_HEADS - 1)
     # A token's place counts from the end of its row: rows may differ in length, but all end with this batch.
     n = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS) - 1
     if tokens_after is not None:
         n -= tl.load(tokens_after + token).to(tl.int32)
-    inside = (h < KV_HEADS) & (n >= 0)  # an empty row belongs to a sequence that only fills the batch
+    inside = n >= 0  # an empty row belongs to nobody
     flat = find_slots(
         pages, page_table, slot, layer, head, n, inside,
         LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,

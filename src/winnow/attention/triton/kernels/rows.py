@@ -6,8 +6,12 @@ import triton.language as tl
 
 @triton.jit
 def row_length(lengths, slot, layer, head, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr):
-    """KVs of the rows that `slot`, `layer` and `head` name."""
-    return tl.load(lengths + (slot * LAYERS + layer) * KV_HEADS + head)
+    """KVs of the rows that `slot`, `layer` and `head` name.
+
+    None where `slot` is below 0, which only fills a batch, or `head` beyond the last, which only fills a tile.
+    """
+    row = (tl.maximum(slot, 0) * LAYERS + layer) * KV_HEADS + head
+    return tl.where(slot >= 0, tl.load(lengths + row, mask=head < KV_HEADS, other=0), 0)
 
 
 @triton.jit
