@@ -140,6 +140,12 @@ NB_MODULE(_native, m) {
               Activation activation, int threads) {
              self.gate({dtype, at<char>(gate_up), at<char>(out), tokens, size}, activation, threads);
            },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("greedy",
+           [](const Kernels &self, DType dtype, uintptr_t logits, int64_t stride, int64_t count, int64_t size,
+              uintptr_t tokens, int threads) {
+             self.greedy({dtype, at<char>(logits), stride, count, size}, at<int64_t>(tokens), threads);
+           },
            nb::call_guard<nb::gil_scoped_release>());
 
   m.def("instruction_sets", &instruction_sets, "Those that this processor runs, slowest first.");

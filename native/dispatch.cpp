@@ -17,7 +17,8 @@ namespace winnow {
   void rms_norm(const NormRows &, const RmsNorm &, int);                                                 \
   void rotate(const RotaryRows &, const RmsNorm &, const RmsNorm &, int);                                \
   void gate(const GatedRows &, Activation, int);                                                         \
-  const Kernels kernels{write, compact, attend, rms_norm, rotate, gate};                                         \
+  void greedy(const LogitRows &, int64_t *, int);                                                        \
+  const Kernels kernels{write, compact, attend, rms_norm, rotate, gate, greedy};                         \
   }
 
 WINNOW_DECLARE(generic)

@@ -22,6 +22,8 @@ struct Kernels {
   void (*rotate)(const RotaryRows &, const RmsNorm &query_norm, const RmsNorm &key_norm, int threads);
   /// What stands between the two products of a gated feed-forward layer.
   void (*gate)(const GatedRows &, Activation, int threads);
+  /// The most probable token of each row, int64 [count].
+  void (*greedy)(const LogitRows &, int64_t *tokens, int threads);
 };
 
 /// Instruction sets that this build holds and this processor runs, slowest first.

@@ -41,4 +41,11 @@ struct GatedRows {
   int64_t tokens, size;
 };
 
+/// Logits of the tokens to choose from, a row for each sequence.
+struct LogitRows {
+  DType dtype;
+  const char *logits;  // [count, size]
+  int64_t stride, count, size;
+};
+
 }  // namespace winnow

@@ -156,5 +156,15 @@ class Kernels:
         activation: Activation,
         threads: int,
     ) -> None: ...
+    def greedy(
+        self,
+        dtype: DType,
+        logits: int,
+        stride: int,
+        count: int,
+        size: int,
+        tokens: int,
+        threads: int,
+    ) -> None: ...
 
 def instruction_sets() -> list[str]: ...

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from winnow.sampling.counts import TokenCounts
 from winnow.sampling.filters import draw, keep_min_p, keep_top_k, keep_top_p, scale
+from winnow.sampling.greedy import open_argmax
 from winnow.sampling.logprob import Logprob
 from winnow.sampling.logprobs import logprob_table, read_logprobs
 from winnow.sampling.params import SamplingParams
@@ -67,6 +68,7 @@ class Sampler:
         self.device = device
         self._slots = SlotTable(max_num_seqs, vocab_size, eos_token_ids)
         self._counts = TokenCounts(vocab_size, device)
+        self._argmax = open_argmax(device)
         self._seed_key = np.array([stream_key(seed, 0)], dtype=np.uint64)
         self._seeds_drawn = 0
 
@@ -137,10 +139,13 @@ class Sampler:
         """
         assert logits.shape == (len(slots), self.vocab_size), "one row of logits per slot"
         assert len(set(slots)) == len(slots), "a slot can only be sampled once per step"
-        assert not any(self._slots.is_free(slot) for slot in slots), "only a slot in use can be sampled"
         if not slots:
             return SamplerOutput([], [])
         rows = np.array(slots, dtype=np.int64)
+        assert self._slots.are_used(rows), "only a slot in use can be sampled"
+        if self._slots.need_nothing(rows):
+            self._slots.advance(rows)
+            return SamplerOutput(self._argmax(logits).tolist(), [None] * len(slots))
         plan = self._slots.plan(rows)
         packed = self._to_device(plan.packed)
         columns = packed[: NUM_COLUMNS * len(slots)].view(NUM_COLUMNS, len(slots))
@@ -162,6 +167,8 @@ class Sampler:
     def _sample_block(self, logits: Tensor, block: Block, columns: Columns, edits: Tensor) -> Tensor:
         """Tokens [R, 1], or with logprobs the table [R, 3 + 2 * top] that starts with them; float64."""
         needs = block.features
+        if not needs:
+            return self._argmax(logits.index_select(0, columns.row.long()))[:, None].double()
         x = clean_rows(logits.index_select(0, columns.row.long()))
         raw = x.log_softmax(1) if Feature.LOGPROBS in needs else None
         if needs & (Feature.BIAS | Feature.MIN_TOKENS):

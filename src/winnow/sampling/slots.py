@@ -110,6 +110,14 @@ class SlotTable:
         """Whether nobody occupies it."""
         return not self._occupied[slot]
 
+    def are_used(self, slots: NDArray[np.int64]) -> bool:
+        """Whether somebody occupies each of them."""
+        return bool(self._occupied[slots].all())
+
+    def need_nothing(self, slots: NDArray[np.int64]) -> bool:
+        """Whether an argmax is all that each of them wants in this step."""
+        return not self._needs(slots).any()
+
     def counts_row(self, slot: int) -> int | None:
         """Its row of the penalty tables, where it has one."""
         return int(self._counts_row[slot]) if self._features[slot] & Feature.PENALTIES else None
@@ -168,8 +176,7 @@ class SlotTable:
 
     def plan(self, slots: NDArray[np.int64]) -> StepPlan:
         """Sort the rows by need, cut them into blocks and pack what the device must know."""
-        features = self._features[slots]
-        features[self._position[slots] >= self._min_tokens[slots]] &= ~Feature.MIN_TOKENS
+        features = self._needs(slots)
         order = np.argsort(features, kind="stable")
         sorted_slots, features = slots[order], features[order]
         draws = uniform(self._key[sorted_slots], self._position[sorted_slots])
@@ -199,6 +206,12 @@ class SlotTable:
         flat_edits = np.array(edits, dtype=np.float64).reshape(-1, 3).T
         packed = np.concatenate([columns.ravel(), flat_edits.ravel()])
         return StepPlan(order, blocks, packed, self._top[slots])
+
+    def _needs(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The features that each of them needs in this step."""
+        features = self._features[slots]
+        features[self._position[slots] >= self._min_tokens[slots]] &= ~Feature.MIN_TOKENS
+        return features
 
     def _add_edits(self, edits: list[tuple[int, int, float]], kind: Feature, slots: list[int]) -> None:
         """Append what must be added to which logit: a bias, or -inf for what may not yet end the answer."""
