@@ -133,7 +133,7 @@ class Buffer {
 
 /// What attention needs besides its inputs.
 struct Workspace {
-  Buffer partials, statistics, logits, outputs, sums;
+  Buffer partials, statistics, kept, outputs, sums;
   std::vector<Buffer> threads;
 };
 

@@ -6,6 +6,16 @@
 
 namespace winnow::WINNOW_ISA {
 
+namespace {
+
+/// Whether the weights of a query are all that its scores need.
+bool tells_by_weights(const Observe &observe, int64_t terms) {
+  const auto last = observe.terms.begin() + terms;
+  return !observe.pool_size && std::find(observe.terms.begin(), last, Term::value_aware) == last;
+}
+
+}  // namespace
+
 Plan::Plan(const Attend &call) {
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
@@ -19,10 +29,10 @@ Plan::Plan(const Attend &call) {
     const int64_t terms = told && from < count ? used_terms(*told, cache) : 0;
     for (int64_t head = 0; head < cache.num_heads; ++head) {
       const Row row(cache, batch.slots[seq], call.layer, head);
-      int64_t kept_logits = -1;
-      if (terms && count == 1) {
-        kept_logits = logits;
-        logits += round_up(static_cast<int>(row.length), TILE) * group;
+      int64_t weights = -1;
+      if (terms && count == 1 && tells_by_weights(*told, terms)) {
+        weights = kept;
+        kept += (row.length + TILE - 1) / TILE * kept_size(group);
       }
       for (int64_t query = (count - 1) / most_queries * most_queries; query >= 0; query -= most_queries) {
         const int64_t queries = std::min(most_queries, count - query), rows = queries * group;
@@ -34,14 +44,14 @@ Plan::Plan(const Attend &call) {
         for (int64_t piece = 0; piece < pieces; ++piece) {
           const int64_t first = piece * keys;
           items.push_back({seq, head, query, queries, first, std::min(last, first + keys), pieces > 1 ? partials : -1,
-                           kept_logits < 0 ? -1 : kept_logits + first * group});
+                           weights < 0 ? -1 : weights + first / TILE * kept_size(group)});
           if (pieces > 1) partials += rows * (padded + 2);
         }
       }
       if (terms) {
         for (int64_t key = 0; key < row.length; key += OBSERVED_KEYS)
           observed.emplace_back(static_cast<int64_t>(units.size()), key);
-        units.push_back({seq, head, from, kept_logits, sums, told});
+        units.push_back({seq, head, from, weights, sums, told});
         if (told->pool_size) sums += terms * group * row.length;
         for (int64_t term = 0; term < terms; ++term) keeps_outputs |= told->terms[term] == Term::value_aware;
       }
@@ -84,12 +94,16 @@ void finish(const Attend &call, float *outputs, float *statistics, int64_t token
 }
 
 /// Fold a tile's finished logits of one query into its running softmax; they become weights.
+///
+/// kept: [TILE], where the weights are kept too, or null.
 template <class Operand>
-void fold(float *logits, Operand *weights, float *sums, float &most, float &mass, int n, int64_t padded, float highest) {
+void fold(const float *logits, Operand *weights, float *sums, float &most, float &mass, int n, int64_t padded, float highest,
+          float *kept) {
   const int width = round_up(n, WIDTH);
   const float higher = std::max(most, highest);
   if (higher == NEVER) {  // this query sees none of the tile, nor anything before it
     for (int j = 0; j < width; j += WIDTH) store(weights + j, vf{});
+    if (kept) std::fill(kept, kept + TILE, UNSEEN);
     return;
   }
   if (higher > most) {
@@ -100,16 +114,25 @@ void fold(float *logits, Operand *weights, float *sums, float &most, float &mass
   }
   vf total{};
   for (int j = 0; j < width; j += WIDTH) {
-    const vf p = vexp(load(logits + j) - higher);
+    const vf x = load(logits + j), p = vexp(x - higher);
     total += p;
     store(weights + j, p);
+    if (kept) store(kept + j, x > NEVER ? p : broadcast(UNSEEN));
   }
   mass += horizontal_sum(total);
 }
 
+/// What the pass after this one reads and changes lies as scattered as blocks: ask for it early.
+void prefetch_scores(const Cache &cache, const int64_t *slot, bool with_position) {
+  for (int i = 0; i < TILE; i += 16) {  // 64 bytes hold as many
+    for (int64_t n = 0; n < cache.num_scores; ++n) __builtin_prefetch(cache.score + n * cache.num_slots + slot[i], 1, 2);
+    if (with_position) __builtin_prefetch(cache.position + slot[i], 0, 2);
+  }
+}
+
 template <class KV, class Operand>
 void attend_item(const Attend &call, const Item &item, const Scratch<Operand> &scratch, float *partials,
-                 float *kept_logits, float *outputs, float *statistics) {
+                 float *kept_weights, float *outputs, float *statistics) {
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
   const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
@@ -131,27 +154,26 @@ void attend_item(const Attend &call, const Item &item, const Scratch<Operand> &s
     Tile<KV> &tile = tiles[turn], &next = tiles[turn ^ 1];
     const bool more = first + TILE < item.last_key;
     if (more) next.find(call, row, first + TILE, item.last_key, batch.position[token]);
+    if (item.kept >= 0) prefetch_scores(cache, tile.slot, batch.observes[batch.observe[item.seq]].exclude_first > 0);
     const int width = round_up(tile.n, WIDTH);
-    float *kept = item.logits < 0 ? nullptr : kept_logits + item.logits + (first - item.first_key) * group;
-    if (more && !next.out_of_sight) prefetch(next.key, next.n, dim);
+    float *kept = item.kept < 0 ? nullptr : kept_weights + item.kept + (first - item.first_key) / TILE * kept_size(group);
     if (tile.out_of_sight) {
-      if (kept) std::fill(kept, kept + rows * TILE, NEVER);
+      if (kept) std::fill(kept, kept + rows * TILE, UNSEEN);
       continue;
     }
-    pack_keys(tile.key, tile.n, dim, scratch.keys);
+    pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
     product(rows, width, padded, scratch.queries, padded, scratch.keys, TILE, scratch.logits, TILE, false);
-    if (more && !next.out_of_sight) prefetch(next.value, next.n, dim);
     for (int r = 0; r < rows; ++r) {
       const int64_t query = r / group;
       float *logits = scratch.logits + r * TILE;
       const float highest =
           finish_logits(logits, width, std::min<int64_t>(tile.n, sees + query - first), call, tile.position,
                         batch.position[token + query]);
-      if (kept) std::memcpy(kept + r * TILE, logits, width * sizeof(float));
       fold(logits, scratch.weights + r * TILE, scratch.sums + r * padded, scratch.most[r], scratch.mass[r], tile.n,
-           padded, highest);
+           padded, highest, kept ? kept + r * TILE : nullptr);
+      if (kept) kept[rows * TILE + r] = scratch.most[r];
     }
-    pack_values(tile.value, tile.n, dim, scratch.values);
+    pack_values(tile.value, next.value, tile.n, dim, scratch.values);
     product(rows, padded, round_up(tile.n, pair_size<Operand>()), scratch.weights, TILE, scratch.values, padded,
             scratch.sums, padded, true);
   }
@@ -197,7 +219,7 @@ void attend_as(const Attend &call, Workspace &work) {
   const int64_t padded = round_up(static_cast<int>(call.cache.head_dim), WIDTH);
   const Plan plan(call);
   float *partials = work.partials.get<float>(plan.partials);
-  float *logits = work.logits.get<float>(plan.logits);
+  float *kept = work.kept.get<float>(plan.kept);
   float *statistics = statistics_of(call, work);
   float *outputs = plan.keeps_outputs ? work.outputs.get<float>(call.batch.num_tokens() * call.num_query_heads * padded)
                                       : nullptr;
@@ -209,7 +231,7 @@ void attend_as(const Attend &call, Workspace &work) {
     const Scratch<Operand> scratch(memory, plan.max_rows, padded);
 #pragma omp for schedule(dynamic, 1)
     for (size_t i = 0; i < plan.items.size(); ++i)
-      attend_item<KV>(call, plan.items[i], scratch, partials, logits, outputs, statistics);
+      attend_item<KV>(call, plan.items[i], scratch, partials, kept, outputs, statistics);
     if (!plan.merges.empty()) {
 #pragma omp for schedule(dynamic, 8)
       for (size_t i = 0; i < plan.merges.size(); ++i)

@@ -24,7 +24,7 @@ struct Item {
   int64_t seq, head, first_query, num_queries;
   int64_t first_key, last_key;
   int64_t partial;  // where its unfinished result goes, in floats; -1: it is the only item of these queries
-  int64_t logits;   // where its logits are kept for `observe`, in floats; -1: nowhere
+  int64_t kept;     // where its weights are kept for `observe`, in floats; -1: nowhere
 };
 
 /// Items of the same queries.
@@ -36,7 +36,7 @@ struct Merge {
 /// A row whose scores change.
 struct Unit {
   int64_t seq, head, first_query;  // queries before it do not count
-  int64_t logits;                  // of its only query, in floats; -1: they are computed anew
+  int64_t kept;                    // the weights of its only query, in floats; -1: they are computed anew
   int64_t sums;                    // where its sums lie, in floats
   const Observe *observe;
 };
@@ -46,12 +46,18 @@ struct Plan {
   std::vector<Merge> merges;
   std::vector<Unit> units;
   std::vector<std::pair<int64_t, int64_t>> observed;  // (unit, first key) of the pieces that `observe` works on
-  int64_t partials = 0, logits = 0, sums = 0;         // floats
+  int64_t partials = 0, kept = 0, sums = 0;           // floats
   bool keeps_outputs = false;                         // in float32, for Term::value_aware
   int64_t max_rows = 0;
 
   explicit Plan(const Attend &call);
 };
+
+/// The weights of a tile that decoding keeps for `observe`: e^(logit - most) for [group, TILE], UNSEEN where the query does
+/// not see a KV, and then `most` for [group]. So no exponential is computed twice.
+constexpr float UNSEEN = -1.0f;
+
+inline int64_t kept_size(int64_t group) { return group * (TILE + 1); }
 
 /// Keys of a piece of `observe`.
 constexpr int64_t OBSERVED_KEYS = 4 * TILE;
@@ -132,14 +138,6 @@ struct Tile {
     for (int i = 0; i < TILE; ++i) out[i] = cache.position[slot[i]];
   }
 };
-
-/// Blocks lie scattered, so the processor does not guess what is read next.
-template <class KV>
-inline void prefetch(const KV *const *vectors, int n, int64_t dim) {
-  const int64_t bytes = dim * sizeof(KV);
-  for (int i = 0; i < n; ++i)
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(reinterpret_cast<const char *>(vectors[i]) + at, 0, 2);
-}
 
 inline vi lanes() {
   vi out;

@@ -1,7 +1,7 @@
 // What attention tells the scores: the second look at the rows whose policy asks (winnow.attention.Observe).
 //
-// Probabilities come from the logits that attention kept (decoding) or from a second product with the keys (the queries
-// of a prompt that count), and the statistics of the first pass. Sums over queries are made key by key, so a piece is
+// Probabilities come from the weights that attention kept (decoding) or from a second product with the keys (the queries
+// of a prompt that count; pooling; values), and the statistics of the first pass. Sums over queries are made key by key, so a piece is
 // some keys of a row, and the order of the additions is that of the queries.
 #include <cmath>
 #include <numeric>
@@ -53,15 +53,43 @@ inline float share(const Observe &observe, int64_t group) {
   return observe.group == Group::mean ? 1.0f / static_cast<float>(group) : 1.0f;
 }
 
+/// What one query head tells about WIDTH KVs of its row.
+///
+/// p: zero where the query does not see a KV, or the KV is too near. counted: 1 where neither is so, else 0. average: 1 / KVs
+/// the query sees. distance: |v - o|^2.
+inline vf told(Term term, vf p, vf counted, float average, const float *distance) {
+  switch (term) {
+    case Term::squared:
+      return p * p;
+    case Term::below_average:
+      return p < average ? counted : vf{};
+    case Term::value_aware: {
+      const vf ratio = p / vmax(1.0f - p, broadcast(LEAST_REST));
+      return ratio * ratio * load(distance);
+    }
+    default:
+      return p;
+  }
+}
+
+/// Zero in `p` and `counted` where a KV is fewer than `exclude_first` positions before the query.
+inline void forget_near(const Observe &observe, const int32_t *position, int64_t query_position, vf &p, vf &counted) {
+  if (!observe.exclude_first) return;
+  const vi age = static_cast<int32_t>(query_position) - load_vector<vi>(position);
+  const auto near = age < static_cast<int32_t>(observe.exclude_first);
+  p = near ? vf{} : p;
+  counted = near ? vf{} : counted;
+}
+
 /// A thread's memory for one tile.
 struct TileSums {
-  float *p;         // [group, TILE]: of one query; zero where it does not see a KV, or the KV is too near
-  float *distance;  // [group, TILE]: |v - o|^2, for Term::value_aware
-  float *counted;   // [TILE]: 1 where the query sees the KV and it is not too near, else 0
+  float *p;         // [group, TILE], see told
+  float *counted;   // [TILE]
+  float *distance;  // [group, TILE]
   float *sums;      // [terms, group, TILE]; [terms, 0] where query heads become one at once
 
-  TileSums(float *memory, int64_t group) : p(memory), distance(p + group * TILE), counted(distance + group * TILE),
-                                           sums(counted + TILE) {}
+  TileSums(float *memory, int64_t group)
+      : p(memory), counted(p + group * TILE), distance(counted + TILE), sums(distance + group * TILE) {}
 
   static int64_t size(int64_t terms, int64_t group) { return (2 * group + 1 + terms * group) * TILE; }
 };
@@ -75,16 +103,7 @@ void add_query(const Observe &observe, int64_t terms, int64_t group, int width, 
     for (int j = 0; j < width; j += WIDTH) {
       vf together{};
       for (int64_t h = 0; h < group; ++h) {
-        const vf p = load(tile.p + h * TILE + j);
-        vf x = p;
-        if (kind == Term::squared) {
-          x = p * p;
-        } else if (kind == Term::below_average) {
-          x = p < average ? load(tile.counted + j) : vf{};
-        } else if (kind == Term::value_aware) {
-          const vf ratio = p / vmax(1.0f - p, broadcast(LEAST_REST));
-          x = ratio * ratio * load(tile.distance + h * TILE + j);
-        }
+        const vf x = told(kind, load(tile.p + h * TILE + j), load(tile.counted + j), average, tile.distance + h * TILE + j);
         if (at_once)
           together = join(together, x, h, observe.group);
         else
@@ -112,14 +131,70 @@ void aggregate(const float *x, int64_t heads, int64_t stride, int64_t n, const O
   }
 }
 
-void put_scores(float *score, const int64_t *slot, const float *x, int64_t n, bool replace) {
-  for (int64_t i = 0; i < n; ++i) score[slot[i]] = replace ? x[i] : score[slot[i]] + x[i];
+/// Add x, [n], to a score of the slots, or put it in its place.
+void put_scores(const Cache &cache, int64_t term, const int64_t *slot, const float *x, int64_t n, bool replace) {
+  float *score = cache.score + term * cache.num_slots;
+  for (int64_t i = 0; i < n;) {
+    float *to = score + slot[i];
+    // In one block they follow each other.
+    if (i + WIDTH <= n && slot[i + WIDTH - 1] / cache.block_size == slot[i] / cache.block_size) {
+      const vf value = load(x + i);
+      store(to, replace ? value : load(to) + value);
+      i += WIDTH;
+    } else {
+      *to = replace ? x[i] : *to + x[i];
+      ++i;
+    }
+  }
+}
+
+/// The scores of some keys of a decoding sequence, from the weights that attention kept.
+void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, const float *kept_weights, const float *statistics) {
+  const Cache &cache = call.cache;
+  const Observe &observe = *unit.observe;
+  const int64_t group = call.group(), token = call.batch.starts[unit.seq], position = call.batch.position[token];
+  const int64_t terms = used_terms(observe, cache);
+  const Row row(cache, call.batch.slots[unit.seq], call.layer, unit.head);
+  const bool below = has_term(observe, terms, Term::below_average);
+  const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, row.length, position)) : 0.0f;
+  const float *statistic = statistics + 2 * (token * call.num_query_heads + unit.head * group);
+  int64_t slot[TILE];
+  int32_t tile_position[TILE] = {};
+  float out[TILE];
+
+  const int64_t last_key = std::min(row.length, first_key + OBSERVED_KEYS);
+  for (int64_t first = first_key; first < last_key; first += TILE) {
+    const int64_t n = std::min<int64_t>(TILE, last_key - first);
+    const float *kept = kept_weights + unit.kept + first / TILE * kept_size(group), *most = kept + group * TILE;
+    row.slots(first, n, slot);
+    if (observe.exclude_first)
+      for (int64_t i = 0; i < n; ++i) tile_position[i] = cache.position[slot[i]];
+    for (int64_t term = 0; term < terms; ++term) {
+      const Term kind = observe.terms[term];
+      std::fill(out, out + TILE, 0.0f);
+      for (int64_t h = 0; h < group; ++h) {
+        const float factor = statistic[2 * h + 1] * std::exp(most[h] - statistic[2 * h]);
+        for (int64_t j = 0; j < n; j += WIDTH) {
+          const vf weight = load(kept + h * TILE + j);
+          vf p = vmax(weight, vf{}) * factor, counted = weight < 0.0f ? vf{} : broadcast(1.0f);
+          forget_near(observe, tile_position + j, position, p, counted);
+          store(out + j, join(load(out + j), told(kind, p, counted, average, nullptr), h, observe.group));
+        }
+      }
+      if (observe.group == Group::mean || kind == Term::group_squared)
+        for (int64_t j = 0; j < n; j += WIDTH) {
+          const vf x = load(out + j) * share(observe, group);
+          store(out + j, kind == Term::group_squared ? x * x : x);
+        }
+      put_scores(cache, term, slot, out, n, observe.replace);
+    }
+  }
 }
 
 /// The scores of some keys of a unit: written at once, or left in `sums` to be pooled.
 template <class KV>
-void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, const float *kept_logits,
-                   const float *statistics, const float *outputs, float *pooled_sums, Buffer &memory) {
+void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, const float *statistics, const float *outputs,
+                   float *pooled_sums, Buffer &memory) {
   using Operand = typename OperandOf<KV>::type;
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
@@ -130,7 +205,7 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, cons
   const Row row(cache, batch.slots[unit.seq], call.layer, unit.head);
   const int64_t before = row.length - count;  // keys that every query of the chunk sees
   const Scratch<Operand> scratch(memory, block * group, padded, TileSums::size(terms, group));
-  const TileSums told(scratch.extra, group);
+  const TileSums work(scratch.extra, group);
   const bool below = has_term(observe, terms, Term::below_average);
   const bool value_aware = has_term(observe, terms, Term::value_aware);
 
@@ -140,55 +215,44 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, cons
     tile.find(call, row, first, last_key, batch.position[start + unit.first_query]);
     if (observe.exclude_first && !call.window) tile.positions(cache, tile.position);
     const int width = round_up(tile.n, WIDTH);
-    std::fill(told.sums, told.sums + terms * group * TILE, 0.0f);
-    if (unit.logits < 0 && !tile.out_of_sight) pack_keys(tile.key, tile.n, dim, scratch.keys);
+    std::fill(work.sums, work.sums + terms * group * TILE, 0.0f);
+    if (!tile.out_of_sight) pack_keys(tile.key, tile.key, tile.n, dim, scratch.keys);
     const int64_t first_query = std::max(unit.first_query, first - before);  // others see nothing of this tile
     for (int64_t query = first_query; query < count && !tile.out_of_sight; query += block) {
       const int64_t queries = std::min(block, count - query);
-      const float *logits = kept_logits + unit.logits + first * group;
-      if (unit.logits < 0) {
-        pack_queries<KV>(call, start + query, queries, unit.head, scratch.queries);
-        product(static_cast<int>(queries * group), width, padded, scratch.queries, padded, scratch.keys, TILE,
-                scratch.logits, TILE, false);
-        logits = scratch.logits;
-      }
+      pack_queries<KV>(call, start + query, queries, unit.head, scratch.queries);
+      product(static_cast<int>(queries * group), width, padded, scratch.queries, padded, scratch.keys, TILE,
+              scratch.logits, TILE, false);
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t token = start + query + i, position = batch.position[token], sees = before + query + i + 1;
         for (int64_t h = 0; h < group; ++h) {
           const int64_t at = token * call.num_query_heads + unit.head * group + h;
-          const int64_t r = i * group + h;
-          if (unit.logits < 0)
-            finish_logits(scratch.logits + r * TILE, width, std::min<int64_t>(tile.n, sees - first), call,
-                          tile.position, position);
+          const float most = statistics[2 * at], inverse = statistics[2 * at + 1];
+          float *logits = scratch.logits + (i * group + h) * TILE;
+          finish_logits(logits, width, std::min<int64_t>(tile.n, sees - first), call, tile.position, position);
           for (int j = 0; j < width; j += WIDTH) {
-            const vf x = load(logits + r * TILE + j);
-            vf p = vexp(x - statistics[2 * at]) * statistics[2 * at + 1];
-            vf counted = x > NEVER ? broadcast(1.0f) : vf{};
-            if (observe.exclude_first) {
-              const vi age = static_cast<int32_t>(position) - load_vector<vi>(tile.position + j);
-              const auto near = age < static_cast<int32_t>(observe.exclude_first);
-              p = near ? vf{} : p;
-              counted = near ? vf{} : counted;
-            }
-            store(told.p + h * TILE + j, p);
-            if (h == 0) store(told.counted + j, counted);
+            const vf x = load(logits + j);
+            vf p = vexp(x - most) * inverse, counted = x > NEVER ? broadcast(1.0f) : vf{};
+            forget_near(observe, tile.position + j, position, p, counted);
+            store(work.p + h * TILE + j, p);
+            store(work.counted + j, counted);
           }
-          if (value_aware) squared_distances(tile, outputs + at * padded, dim, told.distance + h * TILE);
+          if (value_aware) squared_distances(tile, outputs + at * padded, dim, work.distance + h * TILE);
         }
         const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, sees, position)) : 0.0f;
-        add_query(observe, terms, group, width, average, told);
+        add_query(observe, terms, group, width, average, work);
       }
     }
     for (int64_t term = 0; term < terms; ++term) {
       const int64_t heads = grouped_at_once(observe, observe.terms[term]) ? 1 : group;
-      const float *sums = told.sums + term * group * TILE;
+      const float *sums = work.sums + term * group * TILE;
       if (observe.pool_size) {
         for (int64_t h = 0; h < heads; ++h)
           std::copy(sums + h * TILE, sums + h * TILE + tile.n,
                     pooled_sums + unit.sums + (term * group + h) * row.length + first);
       } else {
-        aggregate(sums, heads, TILE, tile.n, observe, told.p);
-        put_scores(cache.score + term * cache.num_slots, tile.slot, told.p, tile.n, observe.replace);
+        aggregate(sums, heads, TILE, tile.n, observe, work.p);
+        put_scores(cache, term, tile.slot, work.p, tile.n, observe.replace);
       }
     }
   }
@@ -241,7 +305,7 @@ void pool_unit(const Attend &call, const Unit &unit, const float *pooled_sums) {
       aggregate(sums, heads, n, n, observe, smoothed.data());
       smooth(smoothed.data(), order, pooled, observe, ordered.data(), together.data());
     }
-    put_scores(cache.score + term * cache.num_slots, slots.data(), together.data(), n, true);
+    put_scores(cache, term, slots.data(), together.data(), n, true);
   }
 }
 
@@ -249,13 +313,16 @@ void pool_unit(const Attend &call, const Unit &unit, const float *pooled_sums) {
 
 template <class KV>
 void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thread_memory) {
-  const float *logits = work.logits.get<float>(plan.logits), *statistics = statistics_of(call, work);
+  const float *kept = work.kept.get<float>(plan.kept), *statistics = statistics_of(call, work);
   const float *outputs = plan.keeps_outputs ? work.outputs.get<float>(0) : nullptr;
   float *sums = work.sums.get<float>(plan.sums);
 #pragma omp for schedule(dynamic, 4)
   for (size_t i = 0; i < plan.observed.size(); ++i) {
     const auto [unit, first_key] = plan.observed[i];
-    observe_piece<KV>(call, plan.units[unit], first_key, logits, statistics, outputs, sums, thread_memory);
+    if (plan.units[unit].kept >= 0)
+      observe_kept(call, plan.units[unit], first_key, kept, statistics);
+    else
+      observe_piece<KV>(call, plan.units[unit], first_key, statistics, outputs, sums, thread_memory);
   }
   if (plan.sums) {
 #pragma omp for schedule(dynamic, 1)

@@ -62,7 +62,7 @@ inline void transpose(__m256 r[8]) {
 ///
 /// key: TILE pointers, of which those from n on repeat a valid one. padded: dim rounded up to WIDTH; beyond dim zeros.
 template <class KV, class Operand>
-inline void pack_keys(const KV *const *key, int n, int dim, Operand *out) {
+inline void pack_keys(const KV *const *key, const KV *const *next, int n, int dim, Operand *out) {
   const int padded = round_up(dim, WIDTH);
   if constexpr (std::is_same_v<Operand, float>) {
     for (int first = 0; first < n; first += WIDTH)
@@ -70,6 +70,7 @@ inline void pack_keys(const KV *const *key, int n, int dim, Operand *out) {
         vf rows[WIDTH];
         for (int i = 0; i < WIDTH; ++i) {
           const KV *from = key[first + i] + d;
+          __builtin_prefetch(next[first + i] + d, 0, 2);
           rows[i] = d + WIDTH <= dim ? load(from) : load_part(from, dim - d);
         }
 #if defined(__AVX512F__)
@@ -92,7 +93,10 @@ inline void pack_keys(const KV *const *key, int n, int dim, Operand *out) {
         __m512i rows[WIDTH];
         const int have = dim - d < 2 * WIDTH ? dim - d : 2 * WIDTH;
         const __mmask32 mask = have == 2 * WIDTH ? ~0u : (1u << have) - 1;
-        for (int i = 0; i < WIDTH; ++i) rows[i] = _mm512_maskz_loadu_epi16(mask, key[first + i] + d);
+        for (int i = 0; i < WIDTH; ++i) {
+          rows[i] = _mm512_maskz_loadu_epi16(mask, key[first + i] + d);
+          __builtin_prefetch(next[first + i] + d, 0, 2);
+        }
         transpose(rows);
         const int pairs = padded - d < 2 * WIDTH ? (padded - d) / 2 : WIDTH;
         for (int i = 0; i < pairs; ++i) _mm512_storeu_si512(out + ((d / 2 + i) * TILE + first) * 2, rows[i]);
@@ -103,12 +107,12 @@ inline void pack_keys(const KV *const *key, int n, int dim, Operand *out) {
 
 /// Values as B of the product with probabilities: [TILE / PAIR][padded][PAIR], the first round_up(n, PAIR) rows of it.
 template <class KV, class Operand>
-inline void pack_values(const KV *const *value, int n, int dim, Operand *out) {
+inline void pack_values(const KV *const *value, const KV *const *next, int n, int dim, Operand *out) {
   const int padded = round_up(dim, WIDTH);
   if constexpr (std::is_same_v<Operand, float>) {
     for (int i = 0; i < n; ++i)
       for (int d = 0; d < padded; d += WIDTH)
-        store(out + i * padded + d, d + WIDTH <= dim ? load(value[i] + d) : load_part(value[i] + d, dim - d));
+        __builtin_prefetch(next[i] + d, 0, 2), store(out + i * padded + d, d + WIDTH <= dim ? load(value[i] + d) : load_part(value[i] + d, dim - d));
   } else {
 #if defined(__AVX512BF16__)
     // Lanes of the low and the high half of both rows, by turns from the first and from the second.
@@ -121,6 +125,8 @@ inline void pack_values(const KV *const *value, int n, int dim, Operand *out) {
         const __mmask32 mask = have == 2 * WIDTH ? ~0u : (1u << have) - 1;
         const __m512i a = _mm512_maskz_loadu_epi16(mask, value[i] + d);
         const __m512i b = _mm512_maskz_loadu_epi16(mask, value[i + 1] + d);
+        __builtin_prefetch(next[i] + d, 0, 2);
+        __builtin_prefetch(next[i + 1] + d, 0, 2);
         bf16 *to = out + (i * padded / 2 + d) * 2;
         _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
         if (padded - d > WIDTH) _mm512_storeu_si512(to + 2 * WIDTH, _mm512_permutex2var_epi16(a, high, b));

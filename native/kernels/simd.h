@@ -98,10 +98,14 @@ inline void store(float *to, vf value) { store_vector(to, value); }
 
 /// Rounds to nearest, ties to even.
 inline void store(bf16 *to, vf value) {
+#if defined(__AVX512BF16__)
+  store_vector(to, _mm512_cvtneps_pbh((__m512)value));
+#else
   const vu bits = (vu)value;
   const vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const vu nan = (bits >> 16) | 0x40;
   store_vector(to, __builtin_convertvector(value == value ? rounded : nan, vh));
+#endif
 }
 
 inline f16 to_f16(float x) {
