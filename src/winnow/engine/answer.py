@@ -5,7 +5,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from winnow.engine.request import Sequence
-from winnow.outputs import CompletionOutput, LogprobDict
+from winnow.outputs import CompletionOutput, EvictionReport, LogprobDict
 from winnow.sampling import TextStream
 
 # Why an answer ends: the finish reason, and the stop string or token id where there is one.
@@ -47,16 +47,18 @@ class Answer:
     def finish(self) -> None:
         self._text.finish()
 
-    def output(self) -> CompletionOutput:
+    def output(self, eviction: EvictionReport | None) -> CompletionOutput:
+        """The answer as it stands, with what eviction did to it."""
         sequence = self._sequence
         return CompletionOutput(
             index=sequence.index,
             text=self._text.text,
-            token_ids=list(sequence.output_token_ids),
+            token_ids=sequence.output_token_ids,
             cumulative_logprob=self._cumulative_logprob,
             logprobs=list(sequence.logprobs) if sequence.request.params.logprobs is not None else None,
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
+            eviction=eviction,
         )
 
 

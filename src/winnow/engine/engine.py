@@ -1,7 +1,7 @@
 """The loop: requests come in, a step is scheduled and computed, answers go out."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from copy import copy
 
 from transformers import PreTrainedTokenizerBase
 
@@ -177,13 +177,13 @@ class Engine:
     def _take(self, plan: StepPlan, result: StepResult, now: float) -> list[Request]:
         """Hand the step's tokens to their sequences. Returns the requests concerned, each once."""
         touched: dict[Request, None] = {}
-        for index, entry in enumerate(plan.entries):
-            prompt_part = min(entry.end, entry.sequence.prompt_len) - entry.start
-            self._prompt_tokens += max(prompt_part, 0)
-            entry.sequence.request.prompt_logprobs += [
-                decode_logprobs(self._tokenizer, logprobs)
-                for logprobs in result.prompt_logprobs.get(index, [])
-            ]
+        for entry in plan.entries:
+            prompt_len = entry.sequence.prompt_len
+            if entry.start < prompt_len:
+                self._prompt_tokens += min(entry.end, prompt_len) - entry.start
+        for index, found in result.prompt_logprobs.items():
+            known = plan.entries[index].sequence.request.prompt_logprobs
+            known += [decode_logprobs(self._tokenizer, logprobs) for logprobs in found]
         for sequence, token, logprobs in zip(plan.samplers, result.token_ids, result.logprobs, strict=True):
             request = sequence.request
             touched[request] = None
@@ -201,7 +201,8 @@ class Engine:
         return list(touched)
 
     def _output(self, request: Request) -> RequestOutput:
-        if request.finished and request.metrics.finished_time is None:
+        finished = request.finished
+        if finished and request.metrics.finished_time is None:
             request.metrics.finished_time = self._clock()
         layout = self._executor.cache.layout
         output = RequestOutput(
@@ -209,14 +210,14 @@ class Engine:
             prompt=request.prompt,
             prompt_token_ids=request.prompt_token_ids,
             outputs=[
-                replace(self._answers[sequence].output(), eviction=eviction_report(sequence, layout))
+                self._answers[sequence].output(eviction_report(sequence, layout))
                 for sequence in request.sequences
             ],
-            finished=request.finished,
-            metrics=replace(request.metrics),
+            finished=finished,
+            metrics=copy(request.metrics),
             prompt_logprobs=request.prompt_logprobs or None,
         )
-        if request.finished:
+        if finished:
             del self._requests[request.request_id]
             for sequence in request.sequences:
                 del self._answers[sequence]

@@ -1,6 +1,7 @@
 """What one step computes, decided before any tensor is touched."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from winnow.cache import BlockCopies
 from winnow.engine.request import Sequence
@@ -34,11 +35,11 @@ class StepPlan:
     copies: tuple[BlockCopies, ...] = ()
     """Blocks to copy before the step writes."""
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return sum(entry.count for entry in self.entries)
 
-    @property
+    @cached_property
     def samplers(self) -> list[Sequence]:
         return [sequence for entry in self.entries for sequence in entry.samplers]
 

@@ -1,6 +1,5 @@
 """A request, and the sequences that answer it."""
 
-from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,7 +56,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return all(sequence.finished for sequence in self.sequences)
+        return None not in [sequence.finish_reason for sequence in self.sequences]
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -93,6 +92,9 @@ class Sequence:
     request: Request
     index: int
     token_ids: list[int] = field(init=False)
+    prompt_len: int = field(init=False)
+    eviction: SequenceEviction | None = field(init=False)
+    """None: nothing will ever be evicted."""
     num_computed: int = 0
     slot: int | None = None
     finish_reason: str | None = None
@@ -110,15 +112,13 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
+        self.prompt_len = len(self.token_ids)
+        evictions = self.request.evictions
+        self.eviction = evictions[self.index if len(evictions) > 1 else 0]
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
-
-    @property
-    def eviction(self) -> SequenceEviction | None:
-        evictions = self.request.evictions
-        return evictions[self.index if len(evictions) > 1 else 0]
 
     @property
     def owns_blocks(self) -> bool:
@@ -134,7 +134,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether all that is left to compute is the token sampled last."""
-        return self.num_to_compute == 1 and self.num_output_tokens > 0
+        num_tokens = len(self.token_ids)
+        return num_tokens - self.num_computed == 1 and num_tokens > self.prompt_len
 
     @property
     def running_slot(self) -> int:
@@ -143,15 +144,11 @@ class Sequence:
         return self.slot
 
     @property
-    def prompt_len(self) -> int:
-        return len(self.request.prompt_token_ids)
-
-    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.prompt_len
 
     @property
-    def output_token_ids(self) -> SequenceType[int]:
+    def output_token_ids(self) -> list[int]:
         return self.token_ids[self.prompt_len :]
 
     @property

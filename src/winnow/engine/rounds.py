@@ -41,7 +41,7 @@ class Rounds:
             Those that are due and found no place in the round: they must wait.
         """
         at_intervals = self._due_at_intervals(running)
-        due = [s for s in running if self._is_due(s) or s in at_intervals]
+        due = [s for s in running if s.eviction is not None and (self._is_due(s) or s in at_intervals)]
         done = self._shrink(due, running)
         # A sibling that a round served through its leader is no longer due.
         return {s for s in due if s not in done and s.last_round != s.num_computed}
@@ -75,8 +75,8 @@ class Rounds:
 
     def _due_at_intervals(self, running: SequenceType[Sequence]) -> set[Sequence]:
         """Sequences whose policies have rounds by steps of the engine, or by what all have gathered."""
-        able = [s for s in running if s.is_decoding and self._may_shrink(s)]
-        due = set()
+        able = [s for s in running if s.eviction is not None and s.is_decoding and self._may_shrink(s)]
+        due: set[Sequence] = set()
         for sequence in able:
             every = _eviction(sequence).policy.when.every_steps
             if every is not None and self._num_steps % every == 0:

@@ -5,8 +5,7 @@ token budget is spent. Nothing here knows a model: the simulator runs the same o
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 
 from winnow.cache import BlockCopies, CacheLayout
 from winnow.config import SchedulerConfig
@@ -100,20 +99,20 @@ class Scheduler:
         copies: list[BlockCopies] = []
         budget = self._config.max_num_batched_tokens
         decodes = [s for s in self.running if s.is_decoding and s not in waits][:budget]
-        entries = self._append(decodes, 1, copies)
+        planned = self._append(decodes, 1, copies)
         budget -= len(decodes)
         for sequence in [s for s in self.running if not s.is_decoding and s not in waits]:
             count = self._chunk(sequence, budget)
             if not count:
                 break
             if self._cache.can_append([sequence.running_slot], [count]):
-                entries += self._append([sequence], count, copies)
+                planned += self._append([sequence], count, copies)
                 budget -= count
         while first := self._admit(budget):
-            entries += self._append([self.running[-1]], first, copies)
+            planned += self._append([self.running[-1]], first, copies)
             budget -= first
         # A fork's tail is shared from now on, so forks are made when all of the step's blocks are taken.
-        return StepPlan(tuple(self._with_samplers(entries)), tuple(copies))
+        return StepPlan(tuple(self._entry(sequence, count) for sequence, count in planned), tuple(copies))
 
     def _make_room_for_decodes(self, waits: set[Sequence]) -> None:
         """Compress what policies allow, then preempt, until every decoding sequence can take one more KV a row."""
@@ -142,14 +141,14 @@ class Scheduler:
 
     def _append(
         self, sequences: list[Sequence], count: int, copies: list[BlockCopies]
-    ) -> list[PlannedSequence]:
+    ) -> list[tuple[Sequence, int]]:
         """Take room for `count` tokens of each sequence."""
         if not sequences:
             return []
         copy = self._cache.append([s.running_slot for s in sequences], [count] * len(sequences))
         if copy is not None:
             copies.append(copy)
-        return [PlannedSequence(s, s.running_slot, s.num_computed, count, ()) for s in sequences]
+        return [(sequence, count) for sequence in sequences]
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """Tokens of a prompt that this step computes; 0 if it must wait for a step with more room."""
@@ -198,18 +197,17 @@ class Scheduler:
         headroom = layout.rows_per_seq * len(self.running)
         return _peak_blocks(newcomer, layout) + promised + headroom <= self._cache.allocator.num_free
 
-    def _with_samplers(self, entries: list[PlannedSequence]) -> Iterable[PlannedSequence]:
-        """Add who samples to the entries that compute their sequence's last token."""
-        for entry in entries:
-            sequence = entry.sequence
-            started: list[Sequence] = []
-            if sequence.forks and entry.end >= sequence.request.fork_at:
-                forks, sequence.forks = sequence.forks, []
-                started = [fork for fork in forks if self._fork(sequence, fork)]
-                # Those that find no slot now compute the prompt themselves later.
-                self.waiting.extendleft(reversed(forks[len(started) :]))
-            samplers = (sequence, *started) if entry.end == sequence.num_tokens else ()
-            yield replace(entry, samplers=samplers, forks=tuple(started))
+    def _entry(self, sequence: Sequence, count: int) -> PlannedSequence:
+        """The plan of a sequence: who samples if its last token is computed, and who forks off."""
+        start = sequence.num_computed
+        started: list[Sequence] = []
+        if sequence.forks and start + count >= sequence.request.fork_at:
+            forks, sequence.forks = sequence.forks, []
+            started = [fork for fork in forks if self._fork(sequence, fork)]
+            # Those that find no slot now compute the prompt themselves later.
+            self.waiting.extendleft(reversed(forks[len(started) :]))
+        samplers = (sequence, *started) if start + count == sequence.num_tokens else ()
+        return PlannedSequence(sequence, sequence.running_slot, start, count, samplers, tuple(started))
 
     def _fork(self, parent: Sequence, child: Sequence) -> bool:
         if not self._cache.can_fork(parent.running_slot):

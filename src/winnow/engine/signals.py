@@ -27,16 +27,22 @@ class EngineSignals:
 
     def note(self, plan: StepPlan) -> Tensor | None:
         """Learn who computes what. Returns which tokens of the batch count for similarity, [T], or None if none do."""
-        counts = []
+        watched: set[int] = set()
         for entry in plan.entries:
-            budget = entry.sequence.eviction and entry.sequence.eviction.policy.budget
-            if budget and (budget.needs_kinds or budget.needs_similarity):
+            eviction = entry.sequence.eviction
+            if eviction is None:
+                continue
+            budget = eviction.policy.budget
+            if budget.needs_kinds or budget.needs_similarity:
                 self._sequences[entry.slot] = entry.sequence
-            watched = bool(budget and budget.needs_similarity and entry.start < entry.sequence.prompt_len)
-            counts += [watched] * entry.count
-            if watched and entry.start == 0:
-                self._sums[entry.slot] = self._counts[entry.slot] = 0.0
-        return torch.tensor(counts, device=self._device) if any(counts) else None
+            if budget.needs_similarity and entry.start < entry.sequence.prompt_len:
+                watched.add(entry.slot)
+                if entry.start == 0:
+                    self._sums[entry.slot] = self._counts[entry.slot] = 0.0
+        if not watched:
+            return None
+        counts = [entry.slot in watched for entry in plan.entries for _ in range(entry.count)]
+        return torch.tensor(counts, device=self._device)
 
     def add_similarity(self, layer: int, spans: Spans, counts: Tensor, before: Tensor, after: Tensor) -> None:
         """Add a batch's cosines. counts [T]; before and after attention [T, hidden_size]."""

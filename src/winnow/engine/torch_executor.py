@@ -115,9 +115,9 @@ class TorchExecutor:
         samplers = plan.samplers
         if not samplers:
             return StepResult([], [], scored)
-        sampled = self._sampler.sample(
-            rows[torch.tensor(logits.samples, device=rows.device)], self._enter(samplers)
-        )
+        if logits.samples != list(range(len(rows))):  # in most steps each row is sampled from once
+            rows = rows[torch.tensor(logits.samples, device=rows.device)]
+        sampled = self._sampler.sample(rows, self._enter(samplers))
         return StepResult(sampled.token_ids, sampled.logprobs, scored)
 
     def copy(self, copies: BlockCopies) -> None:
@@ -184,7 +184,9 @@ class TorchExecutor:
 
     def _forward(self, plan: StepPlan, spans: Spans, step: _AttentionStep, wanted: Tensor) -> Tensor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""
-        tokens = [token for e in plan.entries for token in e.sequence.token_ids[e.start : e.end]]
+        tokens: list[int] = []
+        for entry in plan.entries:
+            tokens += entry.sequence.token_ids[entry.start : entry.end]
         device = self._model.device
         output = self._model.model(
             input_ids=torch.tensor([tokens], device=device),
