@@ -1,8 +1,9 @@
 """A decode step of 32 sequences: Winnow beside transformers' own `generate`, interleaved in one run.
 
-    python benchmarks/decode_step.py [--model DIR] [--sequences 32] [--prompt 512] [--steps 48] [--rounds 5]
+    python benchmarks/decode_step.py [--model DIR] [--dtype bfloat16] [--load-format dummy] [--sequences 32]
+                                     [--prompt 512] [--steps 48] [--rounds 5]
 
-Both run the same weights in float32 on the same random prompts, greedy, end of text ignored. transformers' step is the
+Both run the same weights on the same random prompts, greedy, end of text ignored. transformers' step is the
 difference of two `generate` calls, so its prefill does not count; Winnow's is the median of its decode steps.
 """
 
@@ -13,10 +14,18 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from winnow import LLM, SamplingParams
+from winnow.config import LOAD_FORMATS
 from winnow.models import DEMO_MODEL
+
+
+def transformers_model(path: Path, dtype: torch.dtype, load_format: str) -> PreTrainedModel:
+    if load_format == "auto":
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype).eval()
 
 
 def transformers_step(model: PreTrainedModel, prompts: torch.Tensor, steps: int) -> float:
@@ -60,6 +69,10 @@ def main() -> None:
     parser.add_argument(
         "--model", type=Path, default=DEMO_MODEL, help="model directory (default: the demo model)"
     )
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument(
+        "--load-format", default="auto", choices=LOAD_FORMATS, help="dummy: random weights from config.json"
+    )
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=512, help="prompt tokens of each sequence")
     parser.add_argument("--steps", type=int, default=48, help="decode steps per round")
@@ -67,18 +80,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
 
-    model = AutoModelForCausalLM.from_pretrained(
-        arguments.model, dtype=torch.float32, trust_remote_code=False
-    )
+    model = transformers_model(arguments.model, getattr(torch, arguments.dtype), arguments.load_format)
     generator = torch.Generator().manual_seed(arguments.seed)
     shape = (arguments.sequences, arguments.prompt)
     prompts = torch.randint(3, model.config.vocab_size, shape, generator=generator)
     print(
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}; "
-        f"{arguments.sequences} sequences, {arguments.prompt} prompt tokens, {arguments.steps} steps, float32"
+        f"{arguments.sequences} sequences, {arguments.prompt} prompt tokens, {arguments.steps} steps, {arguments.dtype}"
     )
     ratios = []
-    with LLM(arguments.model, dtype="float32", kv_memory="1GiB", max_num_seqs=arguments.sequences) as llm:
+    with LLM(
+        arguments.model,
+        dtype=arguments.dtype,
+        load_format=arguments.load_format,
+        kv_memory="1GiB",
+        max_num_seqs=arguments.sequences,
+    ) as llm:
         for round_number in range(arguments.rounds):
             theirs = transformers_step(model, prompts, arguments.steps)
             ours = winnow_step(llm, prompts, arguments.steps)
