@@ -50,7 +50,9 @@ class LLM:
         self.config = EngineConfig.from_options({"model": model, **options})
         policy = preset_of(self.config.eviction.eviction).policy
         loaded = load_model(self.config.model, beyond_trained_len=policy.reassign_positions)
-        executor = TorchExecutor(loaded, self.config, open_backend(self.config.model.attention_backend, loaded.device))
+        executor = TorchExecutor(
+            loaded, self.config, open_backend(self.config.model.attention_backend, loaded.device)
+        )
         self.tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
         self._engine = Engine(

@@ -52,7 +52,9 @@ class NativeBackend:
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         layout = cache.pool.layout
-        assert q.shape[::2] == (len(spans.position), layout.head_dim) and q.shape[1] % layout.num_kv_heads == 0, (
+        assert (
+            q.shape[::2] == (len(spans.position), layout.head_dim) and q.shape[1] % layout.num_kv_heads == 0
+        ), (
             f"q must be [{len(spans.position)}, n x {layout.num_kv_heads}, {layout.head_dim}], got {tuple(q.shape)}"
         )
         queries = _dense(q, layout.dtype)
