@@ -19,6 +19,7 @@ from winnow import LLM, SamplingParams
 from winnow.attention import AttentionSpec
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.fused.layer import FusedLayer
+from winnow.models.fused.norm import FusedNorm
 from winnow.models.fused.probe import record_calls, run_model
 from winnow.models.geometry import probe_geometry
 from winnow.models.memory import release_pages, trim_heap
@@ -76,6 +77,7 @@ def test_logits_stay(architecture: str, dtype: torch.dtype, tolerance: float) ->
     before = run_model(model, MAX_POSITION, plain_step)
     after = run_model(optimized(model), MAX_POSITION, step)
     assert all(isinstance(layer, FusedLayer) == (architecture in FUSED) for layer in layers_of(model))
+    assert isinstance(getattr(model.base_model, "norm", None), FusedNorm) == (architecture in FUSED)
     assert float((after - before).norm()) <= tolerance * float(before.norm())
     for mine, theirs in zip(step.specs, plain_step.specs, strict=True):
         assert (mine.scale, mine.window, mine.softcap) == (theirs.scale, theirs.window, theirs.softcap)

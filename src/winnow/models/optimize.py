@@ -29,6 +29,8 @@ def optimize_model(model: PreTrainedModel, geometry: ModelGeometry, trained_len:
     # They load the kernels, which an installation may lack.
     from winnow.models.fused.build import fuse_layer
     from winnow.models.fused.kernels import LayerKernels
+    from winnow.models.fused.norm import FusedNorm
+    from winnow.models.fused.parts import read_norm
     from winnow.models.fused.probe import record_calls, selection_is_harmless
 
     packed = packing_works(model.dtype)
@@ -45,6 +47,10 @@ def optimize_model(model: PreTrainedModel, geometry: ModelGeometry, trained_len:
         else:
             continue
         release_pages(weights)
+    base = model.base_model
+    norm = read_norm(getattr(base, "norm", None), model.get_input_embeddings().weight.shape[-1])
+    if last is not None and norm is not None:
+        base.norm = FusedNorm(norm, LayerKernels(kernels))
     if last is not None:
         last.only_wanted = True
         last.only_wanted = selection_is_harmless(model, trained_len)

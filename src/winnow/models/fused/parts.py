@@ -50,13 +50,13 @@ class LayerParts:
             (output[0].out_features, hidden_size),
             *((part.in_features, hidden_size) for part in (*qkv, *gate_up)),
         ]
-        input_norm = _norm(getattr(layer, "input_layernorm", None), hidden_size)
-        post_norm = _norm(getattr(layer, "post_attention_layernorm", None), hidden_size)
+        input_norm = read_norm(getattr(layer, "input_layernorm", None), hidden_size)
+        post_norm = read_norm(getattr(layer, "post_attention_layernorm", None), hidden_size)
         activation = _activation(getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None))
         if any(found != wanted for found, wanted in sizes) or not (input_norm and post_norm and activation):
             return None
         query_norm, key_norm = (
-            _norm(getattr(attention, name, None), head_dim) for name in ("q_norm", "k_norm")
+            read_norm(getattr(attention, name, None), head_dim) for name in ("q_norm", "k_norm")
         )
         return cls(input_norm, qkv, query_norm, key_norm, output[0], post_norm, gate_up, down[0], activation)
 
@@ -84,7 +84,7 @@ def _width(linears: tuple[nn.Linear, ...]) -> int:
 
 
 @torch.inference_mode()
-def _norm(module: nn.Module | None, size: int) -> NormWeight | None:
+def read_norm(module: nn.Module | None, size: int) -> NormWeight | None:
     """The norm that a module computes, tried out on random rows; None: another one, or none at all."""
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
