@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from winnow.cache.layout import CacheLayout
+from winnow.cache.memory import empty_in_large_pages
 
 
 class KVPool:
@@ -20,10 +21,11 @@ class KVPool:
     def __init__(self, layout: CacheLayout, num_blocks: int, device: torch.device | str = "cpu") -> None:
         self.layout = layout
         slots = (num_blocks, layout.block_size)
-        self.k = torch.empty(*slots, layout.head_dim, dtype=layout.dtype, device=device)
-        self.v = torch.empty_like(self.k)
-        self.position = torch.empty(slots, dtype=torch.int32, device=device)
-        self.score = torch.empty((layout.num_scores, *slots), dtype=torch.float32, device=device)
+        vectors = (*slots, layout.head_dim)
+        self.k = empty_in_large_pages(vectors, layout.dtype, device)
+        self.v = empty_in_large_pages(vectors, layout.dtype, device)
+        self.position = empty_in_large_pages(slots, torch.int32, device)
+        self.score = empty_in_large_pages((layout.num_scores, *slots), torch.float32, device)
 
     @property
     def num_blocks(self) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 from winnow.attention import AttentionBackend, AttentionSpec, Observe, PagedCache, Spans
 from winnow.cache import BlockCopies, CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.config import EngineConfig
+from winnow.engine.decode_graph import CapturableBackend, CudaCapture, DecodeGraphs
 from winnow.engine.plan import PlannedSequence, StepPlan, StepResult
 from winnow.engine.request import Sequence
 from winnow.engine.signals import EngineSignals
@@ -88,6 +89,15 @@ class TorchExecutor:
         self._sampling: set[int] = set()
         self._signals = EngineSignals(size.max_num_seqs, geometry.num_layers, model.token_kinds, model.device)
         self._watches_residuals = False
+        self._graphs: DecodeGraphs | None = None
+        if model.device.type == "cuda" and isinstance(backend, CapturableBackend):
+            self._graphs = DecodeGraphs(
+                self._decode,
+                lambda spans: backend.capturable(spans, geometry.num_query_heads),
+                size.max_num_seqs,
+                model.device,
+                CudaCapture(),
+            )
 
     def settle(self, params: SamplingParams) -> SamplingParams:
         return self._sampler.with_seed(params)
@@ -187,12 +197,29 @@ class TorchExecutor:
         tokens: list[int] = []
         for entry in plan.entries:
             tokens += entry.sequence.token_ids[entry.start : entry.end]
+        if self._graphs is not None and not step.watching:
+            decoded = self._graphs.run(tokens, spans)
+            if decoded is not None:
+                return decoded if step.wanted is None else decoded[wanted]
         device = self._model.device
         output = self._model.model(
             input_ids=torch.tensor([tokens], device=device),
             position_ids=spans.position[None],
             use_cache=False,
             logits_to_keep=wanted,
+            winnow_step=step,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def _decode(self, tokens: Tensor, spans: Spans) -> Tensor:
+        """The logits, [B, V], of sequences that bring one token each, as `DecodeGraphs` captures them."""
+        step = _AttentionStep(self._backend, self._paged, spans, self._signals, None, None)
+        output = self._model.model(
+            input_ids=tokens,
+            position_ids=spans.position[None],
+            use_cache=False,
+            logits_to_keep=0,
             winnow_step=step,
         )
         logits: Tensor = output.logits[0]

@@ -67,7 +67,9 @@ PRESETS: dict[str, Preset] = {
     ),
     "kv-compress-pd": Preset(
         replace(
-            _KV_COMPRESS, when=When(after_prefill=True, prefill_every=512, decode_every=64, pressure=True)
+            # Short turns while decoding: what comes on top of the budget is memory that other requests cannot have.
+            _KV_COMPRESS,
+            when=When(after_prefill=True, prefill_every=512, decode_every=16, pressure=True),
         ),
         "KV-Compress inside Batch-Max's loop",
     ),

@@ -27,6 +27,20 @@ def release_pages(tensors: Iterable[Tensor]) -> None:
             libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_PAGEOUT)
 
 
+def is_file_backed(tensor: Tensor) -> bool:
+    """Whether a tensor is a view of a mapped file, as weights are that were read in the format they are stored in."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            for line in maps:
+                addresses, _, _, _, inode, *_ = line.split(maxsplit=5)
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                if start <= tensor.data_ptr() < end:
+                    return inode != "0"
+    except OSError:  # no Linux
+        pass
+    return False
+
+
 def trim_heap() -> None:
     """Return what the C library's allocator holds free (glibc)."""
     if sys.platform.startswith("linux"):

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from winnow.models.geometry import ModelGeometry
-from winnow.models.memory import release_pages, trim_heap
+from winnow.models.memory import is_file_backed, release_pages, trim_heap
 from winnow.models.packed_linear import PackedLinear, pack_linears, packing_works, unpack_linears
 from winnow.models.residuals import decoder_layers
 from winnow.native import native_kernels
@@ -72,7 +72,15 @@ def _pack_layer(layer: nn.Module, call: "LayerCall") -> None:
 
 
 def _pack_head(model: PreTrainedModel, packed: bool) -> None:
-    """Pack the output head, unless it shares its weight with the embedding, which needs it in its own layout."""
+    """Pack the output head.
+
+    A head that shares its weight with the embedding is packed only where the weight is a view of its file: then the
+    embedding's rows are read from there, and no second copy takes memory.
+    """
     head = model.get_output_embeddings()
-    if packed and type(head) is nn.Linear and head.weight is not model.get_input_embeddings().weight:
-        model.set_output_embeddings(PackedLinear(head.weight, head.bias))
+    if not packed or type(head) is not nn.Linear:
+        return
+    if head.weight is model.get_input_embeddings().weight and not is_file_backed(head.weight):
+        return
+    model.set_output_embeddings(PackedLinear(head.weight, head.bias))
+    release_pages([head.weight])
