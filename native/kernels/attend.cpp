@@ -93,12 +93,12 @@ void finish(const Attend &call, float *outputs, float *statistics, int64_t token
   }
 }
 
-/// Fold a tile's finished logits of one query into its running softmax; they become weights.
+/// Fold a tile's logits of one query, times `scale`, into its running softmax; they become weights.
 ///
 /// kept: [TILE], where the weights are kept too, or null.
 template <class Operand>
 void fold(const float *logits, Operand *weights, float *sums, float &most, float &mass, int n, int64_t padded, float highest,
-          float *kept) {
+          float scale, float *kept) {
   const int width = round_up(n, WIDTH);
   const float higher = std::max(most, highest);
   if (higher == NEVER) {  // this query sees none of the tile, nor anything before it
@@ -114,7 +114,7 @@ void fold(const float *logits, Operand *weights, float *sums, float &most, float
   }
   vf total{};
   for (int j = 0; j < width; j += WIDTH) {
-    const vf x = load(logits + j), p = vexp(x - higher);
+    const vf x = load(logits + j), p = vexp(x * scale - higher);
     total += p;
     store(weights + j, p);
     if (kept) store(kept + j, x > NEVER ? p : broadcast(UNSEEN));
@@ -143,6 +143,8 @@ void attend_item(const Attend &call, const Item &item, const Scratch<Operand> &s
   // How many keys the item's first query sees; each further one sees one more.
   const int64_t sees = row.length - batch.counts[item.seq] + item.first_query + 1;
 
+  // Nearly every tile of nearly every model: its logits need no pass of their own.
+  const bool only_scales = call.scale > 0 && call.softcap == 0 && call.window == 0;
   pack_queries<KV>(call, token, item.num_queries, item.head, scratch.queries);
   std::fill(scratch.most, scratch.most + rows, NEVER);
   std::fill(scratch.mass, scratch.mass + rows, 0.0f);
@@ -166,11 +168,12 @@ void attend_item(const Attend &call, const Item &item, const Scratch<Operand> &s
     for (int r = 0; r < rows; ++r) {
       const int64_t query = r / group;
       float *logits = scratch.logits + r * TILE;
-      const float highest =
-          finish_logits(logits, width, std::min<int64_t>(tile.n, sees + query - first), call, tile.position,
-                        batch.position[token + query]);
+      const int64_t visible = std::min<int64_t>(tile.n, sees + query - first);
+      const bool plain = only_scales && visible == width;
+      const float highest = plain ? highest_logit(logits, width) * call.scale
+                                  : finish_logits(logits, width, visible, call, tile.position, batch.position[token + query]);
       fold(logits, scratch.weights + r * TILE, scratch.sums + r * padded, scratch.most[r], scratch.mass[r], tile.n,
-           padded, highest, kept ? kept + r * TILE : nullptr);
+           padded, highest, plain ? call.scale : 1.0f, kept ? kept + r * TILE : nullptr);
       if (kept) kept[rows * TILE + r] = scratch.most[r];
     }
     pack_values(tile.value, next.value, tile.n, dim, scratch.values);

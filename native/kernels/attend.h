@@ -167,6 +167,13 @@ inline float finish_logits(float *logits, int n, int64_t visible, const Attend &
   return horizontal_max(most);
 }
 
+/// The largest of a query's raw logits, where nothing but scaling is to be done to them.
+inline float highest_logit(const float *logits, int n) {
+  vf most = load(logits);
+  for (int j = WIDTH; j < n; j += WIDTH) most = vmax(most, load(logits + j));
+  return horizontal_max(most);
+}
+
 /// Pack queries as rows of A, query by query, head by head of the group.
 template <class KV, class Operand>
 inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_queries, int64_t head, Operand *out) {

@@ -178,6 +178,22 @@ inline float horizontal_sum(vf x) {
 #endif
 }
 
+#if defined(__AVX512F__)
+/// e^x to 2 ulp for x < 88; 0 where that is below the smallest float, also for -infinity.
+inline vf vexp(vf x) {
+  const __m512 clamped = _mm512_max_ps((__m512)x, _mm512_set1_ps(-110.0f));
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(clamped, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
+  const vf r = (vf)_mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f),
+                                    _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), clamped));
+  vf p = broadcast(1.3981999507e-3f);
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  return (vf)_mm512_scalef_ps((__m512)p, n);
+}
+#else
 /// e^x to 2 ulp for |x| < 87; 0 below, also for -infinity.
 inline vf vexp(vf x) {
   const vf clamped = vmin(vmax(x, broadcast(-87.0f)), broadcast(88.0f));
@@ -197,6 +213,7 @@ inline vf vexp(vf x) {
   const vf out = p * (vf)exponent;
   return x < -87.0f ? vf{} : out;
 }
+#endif
 
 /// tanh to 2e-7. The series near zero keeps its relative accuracy there.
 inline vf vtanh(vf x) {
