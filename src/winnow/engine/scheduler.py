@@ -186,16 +186,19 @@ class Scheduler:
         """Whether all tokens of `newcomer` fit beside those already promised room.
 
         Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
-        in every row; admitting into that room would only mean preempting right after.
+        in every row, unless its policy shrinks it first; admitting into that room would only mean preempting right
+        after.
         """
         layout = self._cache.layout
-        promised = sum(
-            max(_peak_blocks(s, layout) - self._cache.blocks_held(s.running_slot), 0)
-            for s in self.running
-            if not s.is_decoding
-        )
-        headroom = layout.rows_per_seq * len(self.running)
-        return _peak_blocks(newcomer, layout) + promised + headroom <= self._cache.allocator.num_free
+        promised = sum(self._soon_needed(sequence) for sequence in self.running)
+        return _peak_blocks(newcomer, layout) + promised <= self._cache.allocator.num_free
+
+    def _soon_needed(self, sequence: Sequence) -> int:
+        """Blocks that a running sequence takes until its known tokens and another block of them are computed."""
+        layout = self._cache.layout
+        held = self._cache.blocks_held(sequence.running_slot)
+        more = max(_peak_blocks(sequence, layout, ahead=layout.block_size) - held, 0)
+        return min(more, layout.rows_per_seq) if sequence.is_decoding else more
 
     def _entry(self, sequence: Sequence, count: int) -> PlannedSequence:
         """The plan of a sequence: who samples if its last token is computed, and who forks off."""
@@ -244,11 +247,12 @@ class Scheduler:
                 fork.num_computed = entry.end
 
 
-def _peak_blocks(sequence: Sequence, layout: CacheLayout) -> int:
-    """Most blocks that the sequence holds until all its tokens are computed."""
+def _peak_blocks(sequence: Sequence, layout: CacheLayout, ahead: int = 0) -> int:
+    """Most blocks that the sequence holds until all its tokens and `ahead` further ones are computed."""
+    num_tokens = sequence.num_tokens + ahead
     if sequence.eviction is None:
-        return layout.blocks_for(sequence.num_tokens)
-    return sequence.eviction.peak_blocks(layout, sequence.num_tokens)
+        return layout.blocks_for(num_tokens)
+    return sequence.eviction.peak_blocks(layout, num_tokens)
 
 
 def _longest_row(sequence: Sequence) -> int:
