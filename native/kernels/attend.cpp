@@ -43,8 +43,9 @@ Plan::Plan(const Attend &call) {
         if (pieces > 1) merges.push_back({seq, head, query, queries, partials, pieces});
         for (int64_t piece = 0; piece < pieces; ++piece) {
           const int64_t first = piece * keys;
-          items.push_back({seq, head, query, queries, first, std::min(last, first + keys), pieces > 1 ? partials : -1,
-                           weights < 0 ? -1 : weights + first / TILE * kept_size(group)});
+          add_item({seq, head, query, queries, first, std::min(last, first + keys), pieces > 1 ? partials : -1,
+                    weights < 0 ? -1 : weights + first / TILE * kept_size(group)},
+                   rows);
           if (pieces > 1) partials += rows * (padded + 2);
         }
       }
@@ -57,9 +58,38 @@ Plan::Plan(const Attend &call) {
       }
     }
   }
+  turns.push_back(static_cast<int64_t>(items.size()));
+}
+
+/// Short rows are taken several at a time: while one is computed, the next one is on its way from memory.
+void Plan::add_item(const Item &item, int64_t rows) {
+  const int64_t keys = item.last_key - item.first_key;
+  if (turns.empty() || rows > FEW_ROWS || turn_keys_ + keys > FEW_ROWS_KEYS) {
+    turns.push_back(static_cast<int64_t>(items.size()));
+    turn_keys_ = 0;
+  }
+  turn_keys_ += rows > FEW_ROWS ? FEW_ROWS_KEYS : keys;
+  items.push_back(item);
 }
 
 namespace {
+
+/// Two tiles of KVs: the one that is computed and the one after it, which may belong to the next item.
+template <class KV>
+struct Lookahead {
+  Tile<KV> tiles[2];
+  int turn = 0;
+  bool found = false;  // the tile whose turn it is
+
+  Tile<KV> &now() { return tiles[turn]; }
+  Tile<KV> &next() { return tiles[turn ^ 1]; }
+
+  void find(Tile<KV> &tile, const Attend &call, const Item &item, int64_t first_key) {
+    const Batch &batch = call.batch;
+    const Row row(call.cache, batch.slots[item.seq], call.layer, item.head);
+    tile.find(call, row, first_key, item.last_key, batch.position[batch.starts[item.seq] + item.first_query]);
+  }
+};
 
 /// Multiply a row of sums by a factor.
 void scale_row(float *row, int64_t n, float factor) {
@@ -131,8 +161,9 @@ void prefetch_scores(const Cache &cache, const int64_t *slot, bool with_position
 }
 
 template <class KV, class Operand>
-void attend_item(const Attend &call, const Item &item, const Scratch<Operand> &scratch, float *partials,
-                 float *kept_weights, float *outputs, float *statistics) {
+void attend_item(const Attend &call, const Item &item, const Item *next_item, Lookahead<KV> &ahead,
+                 const Scratch<Operand> &scratch, float *partials, float *kept_weights, float *outputs,
+                 float *statistics) {
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
   const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
@@ -150,17 +181,22 @@ void attend_item(const Attend &call, const Item &item, const Scratch<Operand> &s
   std::fill(scratch.mass, scratch.mass + rows, 0.0f);
   std::fill(scratch.sums, scratch.sums + rows * padded, 0.0f);
 
-  Tile<KV> tiles[2];
-  tiles[0].find(call, row, item.first_key, item.last_key, batch.position[token]);
-  for (int64_t first = item.first_key, turn = 0; first < item.last_key; first += TILE, turn ^= 1) {
-    Tile<KV> &tile = tiles[turn], &next = tiles[turn ^ 1];
+  if (!ahead.found) ahead.find(ahead.now(), call, item, item.first_key);
+  for (int64_t first = item.first_key; first < item.last_key; first += TILE, ahead.turn ^= 1) {
+    Tile<KV> &tile = ahead.now(), &next = ahead.next();
     const bool more = first + TILE < item.last_key;
-    if (more) next.find(call, row, first + TILE, item.last_key, batch.position[token]);
+    if (more)
+      ahead.find(next, call, item, first + TILE);
+    else if (next_item)
+      ahead.find(next, call, *next_item, next_item->first_key);
     if (item.kept >= 0) prefetch_scores(cache, tile.slot, batch.observes[batch.observe[item.seq]].exclude_first > 0);
     const int width = round_up(tile.n, WIDTH);
     float *kept = item.kept < 0 ? nullptr : kept_weights + item.kept + (first - item.first_key) / TILE * kept_size(group);
     if (tile.out_of_sight) {
-      if (kept) std::fill(kept, kept + rows * TILE, UNSEEN);
+      if (kept) {
+        std::fill(kept, kept + rows * TILE, UNSEEN);
+        std::fill(kept + rows * TILE, kept + rows * (TILE + 1), NEVER);
+      }
       continue;
     }
     pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
@@ -180,6 +216,8 @@ void attend_item(const Attend &call, const Item &item, const Scratch<Operand> &s
     product(rows, padded, round_up(tile.n, pair_size<Operand>()), scratch.weights, TILE, scratch.values, padded,
             scratch.sums, padded, true);
   }
+
+  ahead.found = next_item != nullptr;
 
   for (int r = 0; r < rows; ++r) {
     if (item.partial < 0) {
@@ -233,8 +271,12 @@ void attend_as(const Attend &call, Workspace &work) {
     Buffer &memory = work.threads[omp_get_thread_num()];
     const Scratch<Operand> scratch(memory, plan.max_rows, padded);
 #pragma omp for schedule(dynamic, 1)
-    for (size_t i = 0; i < plan.items.size(); ++i)
-      attend_item<KV>(call, plan.items[i], scratch, partials, kept, outputs, statistics);
+    for (size_t turn = 1; turn < plan.turns.size(); ++turn) {
+      Lookahead<KV> ahead;
+      for (int64_t i = plan.turns[turn - 1]; i < plan.turns[turn]; ++i)
+        attend_item<KV>(call, plan.items[i], i + 1 < plan.turns[turn] ? &plan.items[i + 1] : nullptr, ahead, scratch,
+                        partials, kept, outputs, statistics);
+    }
     if (!plan.merges.empty()) {
 #pragma omp for schedule(dynamic, 8)
       for (size_t i = 0; i < plan.merges.size(); ++i)

@@ -43,6 +43,7 @@ struct Unit {
 
 struct Plan {
   std::vector<Item> items;
+  std::vector<int64_t> turns;  // first items of what a thread takes at a time, and the end
   std::vector<Merge> merges;
   std::vector<Unit> units;
   std::vector<std::pair<int64_t, int64_t>> observed;  // (unit, first key) of the pieces that `observe` works on
@@ -51,6 +52,10 @@ struct Plan {
   int64_t max_rows = 0;
 
   explicit Plan(const Attend &call);
+
+ private:
+  void add_item(const Item &item, int64_t rows);
+  int64_t turn_keys_ = 0;
 };
 
 /// The weights of a tile that decoding keeps for `observe`: e^(logit - most) for [group, TILE], UNSEEN where the query does

@@ -136,10 +136,10 @@ def test_takes_tensors_as_models_lay_them_out(isa: str) -> None:
     q, k, v = together.split([4, 2, 2], dim=1)
     heads_first = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
     last_strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    for q, k, v in ((q, k, v), heads_first, last_strided):
+    for laid_out in ((q, k, v), heads_first, last_strided):
         cache, computes = batch.with_own_pool(), backend(isa)
-        computes.write(cache, batch.spans, batch.layer, k, v)
-        assert torch.equal(computes.attend(cache, batch.spans, batch.layer, q, spec), expected)
+        computes.write(cache, batch.spans, batch.layer, *laid_out[1:])
+        assert torch.equal(computes.attend(cache, batch.spans, batch.layer, laid_out[0], spec), expected)
 
 
 @pytest.mark.parametrize("isa", ISAS)
