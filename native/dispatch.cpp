@@ -2,11 +2,6 @@
 
 #include <stdexcept>
 
-#ifdef WINNOW_X86
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 namespace winnow {
 
 #define WINNOW_DECLARE(isa)                                                                              \
@@ -26,7 +21,6 @@ WINNOW_DECLARE(generic)
 WINNOW_DECLARE(avx2)
 WINNOW_DECLARE(avx512)
 WINNOW_DECLARE(avx512_bf16)
-WINNOW_DECLARE(amx)
 #endif
 
 namespace {
@@ -48,19 +42,6 @@ bool has_avx512() {
 }
 
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
-
-/// Linux hands out the large tile registers only to who asks.
-bool has_amx() {
-#if defined(__linux__)
-  constexpr long ask_permission = 0x1023, tile_data = 18;
-  unsigned a = 7, b = 0, c = 0, d = 0;
-  __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-  const bool tiles = (d >> 24 & 1) && (d >> 22 & 1);  // AMX-TILE, AMX-BF16
-  return tiles && has_avx512_bf16() && syscall(SYS_arch_prctl, ask_permission, tile_data) == 0;
-#else
-  return false;
-#endif
-}
 #endif
 
 const Level LEVELS[] = {
@@ -69,7 +50,6 @@ const Level LEVELS[] = {
     {"avx2", &avx2::kernels, has_avx2},
     {"avx512", &avx512::kernels, has_avx512},
     {"avx512_bf16", &avx512_bf16::kernels, has_avx512_bf16},
-    {"amx", &amx::kernels, has_amx},
 #endif
 };
 

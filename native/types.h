@@ -45,11 +45,15 @@ class Row {
   void slots(int64_t first, int64_t n, int64_t *out) const {
     const int64_t size = cache_.block_size, entries = cache_.page_entries;
     const int64_t page_size = cache_.num_layers * cache_.num_heads * entries;
-    int64_t block = first / size, offset = first % size;
-    for (int64_t i = 0; i < n; ++block, offset = 0) {
-      const int64_t page = table_[block / entries];
-      const int64_t id = cache_.pages[page * page_size + offset_ + block % entries];
-      for (; offset < size && i < n; ++offset) out[i++] = id * size + offset;
+    const int64_t block = first / size;
+    int64_t offset = first % size, page = block / entries, entry = block % entries;
+    for (int64_t i = 0; i < n; offset = 0) {
+      int64_t slot = cache_.pages[table_[page] * page_size + offset_ + entry] * size + offset;
+      for (const int64_t end = std::min(n, i + size - offset); i < end;) out[i++] = slot++;
+      if (++entry == entries) {
+        entry = 0;
+        ++page;
+      }
     }
   }
 

@@ -44,13 +44,15 @@ Plan::Plan(const Attend &call) {
         for (int64_t piece = 0; piece < pieces; ++piece) {
           const int64_t first = piece * keys;
           add_item({seq, head, query, queries, first, std::min(last, first + keys), pieces > 1 ? partials : -1,
-                    weights < 0 ? -1 : weights + first / TILE * kept_size(group)},
+                    weights < 0 ? -1 : weights + first / TILE * kept_size(group),
+                    weights < 0 || pieces > 1 ? -1 : static_cast<int64_t>(units.size())},
                    rows);
           if (pieces > 1) partials += rows * (padded + 2);
         }
       }
       if (terms) {
-        for (int64_t key = 0; key < row.length; key += OBSERVED_KEYS)
+        const bool by_item = weights >= 0 && items.back().unit >= 0;
+        for (int64_t key = 0; key < row.length && !by_item; key += OBSERVED_KEYS)
           observed.emplace_back(static_cast<int64_t>(units.size()), key);
         units.push_back({seq, head, from, weights, sums, told});
         if (told->pool_size) sums += terms * group * row.length;
@@ -273,9 +275,12 @@ void attend_as(const Attend &call, Workspace &work) {
 #pragma omp for schedule(dynamic, 1)
     for (size_t turn = 1; turn < plan.turns.size(); ++turn) {
       Lookahead<KV> ahead;
-      for (int64_t i = plan.turns[turn - 1]; i < plan.turns[turn]; ++i)
-        attend_item<KV>(call, plan.items[i], i + 1 < plan.turns[turn] ? &plan.items[i + 1] : nullptr, ahead, scratch,
-                        partials, kept, outputs, statistics);
+      for (int64_t i = plan.turns[turn - 1]; i < plan.turns[turn]; ++i) {
+        const Item &item = plan.items[i];
+        attend_item<KV>(call, item, i + 1 < plan.turns[turn] ? &plan.items[i + 1] : nullptr, ahead, scratch, partials, kept,
+                        outputs, statistics);
+        if (item.unit >= 0) observe_kept(call, plan.units[item.unit], item.first_key, item.last_key, kept, statistics);
+      }
     }
     if (!plan.merges.empty()) {
 #pragma omp for schedule(dynamic, 8)

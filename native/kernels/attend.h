@@ -1,7 +1,7 @@
 // What the passes of attention share: the plan of a call, tiles of a row, and one query's logits.
 //
-// A call runs in passes, each a parallel loop over independent pieces: attention of every item; items of one row
-// merged; scores observed; scores pooled. Which piece does what depends on the batch alone, never on the number of
+// A call runs in passes, each a parallel loop over independent pieces: attention of every item, and the scores of rows
+// that are one item; items of one row merged; the other scores; scores pooled. Which piece does what depends on the batch alone, never on the number of
 // threads, so neither do the results.
 #pragma once
 
@@ -17,14 +17,15 @@ constexpr float NEVER = -std::numeric_limits<float>::infinity();
 /// Rows of a product with a tile: queries times query heads of a group. Keeps the sums of an item in the L2 cache.
 constexpr int64_t ITEM_ROWS = 96;
 /// Keys of an item, so that few long rows still occupy many threads. More rows reuse a tile more: they split less.
-constexpr int64_t FEW_ROWS = 32, FEW_ROWS_KEYS = 1024, MANY_ROWS_KEYS = 8192;
+constexpr int64_t FEW_ROWS = 32, FEW_ROWS_KEYS = 2048, MANY_ROWS_KEYS = 8192;
 
 /// Some queries of a sequence over some keys of one of its rows.
 struct Item {
   int64_t seq, head, first_query, num_queries;
   int64_t first_key, last_key;
   int64_t partial;  // where its unfinished result goes, in floats; -1: it is the only item of these queries
-  int64_t kept;     // where its weights are kept for `observe`, in floats; -1: nowhere
+  int64_t kept;     // where its weights are kept for the scores, in floats; -1: nowhere
+  int64_t unit;     // whose scores it can finish by itself, since it is a whole row; -1: none
 };
 
 /// Items of the same queries.
@@ -193,6 +194,10 @@ inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_qu
 inline float *statistics_of(const Attend &call, Workspace &work) {
   return work.statistics.get<float>(call.batch.num_tokens() * call.num_query_heads * 2);
 }
+
+/// The scores of the keys [first_key, last_key) of a decoding sequence, from the weights that attention kept.
+void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *kept_weights,
+                  const float *statistics);
 
 /// Passes that change scores. Called by all threads of a team, after attention is complete.
 template <class KV>

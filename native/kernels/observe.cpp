@@ -131,13 +131,13 @@ void aggregate(const float *x, int64_t heads, int64_t stride, int64_t n, const O
   }
 }
 
-/// Add x, [n], to a score of the slots, or put it in its place.
+/// Add x, [n], to a score of the slots, or put it in its place. The first slot is the first of a block, or WIDTH after one.
 void put_scores(const Cache &cache, int64_t term, const int64_t *slot, const float *x, int64_t n, bool replace) {
   float *score = cache.score + term * cache.num_slots;
+  const bool adjacent = cache.block_size % WIDTH == 0;  // each WIDTH of them
   for (int64_t i = 0; i < n;) {
     float *to = score + slot[i];
-    // In one block they follow each other.
-    if (i + WIDTH <= n && slot[i + WIDTH - 1] / cache.block_size == slot[i] / cache.block_size) {
+    if (adjacent && i + WIDTH <= n) {
       const vf value = load(x + i);
       store(to, replace ? value : load(to) + value);
       i += WIDTH;
@@ -148,53 +148,10 @@ void put_scores(const Cache &cache, int64_t term, const int64_t *slot, const flo
   }
 }
 
-/// The scores of some keys of a decoding sequence, from the weights that attention kept.
-void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, const float *kept_weights, const float *statistics) {
-  const Cache &cache = call.cache;
-  const Observe &observe = *unit.observe;
-  const int64_t group = call.group(), token = call.batch.starts[unit.seq], position = call.batch.position[token];
-  const int64_t terms = used_terms(observe, cache);
-  const Row row(cache, call.batch.slots[unit.seq], call.layer, unit.head);
-  const bool below = has_term(observe, terms, Term::below_average);
-  const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, row.length, position)) : 0.0f;
-  const float *statistic = statistics + 2 * (token * call.num_query_heads + unit.head * group);
-  int64_t slot[TILE];
-  int32_t tile_position[TILE] = {};
-  float out[TILE];
-
-  const int64_t last_key = std::min(row.length, first_key + OBSERVED_KEYS);
-  for (int64_t first = first_key; first < last_key; first += TILE) {
-    const int64_t n = std::min<int64_t>(TILE, last_key - first);
-    const float *kept = kept_weights + unit.kept + first / TILE * kept_size(group), *most = kept + group * TILE;
-    row.slots(first, n, slot);
-    if (observe.exclude_first)
-      for (int64_t i = 0; i < n; ++i) tile_position[i] = cache.position[slot[i]];
-    for (int64_t term = 0; term < terms; ++term) {
-      const Term kind = observe.terms[term];
-      std::fill(out, out + TILE, 0.0f);
-      for (int64_t h = 0; h < group; ++h) {
-        const float factor = statistic[2 * h + 1] * std::exp(most[h] - statistic[2 * h]);
-        for (int64_t j = 0; j < n; j += WIDTH) {
-          const vf weight = load(kept + h * TILE + j);
-          vf p = vmax(weight, vf{}) * factor, counted = weight < 0.0f ? vf{} : broadcast(1.0f);
-          forget_near(observe, tile_position + j, position, p, counted);
-          store(out + j, join(load(out + j), told(kind, p, counted, average, nullptr), h, observe.group));
-        }
-      }
-      if (observe.group == Group::mean || kind == Term::group_squared)
-        for (int64_t j = 0; j < n; j += WIDTH) {
-          const vf x = load(out + j) * share(observe, group);
-          store(out + j, kind == Term::group_squared ? x * x : x);
-        }
-      put_scores(cache, term, slot, out, n, observe.replace);
-    }
-  }
-}
-
 /// The scores of some keys of a unit: written at once, or left in `sums` to be pooled.
 template <class KV>
-void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, const float *statistics, const float *outputs,
-                   float *pooled_sums, Buffer &memory) {
+void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *statistics,
+                   const float *outputs, float *pooled_sums, Buffer &memory) {
   using Operand = typename OperandOf<KV>::type;
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
@@ -209,7 +166,6 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, cons
   const bool below = has_term(observe, terms, Term::below_average);
   const bool value_aware = has_term(observe, terms, Term::value_aware);
 
-  const int64_t last_key = std::min(row.length, first_key + OBSERVED_KEYS);
   for (int64_t first = first_key; first < last_key; first += TILE) {
     Tile<KV> tile;
     tile.find(call, row, first, last_key, batch.position[start + unit.first_query]);
@@ -311,6 +267,48 @@ void pool_unit(const Attend &call, const Unit &unit, const float *pooled_sums) {
 
 }  // namespace
 
+void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *kept_weights,
+                  const float *statistics) {
+  const Cache &cache = call.cache;
+  const Observe &observe = *unit.observe;
+  const int64_t group = call.group(), token = call.batch.starts[unit.seq], position = call.batch.position[token];
+  const int64_t terms = used_terms(observe, cache);
+  const Row row(cache, call.batch.slots[unit.seq], call.layer, unit.head);
+  const bool below = has_term(observe, terms, Term::below_average);
+  const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, row.length, position)) : 0.0f;
+  const float *statistic = statistics + 2 * (token * call.num_query_heads + unit.head * group);
+  int64_t slot[TILE];
+  int32_t tile_position[TILE] = {};
+  float out[TILE];
+
+  for (int64_t first = first_key; first < last_key; first += TILE) {
+    const int64_t n = std::min<int64_t>(TILE, last_key - first);
+    const float *kept = kept_weights + unit.kept + first / TILE * kept_size(group), *most = kept + group * TILE;
+    row.slots(first, n, slot);
+    if (observe.exclude_first)
+      for (int64_t i = 0; i < n; ++i) tile_position[i] = cache.position[slot[i]];
+    for (int64_t term = 0; term < terms; ++term) {
+      const Term kind = observe.terms[term];
+      std::fill(out, out + TILE, 0.0f);
+      for (int64_t h = 0; h < group; ++h) {
+        const float factor = statistic[2 * h + 1] * std::exp(most[h] - statistic[2 * h]);
+        for (int64_t j = 0; j < n; j += WIDTH) {
+          const vf weight = load(kept + h * TILE + j);
+          vf p = vmax(weight, vf{}) * factor, counted = weight < 0.0f ? vf{} : broadcast(1.0f);
+          forget_near(observe, tile_position + j, position, p, counted);
+          store(out + j, join(load(out + j), told(kind, p, counted, average, nullptr), h, observe.group));
+        }
+      }
+      if (observe.group == Group::mean || kind == Term::group_squared)
+        for (int64_t j = 0; j < n; j += WIDTH) {
+          const vf x = load(out + j) * share(observe, group);
+          store(out + j, kind == Term::group_squared ? x * x : x);
+        }
+      put_scores(cache, term, slot, out, n, observe.replace);
+    }
+  }
+}
+
 template <class KV>
 void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thread_memory) {
   const float *kept = work.kept.get<float>(plan.kept), *statistics = statistics_of(call, work);
@@ -318,11 +316,14 @@ void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thre
   float *sums = work.sums.get<float>(plan.sums);
 #pragma omp for schedule(dynamic, 4)
   for (size_t i = 0; i < plan.observed.size(); ++i) {
-    const auto [unit, first_key] = plan.observed[i];
-    if (plan.units[unit].kept >= 0)
-      observe_kept(call, plan.units[unit], first_key, kept, statistics);
+    const Unit &unit = plan.units[plan.observed[i].first];
+    const int64_t first_key = plan.observed[i].second;
+    const Row row(call.cache, call.batch.slots[unit.seq], call.layer, unit.head);
+    const int64_t last_key = std::min(row.length, first_key + OBSERVED_KEYS);
+    if (unit.kept >= 0)
+      observe_kept(call, unit, first_key, last_key, kept, statistics);
     else
-      observe_piece<KV>(call, plan.units[unit], first_key, statistics, outputs, sums, thread_memory);
+      observe_piece<KV>(call, unit, first_key, last_key, statistics, outputs, sums, thread_memory);
   }
   if (plan.sums) {
 #pragma omp for schedule(dynamic, 1)

@@ -1,7 +1,7 @@
 // Small matrix products out of packed operands: C [rows, N] (+)= A [rows, K] B [K, N], accumulated in float32.
 //
 // Operands come in two forms. Floats: A [rows][K], B [K][N]. Pairs of bf16, where the processor multiplies them itself:
-// A [rows][K], B [K / 2][N][2], so that two neighbours along K lie side by side (the form of AVX512-BF16 and of AMX).
+// A [rows][K], B [K / 2][N][2], so that two neighbours along K lie side by side (the form of AVX512-BF16).
 #pragma once
 
 #include "simd.h"

@@ -92,7 +92,7 @@ class TorchExecutor:
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and isinstance(backend, CapturableBackend):
             self._graphs = DecodeGraphs(
-                self._decode,
+                self.decode_logits,
                 lambda spans: backend.capturable(spans, geometry.num_query_heads),
                 size.max_num_seqs,
                 model.device,
@@ -212,8 +212,8 @@ class TorchExecutor:
         logits: Tensor = output.logits[0]
         return logits
 
-    def _decode(self, tokens: Tensor, spans: Spans) -> Tensor:
-        """The logits, [B, V], of sequences that bring one token each, as `DecodeGraphs` captures them."""
+    def decode_logits(self, tokens: Tensor, spans: Spans) -> Tensor:
+        """The logits, [B, V], of sequences that bring one token each, int64 [1, B]; their rows have room for it."""
         step = _AttentionStep(self._backend, self._paged, spans, self._signals, None, None)
         output = self._model.model(
             input_ids=tokens,
