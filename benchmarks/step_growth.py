@@ -1,10 +1,11 @@
 """How a decode step grows with batch and context: its time against the KVs it reads, beside the machine's read limit.
 
-    python benchmarks/step_growth.py [--preset w1] [--threads N] [--json FILE] [--plot FILE.png]
+    python benchmarks/step_growth.py [--preset w1] [--scatter] [--threads N] [--json FILE] [--plot FILE.png]
 
-Sequences are given rows of the wanted length, filled with random KVs in scattered blocks, and one token each goes
+Sequences are given rows of the wanted length, filled with random KVs, and one token each goes
 through the whole model: layers, attention and head, without the scheduler. For every batch size a straight line is
-fitted to time against bytes of keys and values; 1 / slope is the rate at which a step reads its cache.
+fitted to time against bytes of keys and values; 1 / slope is the rate at which a step reads its cache. Blocks lie as a fresh
+cache hands them out, in runs; `--scatter` takes them in random order, as after long use with much eviction.
 """
 
 import argparse
@@ -68,7 +69,7 @@ class Line:
 class Steps:
     """A model and a cache for so many KVs a row in all."""
 
-    def __init__(self, preset: str) -> None:
+    def __init__(self, preset: str, *, scatter: bool) -> None:
         shape = PRESETS[preset].shape
         config = EngineConfig.from_options(
             {
@@ -93,8 +94,9 @@ class Steps:
         pool.k.normal_()
         pool.v.normal_()
         pool.position.zero_()
-        everything = self._executor.cache.allocator.allocate(pool.num_blocks)
-        self._executor.cache.allocator.release(everything[torch.randperm(pool.num_blocks)])
+        if scatter:
+            allocator = self._executor.cache.allocator
+            allocator.release(allocator.allocate(pool.num_blocks)[torch.randperm(pool.num_blocks)])
 
     def measure(self, batch: int, context: int, repeats: int) -> Point:
         cache, layout = self._executor.cache, self._executor.cache.layout
@@ -150,6 +152,7 @@ def main() -> None:
     )
     parser.add_argument("--preset", choices=list(PRESETS), default="w1", help="whose model")
     parser.add_argument("--repeats", type=int, default=5, help="steps of each point; the median counts")
+    parser.add_argument("--scatter", action="store_true", help="blocks in random order")
     parser.add_argument("--threads", type=int, help="threads of torch")
     parser.add_argument("--json", type=Path, help="write everything measured there")
     parser.add_argument("--plot", type=Path, help="draw it there, as PNG or SVG")
@@ -160,7 +163,7 @@ def main() -> None:
     machine = Machine.here()
     limits = Limits.measure(torch.bfloat16, _CPU)
     print(f"{machine}; reads {limits.read / 1e9:.1f} GB/s")
-    steps = Steps(arguments.preset)
+    steps = Steps(arguments.preset, scatter=arguments.scatter)
     points: list[Point] = []
     for batch in BATCHES:
         for context in CONTEXTS:
