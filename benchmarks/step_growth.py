@@ -2,10 +2,10 @@
 
     python benchmarks/step_growth.py [--preset w1] [--scatter] [--threads N] [--json FILE] [--plot FILE.png]
 
-Sequences are given rows of the wanted length, filled with random KVs, and one token each goes
-through the whole model: layers, attention and head, without the scheduler. For every batch size a straight line is
-fitted to time against bytes of keys and values; 1 / slope is the rate at which a step reads its cache. Blocks lie as a fresh
-cache hands them out, in runs; `--scatter` takes them in random order, as after long use with much eviction.
+Sequences are given rows of the wanted length, filled with random KVs, and one token each goes through the whole
+model: layers, attention and head, without the scheduler. For every batch size a straight line is fitted to time against
+bytes of keys and values; 1 / slope is the rate at which a step reads its cache. Blocks lie as a fresh cache hands them
+out, in runs; `--scatter` takes them in random order, as after long use with much eviction.
 """
 
 import argparse

@@ -71,6 +71,22 @@ def test_batch_max_never_exceeds_its_budget() -> None:
     assert rounds_of(simulation, request) == [20, 28, 36, 44, 52, 60, 68]
 
 
+def test_what_a_policy_takes_back_is_room_for_newcomers() -> None:
+    """Four answers at the most that their policy lets them hold need no further block before a round."""
+    most = 3 * ROWS  # 8 KVs and 4 more a row, in blocks of 4
+    simulation = Simulation(num_blocks=5 * most)
+    for _ in range(4):
+        simulation.add(8, 20, policy=EVERY_8, budget=8)
+    simulation.step()
+    simulation.step()
+    assert simulation.executor.cache.allocator.num_free == most
+    simulation.add(8, 20, policy=EVERY_8, budget=8)
+    simulation.step()
+    assert len(simulation.scheduler.running) == 5
+    simulation.run()
+    assert simulation.scheduler.num_preemptions == 0
+
+
 def test_rounds_do_not_depend_on_what_else_runs() -> None:
     lengths = [(61, 9), (33, 30), (47, 3), (90, 5), (52, 17)]
     alone = []

@@ -17,12 +17,14 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 pytest.importorskip("winnow._native")
 from winnow import LLM, SamplingParams
 from winnow.attention import AttentionSpec
+from winnow.config import ModelConfig
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.fused.norm import FusedNorm
 from winnow.models.fused.probe import record_calls, run_model
 from winnow.models.geometry import probe_geometry
-from winnow.models.memory import release_pages, trim_heap
+from winnow.models.loader import load_model
+from winnow.models.memory import is_file_backed, release_pages, trim_heap
 from winnow.models.optimize import optimize_model
 from winnow.models.packed_linear import PackedLinear, pack_linears, packing_works, unpack_linears
 from winnow.models.residuals import decoder_layers
@@ -255,6 +257,22 @@ def test_a_tied_head_keeps_its_weight(tmp_path: Path) -> None:
     optimized(model)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert type(optimized(bound("llama-gqa", torch.float32)).lm_head) is PackedLinear
+
+
+@pytest.mark.skipif(not packing_works(torch.float32), reason="torch packs no float32 on this processor")
+def test_a_tied_head_is_packed_where_the_embedding_stays_in_its_file(tmp_path: Path) -> None:
+    config = LlamaConfig(**ARCHITECTURES["llama-gqa"].to_dict() | {"tie_word_embeddings": True})
+    build(config).save_pretrained(tmp_path)
+    plain = load_model(ModelConfig(tmp_path, optimize=False)).model
+    packed = load_model(ModelConfig(tmp_path)).model
+    assert type(packed.lm_head) is PackedLinear
+    assert is_file_backed(packed.model.embed_tokens.weight)
+    assert torch.equal(packed.model.embed_tokens.weight, plain.model.embed_tokens.weight)
+    hidden = torch.randn(5, config.hidden_size)
+    torch.testing.assert_close(packed.lm_head(hidden), plain.lm_head(hidden), rtol=1e-5, atol=1e-5)
+    # In another format than the file's, or without a file, the embedding is in memory already.
+    for other in (ModelConfig(tmp_path, dtype="bfloat16"), ModelConfig(tmp_path, load_format="dummy")):
+        assert type(load_model(other).model.lm_head) is nn.Linear
 
 
 def test_pages_let_go_come_back_from_their_file(tmp_path: Path) -> None:
