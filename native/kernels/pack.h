@@ -60,7 +60,9 @@ inline void transpose(__m256 r[8]) {
 
 /// Keys as B of the product with queries: [padded / PAIR][TILE][PAIR], the first round_up(n, WIDTH) columns of it.
 ///
-/// key: TILE pointers, of which those from n on repeat a valid one. padded: dim rounded up to WIDTH; beyond dim zeros.
+/// key: TILE pointers, of which those from n on repeat a valid one. next: what will be packed after it, asked for from memory
+/// line by line in passing, since blocks lie scattered and the processor does not guess; nothing is read there yet.
+/// padded: dim rounded up to WIDTH; beyond dim zeros.
 template <class KV, class Operand>
 inline void pack_keys(const KV *const *key, const KV *const *next, int n, int dim, Operand *out) {
   const int padded = round_up(dim, WIDTH);
