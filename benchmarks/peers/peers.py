@@ -58,10 +58,13 @@ def _within(load: Load) -> str:
 
 def _winnow(load: Load) -> list[Configuration]:
     base = {"kv_seqs": load.kv_seqs, "dtype": "bfloat16"}
-    pd = {"eviction": "kv-compress-pd", "compression": 4.0}
+    # Both evict within the prompt and while decoding.
+    per_head = {"eviction": "kv-compress-pd", "compression": 4.0}
+    strict = {"eviction": "batch-max", "compression": 4.0}
     return [
         Configuration("full cache", _within(load), base),
-        Configuration("kv-compress-pd 4x", _within(load), base | pd),
+        Configuration("kv-compress-pd 4x", _within(load), base | per_head),
+        Configuration("batch-max 4x", _within(load), base | strict),
         Configuration("full cache, no limit", "all", base | {"kv_seqs": load.requests}),
     ]
 
