@@ -23,6 +23,8 @@ Heads heads(uintptr_t address, int64_t token_stride, int64_t head_stride) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // An engine that lives until the interpreter ends takes its views of tensors along; they own nothing.
+  nb::set_leak_warnings(false);
   m.doc() = "CPU kernels of Winnow. All tensors are given by address; see src/winnow/native.py for the checked face.";
 
   nb::enum_<DType>(m, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("f16", DType::f16);
