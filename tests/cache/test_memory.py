@@ -1,11 +1,15 @@
 """Tensors in large pages are tensors like any other."""
 
 import gc
+import mmap
+from pathlib import Path
 
 import pytest
 import torch
 
 from winnow.cache.memory import empty_in_large_pages
+
+_LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (0, 16, 8), (1000, 16, 64), (70_001, 16)], ids=str)
@@ -19,3 +23,29 @@ def test_holds_what_is_written(shape: tuple[int, ...], dtype: torch.dtype) -> No
     del tensor
     gc.collect()  # a view alone keeps the memory
     assert torch.equal(part, expected[:1])
+
+
+def flags_of(address: int) -> list[str]:
+    """The kernel's flags of the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name and not name.endswith(":"):
+            start, end = (int(part, 16) for part in name.split("-"))
+            inside = start <= address < end
+        elif inside and name == "VmFlags:":
+            return rest.split()
+    return []
+
+
+def test_asks_for_large_pages() -> None:
+    tensor = empty_in_large_pages((4 * 2**20,), torch.float32)
+    flags = flags_of(tensor.data_ptr())
+    assert flags or not Path("/proc/self/smaps").exists()
+    assert ("hg" in flags) == _LARGE_PAGES.exists()
+
+
+def test_does_without_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", -1)  # no such advice: the kernel refuses it
+    tensor = empty_in_large_pages((4 * 2**20,), torch.float32)
+    assert float(tensor.fill_(2.0).sum()) == 8 * 2**20

@@ -1,5 +1,6 @@
 """Memory for what is read in scattered pieces."""
 
+import contextlib
 import math
 import mmap
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ def empty_in_large_pages(
     memory = mmap.mmap(
         -1, -(-nbytes // _LARGE_PAGE) * _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     )
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel built without them: small pages do
+        memory.madvise(mmap.MADV_HUGEPAGE)
     # The tensor keeps the mapping alive.
     return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)
