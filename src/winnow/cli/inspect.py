@@ -17,6 +17,7 @@ from winnow.cli.engine import (
     sampling_options,
 )
 from winnow.cli.errors import UsageError
+from winnow.cli.paths import require_writable
 from winnow.cli.prompt import read_prompt
 from winnow.inspection import Inspection
 from winnow.sampling import SamplingParams
@@ -96,16 +97,9 @@ def _check_paths(written: list[Path], file: str | None) -> None:
     for path in written:
         if file is not None and path.resolve() == Path(file).resolve():
             raise UsageError(f"{path} holds the prompt and must not be written over")
-        there = path.exists()
-        if there and not path.is_file():
+        if path.exists() and not path.is_file():
             raise UsageError(f"cannot write {path}: it is no regular file")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("ab").close()
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from error
-        if not there:
-            path.unlink()
+        require_writable(path, str(path))
 
 
 def _facts(inspection: Inspection) -> Table:

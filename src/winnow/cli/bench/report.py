@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from winnow.cli.errors import UsageError
+from winnow.cli.paths import require_writable
 
 WIDTH = 100
 """Columns where the output is no terminal."""
@@ -25,16 +25,8 @@ def check_json_path(path: Path | None) -> None:
     Raises:
         UsageError: names the path.
     """
-    if path is None:
-        return
-    there = path.exists()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
-    except OSError as error:
-        raise UsageError(f"cannot write --json {path}: {error.strerror}") from error
-    if not there:
-        path.unlink()
+    if path is not None:
+        require_writable(path, f"--json {path}")
 
 
 def write_json(path: Path | None, report: dict[str, Any]) -> None:
