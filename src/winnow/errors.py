@@ -26,3 +26,11 @@ class CapacityError(InvalidRequestError):
 
 class UnsupportedModelError(WinnowError):
     """The model directory is missing, incomplete, or asks for something Winnow does not compute."""
+
+
+class EvaluationError(WinnowError):
+    """An evaluation was asked for something that its task, or the model, cannot do."""
+
+
+class DatasetError(EvaluationError):
+    """A task's file is missing, or a row of it is malformed; names the file, and the line where there is one."""

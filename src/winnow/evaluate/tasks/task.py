@@ -1,0 +1,56 @@
+"""What a task is asked for, and what it gives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from winnow.evaluate.sample import Sample
+
+CountTokens = Callable[[str], int]
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """How much of a task, and how long.
+
+    Attributes:
+        count_tokens: tokens of a text, without special tokens.
+        truncate: text, most tokens -> the text, its middle cut out where it has more tokens than that.
+        max_prompt_tokens: most tokens of a prompt that the model takes, its answer left out.
+        data: directory with the task's files; None: the sample that ships with Winnow, where there is one.
+        samples: of each category; None: as many as the task's own protocol has.
+        tokens: lengths of prompt and answer together, for tasks whose length is free.
+        questions: asked of one context, for tasks that can.
+        shots: worked examples in front, for tasks that have them; None: as many as the task's protocol has.
+        categories: only these; empty: all.
+        seed: of everything drawn at random.
+    """
+
+    count_tokens: CountTokens
+    truncate: Callable[[str, int], str]
+    max_prompt_tokens: int
+    data: Path | None = None
+    samples: int | None = None
+    tokens: tuple[int, ...] = (1024,)
+    questions: int = 1
+    shots: int | None = None
+    categories: tuple[str, ...] = ()
+    seed: int = 0
+
+
+class Task(Protocol):
+    """A kind of work with right answers."""
+
+    summary: str
+    """One line for `winnow eval --help`."""
+    categories: tuple[str, ...]
+    """Rows of its table, in their order."""
+
+    def samples(self, settings: TaskSettings) -> list[Sample]:
+        """The samples, the same for the same settings.
+
+        Raises:
+            DatasetError: a file is missing (names it), or a row of it is malformed (names file and line).
+            EvaluationError: the settings do not suit the task.
+        """
