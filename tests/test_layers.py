@@ -11,6 +11,7 @@ LAYERS = [
     "native",
     "lazy",
     "units",
+    "figures",
     "config",
     "cache",
     "attention",
