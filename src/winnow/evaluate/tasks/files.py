@@ -1,0 +1,129 @@
+"""The files of tasks: found, unpacked and read, with errors that name the file and the line."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from winnow.errors import DatasetError
+
+
+@dataclass(frozen=True)
+class Record:
+    """An object of a JSON file, which knows where it stands.
+
+    Attributes:
+        place: file and line (or entry), as an error message names them.
+        fields: the object itself.
+    """
+
+    place: str
+    fields: dict[str, Any]
+
+    def text(self, field: str) -> str:
+        """A field that must be a string; raises DatasetError where it is missing or something else."""
+        value = self._value(field)
+        if not isinstance(value, str):
+            self.fail(f"{field!r} must be a string, not {_kind(value)}")
+        return value
+
+    def texts(self, field: str) -> tuple[str, ...]:
+        """A field that must be a list of at least one string; raises DatasetError otherwise."""
+        values = self._list(field)
+        if not values or not all(isinstance(value, str) for value in values):
+            self.fail(f"{field!r} must be a list of at least one string")
+        return tuple(values)
+
+    def records(self, field: str) -> list["Record"]:
+        """A field that must be a list of objects; raises DatasetError otherwise."""
+        return records(self._list(field), f"{self.place}, {field!r}")
+
+    def fail(self, reason: str) -> NoReturn:
+        """Raises DatasetError with the place and what is wrong there."""
+        raise DatasetError(f"{self.place}: {reason}")
+
+    def _value(self, field: str) -> Any:
+        if field not in self.fields:
+            self.fail(f"field {field!r} is missing")
+        return self.fields[field]
+
+    def _list(self, field: str) -> list[Any]:
+        value = self._value(field)
+        if not isinstance(value, list):
+            self.fail(f"{field!r} must be a list, not {_kind(value)}")
+        return value
+
+
+def shipped(task: str) -> Path:
+    """Directory of the sample that ships with Winnow for a task."""
+    return Path(__file__).parent.parent / "data" / task
+
+
+def find_file(directory: Path, name: str, published: str) -> Path:
+    """The file of that name in `directory`, packed by gzip (`name` and ".gz") or not.
+
+    Raises DatasetError when there is neither; it says that the file is `published`, such as "by the project X".
+    """
+    for candidate in (directory / name, directory / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    raise DatasetError(f"{directory} has no file {name} (or {name}.gz); it is published {published}")
+
+
+def read_text(path: Path) -> str:
+    """A file's text, unpacked where its name ends in ".gz"; raises DatasetError where it cannot be read as UTF-8."""
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DatasetError(f"{path} cannot be read: {error}") from None
+
+
+def read_json(path: Path) -> Record:
+    """A file that is one JSON object; raises DatasetError where it is not."""
+    return _record(read_text(path), str(path))
+
+
+def read_json_lines(path: Path) -> Iterator[Record]:
+    """The objects of a file of JSON lines, empty lines left out; raises DatasetError that names file and line."""
+    # Not splitlines: JSON may hold line separators of Unicode within a string.
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            yield _record(line, f"{path}, line {number}")
+
+
+def records(values: list[Any], place: str) -> list[Record]:
+    """A list's members, which must be objects; raises DatasetError that names the entry, counted from 1."""
+    return [
+        _require_object(value, f"{place}, entry {number}") for number, value in enumerate(values, start=1)
+    ]
+
+
+def parse_json(text: str, place: str) -> Any:
+    """What a JSON text says; raises DatasetError with its place where it is not valid."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DatasetError(f"{place}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise DatasetError(f"{place}: JSON nested too deep") from None
+
+
+def _record(text: str, place: str) -> Record:
+    return _require_object(parse_json(text, place), place)
+
+
+def _require_object(value: Any, place: str) -> Record:
+    if not isinstance(value, dict):
+        raise DatasetError(f"{place}: expected a JSON object, not {_kind(value)}")
+    return Record(place, value)
+
+
+def _kind(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "a boolean"
+    names = {str: "a string", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return names[type(value)]
