@@ -1,5 +1,33 @@
 """The tasks of `winnow eval`, by name."""
 
+import difflib
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+
+from winnow.errors import EvaluationError
 from winnow.evaluate.tasks.task import CountTokens, Task, TaskSettings
 
-__all__ = ["CountTokens", "Task", "TaskSettings"]
+__all__ = ["TASKS", "CountTokens", "Task", "TaskSettings", "load_task"]
+
+TASKS: Mapping[str, str] = MappingProxyType(
+    {
+        "demo": "winnow.evaluate.tasks.demo:DEMO",
+    }
+)
+"""Name -> "module:attribute" of a `Task`; the module is imported when the task is asked for."""
+
+
+def load_task(name: str) -> Task:
+    """The task of that name.
+
+    Raises:
+        EvaluationError: there is none; names the nearest, and all.
+    """
+    if name not in TASKS:
+        nearest = difflib.get_close_matches(name, TASKS, n=1)
+        hint = f"did you mean {nearest[0]}? " if nearest else ""
+        raise EvaluationError(f"no task {name!r}; {hint}Known: {', '.join(TASKS)}")
+    module, _, attribute = TASKS[name].partition(":")
+    task: Task = getattr(import_module(module), attribute)
+    return task

@@ -1,0 +1,64 @@
+"""What the demo model was trained to find in prose, in all its categories."""
+
+import random
+
+from winnow.errors import EvaluationError
+from winnow.evaluate.demo_tasks import CATEGORIES, DemoDocument, Haystack, make_document, question_suffix
+from winnow.evaluate.prose import shipped_sentences
+from winnow.evaluate.sample import Question, Sample
+from winnow.evaluate.tasks.task import TaskSettings
+
+DEFAULT_SAMPLES = 10
+# Tokens that may follow beyond the length of the right answer.
+_ANSWER_ROOM = 8
+
+
+class DemoTask:
+    """Samples of `winnow.evaluate.demo_tasks` in the prose that ships, at every length asked for."""
+
+    summary = "eight kinds of retrieval in prose, for the demo model"
+    categories = tuple(CATEGORIES)
+
+    def samples(self, settings: TaskSettings) -> list[Sample]:
+        """See `Task`."""
+        haystack = Haystack.build(shipped_sentences(), settings.count_tokens)
+        count = DEFAULT_SAMPLES if settings.samples is None else settings.samples
+        return [
+            self._sample(settings, haystack, category, tokens, number)
+            for tokens in settings.tokens
+            for category in settings.categories or self.categories
+            for number in range(count)
+        ]
+
+    def _sample(
+        self, settings: TaskSettings, haystack: Haystack, category: str, tokens: int, number: int
+    ) -> Sample:
+        rng = random.Random(f"{settings.seed}/{category}/{tokens}/{number}")
+        room = tokens - _ANSWER_ROOM
+        try:
+            document = make_document(
+                category, rng, haystack, settings.count_tokens, room, questions=settings.questions
+            )
+        except ValueError as error:
+            raise EvaluationError(f"--tokens {tokens}: {error}") from None
+        return Sample(
+            name=f"{category}/{tokens}/{number}",
+            category=category,
+            context=document.context,
+            questions=tuple(_questions(document, settings)),
+        )
+
+
+def _questions(document: DemoDocument, settings: TaskSettings) -> list[Question]:
+    return [
+        Question(
+            text=question_suffix(question.text),
+            references=(question.answer,),
+            metric=document.metric,
+            max_tokens=settings.count_tokens(" " + question.answer) + _ANSWER_ROOM,
+        )
+        for question in document.questions
+    ]
+
+
+DEMO = DemoTask()
