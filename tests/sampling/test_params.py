@@ -71,6 +71,15 @@ BAD = [
     ("stop_token_ids", [-1], "a token id in stop_token_ids must be at least 0, got -1"),
     ("stop_token_ids", range(1025), "stop_token_ids must have at most 1024 entries, got 1025"),
     ("include_stop_str_in_output", 1, "include_stop_str_in_output must be true or false, got 1"),
+    ("forced_tokens", 5, "forced_tokens must be a list of integers, got 5"),
+    ("forced_tokens", "5", "forced_tokens must be a list of integers, got '5'"),
+    ("forced_tokens", None, "forced_tokens must be a list of integers, got None"),
+    ("forced_tokens", [-1], "a token id in forced_tokens must be at least 0, got -1"),
+    ("forced_tokens", [1, "5"], "a token id in forced_tokens must be an integer, got '5'"),
+    ("forced_tokens", [[1], [2]], "forced_tokens must be one list, or one for each of the n = 1 samples"),
+    ("forced_tokens", [[1, [2]]], "a token id in forced_tokens must be an integer, got [2]"),
+    ("forced_tokens", [[True]], "a token id in forced_tokens must be an integer, got True"),
+    ("forced_tokens", [1] * 17, "forced_tokens must be at most max_tokens (16), got 17"),
     ("ignore_eos", "yes", "ignore_eos must be true or false, got 'yes'"),
     ("min_tokens", -1, "min_tokens must be at least 0, got -1"),
     ("min_tokens", 17, "min_tokens must be at most max_tokens (16), got 17"),
@@ -117,6 +126,7 @@ def test_defaults_are_vllms() -> None:
         None,
         None,
     )
+    assert params.forced_tokens == ()
     assert params.skip_special_tokens and params.detokenize
     assert not params.ignore_eos and not params.include_stop_str_in_output
 
@@ -135,6 +145,19 @@ def test_values_are_stored_in_one_form() -> None:
     assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()  # type: ignore[arg-type]
     assert type(SamplingParams(n=np.int64(2)).n) is int  # type: ignore[arg-type]
     assert SamplingParams(temperature=np.float32(0.5)).temperature == 0.5  # type: ignore[arg-type]
+
+
+def test_forced_tokens_are_one_list_for_all_samples_or_one_each() -> None:
+    params = SamplingParams(n=3, forced_tokens=[4, 5])
+    assert [params.forced_for(sample) for sample in range(3)] == [(4, 5)] * 3 and params.num_forced == 2
+    params = SamplingParams(n=3, forced_tokens=[[], [4], (5, np.int64(6))])  # type: ignore[list-item]
+    assert [params.forced_for(sample) for sample in range(3)] == [(), (4,), (5, 6)] and params.num_forced == 2
+    assert SamplingParams(forced_tokens=[[7]]) == SamplingParams(forced_tokens=(7,))
+    assert SamplingParams(n=2, forced_tokens=[]).forced_for(1) == ()
+    assert SamplingParams.from_mapping({"n": 2, "forced_tokens": [[1], [2]]}).forced_for(1) == (2,)
+    with pytest.raises(InvalidRequestError, match="one for each of the n = 3 samples"):
+        SamplingParams(n=3, forced_tokens=[[1], [2]])
+    SamplingParams(forced_tokens=[1] * 17, max_tokens=None)
 
 
 def test_params_are_frozen_copied_and_hashable() -> None:
@@ -192,3 +215,5 @@ def test_validate_for_checks_ids_against_the_vocabulary() -> None:
         SamplingParams(logit_bias={3: 1, 9: 1}).validate_for(9)
     with pytest.raises(InvalidRequestError, match=f"stop_token_ids {limit}"):
         SamplingParams(stop_token_ids=[9, 2]).validate_for(9)
+    with pytest.raises(InvalidRequestError, match=f"forced_tokens {limit}"):
+        SamplingParams(n=2, forced_tokens=[[2], [9]]).validate_for(9)

@@ -17,9 +17,18 @@ from winnow.sampling import SamplingParams
 if TYPE_CHECKING:
     from winnow.llm import LLM
 
-_UNFLAGGED = ("seed", "detokenize", "eviction", "compression", "kv_budget", "context_tokens", "protect")
-"""Sampling parameters without a flag: the engine's own flags serve requests that bring none, positions make sense for
-one prompt only, and commands show text."""
+_UNFLAGGED = (
+    "seed",
+    "detokenize",
+    "eviction",
+    "compression",
+    "kv_budget",
+    "context_tokens",
+    "protect",
+    "forced_tokens",
+)
+"""Sampling parameters without a flag: the engine's own flags serve requests that bring none, positions and tokens make
+sense for one prompt only, and commands show text."""
 
 _PARTS = {
     "model": ModelConfig,

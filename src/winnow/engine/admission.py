@@ -49,7 +49,7 @@ class Admission:
         Raises:
             InvalidRequestError: an empty prompt, token ids that the model does not have, no such policy, or one that
                 does not go with the prompt or the engine.
-            ContextLengthError: the prompt leaves no room for an answer.
+            ContextLengthError: the prompt leaves no room for an answer, or not for the tokens that it must begin with.
             CapacityError: prompt and answer could not fit into the KV memory even alone.
         """
         try:
@@ -70,6 +70,11 @@ class Admission:
             raise ContextLengthError(
                 f"prompt must be shorter than the context of {context} tokens (max_model_len), got {prompt_len}"
             )
+        if prompt_len + params.num_forced > context:
+            raise ContextLengthError(
+                f"prompt and forced_tokens must fit into the context of {context} tokens (max_model_len), "
+                f"got {prompt_len} and {params.num_forced}"
+            )
         wanted = context - prompt_len if params.max_tokens is None else params.max_tokens
         max_tokens = min(wanted, context - prompt_len)
         context_len = params.context_tokens
@@ -89,7 +94,7 @@ class Admission:
                 self._check_policy(eviction)
         hungriest = max(evictions, key=lambda each: _blocks(each, layout, total))
         left = self._room(hungriest, prompt_len, context)
-        if left < 1 or (params.max_tokens is not None and max_tokens > left):
+        if left < max(params.num_forced, 1) or (params.max_tokens is not None and max_tokens > left):
             peak = total
             if hungriest is not None:
                 peak = hungriest.peak_blocks(layout, total) * layout.block_size // layout.rows_per_seq

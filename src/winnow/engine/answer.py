@@ -13,7 +13,7 @@ Finish = tuple[str, int | str | None]
 
 
 class Answer:
-    """Takes the sampled tokens of one sequence."""
+    """Takes the sampled or forced tokens of one sequence."""
 
     def __init__(
         self, sequence: Sequence, tokenizer: PreTrainedTokenizerBase | None, eos_token_ids: frozenset[int]
@@ -21,8 +21,11 @@ class Answer:
         self._sequence = sequence
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
+        params = sequence.request.params
+        # The first token that may end it.
+        self._may_stop_at = max(params.min_tokens, len(params.forced_for(sequence.index)) + 1)
         self._cumulative_logprob: float | None = None
-        self._text = TextStream(tokenizer, sequence.request.params, sequence.request.prompt_token_ids)
+        self._text = TextStream(tokenizer, params, sequence.request.prompt_token_ids)
 
     def take(self, token: int, logprobs: LogprobDict | None) -> Finish | None:
         """Append a token. Returns why the answer ends with it, or None."""
@@ -31,7 +34,7 @@ class Answer:
         if logprobs is not None:
             sequence.logprobs.append(decode_logprobs(self._tokenizer, logprobs))
             self._cumulative_logprob = (self._cumulative_logprob or 0.0) + logprobs[token].logprob
-        may_stop = sequence.num_output_tokens >= params.min_tokens
+        may_stop = sequence.num_output_tokens >= self._may_stop_at
         stop_id = token in params.stop_token_ids
         ends = may_stop and (stop_id or (token in self._eos_token_ids and not params.ignore_eos))
         if not ends or params.include_stop_str_in_output:

@@ -2,7 +2,7 @@
 
 import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, Self
@@ -85,6 +85,9 @@ class SamplingParams:
         context_tokens: so many tokens at the front of the prompt are judged without the rest, which is kept whole:
             the KVs that stay then do not depend on the question that follows. None: all of the prompt.
         protect: positions of the prompt that are never evicted, as pairs (start, end), end excluded.
+        forced_tokens: tokens that the answer begins with in place of sampled ones, one list for all samples, or a list
+            of n lists. Each takes a decoding step of its own, with the rounds of eviction that fall there, and its
+            logprob is the model's. Nothing ends the answer before the last of them; `max_tokens` counts them.
 
     Raises:
         InvalidRequestError: a field is of the wrong type, not finite or out of range; names field, value and
@@ -116,6 +119,7 @@ class SamplingParams:
     kv_budget: int | Sequence[int] | None = None
     context_tokens: int | None = None
     protect: Sequence[tuple[int, int]] = ()
+    forced_tokens: Sequence[int] | Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
@@ -140,6 +144,11 @@ class SamplingParams:
         self._store("stop_token_ids", _stop_token_ids(self.stop_token_ids))
         self._store("logit_bias", _logit_bias(self.logit_bias))
         self._store("protect", _spans(self.protect))
+        self._store("forced_tokens", _forced_tokens(self.forced_tokens, self.n))
+        if self.max_tokens is not None and self.num_forced > self.max_tokens:
+            raise InvalidRequestError(
+                f"forced_tokens must be at most max_tokens ({self.max_tokens}), got {self.num_forced}"
+            )
         self._store_amount("compression", lambda name, each: _number(name, each, 1, MAX_COMPRESSION))
         self._store_amount("kv_budget", lambda name, each: _integer(name, each, 1))
         if self.compression is not None and self.kv_budget is not None:
@@ -200,13 +209,28 @@ class SamplingParams:
         """Whether the most probable token is always taken."""
         return self.temperature < GREEDY_TEMPERATURE
 
+    def forced_for(self, sample_index: int) -> tuple[int, ...]:
+        """The tokens that this sample's answer begins with."""
+        forced: Any = self.forced_tokens
+        return forced[sample_index] if forced and isinstance(forced[0], tuple) else forced
+
+    @property
+    def num_forced(self) -> int:
+        """The most tokens that are forced upon a sample."""
+        return max(len(self.forced_for(sample)) for sample in range(self.n))
+
     def validate_for(self, vocab_size: int) -> None:
         """Check every token id against the vocabulary.
 
         Raises:
-            InvalidRequestError: an id of `logit_bias` or `stop_token_ids` is `vocab_size` or more.
+            InvalidRequestError: an id of `logit_bias`, `stop_token_ids` or `forced_tokens` is `vocab_size` or more.
         """
-        for name, ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
+        named: list[tuple[str, Iterable[int]]] = [
+            ("logit_bias", self.logit_bias or ()),
+            ("stop_token_ids", self.stop_token_ids),
+            *(("forced_tokens", self.forced_for(sample)) for sample in range(self.n)),
+        ]
+        for name, ids in named:
             largest = max(ids, default=0)
             if largest >= vocab_size:
                 raise InvalidRequestError(
@@ -277,6 +301,26 @@ def _stop_token_ids(ids: Any) -> tuple[int, ...]:
         raise InvalidRequestError(f"stop_token_ids must be a list of integers, got {_show(ids)}")
     _check_count("stop_token_ids", ids, MAX_STOP_TOKEN_IDS)
     return tuple(_integer("a token id in stop_token_ids", token, 0) for token in ids)
+
+
+def _forced_tokens(forced: Any, n: int) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
+    """One list for all samples, or one for each of several."""
+    if isinstance(forced, str | bytes) or not isinstance(forced, Sequence):
+        raise InvalidRequestError(f"forced_tokens must be a list of integers, got {_show(forced)}")
+    if not forced or isinstance(forced[0], str | bytes) or not isinstance(forced[0], Sequence):
+        return _forced_list(forced)
+    if len(forced) != n:
+        raise InvalidRequestError(
+            f"forced_tokens must be one list, or one for each of the n = {n} samples, got {_show(forced)}"
+        )
+    lists = tuple(_forced_list(each) for each in forced)
+    return lists if n > 1 else lists[0]
+
+
+def _forced_list(tokens: Any) -> tuple[int, ...]:
+    if isinstance(tokens, str | bytes) or not isinstance(tokens, Sequence):
+        raise InvalidRequestError(f"a list in forced_tokens must hold integers, got {_show(tokens)}")
+    return tuple(_integer("a token id in forced_tokens", token, 0) for token in tokens)
 
 
 def _spans(spans: Any) -> tuple[tuple[int, int], ...]:

@@ -37,7 +37,7 @@ class Sampler:
 
     A sequence occupies a slot from `add` to `remove`. The rules, in order: logit bias, `min_tokens`,
     repetition, frequency and presence penalty, then for rows that are not greedy temperature, min-p, top-k,
-    top-p and the draw.
+    top-p and the draw. Where the request forces a token, that one is taken instead and counts as if sampled.
 
     Rows of equal needs are worked on together, so a feature costs only the rows that use it, and what a row
     gets depends on no other. Randomness is a function of the request's seed, the sample's index and the
@@ -117,7 +117,8 @@ class Sampler:
         if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
             counts_row = self._counts.acquire(prompt_token_ids, output_token_ids)
         seed = self._draw_seed() if params.seed is None else params.seed
-        self._slots.add(slot, params, stream_key(seed, sample_index), len(output_token_ids), counts_row)
+        key, forced = stream_key(seed, sample_index), params.forced_for(sample_index)
+        self._slots.add(slot, params, key, len(output_token_ids), counts_row, forced)
 
     def remove(self, slot: int) -> None:
         """Let a sequence go, finished or preempted; its slot is free again."""
@@ -171,17 +172,23 @@ class Sampler:
             return self._argmax(logits.index_select(0, columns.row.long()))[:, None].double()
         x = clean_rows(logits.index_select(0, columns.row.long()))
         raw = x.log_softmax(1) if Feature.LOGPROBS in needs else None
+        forced = Feature.FORCED in needs
+        tokens = columns.forced.long() if forced else self._choose(x, block, columns, edits)
+        if Feature.PENALTIES in needs:
+            self._counts.record(columns.counts_row.long(), tokens)
+        return tokens[:, None].double() if raw is None else logprob_table(raw, tokens, block.top)
+
+    def _choose(self, x: Tensor, block: Block, columns: Columns, edits: Tensor) -> Tensor:
+        """Tokens [R] int64 that the rules lead to; the logits `x` [R, V] are used up."""
+        needs = block.features
         if needs & (Feature.BIAS | Feature.MIN_TOKENS):
             row, token, change = edits
             x.index_put_((row.long(), token.long()), change.float(), accumulate=True)
-        counts_row = columns.counts_row.long()
         if Feature.PENALTIES in needs:
             penalties = (columns.repetition, columns.frequency, columns.presence)
+            counts_row = columns.counts_row.long()
             self._counts.penalise(x, counts_row, *(penalty.float()[:, None] for penalty in penalties))
-        tokens = _draw_filtered(x, block, columns) if Feature.RANDOM in needs else x.argmax(1)
-        if Feature.PENALTIES in needs:
-            self._counts.record(counts_row, tokens)
-        return tokens[:, None].double() if raw is None else logprob_table(raw, tokens, block.top)
+        return _draw_filtered(x, block, columns) if Feature.RANDOM in needs else x.argmax(1)
 
 
 def _draw_filtered(x: Tensor, block: Block, columns: Columns) -> Tensor:

@@ -24,6 +24,7 @@ class Feature(IntFlag):
     TOP_K = auto()
     TOP_P = auto()
     LOGPROBS = auto()
+    FORCED = auto()
 
 
 class Columns(NamedTuple):
@@ -32,6 +33,7 @@ class Columns(NamedTuple):
     row: Tensor  # of the logits
     counts_row: Tensor  # of the penalty tables
     uniform: Tensor  # in [0, 1)
+    forced: Tensor  # the token of a row that may not choose
     repetition: Tensor  # this and all that follow are settled when the sequence arrives
     frequency: Tensor
     presence: Tensor
@@ -72,7 +74,7 @@ class StepPlan:
     Attributes:
         order: [B], the row of the batch that comes i-th.
         blocks: in that order.
-        packed: all that the device must know, in one array: the `Columns`, [10, B], then the edits, [3, E]:
+        packed: all that the device must know, in one array: the `Columns`, [11, B], then the edits, [3, E]:
             row within its block, token, and what to add to its logit.
         top: [B], how many logprobs each row of the batch wants, in the order of the batch.
     """
@@ -105,6 +107,8 @@ class SlotTable:
         self._top = np.zeros(max_num_seqs, dtype=np.int64)
         self._bias: dict[int, dict[int, float]] = {}
         self._ends: dict[int, frozenset[int]] = {}
+        self._num_forced = np.zeros(max_num_seqs, dtype=np.int64)
+        self._forced: dict[int, tuple[int, ...]] = {}
 
     def is_free(self, slot: int) -> bool:
         """Whether nobody occupies it."""
@@ -122,7 +126,15 @@ class SlotTable:
         """Its row of the penalty tables, where it has one."""
         return int(self._counts_row[slot]) if self._features[slot] & Feature.PENALTIES else None
 
-    def add(self, slot: int, params: SamplingParams, key: int, position: int, counts_row: int | None) -> None:
+    def add(
+        self,
+        slot: int,
+        params: SamplingParams,
+        key: int,
+        position: int,
+        counts_row: int | None,
+        forced: tuple[int, ...] = (),
+    ) -> None:
         """Let a sequence in.
 
         Args:
@@ -131,6 +143,7 @@ class SlotTable:
             key: of its random stream.
             position: how many tokens its answer holds.
             counts_row: its row of the penalty tables, where it has a penalty.
+            forced: the tokens that its answer begins with.
         """
         self._bias[slot] = dict(params.logit_bias or {})
         # An ignored end of sequence ends nothing, so `min_tokens` has no reason to forbid it.
@@ -150,6 +163,8 @@ class SlotTable:
         self._position[slot] = position
         self._counts_row[slot] = counts_row or 0
         self._min_tokens[slot] = params.min_tokens
+        self._forced[slot] = forced
+        self._num_forced[slot] = len(forced)
         self._top[slot] = min(params.logprobs or 0, self.vocab_size)
         random = not params.is_greedy  # filters keep the most probable token, so a greedy row needs none
         needs = {
@@ -167,7 +182,7 @@ class SlotTable:
 
     def remove(self, slot: int) -> None:
         """Let a sequence go."""
-        del self._bias[slot], self._ends[slot]
+        del self._bias[slot], self._ends[slot], self._forced[slot]
         self._occupied[slot] = False
 
     def advance(self, slots: NDArray[np.int64]) -> None:
@@ -181,7 +196,8 @@ class SlotTable:
         sorted_slots, features = slots[order], features[order]
         draws = uniform(self._key[sorted_slots], self._position[sorted_slots])
         settings = self._settings[:, sorted_slots]
-        columns = np.concatenate([[order, self._counts_row[sorted_slots], draws], settings])
+        forced = [self._forced_token(slot) for slot in sorted_slots.tolist()]
+        columns = np.concatenate([[order, self._counts_row[sorted_slots], draws, forced], settings])
 
         blocks: list[Block] = []
         edits: list[tuple[int, int, float]] = []
@@ -209,9 +225,16 @@ class SlotTable:
 
     def _needs(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """The features that each of them needs in this step."""
-        features = self._features[slots]
-        features[self._position[slots] >= self._min_tokens[slots]] &= ~Feature.MIN_TOKENS
+        features, position = self._features[slots], self._position[slots]
+        features[position >= self._min_tokens[slots]] &= ~Feature.MIN_TOKENS
+        forced = position < self._num_forced[slots]
+        features[forced] = features[forced] & (Feature.PENALTIES | Feature.LOGPROBS) | Feature.FORCED
         return features
+
+    def _forced_token(self, slot: int) -> int:
+        """What its answer must go on with; 0 where it is free."""
+        forced, position = self._forced[slot], int(self._position[slot])
+        return forced[position] if position < len(forced) else 0
 
     def _add_edits(self, edits: list[tuple[int, int, float]], kind: Feature, slots: list[int]) -> None:
         """Append what must be added to which logit: a bias, or -inf for what may not yet end the answer."""
