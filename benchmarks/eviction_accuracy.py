@@ -215,7 +215,7 @@ def run_job(llm: LLM, job: Job, tasks: Sequence[Task], progress: Progress, bar: 
             ratios: list[float | None] = []
             for task, output in zip(tasks, column, strict=True):
                 ratios.append(reached(llm, task, job, compression, output))
-                right = score(task.metric, output.text, task.answer)
+                right = score(task.metric, output.text, [task.answer])
                 scores.setdefault(task.category, []).append(round(right, 4) if 0 < right < 1 else int(right))
             cell |= {"reached": mean_of(ratios), "scores": scores}
         else:

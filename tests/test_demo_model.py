@@ -82,7 +82,7 @@ def test_it_retrieves_over_long_prompts(llm: LLM) -> None:
     params = [SamplingParams(temperature=0.0, max_tokens=line["max_tokens"]) for line in chosen]
     outputs = llm.generate([line["prompt"] for line in chosen], params)
     scores = [
-        score(x["metric"], o.outputs[0].text, x["reference"]) for x, o in zip(chosen, outputs, strict=True)
+        score(x["metric"], o.outputs[0].text, [x["reference"]]) for x, o in zip(chosen, outputs, strict=True)
     ]
     assert len(chosen) >= 14
     assert sum(scores) / len(scores) >= 0.7

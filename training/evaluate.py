@@ -63,7 +63,7 @@ def mean_score(
             length - ANSWER_ROOM,
         )
         prediction = answer(model, tokenizer, sample)
-        total += score(sample.metric, prediction, sample.answer)
+        total += score(sample.metric, prediction, [sample.answer])
         if arguments.show > number:
             print(f"  {category} {length}: {sample.question!r}: {prediction!r}, right: {sample.answer!r}")
     return total / arguments.samples

@@ -113,8 +113,9 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     (
         {"prompt": "a", "metric": "bleu"},
         "invalid_request",
-        "metric must be one of exact, rouge-l, got 'bleu'",
+        "metric must be one of exact, rouge-l, qa-f1, match-all, got 'bleu'",
     ),
+    ({"prompt": "a", "metric": "rouge-2"}, "invalid_request", "metric must be one of"),
     ({"prompt": "a", "metric": {}}, "invalid_request", "metric must be one of"),
     ({**batch(prompt="a"), "prompt": "b"}, "unknown_parameter", "unknown key 'prompt'"),
     ({**batch(prompt="a"), "custom_id": 3}, "invalid_request", "custom_id must be a text, got a number"),

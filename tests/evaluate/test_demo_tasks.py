@@ -56,7 +56,7 @@ def test_prompt_ends_with_the_question(category: str) -> None:
     assert sample.prompt == sample.context + question_suffix(sample.question)
     assert sample.prompt.endswith(f"\nQuestion: {sample.question}\nAnswer:")
     assert sample.metric in METRICS
-    assert score(sample.metric, sample.answer, sample.answer) == 1.0
+    assert score(sample.metric, sample.answer, [sample.answer]) == 1.0
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
@@ -128,7 +128,7 @@ def test_another_seed_s_answer_scores_nothing(category: str) -> None:
     """Negative control: an answer not read from this context is wrong."""
     mine = make_sample(category, rng(1), HAYSTACK, count_tokens, 700)
     other = make_sample(category, rng(2), HAYSTACK, count_tokens, 700)
-    assert score(mine.metric, other.answer, mine.answer) < 1.0
+    assert score(mine.metric, other.answer, [mine.answer]) < 1.0
 
 
 def test_several_questions_about_one_context() -> None:

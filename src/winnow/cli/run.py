@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 
 from winnow.cli.batch.driver import Driver
-from winnow.cli.batch.fingerprint import Fingerprint, fingerprint
 from winnow.cli.batch.journal import Checkpoint, read_checkpoint
 from winnow.cli.batch.reader import InputFile
 from winnow.cli.batch.tally import Tally
@@ -29,6 +28,7 @@ from winnow.cli.meter import Meter
 from winnow.cli.progress import MODES, open_progress
 from winnow.cli.summary import Summary
 from winnow.config import EngineConfig
+from winnow.fingerprint import Fingerprint, fingerprint
 from winnow.outputs import EngineStats
 from winnow.sampling import SamplingParams
 
@@ -41,7 +41,7 @@ A line of the input is a JSON object in one of these forms; blank lines are skip
   {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once upon"}}
                                                         OpenAI Batch; also /v1/chat/completions
 Sampling parameters may stand in each line; the flags below serve lines that do not say.
-With "reference" (and "category", "metric": exact or rouge-l) in the lines, answers are scored.
+With "reference" (and "category", "metric": exact, rouge-l, qa-f1 or match-all) in the lines, answers are scored.
 
 Results reach the disk as they finish. A run that was interrupted, even killed, is resumed by
 the same command: no finished line is computed again. OUT.jsonl.journal remembers whose output

@@ -134,4 +134,4 @@ def _scored(job: Job, output: RequestOutput) -> Record:
     if "reference" not in job.carried:
         return {}
     metric = job.carried.get("metric", DEFAULT_METRIC)
-    return {"score": score(metric, output.outputs[0].text, job.carried["reference"])}
+    return {"score": score(metric, output.outputs[0].text, [job.carried["reference"]])}

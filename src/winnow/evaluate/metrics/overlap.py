@@ -1,14 +1,22 @@
-"""Scores of one prediction against one reference, each between 0.0 and 1.0."""
+"""How much of a reference's words a prediction shares."""
 
 import re
-from collections.abc import Callable
+from collections import Counter
 
-WORD = re.compile(r"[^\W_]+")
+from winnow.evaluate.metrics.text import words_of_answer
+
+_WORD = re.compile(r"[^\W_]+")
 
 
-def exact_match(prediction: str, reference: str) -> float:
-    """1.0 when both texts are the same after trimming, joining runs of white space and lowering case, else 0.0."""
-    return float(_normalised(prediction) == _normalised(reference))
+def token_f1(prediction: str, reference: str) -> float:
+    """F1 of the words of two answers, as SQuAD counts them and LongBench's `qa_f1_score` after it.
+
+    Words are lower-cased, without ASCII punctuation; a, an and the do not count. What both share is the intersection of
+    multisets; the order is not looked at. 0.0 where nothing is shared, so also for two texts without words.
+    """
+    predicted, expected = words_of_answer(prediction), words_of_answer(reference)
+    shared = (Counter(predicted) & Counter(expected)).total()
+    return 2 * shared / (len(predicted) + len(expected)) if shared else 0.0
 
 
 def rouge_l(prediction: str, reference: str) -> float:
@@ -18,25 +26,11 @@ def rouge_l(prediction: str, reference: str) -> float:
     longest subsequence of words that both texts share in order, precision is `common / words of the prediction`,
     recall is `common / words of the reference`, and the score their harmonic mean. Two texts without words score 1.0.
     """
-    predicted, expected = WORD.findall(prediction.lower()), WORD.findall(reference.lower())
+    predicted, expected = _WORD.findall(prediction.lower()), _WORD.findall(reference.lower())
     if not predicted or not expected:
         return float(predicted == expected)
     common = _common_subsequence(predicted, expected)
     return 2 * common / (len(predicted) + len(expected))
-
-
-METRICS: dict[str, Callable[[str, str], float]] = {"exact": exact_match, "rouge-l": rouge_l}
-
-
-def score(metric: str, prediction: str, reference: str) -> float:
-    """The score by `metric`, a key of `METRICS`; raises ValueError for any other name."""
-    if metric not in METRICS:
-        raise ValueError(f"unknown metric {metric!r}: expected one of {', '.join(METRICS)}")
-    return METRICS[metric](prediction, reference)
-
-
-def _normalised(text: str) -> str:
-    return " ".join(text.split()).lower()
 
 
 def _common_subsequence(left: list[str], right: list[str]) -> int:
