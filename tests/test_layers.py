@@ -11,6 +11,8 @@ LAYERS = [
     "native",
     "lazy",
     "units",
+    "fingerprint",
+    "journal",
     "figures",
     "config",
     "cache",

@@ -1,21 +1,21 @@
 """The file beside an output: whose output it is, and results that finished before their turn.
 
-`OUT.jsonl.journal` starts with a header line that holds the fingerprint of the run. Each further line is an index, a
-tab, and the record that belongs at that place of the output. A line counts once its newline is there: a process can
-be killed in the midst of a write, and then the rest of the line is missing, never its beginning.
+`OUT.jsonl.journal` is a journal (winnow.journal). Each line after its header is an index, a tab, and the record that
+belongs at that place of the output.
 """
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from winnow.cli.batch.fingerprint import Fingerprint, differences
+from winnow import journal as journals
 from winnow.cli.errors import UsageError
+from winnow.fingerprint import Fingerprint
+from winnow.journal import parse_object, whole_lines
 
-_FORMAT = 1
+_FORM, _VERSION = "winnow_run", 1
 
 
 def journal_path(output: Path) -> Path:
@@ -81,35 +81,17 @@ def read_checkpoint(
 
 
 def create_journal(output: Path, fingerprint: Fingerprint) -> Checkpoint:
-    """Put an empty journal in place of an old one, in one move, so that no reader finds half a header."""
-    header = json.dumps({"winnow_run": _FORMAT, "fingerprint": fingerprint}).encode() + b"\n"
-    target = journal_path(output)
-    draft = target.with_name(target.name + ".new")
-    with draft.open("wb") as file:
-        file.write(header)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(target)
-    directory = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    return Checkpoint(header_bytes=len(header), journal_bytes=len(header))
+    """Put an empty journal in place of an old one."""
+    size = journals.create_journal(journal_path(output), _FORM, _VERSION, fingerprint)
+    return Checkpoint(header_bytes=size, journal_bytes=size)
 
 
 def _check_owner(header: bytes, output: Path, fingerprint: Fingerprint) -> None:
-    record = _parse(header)
-    if (
-        record is None
-        or record.get("winnow_run") != _FORMAT
-        or not isinstance(record.get("fingerprint"), dict)
-    ):
+    told = journals.owner_differences(header, _FORM, _VERSION, fingerprint)
+    if told is None:
         raise UsageError(
             f"{journal_path(output)} is not the journal of a run; pass --overwrite to replace it"
         )
-    # Through JSON and back, since the stored one has made that way: tuples are lists there.
-    told = differences(record["fingerprint"], json.loads(json.dumps(fingerprint)))
     if told:
         raise UsageError(
             f"{output} was begun by another run: {'; '.join(told)}. "
@@ -117,29 +99,13 @@ def _check_owner(header: bytes, output: Path, fingerprint: Fingerprint) -> None:
         )
 
 
-def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines that end in a newline; the torn rest of the file is left out."""
-    for line in file:
-        if line.endswith(b"\n"):
-            yield line
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line, None where there is none."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def _read_entries(file: BinaryIO, start: int) -> tuple[dict[int, bytes], int]:
     """The journal's records by index, and how many bytes of the journal are whole."""
     entries: dict[int, bytes] = {}
     end = start
-    for line in _whole_lines(file):
+    for line in whole_lines(file):
         index, _, record = line.partition(b"\t")
-        if not index.isdigit() or _parse(record) is None:
+        if not index.isdigit() or parse_object(record) is None:
             break
         entries[int(index)] = record
         end += len(line)
@@ -152,8 +118,8 @@ def _read_output(output: Path, visit: Callable[[dict[str, Any]], None]) -> tuple
     if not output.exists():
         return finished, end
     with output.open("rb") as file:
-        for line in _whole_lines(file):
-            record = _parse(line)
+        for line in whole_lines(file):
+            record = parse_object(line)
             if record is None:
                 break
             visit(record)

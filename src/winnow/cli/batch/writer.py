@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from winnow.cli.batch.fingerprint import Fingerprint
 from winnow.cli.batch.journal import Checkpoint, create_journal, encode_entry, journal_path
 from winnow.cli.errors import UsageError
+from winnow.fingerprint import Fingerprint
 
 SYNC_SECONDS = 1.0
 """A killed process loses nothing that was written; a machine that loses power, about this much work."""
