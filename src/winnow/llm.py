@@ -197,6 +197,10 @@ class LLM:
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
+    def kv_bytes(self, num_kvs: int) -> int:
+        """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
+        return self._engine.kv_bytes(num_kvs)
+
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler; for tests and for finding faults in production."""
         self._engine.check_integrity()

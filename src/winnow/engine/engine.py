@@ -145,6 +145,11 @@ class Engine:
             elapsed=self._elapsed | {"schedule": schedule, "evict": rounds.seconds},
         )
 
+    def kv_bytes(self, num_kvs: int) -> int:
+        """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
+        layout = self._executor.cache.layout
+        return layout.blocks_for(num_kvs) * layout.block_bytes
+
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
         self._executor.cache.check_integrity()
