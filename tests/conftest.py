@@ -1,7 +1,9 @@
 """Settings that hold for every test."""
 
 import os
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -12,3 +14,12 @@ settings.load_profile("winnow")
 # Where there is no GPU, Triton's kernels run in its interpreter. It asks for that when it is first imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """A directory that looks like a model."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    return directory

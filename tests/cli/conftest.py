@@ -25,15 +25,6 @@ def write_prompts(tmp_path: Path) -> Write:
 
 
 @pytest.fixture
-def model_dir(tmp_path: Path) -> Path:
-    """A directory that looks like a model."""
-    directory = tmp_path / "model"
-    directory.mkdir()
-    (directory / "config.json").write_text("{}")
-    return directory
-
-
-@pytest.fixture
 def llms(monkeypatch: pytest.MonkeyPatch) -> list[FakeLLM]:
     """Commands open fake engines, which are collected in the list."""
     opened: list[FakeLLM] = []
