@@ -41,6 +41,14 @@ NB_MODULE(_native, m) {
           },
           "weight"_a, "eps"_a, "one_plus"_a);
 
+  nb::class_<PackedWeight>(m, "PackedWeight")
+      .def(
+          "__init__",
+          [](PackedWeight *self, DType dtype, uintptr_t packed, int64_t in_features, int64_t out_features) {
+            new (self) PackedWeight{dtype, at<char>(packed), in_features, out_features};
+          },
+          "dtype"_a, "packed"_a, "in_features"_a, "out_features"_a);
+
   nb::class_<Pool>(m, "Pool")
       .def(
           "__init__",
@@ -143,6 +151,18 @@ NB_MODULE(_native, m) {
              self.gate({dtype, at<char>(gate_up), at<char>(out), tokens, size}, activation, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
+      .def("packed_size", [](const Kernels &self, int64_t in, int64_t out) { return self.packed_size(in, out); })
+      .def("pack",
+           [](const Kernels &self, const PackedWeight &weight, uintptr_t dense, int threads) {
+             self.pack(weight, at<char>(dense), threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("linear",
+           [](const Kernels &self, const PackedWeight &weight, uintptr_t x, int64_t x_stride, uintptr_t bias,
+              uintptr_t out, int64_t rows, int threads) {
+             self.linear(weight, {at<char>(x), x_stride, at<char>(bias), at<char>(out), rows}, threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
       .def("greedy",
            [](const Kernels &self, DType dtype, uintptr_t logits, int64_t stride, int64_t count, int64_t size,
               uintptr_t tokens, int threads) {
@@ -151,4 +171,5 @@ NB_MODULE(_native, m) {
            nb::call_guard<nb::gil_scoped_release>());
 
   m.def("instruction_sets", &instruction_sets, "Those that this processor runs, slowest first.");
+  m.def("has_matrix_units", &has_matrix_units, "Whether the processor multiplies matrices of bf16 (AMX).");
 }

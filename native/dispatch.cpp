@@ -2,6 +2,10 @@
 
 #include <stdexcept>
 
+#ifdef WINNOW_X86
+#include <cpuid.h>
+#endif
+
 namespace winnow {
 
 #define WINNOW_DECLARE(isa)                                                                              \
@@ -12,8 +16,12 @@ namespace winnow {
   void rms_norm(const NormRows &, const RmsNorm &, int);                                                 \
   void rotate(const RotaryRows &, const RmsNorm &, const RmsNorm &, int);                                \
   void gate(const GatedRows &, Activation, int);                                                         \
+  int64_t packed_size(int64_t, int64_t);                                                                 \
+  void pack(const PackedWeight &, const char *, int);                                                    \
+  void linear(const PackedWeight &, const LinearRows &, int);                                            \
   void greedy(const LogitRows &, int64_t *, int);                                                        \
-  const Kernels kernels{write, compact, attend, rms_norm, rotate, gate, greedy};                         \
+  const Kernels kernels{write, compact,     attend, rms_norm, rotate,                                    \
+                        gate,  packed_size, pack,   linear,   greedy};                                   \
   }
 
 WINNOW_DECLARE(generic)
@@ -60,6 +68,16 @@ std::vector<std::string> instruction_sets() {
   for (const Level &level : LEVELS)
     if (level.runs_here()) names.emplace_back(level.name);
   return names;
+}
+
+bool has_matrix_units() {
+#ifdef WINNOW_X86
+  unsigned a, b, c, d;
+  constexpr unsigned AMX_BF16 = 1u << 22;  // of leaf 7, in edx
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & AMX_BF16);
+#else
+  return false;
+#endif
 }
 
 const Kernels &kernels_for(const std::string &name) {

@@ -22,12 +22,21 @@ struct Kernels {
   void (*rotate)(const RotaryRows &, const RmsNorm &query_norm, const RmsNorm &key_norm, int threads);
   /// What stands between the two products of a gated feed-forward layer.
   void (*gate)(const GatedRows &, Activation, int threads);
+  /// Elements that a packed weight takes.
+  int64_t (*packed_size)(int64_t in_features, int64_t out_features);
+  /// Bring a dense weight [out_features, in_features] into packed form.
+  void (*pack)(const PackedWeight &, const char *dense, int threads);
+  /// x times the weight, transposed, plus the bias.
+  void (*linear)(const PackedWeight &, const LinearRows &, int threads);
   /// The most probable token of each row, int64 [count].
   void (*greedy)(const LogitRows &, int64_t *tokens, int threads);
 };
 
 /// Instruction sets that this build holds and this processor runs, slowest first.
 std::vector<std::string> instruction_sets();
+
+/// Whether the processor multiplies matrices of bf16 (AMX). The kernels do not, but others do.
+bool has_matrix_units();
 
 /// The kernels of an instruction set out of `instruction_sets()`.
 /// Throws std::invalid_argument: it is none of them.

@@ -41,6 +41,22 @@ struct GatedRows {
   int64_t tokens, size;
 };
 
+/// A weight [out_features, in_features] in the form that `linear` reads: see kernels/linear.cpp.
+struct PackedWeight {
+  DType dtype;
+  char *packed;
+  int64_t in_features, out_features;
+};
+
+/// Rows to multiply with a weight, of its number format.
+struct LinearRows {
+  const char *x;  // [rows, in_features]
+  int64_t x_stride;
+  const char *bias;  // [out_features]; null: none
+  char *out;         // [rows, out_features]
+  int64_t rows;
+};
+
 /// Logits of the tokens to choose from, a row for each sequence.
 struct LogitRows {
   DType dtype;

@@ -13,15 +13,6 @@ namespace {
 /// Elements below which waking other threads costs more than they save.
 constexpr int64_t PARALLEL_FROM = 65536;
 
-template <class F>
-void with_type(DType dtype, F f) {
-  switch (dtype) {
-    case DType::f32: return f(float{});
-    case DType::bf16: return f(bf16{});
-    case DType::f16: return f(f16{});
-  }
-}
-
 template <class T>
 vf get(const T *from, int n) {
   return n == WIDTH ? load(from) : load_part(from, n);

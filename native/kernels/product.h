@@ -1,7 +1,8 @@
 // Small matrix products out of packed operands: C [rows, N] (+)= A [rows, K] B [K, N], accumulated in float32.
 //
-// Operands come in two forms. Floats: A [rows][K], B [K][N]. Pairs of bf16, where the processor multiplies them itself:
-// A [rows][K], B [K / 2][N][2], so that two neighbours along K lie side by side (the form of AVX512-BF16).
+// Operands come in two forms. Floats: A [rows][K], B [K][N], where B may also be 16 bits wide and becomes floats on the
+// way. Pairs of bf16, where the processor multiplies them itself: A [rows][K], B [K / 2][N][2], so that two neighbours
+// along K lie side by side (the form of AVX512-BF16).
 #pragma once
 
 #include "simd.h"
@@ -30,6 +31,15 @@ struct OperandOf {
 };
 #endif
 
+/// A register of B as its products with A take it.
+template <class A, class B>
+inline vf load_operand(const B *from) {
+  if constexpr (pair_size<A>() == 2)
+    return load_vector<vf>(from);
+  else
+    return load(from);
+}
+
 inline vf multiply_add(vf sum, const float *a, vf b) { return sum + *a * b; }
 
 #if defined(__AVX512BF16__)
@@ -41,10 +51,10 @@ inline vf multiply_add(vf sum, const bf16 *a, vf b) {
 #endif
 
 /// R rows by V vectors of C, kept in registers. Strides count elements; b_stride those of N alone.
-template <int R, int V, class Operand>
-inline void product_part(const Operand *a, int a_stride, const Operand *b, int b_stride, float *c, int c_stride, int k,
+template <int R, int V, class A, class B>
+inline void product_part(const A *a, int a_stride, const B *b, int b_stride, float *c, int c_stride, int k,
                          bool accumulate) {
-  constexpr int PAIR = pair_size<Operand>();
+  constexpr int PAIR = pair_size<A>();
   vf sum[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
@@ -53,7 +63,7 @@ inline void product_part(const Operand *a, int a_stride, const Operand *b, int b
   for (int i = 0; i < k; i += PAIR) {
     vf from_b[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) from_b[v] = load_vector<vf>(b + i * b_stride + v * WIDTH * PAIR);
+    for (int v = 0; v < V; ++v) from_b[v] = load_operand<A>(b + i * b_stride + v * WIDTH * PAIR);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -71,9 +81,9 @@ constexpr int MAX_ROWS = 6, MAX_VECTORS = 4;  // 24 sums, 4 of B and one of A ou
 constexpr int MAX_ROWS = 4, MAX_VECTORS = 2;  // of 16
 #endif
 
-template <int V, class Operand>
-inline void product_columns(int rows, const Operand *a, int a_stride, const Operand *b, int b_stride, float *c,
-                            int c_stride, int k, bool accumulate) {
+template <int V, class A, class B>
+inline void product_columns(int rows, const A *a, int a_stride, const B *b, int b_stride, float *c, int c_stride, int k,
+                            bool accumulate) {
   for (; rows >= MAX_ROWS; rows -= MAX_ROWS, a += MAX_ROWS * a_stride, c += MAX_ROWS * c_stride)
     product_part<MAX_ROWS, V>(a, a_stride, b, b_stride, c, c_stride, k, accumulate);
   switch (rows) {

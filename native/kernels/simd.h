@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../types.h"
+
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
@@ -33,6 +35,16 @@ struct bf16 {
 struct f16 {
   uint16_t bits;
 };
+
+/// Calls f with a number of the format, so that it knows the type.
+template <class F>
+inline void with_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f32: return f(float{});
+    case DType::bf16: return f(bf16{});
+    case DType::f16: return f(f16{});
+  }
+}
 
 template <class V, class T>
 inline V load_vector(const T *from) {

@@ -117,10 +117,39 @@ def test_gate(kernels: LayerKernels, dtype: torch.dtype, shape: tuple[int, int],
     torch.testing.assert_close(found, expected, rtol=DTYPES[dtype] * 2, atol=1e-5)
 
 
+# Features that fill panels and that do not; inputs of one piece and of two, even, as pairs of 16 bits need.
+WEIGHTS = [(64, 64), (130, 70), (5, 2), (200, 2060)]
+
+
+@pytest.mark.parametrize("size", WEIGHTS)
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear(kernels: LayerKernels, dtype: torch.dtype, size: tuple[int, int], biased: bool) -> None:
+    weight = (torch.randn(size) / size[1] ** 0.5).to(dtype)
+    bias = torch.randn(size[0]).to(dtype) if biased else None
+    packed = kernels.pack(weight)
+    for rows in (0, 1, 2, 5, 7, 24, 97, 200):
+        x = torch.randn(rows, size[1] + 3).to(dtype)[:, : size[1]]  # rows that do not follow each other
+        found = kernels.linear(x, packed, bias)
+        expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+        assert found.dtype == dtype
+        torch.testing.assert_close(
+            found.double(), expected, rtol=DTYPES[dtype], atol=max(DTYPES[dtype] / 2, 1e-5)
+        )
+
+
+def test_a_row_of_a_product_does_not_depend_on_the_others(kernels: LayerKernels, dtype: torch.dtype) -> None:
+    weight, x = torch.randn(150, 2100).to(dtype), torch.randn(130, 2100).to(dtype)
+    packed = kernels.pack(weight)
+    together = kernels.linear(x, packed, None)
+    alone = torch.cat([kernels.linear(row[None], packed, None) for row in x])
+    assert torch.equal(together, alone)
+
+
 def test_any_number_of_threads_gives_the_same_bits(kernels: LayerKernels, dtype: torch.dtype) -> None:
     x, add = torch.randn(2, 1500, 96).to(dtype)
     weight = NormWeight(torch.randn(96).to(dtype), 1e-6)
     cos, sin = torch.randn(2, 1500, 16).to(dtype)
+    packed = kernels.pack(torch.randn(300, 96).to(dtype))
 
     def run(threads: int) -> list[Tensor]:
         torch.set_num_threads(threads)
@@ -131,6 +160,7 @@ def test_any_number_of_threads_gives_the_same_bits(kernels: LayerKernels, dtype:
             residual,
             heads,
             kernels.gate(x, _native.Activation.silu),
+            kernels.linear(x, packed, None),
         ]
 
     before = torch.get_num_threads()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from architectures import ARCHITECTURES, VOCAB, build, save
 from safetensors.torch import load_file, save_file
 from test_parity import GREEDY, PROMPTS
@@ -19,6 +18,7 @@ from winnow import LLM, SamplingParams
 from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.models.binding import ATTENTION_NAME
+from winnow.models.fused.kernels import LayerKernels
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.fused.norm import FusedNorm
 from winnow.models.fused.probe import record_calls, run_model
@@ -26,8 +26,16 @@ from winnow.models.geometry import probe_geometry
 from winnow.models.loader import load_model
 from winnow.models.memory import is_file_backed, release_pages, trim_heap
 from winnow.models.optimize import optimize_model
-from winnow.models.packed_linear import PackedLinear, pack_linears, packing_works, unpack_linears
+from winnow.models.packed_linear import (
+    OneDnnLinear,
+    PackedLinear,
+    linear_maker,
+    one_dnn_works,
+    pack_linears,
+    unpack_linears,
+)
 from winnow.models.residuals import decoder_layers
+from winnow.native import native_kernels
 
 FUSED = ["llama-gqa", "llama-mqa", "llama-mha", "mistral-window", "qwen2", "qwen3", "phi3"]
 MAX_POSITION = 512
@@ -222,29 +230,57 @@ def test_prompt_logprobs_and_several_samples(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.tensor(values[0]), torch.tensor(values[1]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.fixture
+def kernels() -> LayerKernels:
+    return LayerKernels(native_kernels())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 300])
 @pytest.mark.parametrize("bias", [False, True])
-def test_packed_products(dtype: torch.dtype, rows: int, bias: bool) -> None:
-    if not packing_works(dtype):
-        pytest.skip(f"torch packs no {dtype} on this processor")
-    generator = torch.Generator().manual_seed(0)
+def test_packed_products(kernels: LayerKernels, dtype: torch.dtype, bias: bool) -> None:
     plain = nn.Linear(70, 130, bias=bias).to(dtype)
-    x = torch.randn(1, rows, 70, generator=generator).to(dtype)
-    found = PackedLinear(plain.weight, plain.bias)(x)
-    expected = F.linear(x, plain.weight, plain.bias)
-    assert found.dtype == dtype and found.shape == expected.shape
+    x = torch.randn(2, 17, 70).to(dtype)
+    packed = PackedLinear(plain.weight, plain.bias, kernels)
     eps = 2 * torch.finfo(dtype).eps
-    torch.testing.assert_close(found, expected, rtol=eps, atol=8 * eps)
+    for rows in (x, x[:, :1], x.transpose(0, 1), x[..., :0, :]):
+        found, expected = packed(rows), plain(rows)
+        assert found.dtype == dtype and found.shape == expected.shape
+        torch.testing.assert_close(found, expected, rtol=eps, atol=8 * eps)
+    with pytest.raises(TypeError, match="cannot multiply"):
+        packed(x.double())
 
 
-def test_only_plain_linear_layers_are_packed() -> None:
+@pytest.mark.skipif(not one_dnn_works(), reason="torch packs no bfloat16 on this processor")
+@pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 300])
+def test_products_by_matrix_units(kernels: LayerKernels, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LayerKernels, "beside_matrix_units", True)
+    assert linear_maker(kernels, torch.bfloat16) is OneDnnLinear
+    plain = nn.Linear(70, 130).bfloat16()
+    x = torch.randn(1, rows, 70).bfloat16()
+    eps = 2 * torch.finfo(torch.bfloat16).eps
+    torch.testing.assert_close(OneDnnLinear(plain.weight, plain.bias)(x), plain(x), rtol=eps, atol=8 * eps)
+    assert type(linear_maker(kernels, torch.float32)(plain.weight.float(), None)) is PackedLinear
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(torch.float32, PackedLinear), (torch.float16, nn.Linear)], ids=str
+)
+def test_an_odd_number_of_inputs(kernels: LayerKernels, dtype: torch.dtype, kind: type) -> None:
+    """Pairs of inputs are packed in 16 bits, and one would be left over."""
+    plain = nn.Linear(7, 5).to(dtype)
+    made = linear_maker(kernels, dtype)(plain.weight, plain.bias)
+    assert type(made) is kind
+    x = torch.randn(3, 7).to(dtype)
+    torch.testing.assert_close(made(x), plain(x), rtol=1e-3, atol=1e-3)
+
+
+def test_only_plain_linear_layers_are_packed(kernels: LayerKernels) -> None:
     class Twice(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
 
     module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Twice(4, 4)))
-    replaced = pack_linears(module)
+    replaced = pack_linears(module, linear_maker(kernels, torch.float32))
     assert type(module[0]) is PackedLinear and type(module[1][0]) is Twice
     unpack_linears(replaced)
     assert type(module[0]) is nn.Linear
@@ -259,7 +295,6 @@ def test_a_tied_head_keeps_its_weight(tmp_path: Path) -> None:
     assert type(optimized(bound("llama-gqa", torch.float32)).lm_head) is PackedLinear
 
 
-@pytest.mark.skipif(not packing_works(torch.float32), reason="torch packs no float32 on this processor")
 def test_a_tied_head_is_packed_where_the_embedding_stays_in_its_file(tmp_path: Path) -> None:
     config = LlamaConfig(**ARCHITECTURES["llama-gqa"].to_dict() | {"tie_word_embeddings": True})
     build(config).save_pretrained(tmp_path)

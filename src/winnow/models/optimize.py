@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from winnow.models.geometry import ModelGeometry
 from winnow.models.memory import is_file_backed, release_pages, trim_heap
-from winnow.models.packed_linear import PackedLinear, pack_linears, packing_works, unpack_linears
+from winnow.models.packed_linear import MakeLinear, linear_maker, pack_linears, unpack_linears
 from winnow.models.residuals import decoder_layers
 from winnow.native import native_kernels
 
@@ -33,36 +33,35 @@ def optimize_model(model: PreTrainedModel, geometry: ModelGeometry, trained_len:
     from winnow.models.fused.parts import read_norm
     from winnow.models.fused.probe import record_calls, selection_is_harmless
 
-    packed = packing_works(model.dtype)
+    layer_kernels = LayerKernels(kernels)
+    make_linear = linear_maker(layer_kernels, model.dtype)
     shape = (geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim)
     calls = record_calls(model, layers, trained_len)
     last: FusedLayer | None = None
     for index, call in enumerate(calls):
         weights = [part.weight for part in layers[index].modules() if type(part) is nn.Linear]
-        last = fuse_layer(layers[index], call, shape, LayerKernels(kernels), packed=packed)
+        last = fuse_layer(layers[index], call, shape, layer_kernels, make_linear)
         if last is not None:
             layers[index] = last
-        elif packed:
-            _pack_layer(layers[index], call)
         else:
-            continue
+            _pack_layer(layers[index], call, make_linear)
         release_pages(weights)
     base = model.base_model
     norm = read_norm(getattr(base, "norm", None), model.get_input_embeddings().weight.shape[-1])
     if last is not None and norm is not None:
-        base.norm = FusedNorm(norm, LayerKernels(kernels))
+        base.norm = FusedNorm(norm, layer_kernels)
     if last is not None:
         last.only_wanted = True
         last.only_wanted = selection_is_harmless(model, trained_len)
-    _pack_head(model, packed)
+    _pack_head(model, make_linear)
     trim_heap()
 
 
 @torch.inference_mode()
-def _pack_layer(layer: nn.Module, call: "LayerCall") -> None:
+def _pack_layer(layer: nn.Module, call: "LayerCall", make_linear: MakeLinear) -> None:
     """Pack a layer's linear parts, unless something in it needs them as they were."""
     expected = call.run(layer)
-    replaced = pack_linears(layer)
+    replaced = pack_linears(layer, make_linear)
     try:
         same = call.run(layer).agrees(expected)
     except (AttributeError, RuntimeError, TypeError):  # it reads the weight by itself
@@ -71,16 +70,16 @@ def _pack_layer(layer: nn.Module, call: "LayerCall") -> None:
         unpack_linears(replaced)
 
 
-def _pack_head(model: PreTrainedModel, packed: bool) -> None:
+def _pack_head(model: PreTrainedModel, make_linear: MakeLinear) -> None:
     """Pack the output head.
 
     A head that shares its weight with the embedding is packed only where the weight is a view of its file: then the
     embedding's rows are read from there, and no second copy takes memory.
     """
     head = model.get_output_embeddings()
-    if not packed or type(head) is not nn.Linear:
+    if type(head) is not nn.Linear:
         return
     if head.weight is model.get_input_embeddings().weight and not is_file_backed(head.weight):
         return
-    model.set_output_embeddings(PackedLinear(head.weight, head.bias))
+    model.set_output_embeddings(make_linear(head.weight, head.bias))
     release_pages([head.weight])

@@ -1,25 +1,51 @@
-"""Linear layers whose weight lies in memory as the processor's matrix units read it.
+"""Linear layers whose weight lies in memory in the order in which it is read.
 
-torch re-packs the weight of `F.linear` on every call. The operators that keep a packed weight are torch's own but
-private, made for its compiler: whether they are there and right is tried out, and `nn.Linear` stays where they are not.
+torch re-packs the weight of `F.linear` on every call. Winnow's kernels read one that is packed for good. Only where the
+processor has matrix units (AMX) is oneDNN faster; torch's operators that keep a weight packed for it are private, made
+for its compiler: whether they are there and right is tried out.
 """
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# The packing depends on how many rows are promised; one for 32 serves 1 to 2048 as well as any.
+if TYPE_CHECKING:
+    from winnow.models.fused.kernels import LayerKernels
+
+MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]
+"""weight [out_features, in_features] and bias [out_features] -> a layer that computes x @ weight.T + bias."""
+
+# oneDNN's packing depends on how many rows are promised; one for 32 serves 1 to 2048 as well as any.
 _ROWS = 32
-_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+_TOLERANCE = 1e-2
 
 
 class PackedLinear(nn.Module):
-    """x @ weight.T + bias, as `nn.Linear`.
+    """x @ weight.T + bias, as `nn.Linear`. A row's result does not depend on the rows beside it, to the last bit.
 
     Args:
         weight: [out_features, in_features]; not kept, so that its memory is free once the caller lets it go.
         bias: [out_features].
     """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: "LayerKernels") -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias if bias is None else bias.detach().contiguous()
+        self._packed = kernels.pack(weight.detach())
+        self._kernels = kernels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in_features] -> [..., out_features]."""
+        out = self._kernels.linear(x.reshape(-1, self.in_features), self._packed, self.bias)
+        return out.view(*x.shape[:-1], self.out_features)
+
+
+class OneDnnLinear(nn.Module):
+    """The same by oneDNN, which uses matrix units where there are some."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -33,46 +59,44 @@ class PackedLinear(nn.Module):
         return out
 
 
-def packing_works(dtype: torch.dtype) -> bool:
-    """Whether packed products are there for this type on this processor, and give what `F.linear` gives."""
-    if dtype not in _TOLERANCE:
-        return False
+def linear_maker(kernels: "LayerKernels", dtype: torch.dtype) -> MakeLinear:
+    """What makes the fastest layers of a type on this processor; `nn.Linear` for a weight that cannot be packed."""
+    if dtype == torch.bfloat16 and kernels.beside_matrix_units and one_dnn_works():
+        return OneDnnLinear
+
+    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return PackedLinear(weight, bias, kernels) if kernels.packs(weight) else _plain_linear(weight, bias)
+
+    return make
+
+
+def one_dnn_works() -> bool:
+    """Whether packed products of bfloat16 are there on this processor, and give what `F.linear` gives."""
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(48, 80, generator=generator).to(dtype)
-    bias = torch.randn(48, generator=generator).to(dtype)
+    weight = torch.randn(48, 80, generator=generator).bfloat16()
+    bias = torch.randn(48, generator=generator).bfloat16()
     try:
-        for packed, own_bias in ((PackedLinear(weight, bias), bias), (PackedLinear(weight, None), None)):
+        for packed, own_bias in ((OneDnnLinear(weight, bias), bias), (OneDnnLinear(weight, None), None)):
             for rows in (1, 3, 65):
-                x = torch.randn(rows, 80, generator=generator).to(dtype)
+                x = torch.randn(rows, 80, generator=generator).bfloat16()
                 expected, found = F.linear(x, weight, own_bias), packed(x)
-                if found.dtype != dtype or found.shape != expected.shape:
+                if found.dtype != expected.dtype or found.shape != expected.shape:
                     return False
                 scale = float(expected.abs().max())
-                if float((found - expected).abs().max()) > _TOLERANCE[dtype] * scale:
+                if float((found - expected).abs().max()) > _TOLERANCE * scale:
                     return False
     except (AttributeError, RuntimeError, TypeError):  # no such operator, or not for this type here
         return False
     return True
 
 
-def linear(weight: Tensor, bias: Tensor | None, *, packed: bool) -> nn.Module:
-    """A linear layer of these weights."""
-    if packed:
-        return PackedLinear(weight, bias)
-    out = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    out.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        out.bias = nn.Parameter(bias, requires_grad=False)
-    return out
-
-
-def pack_linears(module: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
+def pack_linears(module: nn.Module, make: MakeLinear) -> list[tuple[nn.Module, str, nn.Linear]]:
     """Pack every `nn.Linear` below a module. Returns what it replaced, for `unpack_linears`."""
     replaced = []
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:  # a subclass may compute something else
-                setattr(parent, name, PackedLinear(child.weight, child.bias))
+                setattr(parent, name, make(child.weight, child.bias))
                 replaced.append((parent, name, child))
     return replaced
 
@@ -81,3 +105,11 @@ def unpack_linears(replaced: list[tuple[nn.Module, str, nn.Linear]]) -> None:
     """Put back what `pack_linears` replaced."""
     for parent, name, child in replaced:
         setattr(parent, name, child)
+
+
+def _plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    out = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    out.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        out.bias = nn.Parameter(bias, requires_grad=False)
+    return out

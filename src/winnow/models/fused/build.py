@@ -9,7 +9,7 @@ from winnow.models.fused.kernels import LayerKernels
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.fused.parts import LayerParts, fuse_linears
 from winnow.models.fused.probe import LayerCall
-from winnow.models.packed_linear import linear
+from winnow.models.packed_linear import MakeLinear
 
 
 class _SideBySide(nn.Module):
@@ -25,7 +25,11 @@ class _SideBySide(nn.Module):
 
 @torch.inference_mode()
 def fuse_layer(
-    layer: nn.Module, call: LayerCall, shape: tuple[int, int, int], kernels: LayerKernels, *, packed: bool
+    layer: nn.Module,
+    call: LayerCall,
+    shape: tuple[int, int, int],
+    kernels: LayerKernels,
+    make_linear: MakeLinear,
 ) -> FusedLayer | None:
     """The fused form of a decoder layer, or None if it would compute something else.
 
@@ -34,7 +38,7 @@ def fuse_layer(
     Args:
         call: how the model calls the layer.
         shape: query heads, KV heads and head_dim.
-        packed: keep weights as `PackedLinear`.
+        make_linear: of its products.
     """
     parts = LayerParts.of(layer, *shape)
     rotation = call.rotation
@@ -46,9 +50,7 @@ def fuse_layer(
     except (RuntimeError, TypeError):  # the layer insists on its own number format
         return None
     expected = call.run(layer)
-    products = {
-        name: linear(*fuse_linears(linears), packed=packed) for name, linears in _linears(parts).items()
-    }
+    products = {name: make_linear(*fuse_linears(linears)) for name, linears in _linears(parts).items()}
     fused = FusedLayer(layer, parts, products, expected.spec, shape, kernels)
     return fused if call.run(fused).agrees(expected) else None
 

@@ -26,12 +26,64 @@ class NormWeight:
         self.native = _native.RmsNorm(weight.data_ptr(), eps, one_plus)
 
 
+class PackedWeight:
+    """A linear layer's weight in the form that the kernel reads, which depends on the instruction set."""
+
+    def __init__(self, packed: Tensor, in_features: int, out_features: int) -> None:
+        self.packed = packed  # what `native` points at
+        self.in_features, self.out_features = in_features, out_features
+        self.native = _native.PackedWeight(
+            _DTYPES[packed.dtype], packed.data_ptr(), in_features, out_features
+        )
+
+
 class LayerKernels:
     """Works on CPU tensors of float32, bfloat16 or float16, all of a call of the same type; arithmetic is float32."""
 
     def __init__(self, kernels: _native.Kernels) -> None:
         self._kernels = kernels
         self._no_norm = _native.RmsNorm(0, 0.0, False)
+
+    @property
+    def beside_matrix_units(self) -> bool:
+        """Whether the processor multiplies matrices of bfloat16 (AMX), which the kernels do not use."""
+        return _native.has_matrix_units()
+
+    def packs(self, weight: Tensor) -> bool:
+        """Whether a weight can be packed: some kernels take inputs of 16 bits in pairs."""
+        return weight.dtype in _DTYPES and (weight.dtype == torch.float32 or weight.shape[1] % 2 == 0)
+
+    def pack(self, weight: Tensor) -> PackedWeight:
+        """Copy a weight, [out_features, in_features], into the form that `linear` reads."""
+        assert self.packs(weight)
+        out_features, in_features = weight.shape
+        dense = weight.contiguous()
+        packed = torch.empty(self._kernels.packed_size(in_features, out_features), dtype=weight.dtype)
+        out = PackedWeight(packed, in_features, out_features)
+        self._kernels.pack(out.native, dense.data_ptr(), torch.get_num_threads())
+        return out
+
+    def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        """x [T, in_features] times the weight, transposed, plus the bias [out_features]: [T, out_features].
+
+        Raises:
+            TypeError: x is of another type than the weight.
+        """
+        if x.dtype != weight.packed.dtype:
+            raise TypeError(f"a weight of {weight.packed.dtype} cannot multiply {x.dtype}")
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        out = x.new_empty(len(x), weight.out_features)
+        self._kernels.linear(
+            weight.native,
+            x.data_ptr(),
+            x.stride(0),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            len(x),
+            torch.get_num_threads(),
+        )
+        return out
 
     def rms_norm(self, x: Tensor, norm: NormWeight, add: Tensor | None = None) -> Tensor:
         """The norm of x, [T, size]; `add`, of the same shape, is first added to x in place."""
