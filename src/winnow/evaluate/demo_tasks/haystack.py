@@ -44,7 +44,11 @@ class Haystack:
 
 def scatter(rng: random.Random, planted: Sequence[str], around: Sequence[str]) -> list[str]:
     """Both lists merged at random, each in its own order."""
-    places = sorted(rng.randrange(len(around) + 1) for _ in planted)
+    return insert(planted, around, sorted(rng.randrange(len(around) + 1) for _ in planted))
+
+
+def insert(planted: Sequence[str], around: Sequence[str], places: Sequence[int]) -> list[str]:
+    """Both lists merged: each planted item stands before the item of `around` that its place names; places rise."""
     merged: list[str] = []
     start = 0
     for place, line in zip(places, planted, strict=True):

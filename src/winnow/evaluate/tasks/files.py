@@ -32,14 +32,21 @@ class Record:
 
     def texts(self, field: str) -> tuple[str, ...]:
         """A field that must be a list of at least one string; raises DatasetError otherwise."""
-        values = self._list(field)
+        values = self.entries(field)
         if not values or not all(isinstance(value, str) for value in values):
             self.fail(f"{field!r} must be a list of at least one string")
         return tuple(values)
 
+    def entries(self, field: str) -> list[Any]:
+        """A field that must be a list; raises DatasetError otherwise."""
+        value = self._value(field)
+        if not isinstance(value, list):
+            self.fail(f"{field!r} must be a list, not {_kind(value)}")
+        return value
+
     def records(self, field: str) -> list["Record"]:
         """A field that must be a list of objects; raises DatasetError otherwise."""
-        return records(self._list(field), f"{self.place}, {field!r}")
+        return _records(self.entries(field), f"{self.place}, {field!r}")
 
     def fail(self, reason: str) -> NoReturn:
         """Raises DatasetError with the place and what is wrong there."""
@@ -49,12 +56,6 @@ class Record:
         if field not in self.fields:
             self.fail(f"field {field!r} is missing")
         return self.fields[field]
-
-    def _list(self, field: str) -> list[Any]:
-        value = self._value(field)
-        if not isinstance(value, list):
-            self.fail(f"{field!r} must be a list, not {_kind(value)}")
-        return value
 
 
 def shipped(task: str) -> Path:
@@ -67,10 +68,15 @@ def find_file(directory: Path, name: str, published: str) -> Path:
 
     Raises DatasetError when there is neither; it says that the file is `published`, such as "by the project X".
     """
-    for candidate in (directory / name, directory / f"{name}.gz"):
+    for candidate in _candidates(directory, name):
         if candidate.is_file():
             return candidate
     raise DatasetError(f"{directory} has no file {name} (or {name}.gz); it is published {published}")
+
+
+def has_file(directory: Path, name: str) -> bool:
+    """Whether `find_file` would find it."""
+    return any(candidate.is_file() for candidate in _candidates(directory, name))
 
 
 def read_text(path: Path) -> str:
@@ -84,7 +90,15 @@ def read_text(path: Path) -> str:
 
 def read_json(path: Path) -> Record:
     """A file that is one JSON object; raises DatasetError where it is not."""
-    return _record(read_text(path), str(path))
+    return _record(parse_json(read_text(path), str(path)), str(path))
+
+
+def read_json_list(path: Path) -> list[Record]:
+    """A file that is one JSON list of objects; raises DatasetError where it is not."""
+    value = parse_json(read_text(path), str(path))
+    if not isinstance(value, list):
+        raise DatasetError(f"{path}: expected a JSON list, not {_kind(value)}")
+    return _records(value, str(path))
 
 
 def read_json_lines(path: Path) -> Iterator[Record]:
@@ -92,14 +106,8 @@ def read_json_lines(path: Path) -> Iterator[Record]:
     # Not splitlines: JSON may hold line separators of Unicode within a string.
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
-            yield _record(line, f"{path}, line {number}")
-
-
-def records(values: list[Any], place: str) -> list[Record]:
-    """A list's members, which must be objects; raises DatasetError that names the entry, counted from 1."""
-    return [
-        _require_object(value, f"{place}, entry {number}") for number, value in enumerate(values, start=1)
-    ]
+            place = f"{path}, line {number}"
+            yield _record(parse_json(line, place), place)
 
 
 def parse_json(text: str, place: str) -> Any:
@@ -112,11 +120,15 @@ def parse_json(text: str, place: str) -> Any:
         raise DatasetError(f"{place}: JSON nested too deep") from None
 
 
-def _record(text: str, place: str) -> Record:
-    return _require_object(parse_json(text, place), place)
+def _candidates(directory: Path, name: str) -> tuple[Path, Path]:
+    return directory / name, directory / f"{name}.gz"
 
 
-def _require_object(value: Any, place: str) -> Record:
+def _records(values: list[Any], place: str) -> list[Record]:
+    return [_record(value, f"{place}, entry {number}") for number, value in enumerate(values, start=1)]
+
+
+def _record(value: Any, place: str) -> Record:
     if not isinstance(value, dict):
         raise DatasetError(f"{place}: expected a JSON object, not {_kind(value)}")
     return Record(place, value)

@@ -1,0 +1,34 @@
+"""Random draws that tasks share."""
+
+import random
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
+
+
+def shuffled(rng: random.Random, count: int) -> Iterator[int]:
+    """The numbers below `count` in random order, drawn one by one: the first are the same however many are taken."""
+    moved: dict[int, int] = {}
+    for last in range(count - 1, -1, -1):
+        place = rng.randrange(last + 1)
+        yield moved.get(place, place)
+        moved[place] = moved.get(last, last)
+
+
+def distinct(draw: Callable[[], H]) -> Iterator[H]:
+    """What `draw` gives, each value once; never ends, so that `draw` must not run dry."""
+    seen: set[H] = set()
+    while True:
+        value = draw()
+        if value not in seen:
+            seen.add(value)
+            yield value
+
+
+def chosen(rng: random.Random, items: Sequence[T], samples: int | None) -> list[T]:
+    """So many of the items, drawn at random, in their order; all for None, or where there are not so many."""
+    if samples is None or samples >= len(items):
+        return list(items)
+    return [items[place] for place in sorted(rng.sample(range(len(items)), samples))]

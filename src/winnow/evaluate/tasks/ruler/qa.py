@@ -1,0 +1,74 @@
+"""Questions about a few documents among many (qa_1, qa_2)."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Literal
+
+from winnow.evaluate.sample import Question
+from winnow.evaluate.tasks.draws import shuffled
+from winnow.evaluate.tasks.ruler.documents import DocumentQuestion, DocumentSet
+from winnow.evaluate.tasks.ruler.recipe import Draw, Prompt
+
+_INSTRUCTION = (
+    "Answer the question based on the given documents. "
+    "Only give me the answer and do not output any other words."
+)
+
+
+@dataclass(frozen=True)
+class DocumentQA:
+    """The documents that a question needs, shuffled among others; a unit of the haystack is a document.
+
+    Documents near the question come first, then others of the dataset. When all are in, those that are not needed come
+    again. With several questions the documents that each of them needs are there.
+    """
+
+    dataset: Literal["squad", "hotpotqa"]
+    answer_tokens: int = 32
+
+    def prompt(self, draw: Draw, size: int) -> Prompt:
+        """See `Recipe`."""
+        source: DocumentSet = getattr(draw.materials, self.dataset)
+        asked = _asked(draw, source.questions)
+        needed = list(dict.fromkeys(chain.from_iterable(question.needed for question in asked)))
+        places = needed + _others(draw.rng("others"), size, source, asked, set(needed))
+        draw.rng("order").shuffle(places)
+        documents = [
+            f"Document {number}:\n{source.documents[place]}" for number, place in enumerate(places, 1)
+        ]
+        context = f"{_INSTRUCTION}\n\nThe following are given documents.\n\n" + "\n\n".join(documents)
+        return Prompt(context, tuple(self._question(question) for question in asked))
+
+    def _question(self, question: DocumentQuestion) -> Question:
+        return Question(
+            text=f"\n\n{_INSTRUCTION}\n\nQuestion: {question.text} Answer:",
+            references=question.answers,
+            metric="match-part",
+            max_tokens=self.answer_tokens,
+        )
+
+
+def _asked(draw: Draw, questions: Sequence[DocumentQuestion]) -> list[DocumentQuestion]:
+    """The sample's questions: the next ones of an order that all samples share, so that they differ between samples."""
+    order = list(shuffled(random.Random(f"{draw.seed}/{draw.recipe}"), len(questions)))
+    first = draw.number * draw.questions
+    places = [order[(first + more) % len(order)] for more in range(min(draw.questions, len(order)))]
+    return [questions[place] for place in places]
+
+
+def _others(
+    rng: random.Random, count: int, source: DocumentSet, asked: Sequence[DocumentQuestion], needed: set[int]
+) -> list[int]:
+    """So many documents beside those needed, near ones first."""
+    near = [
+        place for place in dict.fromkeys(chain.from_iterable(q.near for q in asked)) if place not in needed
+    ]
+    rng.shuffle(near)
+    known = needed.union(near)
+    far = (place for place in shuffled(rng, len(source.documents)) if place not in known)
+    taken = list(islice(chain(near, far), count))
+    while taken and len(taken) < count:
+        taken += taken[: count - len(taken)]
+    return taken

@@ -1,0 +1,55 @@
+"""What a recipe of RULER is asked for, and what it makes."""
+
+import random
+from dataclasses import dataclass
+from typing import Protocol
+
+from winnow.evaluate.sample import Question
+from winnow.evaluate.tasks.ruler.materials import Materials
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One sample of a recipe before its haystack has a size.
+
+    Attributes:
+        seed: of the evaluation.
+        recipe: its name.
+        tokens: length of prompt and answer together.
+        number: of the sample, from 0.
+        questions: asked of one context; a recipe that cannot ask so many asks fewer.
+        materials: what haystacks are made of.
+    """
+
+    seed: int
+    recipe: str
+    tokens: int
+    number: int
+    questions: int
+    materials: Materials
+
+    def rng(self, purpose: str) -> random.Random:
+        """A generator for one purpose, which starts anew with every call.
+
+        Each purpose has its own, so that a larger haystack begins like a smaller one and hides the same things.
+        """
+        return random.Random(f"{self.seed}/{self.recipe}/{self.tokens}/{self.number}/{purpose}")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A sample without a name."""
+
+    context: str
+    questions: tuple[Question, ...]
+
+
+class Recipe(Protocol):
+    """One of the 13 tasks. The same draw and size make the same prompt."""
+
+    def prompt(self, draw: Draw, size: int) -> Prompt:
+        """The prompt whose haystack has `size` units (words, lines, documents) beside what every prompt must hold.
+
+        Raises:
+            EvaluationError: the haystack cannot be made so large.
+        """
