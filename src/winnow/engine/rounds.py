@@ -1,6 +1,6 @@
 """WHEN KVs are taken: which sequences shrink before a step, so that what they free is there for the same step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceType
 
 from winnow.engine.executor import Executor
@@ -40,16 +40,17 @@ class Rounds:
         Returns:
             Those that are due and found no place in the round: they must wait.
         """
-        at_intervals = self._due_at_intervals(running)
-        due = [s for s in running if s.eviction is not None and (self._is_due(s) or s in at_intervals)]
+        able = [s for s in running if s.eviction is not None]
+        at_intervals = self._due_at_intervals(able)
+        due = [s for s, state in self._states(able) if _eviction(s).round_due(*state) or s in at_intervals]
         done = self._shrink(due, running)
         # A sibling that a round served through its leader is no longer due.
         return {s for s in due if s not in done and s.last_round != s.num_computed}
 
     def relieve(self, running: SequenceType[Sequence]) -> bool:
         """Shrink sequences whose policy acts under pressure. Returns False if there is none that could."""
-        able = [s for s in running if s.eviction and s.eviction.policy.when.pressure and self._may_shrink(s)]
-        return bool(self._shrink(able, running))
+        able = [s for s in running if s.eviction is not None and s.eviction.policy.when.pressure]
+        return bool(self._shrink(self._shrinkable(able), running))
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence ended or lost its slot."""
@@ -57,31 +58,30 @@ class Rounds:
 
     # -- who -----------------------------------------------------------------------------------------------------
 
-    def _is_due(self, sequence: Sequence) -> bool:
-        eviction = sequence.eviction
-        return eviction is not None and eviction.round_due(*self._state(sequence))
+    def _states(self, sequences: SequenceType[Sequence]) -> Iterator[tuple[Sequence, tuple[int, int, float]]]:
+        """Each sequence with what its policy must know: tokens computed, those at its last round, KVs per row."""
+        if not sequences:
+            return
+        # At once: one by one, this would take longer than all else that is decided in a step.
+        lengths = self._cache.host_lengths[[s.running_slot for s in sequences]]
+        for sequence, mean in zip(sequences, lengths.mean(axis=(1, 2)).tolist(), strict=True):
+            yield sequence, (sequence.num_computed, sequence.last_round, mean)
 
-    def _may_shrink(self, sequence: Sequence) -> bool:
-        eviction = sequence.eviction
-        return eviction is not None and eviction.may_shrink(*self._state(sequence))
-
-    def _state(self, sequence: Sequence) -> tuple[int, int, float]:
-        return sequence.num_computed, sequence.last_round, self.mean_kvs(sequence)
+    def _shrinkable(self, sequences: SequenceType[Sequence]) -> list[Sequence]:
+        """Those for which a round that the engine asks for would bring anything."""
+        return [s for s, state in self._states(sequences) if _eviction(s).may_shrink(*state)]
 
     def mean_kvs(self, sequence: Sequence) -> float:
         """KVs per row on average."""
-        assert sequence.slot is not None, "only a running sequence holds KVs"
-        return float(self._cache.host_lengths[sequence.slot].mean())
+        [(_, (_, _, mean))] = self._states([sequence])
+        return mean
 
-    def _due_at_intervals(self, running: SequenceType[Sequence]) -> set[Sequence]:
+    def _due_at_intervals(self, able: SequenceType[Sequence]) -> set[Sequence]:
         """Sequences whose policies have rounds by steps of the engine, or by what all have gathered."""
-        able = [s for s in running if s.eviction is not None and s.is_decoding and self._may_shrink(s)]
-        due: set[Sequence] = set()
-        for sequence in able:
-            every = _eviction(sequence).policy.when.every_steps
-            if every is not None and self._num_steps % every == 0:
-                due.add(sequence)
-        watched = [s for s in able if _eviction(s).policy.when.uncompressed_tokens is not None]
+        whens = [(s, _eviction(s).policy.when) for s in able if s.is_decoding]
+        stepped = [s for s, when in whens if when.every_steps and self._num_steps % when.every_steps == 0]
+        due = set(self._shrinkable(stepped))
+        watched = self._shrinkable([s for s, when in whens if when.uncompressed_tokens is not None])
         gathered = sum(s.num_computed - s.last_round for s in watched)
         for sequence in watched:
             if gathered >= (_eviction(sequence).policy.when.uncompressed_tokens or 0):
