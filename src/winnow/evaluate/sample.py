@@ -33,6 +33,7 @@ class Sample:
         category: the row of the task's table that its scores go to.
         context: what a query-agnostic policy may judge; questions follow it directly. May be empty.
         chat: whether the text goes through the model's chat template, as one message of the user.
+        length: tokens of prompt and answer together that were asked for, where the task's length is free.
     """
 
     name: str
@@ -40,3 +41,4 @@ class Sample:
     context: str
     questions: tuple[Question, ...]
     chat: bool = False
+    length: int | None = None

@@ -46,6 +46,7 @@ class DemoTask:
             category=category,
             context=document.context,
             questions=tuple(_questions(document, settings)),
+            length=tokens,
         )
 
 
