@@ -38,10 +38,14 @@ _PARTS = {
 }
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag per option of the engine."""
+def add_engine_flags(
+    parser: argparse.ArgumentParser,
+    skip: Collection[str] = (),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """One flag per option of the engine, except those of `skip`; `defaults` are the command's own."""
     for title, config in _PARTS.items():
-        add_flags(parser, config, title)
+        add_flags(parser, config, title, skip, defaults)
 
 
 def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
