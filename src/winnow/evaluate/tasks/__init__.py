@@ -13,6 +13,11 @@ __all__ = ["TASKS", "CountTokens", "Task", "TaskSettings", "load_task"]
 TASKS: Mapping[str, str] = MappingProxyType(
     {
         "demo": "winnow.evaluate.tasks.demo:DEMO",
+        "longbench": "winnow.evaluate.tasks.longbench:LONGBENCH",
+        "longbench-kv-compress": "winnow.evaluate.tasks.longbench:LONGBENCH_KV_COMPRESS",
+        "gsm8k": "winnow.evaluate.tasks.gsm8k:GSM8K",
+        "gsm8k-flexible": "winnow.evaluate.tasks.gsm8k:GSM8K_FLEXIBLE",
+        "bbh": "winnow.evaluate.tasks.bbh:BBH",
     }
 )
 """Name -> "module:attribute" of a `Task`; the module is imported when the task is asked for."""

@@ -1,0 +1,38 @@
+"""What tasks with worked examples in front share."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from winnow.errors import EvaluationError
+from winnow.evaluate.sample import Sample
+from winnow.evaluate.tasks.task import TaskSettings
+
+T = TypeVar("T")
+
+
+def shots_asked(settings: TaskSettings, default: int, most: int) -> int:
+    """How many worked examples to give; raises EvaluationError where fewer than 0 or more than there are."""
+    shots = default if settings.shots is None else settings.shots
+    if not 0 <= shots <= most:
+        raise EvaluationError(
+            f"--shots must lie between 0 and {most}, the examples that there are, got {shots}"
+        )
+    return shots
+
+
+def grouped(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The items, so many at a time; the last group may be smaller."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def require_room(sample: Sample, settings: TaskSettings) -> Sample:
+    """The sample; raises EvaluationError where a prompt of it leaves the model no room for the whole answer."""
+    for question in sample.questions:
+        tokens = settings.count_tokens(sample.context + question.text)
+        if tokens + question.max_tokens > settings.max_prompt_tokens:
+            raise EvaluationError(
+                f"sample {sample.name} has {tokens} tokens and answers with up to {question.max_tokens}, but the model "
+                f"takes {settings.max_prompt_tokens} together: fewer --shots make it shorter"
+            )
+    return sample
