@@ -24,6 +24,7 @@ LAYERS = [
     "inspection",
     "models",
     "engine",
+    "padded",
     "llm",
     "evaluate",
     "bench",

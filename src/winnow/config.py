@@ -3,6 +3,7 @@
 Each field's metadata holds `help`, and where needed `choices` (allowed values) and `parse` (text -> value).
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,6 +15,8 @@ from winnow.units import parse_bytes
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "reference")
+ENGINES = ("paged", "padded")
+PADDED_MODES = ("embedding", "shaping", "pd", "static")
 
 
 def option(default: Any, help: str, **extra: Any) -> Any:
@@ -34,14 +37,14 @@ def _require(name: str, value: Any, low: int, high: int | None = None) -> None:
         raise ConfigError(f"{name} must be {limit}, got {value}")
 
 
-def _require_number(name: str, value: Any, low: float) -> None:
+def _require_number(name: str, value: Any, low: float, high: float | None = None) -> None:
+    limit = f"of at least {low:g}" if high is None else f"between {low:g} and {high:g}"
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
-        or not value >= low
-        or value == float("inf")
+        or not low <= value <= (sys.float_info.max if high is None else high)
     ):
-        raise ConfigError(f"{name} must be a number of at least {low:g}, got {value!r}")
+        raise ConfigError(f"{name} must be a number {limit}, got {value!r}")
 
 
 def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -56,6 +59,11 @@ class ModelConfig:
     model: str | Path | None = option(
         None,
         "directory with config.json and safetensors weights; left out: the demo model that ships with Winnow",
+    )
+    engine: str = option(
+        "paged",
+        "what runs the model: paged, or padded for any causal model of transformers as it is, without eviction",
+        choices=ENGINES,
     )
     dtype: str = option(
         "auto",
@@ -86,6 +94,7 @@ class ModelConfig:
     seed: int = option(0, "seed of requests that bring none, and of dummy weights")
 
     def __post_init__(self) -> None:
+        _require_choice("engine", self.engine, ENGINES)
         _require_choice("dtype", self.dtype, DTYPES)
         _require_choice("load_format", self.load_format, LOAD_FORMATS)
         _require_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
@@ -175,13 +184,64 @@ class EvictionConfig:
 
 
 @dataclass(frozen=True)
+class PaddedConfig:
+    """How the padded engine batches (engine=padded)."""
+
+    padded_mode: str = option(
+        "embedding",
+        "embedding: queries are prefilled apart and join at any step; shaping: prefilled in the batch's own pass; pd: "
+        "prefilled apart, batches run to completion; static: batches run to completion",
+        choices=PADDED_MODES,
+    )
+    prefill_group: int = option(8, "most queries that are prefilled together, apart from the batch")
+    group_padding: float = option(0.02, "most padding in such a group, as a part of what it computes")
+    park_above: float = option(1.0, "queries are parked in host memory above this part of kv_memory")
+    admit_below: float = option(0.9, "queries join others only up to this part of kv_memory")
+
+    def __post_init__(self) -> None:
+        _require_choice("padded_mode", self.padded_mode, PADDED_MODES)
+        _require("prefill_group", self.prefill_group, 1, 1024)
+        for name in ("group_padding", "park_above", "admit_below"):
+            _require_number(name, getattr(self, name), 0.0, 1.0)
+        if not self.park_above:
+            raise ConfigError("park_above must be greater than 0, got 0")
+        if self.admit_below > self.park_above:
+            raise ConfigError(
+                f"admit_below must be at most park_above ({self.park_above:g}), got {self.admit_below:g}"
+            )
+
+
+# What means nothing to an engine, so that giving it is a mistake.
+_ONLY_PAGED = {
+    "model": ("attention_backend",),
+    "cache": ("block_size",),
+    "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_scores", "max_round_kvs"),
+}
+_ONLY_PADDED = {
+    "padded": ("padded_mode", "prefill_group", "group_padding", "park_above", "admit_below"),
+}
+
+
+@dataclass(frozen=True)
 class EngineConfig:
-    """The four parts together."""
+    """The five parts together."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     eviction: EvictionConfig = field(default_factory=EvictionConfig)
+    padded: PaddedConfig = field(default_factory=PaddedConfig)
+
+    def __post_init__(self) -> None:
+        other, foreign = ("paged", _ONLY_PAGED) if self.model.engine == "padded" else ("padded", _ONLY_PADDED)
+        for part, names in foreign.items():
+            config = getattr(self, part)
+            for each in fields(config):
+                value = getattr(config, each.name)
+                if each.name in names and value != each.default:
+                    raise ConfigError(
+                        f"{each.name} needs engine={other}, got {value!r} and engine={self.model.engine}"
+                    )
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -195,6 +255,7 @@ class EngineConfig:
             "cache": CacheConfig,
             "scheduler": SchedulerConfig,
             "eviction": EvictionConfig,
+            "padded": PaddedConfig,
         }
         names = {part: [f.name for f in fields(config)] for part, config in parts.items()}
         known = [name for part in names.values() for name in part]

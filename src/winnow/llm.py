@@ -8,19 +8,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from winnow.attention import open_backend
 from winnow.config import EngineConfig
-from winnow.engine.admission import Admission
-from winnow.engine.engine import Engine
+from winnow.engine.interface import RequestEngine
+from winnow.engine.open import open_paged_engine
 from winnow.engine.request import Watch
-from winnow.engine.scheduler import Scheduler
-from winnow.engine.torch_executor import TorchExecutor
 from winnow.errors import InvalidRequestError
 from winnow.eviction import preset_of
 from winnow.eviction.describe import brief_policy
 from winnow.inspection import Held, Inspection, read_tokens
-from winnow.models import load_model
+from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.outputs import EngineStats, RequestOutput
+from winnow.padded import open_padded_engine
 from winnow.sampling import SamplingParams
 
 # Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
@@ -39,7 +37,8 @@ class LLM:
 
     Args:
         model: directory with config.json, safetensors and (for text prompts) a tokenizer; None: the demo model.
-        options: the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig` and `EvictionConfig` in `winnow.config`.
+        options: the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig`, `EvictionConfig` and `PaddedConfig` in
+            `winnow.config`.
 
     Raises:
         ConfigError: an option is unknown or out of range.
@@ -48,29 +47,9 @@ class LLM:
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         self.config = EngineConfig.from_options({"model": model, **options})
-        policy = preset_of(self.config.eviction.eviction).policy
-        loaded = load_model(self.config.model, beyond_trained_len=policy.reassign_positions)
-        executor = TorchExecutor(
-            loaded, self.config, open_backend(self.config.model.attention_backend, loaded.device)
-        )
+        loaded, self._engine = _open_engine(self.config)
         self.tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
-        self._engine = Engine(
-            executor,
-            Scheduler(
-                self.config.scheduler,
-                executor,
-                time.monotonic,
-                max_round_kvs=self.config.eviction.max_round_kvs,
-            ),
-            loaded.tokenizer,
-            loaded.eos_token_ids,
-            Admission(
-                executor.cache, self.config, loaded.vocab_size, loaded.max_model_len, loaded.trained_len
-            ),
-            self.config.cache.kv_memory,
-            time.monotonic,
-        )
         self._num_submitted = 0
         # Several callers may take turns stepping the engine; each finds its own outputs here.
         self._mailboxes: dict[str, list[RequestOutput]] = {}
@@ -161,10 +140,15 @@ class LLM:
     # -- step by step --------------------------------------------------------------------------------------------
 
     def submit(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
     ) -> str:
-        """Queue a prompt and return its request id. Raises as `generate`."""
-        return self._submit(*self._tokenize(prompt), sampling_params, request_id)
+        """Queue a prompt and return its request id; greater priority is served first. Raises as `generate`."""
+        return self._submit(*self._tokenize(prompt), sampling_params, request_id, priority=priority)
 
     def submit_chat(
         self,
@@ -172,9 +156,10 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
     ) -> str:
-        """Queue a conversation and return its request id. Raises as `generate`."""
-        return self._submit(*self._apply_template(messages), sampling_params, request_id)
+        """As `submit`, for a conversation."""
+        return self._submit(*self._apply_template(messages), sampling_params, request_id, priority=priority)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step for all requests. Returns the submitted ones that got tokens or finished, as they stand.
@@ -228,10 +213,11 @@ class LLM:
         params: SamplingParams | None,
         request_id: str | None,
         watch: Watch | None = None,
+        priority: int = 0,
     ) -> str:
         if request_id is None:
             request_id = f"request-{self._num_submitted}"
-        self._engine.add(request_id, prompt, token_ids, params or SamplingParams(), watch)
+        self._engine.add(request_id, prompt, token_ids, params or SamplingParams(), watch, priority)
         self._num_submitted += 1
         return request_id
 
@@ -346,6 +332,15 @@ class LLM:
             raise InvalidRequestError(f"messages do not suit the model's chat template: {error}") from None
         # The template writes its own special tokens.
         return prompt, self.tokenizer.encode(prompt, add_special_tokens=False)
+
+
+def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestEngine]:
+    if config.model.engine == "padded":
+        plain = load_plain_model(config.model)
+        return plain, open_padded_engine(plain, config, time.monotonic)
+    policy = preset_of(config.eviction.eviction).policy
+    loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
+    return loaded, open_paged_engine(loaded, config, time.monotonic)
 
 
 def _is_token_ids(value: Any) -> bool:

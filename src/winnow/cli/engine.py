@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
-from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
+from winnow.config import (
+    CacheConfig,
+    EngineConfig,
+    EvictionConfig,
+    ModelConfig,
+    PaddedConfig,
+    SchedulerConfig,
+)
 from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -35,6 +42,7 @@ _PARTS = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "eviction": EvictionConfig,
+    "padded": PaddedConfig,
 }
 
 

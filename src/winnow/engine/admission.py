@@ -24,6 +24,39 @@ class Admitted:
     """None: no policy was asked for."""
 
 
+def check_tokens(token_ids: list[int], params: SamplingParams, vocab_size: int) -> None:
+    """Check a prompt and its parameters against the vocabulary.
+
+    Raises:
+        InvalidRequestError: the prompt is empty, or the model does not have a token.
+    """
+    if not token_ids:
+        raise InvalidRequestError("prompt must hold at least 1 token, got none")
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
+        raise InvalidRequestError(f"prompt token ids must be between 0 and {vocab_size - 1}, got {wrong}")
+    params.validate_for(vocab_size)
+
+
+def answer_limit(prompt_len: int, params: SamplingParams, context: int) -> int:
+    """Most tokens of an answer: what is asked for, or what the context leaves.
+
+    Raises:
+        ContextLengthError: the context leaves no room for an answer, or not for the tokens that it must begin with.
+    """
+    if prompt_len >= context:
+        raise ContextLengthError(
+            f"prompt must be shorter than the context of {context} tokens (max_model_len), got {prompt_len}"
+        )
+    if prompt_len + params.num_forced > context:
+        raise ContextLengthError(
+            f"prompt and forced_tokens must fit into the context of {context} tokens (max_model_len), "
+            f"got {prompt_len} and {params.num_forced}"
+        )
+    wanted = context - prompt_len if params.max_tokens is None else params.max_tokens
+    return min(wanted, context - prompt_len)
+
+
 class Admission:
     """Checks requests against model and cache.
 
@@ -58,25 +91,14 @@ class Admission:
             raise InvalidRequestError(str(error)) from None
 
     def _admit(self, token_ids: list[int], params: SamplingParams) -> Admitted:
-        self._check_tokens(token_ids)
-        params.validate_for(self._vocab_size)
+        check_tokens(token_ids, params, self._vocab_size)
         configs = _wanted(self._config.eviction, params)
         policy = preset_of(configs[0].eviction).policy
         context = (
             self._max_model_len if policy.reassign_positions else min(self._max_model_len, self._trained_len)
         )
         prompt_len = len(token_ids)
-        if prompt_len >= context:
-            raise ContextLengthError(
-                f"prompt must be shorter than the context of {context} tokens (max_model_len), got {prompt_len}"
-            )
-        if prompt_len + params.num_forced > context:
-            raise ContextLengthError(
-                f"prompt and forced_tokens must fit into the context of {context} tokens (max_model_len), "
-                f"got {prompt_len} and {params.num_forced}"
-            )
-        wanted = context - prompt_len if params.max_tokens is None else params.max_tokens
-        max_tokens = min(wanted, context - prompt_len)
+        max_tokens = answer_limit(prompt_len, params, context)
         context_len = params.context_tokens
         if context_len is not None and context_len > prompt_len:
             raise InvalidRequestError(
@@ -105,15 +127,6 @@ class Admission:
         asked = configs[0].eviction
         name = None if policy.when.never else asked if isinstance(asked, str) else "own"
         return Admitted(min(max_tokens, left), tuple(evictions), name)
-
-    def _check_tokens(self, token_ids: list[int]) -> None:
-        if not token_ids:
-            raise InvalidRequestError("prompt must hold at least 1 token, got none")
-        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
-            wrong = next(token for token in token_ids if not 0 <= token < self._vocab_size)
-            raise InvalidRequestError(
-                f"prompt token ids must be between 0 and {self._vocab_size - 1}, got {wrong}"
-            )
 
     def _check_policy(self, eviction: SequenceEviction) -> None:
         """Raise InvalidRequestError if the engine as it was opened cannot run the policy."""

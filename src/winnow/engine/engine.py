@@ -57,14 +57,17 @@ class Engine:
         token_ids: list[int],
         params: SamplingParams,
         watch: Watch | None = None,
+        priority: int = 0,
     ) -> None:
-        """Queue a request; `watch` is filled while it runs.
+        """Queue a request; `watch` is filled while it runs. All have priority 0: first come, first served.
 
         Raises:
             InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
         """
         if request_id in self._requests:
             raise InvalidRequestError(f"request_id {request_id!r} is in use by an unfinished request")
+        if priority:
+            raise InvalidRequestError(f"priority needs engine=padded, got {priority}")
         granted = self._admission.admit(token_ids, params)
         for eviction in granted.evictions:
             if eviction is not None:

@@ -36,6 +36,8 @@ class Request:
     policy_name: str | None = None
     """Of the policy that was asked for, also where the budget leaves it nothing to do."""
     watch: Watch | None = None
+    priority: int = 0
+    """Greater is more urgent; the padded engine serves by it."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
     sequences: list["Sequence"] = field(init=False)
 

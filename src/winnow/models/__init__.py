@@ -2,6 +2,14 @@
 
 from winnow.models.binding import AttentionStep
 from winnow.models.geometry import ModelGeometry
-from winnow.models.loader import DEMO_MODEL, LoadedModel, load_model
+from winnow.models.loader import DEMO_MODEL, LoadedModel, PlainModel, load_model, load_plain_model
 
-__all__ = ["DEMO_MODEL", "AttentionStep", "LoadedModel", "ModelGeometry", "load_model"]
+__all__ = [
+    "DEMO_MODEL",
+    "AttentionStep",
+    "LoadedModel",
+    "ModelGeometry",
+    "PlainModel",
+    "load_model",
+    "load_plain_model",
+]

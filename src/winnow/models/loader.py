@@ -34,20 +34,34 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """A model bound to the paged cache, and what the engine must know of it."""
+class PlainModel:
+    """A model as transformers makes it, and what an engine must know of it."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
-    geometry: ModelGeometry
     max_model_len: int
-    trained_len: int
-    """Longest sequence whose positions the model knows."""
     eos_token_ids: frozenset[int]
 
     @property
     def vocab_size(self) -> int:
         return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+
+@dataclass(frozen=True)
+class LoadedModel(PlainModel):
+    """A model bound to the paged cache."""
+
+    geometry: ModelGeometry
+    trained_len: int
+    """Longest sequence whose positions the model knows."""
 
     @cached_property
     def rotation(self) -> ModelRotation | None:
@@ -58,14 +72,6 @@ class LoadedModel:
     def token_kinds(self) -> torch.Tensor:
         """The kind of every token id, uint8 [vocab_size]."""
         return token_kinds(self.tokenizer, self.vocab_size)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
 
 
 def load_model(config: ModelConfig, *, beyond_trained_len: bool = False) -> LoadedModel:
@@ -81,12 +87,16 @@ def load_model(config: ModelConfig, *, beyond_trained_len: bool = False) -> Load
     """
     path = DEMO_MODEL if config.model is None else Path(config.model)
     model_config = _read_config(path)
-    _check_class(model_config)
+    model_class = _causal_class(model_config)
+    if not model_class.is_backend_compatible():
+        raise UnsupportedModelError(
+            f"{model_class.__name__} is not supported: its attention cannot be replaced "
+            "(transformers' class takes none from AttentionInterface); engine=padded runs it as it is"
+        )
     wanted = config.max_model_len
     trained_len = _context_limit(model_config, None if beyond_trained_len else wanted)
     device = _device(config.device)
-    model = _load_weights(path, model_config, config, _dtype(config.dtype, model_config, device)).to(device)
-    model.eval().requires_grad_(False)
+    model = _load_weights(path, model_config, config, device, ATTENTION_NAME)
     geometry = probe_geometry(model)
     if config.optimize:
         optimize_model(model, geometry, trained_len)
@@ -96,6 +106,23 @@ def load_model(config: ModelConfig, *, beyond_trained_len: bool = False) -> Load
         geometry=geometry,
         max_model_len=wanted or trained_len,
         trained_len=trained_len,
+        eos_token_ids=_eos_token_ids(path, model_config),
+    )
+
+
+def load_plain_model(config: ModelConfig) -> PlainModel:
+    """Load model and tokenizer from a local directory, with the attention that transformers gives the class.
+
+    Raises:
+        UnsupportedModelError, ConfigError: as `load_model`; any causal language model is taken.
+    """
+    path = DEMO_MODEL if config.model is None else Path(config.model)
+    model_config = _read_config(path)
+    _causal_class(model_config)
+    return PlainModel(
+        max_model_len=_context_limit(model_config, config.max_model_len),
+        model=_load_weights(path, model_config, config, _device(config.device), None),
+        tokenizer=_load_tokenizer(path),
         eos_token_ids=_eos_token_ids(path, model_config),
     )
 
@@ -123,22 +150,18 @@ def _read_config(path: Path) -> PretrainedConfig:
         raise UnsupportedModelError(f"model: {file} is not a usable configuration: {error}") from None
 
 
-def _check_class(model_config: PretrainedConfig) -> None:
-    """Look at the model's class before its weights are read.
+def _causal_class(model_config: PretrainedConfig) -> type[PreTrainedModel]:
+    """The model's class, looked up before its weights are read.
 
     Raises:
-        UnsupportedModelError: transformers has no causal model of this kind, or its attention is hard-wired.
+        UnsupportedModelError: transformers has no causal model of this kind.
     """
     if type(model_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(
             f"{model_config.model_type} is not supported: it is not a causal language model"
         )
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
-    if not model_class.is_backend_compatible():
-        raise UnsupportedModelError(
-            f"{model_class.__name__} is not supported: its attention cannot be replaced "
-            "(transformers' class takes none from AttentionInterface)"
-        )
+    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
+    return model_class
 
 
 def _context_limit(config: PretrainedConfig, wanted: int | None) -> int:
@@ -148,7 +171,8 @@ def _context_limit(config: PretrainedConfig, wanted: int | None) -> int:
         ConfigError: more is wanted than the model can do, or nothing is, and the model does not say what it can.
     """
     text = config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None) or wanted
+    named = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    limit = next((length for length in named if length), wanted)
     if limit is None:
         raise ConfigError(
             f"max_model_len must be given: {type(config).__name__} names no max_position_embeddings"
@@ -182,12 +206,28 @@ def _dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.d
     return torch.float32 if device.type == "cpu" else (config.dtype or torch.bfloat16)
 
 
-def _load_weights(path: Path, model_config: PretrainedConfig, config: ModelConfig, dtype: torch.dtype) -> Any:
+def _load_weights(
+    path: Path,
+    model_config: PretrainedConfig,
+    config: ModelConfig,
+    device: torch.device,
+    attention: str | None,
+) -> PreTrainedModel:
+    """The model on its device; `attention` is a name that transformers knows, None its own choice."""
+    model = _make_model(path, model_config, config, _dtype(config.dtype, model_config, device), attention).to(
+        device
+    )
+    return model.eval().requires_grad_(False)
+
+
+def _make_model(
+    path: Path, model_config: PretrainedConfig, config: ModelConfig, dtype: torch.dtype, attention: str | None
+) -> Any:
     if config.load_format == "dummy":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             return AutoModelForCausalLM.from_config(
-                model_config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=False
+                model_config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
             )
     if not any(path.glob("*.safetensors")):
         raise UnsupportedModelError(
@@ -199,7 +239,7 @@ def _load_weights(path: Path, model_config: PretrainedConfig, config: ModelConfi
             path,
             config=model_config,
             dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,

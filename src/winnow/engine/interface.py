@@ -1,0 +1,45 @@
+"""What `LLM` needs of an engine, whichever it is."""
+
+from typing import Protocol
+
+from winnow.engine.request import Watch
+from winnow.outputs import EngineStats, RequestOutput
+from winnow.sampling import SamplingParams
+
+
+class RequestEngine(Protocol):
+    """Requests in, answers out, one step at a time."""
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step has anything to compute."""
+
+    def add(
+        self,
+        request_id: str,
+        prompt: str | None,
+        token_ids: list[int],
+        params: SamplingParams,
+        watch: Watch | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
+        """
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at once. Returns what it had, or None if there is no such request."""
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step. Returns the requests that got tokens or finished, as they stand."""
+
+    def stats(self) -> EngineStats:
+        """The engine as it stands."""
+
+    def kv_bytes(self, num_kvs: int) -> int:
+        """Bytes of a sequence that keeps `num_kvs` KVs in every row."""
+
+    def check_integrity(self) -> None:
+        """Assert the engine's invariants."""

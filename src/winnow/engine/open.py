@@ -1,0 +1,28 @@
+"""From a configuration to a paged engine ready to run."""
+
+from collections.abc import Callable
+
+from winnow.attention import open_backend
+from winnow.config import EngineConfig
+from winnow.engine.admission import Admission
+from winnow.engine.engine import Engine
+from winnow.engine.scheduler import Scheduler
+from winnow.engine.torch_executor import TorchExecutor
+from winnow.models import LoadedModel
+
+
+def open_paged_engine(loaded: LoadedModel, config: EngineConfig, clock: Callable[[], float]) -> Engine:
+    """Set up cache, scheduler and admission around a model."""
+    backend = open_backend(config.model.attention_backend, loaded.device)
+    executor = TorchExecutor(loaded, config, backend)
+    scheduler = Scheduler(config.scheduler, executor, clock, max_round_kvs=config.eviction.max_round_kvs)
+    admission = Admission(executor.cache, config, loaded.vocab_size, loaded.max_model_len, loaded.trained_len)
+    return Engine(
+        executor,
+        scheduler,
+        loaded.tokenizer,
+        loaded.eos_token_ids,
+        admission,
+        config.cache.kv_memory,
+        clock,
+    )

@@ -1,0 +1,46 @@
+"""What is checked before a request may enter the padded engine."""
+
+from winnow.engine.admission import answer_limit, check_tokens
+from winnow.errors import CapacityError, InvalidRequestError
+from winnow.padded.room import Room
+from winnow.sampling import SamplingParams
+from winnow.units import format_bytes
+
+# What only a cache paged by head can do.
+_EVICTION = ("eviction", "compression", "kv_budget", "context_tokens")
+
+
+class PaddedAdmission:
+    """Checks requests against model and memory: whatever passes can be computed, alone if need be."""
+
+    def __init__(self, room: Room, vocab_size: int, max_model_len: int) -> None:
+        self._room = room
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+
+    def admit(self, token_ids: list[int], params: SamplingParams) -> int:
+        """Check a request. Returns the most tokens that each of its answers may have.
+
+        Raises:
+            InvalidRequestError: an empty prompt, token ids that the model does not have, or eviction.
+            ContextLengthError: the prompt leaves no room for an answer.
+            CapacityError: prompt and answer could not fit into the KV memory even alone.
+        """
+        check_tokens(token_ids, params, self._vocab_size)
+        for name in _EVICTION:
+            if getattr(params, name) not in (None, "full"):
+                raise InvalidRequestError(
+                    f"{name} needs engine=paged: a padded cache keeps all KVs of a query"
+                )
+        if params.protect:
+            raise InvalidRequestError("protect needs engine=paged: a padded cache keeps all KVs of a query")
+        max_tokens = answer_limit(len(token_ids), params, self._max_model_len)
+        # The last token of an answer is never computed, so it needs no KV.
+        left = self._room.max_columns - len(token_ids) + 1
+        if left < max(params.num_forced, 1) or (params.max_tokens is not None and max_tokens > left):
+            raise CapacityError(
+                f"prompt of {len(token_ids)} tokens with max_tokens {max_tokens} needs room for "
+                f"{len(token_ids) + max_tokens - 1} KVs, kv_memory {format_bytes(self._room.kv_memory)} holds "
+                f"{self._room.max_columns}"
+            )
+        return min(max_tokens, left)

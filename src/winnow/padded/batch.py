@@ -1,0 +1,234 @@
+"""The running batch: which sequence has which row, and what its forward passes are given."""
+
+from collections.abc import Sequence as SequenceType
+
+import torch
+from torch import Tensor
+
+from winnow.engine.request import Sequence
+from winnow.padded.cache import PaddedCache, QueryKVs
+from winnow.padded.model import PaddedModel, span_mask
+from winnow.padded.room import Room
+from winnow.padded.tally import Tally
+
+
+class Batch:
+    """Sequences that decode together.
+
+    Attributes:
+        rows: the sequence of each row; None: the row's query is finished, and the row is computed for nobody.
+        elsewhere: bytes of KVs on the device that are not the batch's.
+    """
+
+    def __init__(self, model: PaddedModel, room: Room, tally: Tally) -> None:
+        self._model = model
+        self._room = room
+        self._tally = tally
+        self._peak_bytes = 0
+        self.cache = PaddedCache(room.shape, model.device)
+        self.rows: list[Sequence | None] = []
+        self.elsewhere = 0
+
+    # -- who is in it ----------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> list[Sequence]:
+        return [sequence for sequence in self.rows if sequence is not None]
+
+    @property
+    def columns(self) -> int:
+        return self.cache.columns
+
+    @property
+    def nbytes(self) -> int:
+        return self.cache.nbytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that its tensors have taken."""
+        return max(self._peak_bytes, self.cache.peak_bytes)
+
+    def reset(self) -> None:
+        """Let everybody go, and the memory too."""
+        for sequence in self.running:
+            sequence.slot = None
+        self._replace(PaddedCache(self._room.shape, self._model.device))
+        self.rows = []
+
+    def adopt(self, cache: PaddedCache, rows: SequenceType[Sequence | None]) -> None:
+        """Go on with a prefilled group as the batch, which is empty: nothing is copied."""
+        assert not self.running
+        self._replace(cache)
+        self.rows = [None] * len(rows)
+        for row, sequence in enumerate(rows):
+            if sequence is None:
+                cache.clear(row)
+            else:
+                self._enter(sequence, row)
+
+    def join(self, sequence: Sequence, kvs: QueryKVs) -> None:
+        """Embed a query (4.2), for which there must be room."""
+        grown = max(kvs.length - self.columns, 0)
+        row = self._take_row(left=grown)
+        self.cache.write(row, kvs)
+        self._enter(sequence, row)
+
+    def leave(self, sequence: Sequence, *, keep_row: bool) -> None:
+        """A sequence is finished or taken out. Its row goes, or is kept and computed for nobody."""
+        row = sequence.running_slot
+        sequence.slot = None
+        self.rows[row] = None
+        if keep_row:
+            self.cache.clear(row)
+        else:
+            self._drop(row)
+
+    def view(self, sequence: Sequence) -> QueryKVs:
+        """A running sequence's KVs where they lie."""
+        return self.cache.view(sequence.running_slot)
+
+    def drop_idle_rows(self) -> None:
+        """Give up the rows that are computed for nobody."""
+        for row in reversed(range(len(self.rows))):
+            if self.rows[row] is None:
+                self._drop(row)
+
+    # -- room ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, rows: int, left: int, right: int) -> bool:
+        """Make tensors reach for so many rows and columns more on each side. False: the memory does not suffice."""
+        cache = self.cache
+        allowed = self._room.fits(cache.extent.rows, cache.extent.columns, self.elsewhere)
+        if allowed and cache.has_room(rows, left, right):
+            return True
+        extent = self._room.extent(rows, left + cache.columns + right, self.elsewhere)
+        if extent is None:
+            return False
+        cache.resize(extent, left)
+        return True
+
+    def release_front(self) -> None:
+        """Cut leading columns that are padding for everyone."""
+        before = self.columns
+        self.cache.release_front()
+        self._tally.released += before - self.columns
+
+    # -- forward passes --------------------------------------------------------------------------------------------
+
+    def decode(self) -> tuple[list[Sequence], Tensor]:
+        """Compute the last token of every sequence. Returns the sequences and their logits, [n, V]."""
+        cache, live = self.cache, self.running
+        counts = [int(sequence is not None) for sequence in self.rows]
+        self._count(1, len(live))
+        # A row for nobody sees its own new column alone, so that no attention is empty.
+        last = cache.columns + 1
+        spans = [(last - length - 1, last) for length in cache.lengths]
+        logits = self._forward(
+            [[sequence.token_ids[-1] if sequence else 0] for sequence in self.rows],
+            [[sequence.num_computed if sequence else 0] for sequence in self.rows],
+            spans,
+            [0],
+        )[:, 0]
+        cache.advance(counts)
+        for sequence in live:
+            sequence.num_computed += 1
+        return live, logits if len(live) == len(self.rows) else logits[[s.running_slot for s in live]]
+
+    def decode_with(self, joiners: SequenceType[Sequence]) -> tuple[list[Sequence], Tensor]:
+        """Prefill `joiners` in the pass in which the others decode (4.1): these are padded behind their token."""
+        cache = self.cache
+        width = max(joiner.num_tokens for joiner in joiners)
+        for joiner in joiners:
+            self._enter(joiner, self._take_row(left=0))
+        tokens, positions, spans, counts = [], [], [], []
+        for row, sequence in enumerate(self.rows):
+            assert sequence is not None, "rows for nobody are dropped before a query joins"
+            ids = sequence.token_ids[sequence.num_computed :]
+            front = width - len(ids) if sequence in joiners else 0
+            behind = width - len(ids) - front
+            tokens.append([0] * front + ids + [0] * behind)
+            own = list(range(sequence.num_computed, sequence.num_tokens))
+            positions.append([0] * front + own + [0] * behind)
+            first = cache.columns + front - cache.lengths[row]
+            spans.append((first, cache.columns + front + len(ids)))
+            counts.append(len(ids))
+        self._count(width, sum(counts))
+        logits = self._forward(tokens, positions, spans, sorted({0, width - 1}))
+        joined = [joiner.running_slot for joiner in joiners]
+        cache.advance_shaped(counts, joined)
+        live = self.running
+        for sequence, count in zip(live, counts, strict=True):
+            sequence.num_computed += count
+        kept = [-1 if sequence in joiners else 0 for sequence in live]
+        return live, logits[torch.arange(len(live)), kept]
+
+    def check_integrity(self) -> None:
+        """Assert that rows, lengths and tensors agree."""
+        cache = self.cache
+        assert len(self.rows) == cache.rows == len(cache.lengths), "rows are lost"
+        for row, sequence in enumerate(self.rows):
+            if sequence is None:
+                assert cache.lengths[row] == 0, "a row for nobody holds KVs"
+            else:
+                assert sequence.slot == row, "a sequence does not know its row"
+                assert cache.lengths[row] == sequence.num_computed == sequence.num_tokens - 1
+        assert cache.longest <= cache.columns <= cache.extent.columns
+        assert cache.rows <= cache.extent.rows
+        for layer in cache.layers:
+            for tensor in layer.tensors:
+                assert tensor.shape[:3:2] == (cache.extent.rows, cache.extent.columns)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _replace(self, cache: PaddedCache) -> None:
+        self._peak_bytes = self.peak_bytes
+        self.cache = cache
+
+    def _take_row(self, left: int) -> int:
+        """A row that holds nothing: one that is computed for nobody, or a new one."""
+        free = [row for row, sequence in enumerate(self.rows) if sequence is None]
+        rows = len(self.rows) + (not free)
+        reserved = self.reserve(rows, left, 0)
+        assert reserved, "whoever joins has been found to fit"
+        if free:
+            return free[0]
+        self.rows.append(None)
+        return self.cache.add_rows(1)[0]
+
+    def _enter(self, sequence: Sequence, row: int) -> None:
+        self.rows[row] = sequence
+        sequence.slot = row
+        self._tally.joins += 1
+
+    def _drop(self, row: int) -> None:
+        moved = self.cache.drop(row)
+        last = self.rows.pop()
+        assert moved == len(self.rows)
+        if moved != row:
+            self.rows[row] = last
+            if last is not None:
+                last.slot = row
+
+    def _count(self, width: int, tokens: int) -> None:
+        tally = self._tally
+        tally.count(len(self.rows), width, tokens)
+        tally.passes += 1
+        tally.columns_held += self.columns
+        tally.columns_needed += self.cache.longest
+
+    def _forward(
+        self,
+        tokens: list[list[int]],
+        positions: list[list[int]],
+        spans: list[tuple[int, int]],
+        keep: list[int],
+    ) -> Tensor:
+        device = self._model.device
+        mask = span_mask(spans, self.columns + len(tokens[0]), device)
+        return self._model.forward(
+            self.cache,
+            torch.tensor(tokens, device=device),
+            torch.tensor(positions, device=device),
+            mask,
+            keep,
+        )

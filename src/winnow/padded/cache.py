@@ -1,0 +1,298 @@
+"""The batch's KVs: one padded tensor per layer, of which a window of columns is in use.
+
+Every row ends at the window's last column, so that within a row the distance of columns is the distance of tokens,
+whatever the row's padding: sliding windows and ALiBi, which models compute from columns, come out right. A step writes
+behind the window, and cutting padding off its front moves a number; only when the window reaches the end of its tensors
+are the live columns copied, into tensors of the size then needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from winnow.padded.shape import KVShape, LayerShape
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Rows and columns of a tensor."""
+
+    rows: int
+    columns: int
+
+
+@dataclass
+class Window:
+    """The part of the tensors that is in use: rows 0 to `rows`, columns `start` to `end`."""
+
+    rows: int = 0
+    start: int = 0
+    end: int = 0
+
+    @property
+    def columns(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class QueryKVs:
+    """The KVs of one query outside any batch; never changed, so that samples of a prompt may share them."""
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    """Keys [heads, n, key_dim] and values [heads, n, value_dim]."""
+
+    def copy(self) -> Self:
+        """Copies that depend on no batch."""
+        return type(self)(tuple((keys.clone(), values.clone()) for keys, values in self.layers))
+
+    def on_host(self) -> Self:
+        """Copies in host memory; pinned where they come from another device, so that they return faster."""
+        return type(self)(tuple((_to_host(keys), _to_host(values)) for keys, values in self.layers))
+
+    @property
+    def length(self) -> int:
+        return self.layers[0][0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+    return host.copy_(tensor)
+
+
+class PaddedLayer(CacheLayerMixin):
+    """One layer's KVs: [rows, heads, columns, dim]."""
+
+    keys: Tensor
+    values: Tensor
+    is_sliding = False  # sliding windows are left to the mask, which transformers makes from columns
+
+    def __init__(self, shape: LayerShape, window: Window, device: torch.device) -> None:
+        super().__init__()
+        self.shape = shape
+        self.device, self.dtype = device, shape.dtype
+        self.is_initialized = True
+        self.pending = 0
+        """Columns that the forward pass in progress has written behind the window."""
+        self._window = window
+        self.resize(Extent(0, 0), 0)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError("tensors are made by the cache, which knows how much room there is")
+
+    def resize(self, extent: Extent, start: int) -> None:
+        """Move the window into tensors of another size, to column `start`; all else in them is zero."""
+        window, shape = self._window, self.shape
+        live = slice(window.start, window.end)
+        placed = slice(start, start + window.columns)
+        for name, dim in (("keys", shape.key_dim), ("values", shape.value_dim)):
+            old: Tensor | None = getattr(self, name)
+            new = torch.zeros(
+                (extent.rows, shape.num_heads, extent.columns, dim), dtype=shape.dtype, device=self.device
+            )
+            if old is not None and window.rows:
+                new[: window.rows, :, placed] = old[: window.rows, :, live]
+            setattr(self, name, new)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Keys and values."""
+        return self.keys, self.values
+
+    def blank(self, row: int, end: int) -> None:
+        """Zero a row before column `end`.
+
+        What a former query left there is masked, but a masked value is still multiplied, and 0 x NaN is NaN: whatever
+        it was, nobody else shall notice.
+        """
+        for tensor in self.tensors:
+            tensor[row, :, :end] = 0
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the new columns behind the window; returns all up to them, [rows, heads, columns, dim], as views."""
+        window = self._window
+        first = window.end + self.pending
+        last = first + key_states.shape[2]
+        assert last <= self.keys.shape[2], "room is reserved before a forward pass"
+        self.keys[: window.rows, :, first:last] = key_states
+        self.values[: window.rows, :, first:last] = value_states
+        self.pending += key_states.shape[2]
+        rows, columns = slice(window.rows), slice(window.start, last)
+        return self.keys[rows, :, columns], self.values[rows, :, columns]
+
+    def get_seq_length(self) -> int:
+        return self._window.columns + self.pending
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class PaddedCache(Cache):
+    """The cache that the model is given.
+
+    Args:
+        shape: of one column.
+        device: where the tensors are.
+
+    Attributes:
+        lengths: KVs of each row, at its end; 0 for a row whose query is finished and has no successor.
+        peak_bytes: the most that was held, while tensors were exchanged for others too.
+    """
+
+    layers: list[PaddedLayer]
+
+    def __init__(self, shape: KVShape, device: torch.device) -> None:
+        self._window = Window()
+        super().__init__(layers=[PaddedLayer(layer, self._window, device) for layer in shape.layers])
+        self.shape = shape
+        self.lengths: list[int] = []
+        self.extent = Extent(0, 0)
+        self.peak_bytes = 0
+
+    # -- what is held ----------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        return self._window.rows
+
+    @property
+    def columns(self) -> int:
+        """Columns in use; at least the longest row."""
+        return self._window.columns
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths, default=0)
+
+    @property
+    def nbytes(self) -> int:
+        return self.extent.rows * self.extent.columns * self.shape.nbytes
+
+    def has_room(self, rows: int, left: int, right: int) -> bool:
+        """Whether the tensors reach for so many rows, and columns more on each side."""
+        window = self._window
+        return rows <= self.extent.rows and left <= window.start and window.end + right <= self.extent.columns
+
+    def resize(self, extent: Extent, left: int = 0) -> None:
+        """Exchange the tensors for ones of another size, layer by layer; `left` columns stay free before the window."""
+        window = self._window
+        assert extent.rows >= window.rows and extent.columns >= left + window.columns
+        new_bytes = extent.rows * extent.columns
+        held = self.nbytes
+        for layer in self.layers:
+            more = new_bytes * layer.shape.nbytes
+            self.peak_bytes = max(self.peak_bytes, held + more)
+            layer.resize(extent, left)
+            held += more - self.extent.rows * self.extent.columns * layer.shape.nbytes
+        window.start, window.end = left, left + window.columns
+        self.extent = extent
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def add_rows(self, count: int) -> range:
+        """Take `count` rows that hold nothing; there must be room for them."""
+        first = self._window.rows
+        assert first + count <= self.extent.rows
+        self._window.rows += count
+        self.lengths += [0] * count
+        for row in range(first, first + count):
+            self.clear(row)
+        return range(first, first + count)
+
+    def write(self, row: int, kvs: QueryKVs) -> None:
+        """Embed a query's KVs at the end of a row (4.2). The window grows on the left if they are longer than it."""
+        self._place(row, kvs, self._window.end)
+
+    def view(self, row: int) -> QueryKVs:
+        """A row's KVs where they lie: to be copied before the cache changes."""
+        return self._view(row, self._window.end)
+
+    def clear(self, row: int) -> None:
+        """Let go of a row's KVs and keep the row."""
+        self.lengths[row] = 0
+        for layer in self.layers:
+            layer.blank(row, self._window.end)
+
+    def drop(self, row: int) -> int:
+        """Let go of a row. Returns the row that was moved into its place: the last one."""
+        last = self._window.rows - 1
+        if row != last:
+            length = self.lengths[last]
+            columns = slice(self._window.end - length, self._window.end)
+            for layer in self.layers:
+                layer.blank(row, columns.start)
+                for tensor in layer.tensors:
+                    tensor[row, :, columns] = tensor[last, :, columns]
+            self.lengths[row] = length
+        self.lengths.pop()
+        self._window.rows = last
+        return last
+
+    # -- columns ---------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Forget what an interrupted forward pass wrote behind the window."""
+        for layer in self.layers:
+            layer.pending = 0
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """Take in the columns that a forward pass wrote; the last `counts[row]` of them are tokens of the row."""
+        width = self.layers[0].pending
+        assert all(layer.pending == width for layer in self.layers), "a layer was left out"
+        self._window.end += width
+        self.begin()
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+
+    def advance_shaped(self, counts: Sequence[int], joined: Sequence[int]) -> None:
+        """As `advance`, for a pass in which queries joined while others took one token (4.1).
+
+        Rows in `joined` hold their tokens at the end of the columns written, the others at the first of them. The
+        joined are moved back so that all rows end there: the others' padding is never kept.
+        """
+        end = self._window.end
+        width = self.layers[0].pending
+        assert all(layer.pending == width for layer in self.layers), "a layer was left out"
+        moved = []
+        for row in joined:
+            self.lengths[row] = counts[row]
+            moved.append(self._view(row, end + width).copy())
+        self.begin()
+        self._window.end = end + 1
+        for row, kvs in zip(joined, moved, strict=True):
+            self._place(row, kvs, end + 1)
+        for row in set(range(self.rows)) - set(joined):
+            self.lengths[row] += counts[row]
+
+    def release_front(self) -> None:
+        """Cut the leading columns that are padding in every row (4.1, resources releasing). Copies nothing."""
+        self._window.start = max(self._window.start, self._window.end - max(self.longest, 0))
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _view(self, row: int, end: int) -> QueryKVs:
+        columns = slice(end - self.lengths[row], end)
+        return QueryKVs(
+            tuple((layer.keys[row, :, columns], layer.values[row, :, columns]) for layer in self.layers)
+        )
+
+    def _place(self, row: int, kvs: QueryKVs, end: int) -> None:
+        start = end - kvs.length
+        assert start >= 0, "room on the left is reserved before"
+        for layer, tensors in zip(self.layers, kvs.layers, strict=True):
+            layer.blank(row, start)
+            for tensor, new in zip(layer.tensors, tensors, strict=True):
+                tensor[row, :, start:end].copy_(new, non_blocking=True)
+        self.lengths[row] = kvs.length
+        self._window.start = min(self._window.start, start)

@@ -1,0 +1,68 @@
+"""One forward pass of a transformers model over a padded batch: the model sees what `generate` would show it."""
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from winnow.padded.cache import PaddedCache
+
+
+class PaddedModel:
+    """Calls a model whose arguments differ from class to class.
+
+    A model that takes no `position_ids` finds positions in the mask or in the columns themselves.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        parameters = inspect.signature(type(model).forward).parameters
+        self.takes_positions = "position_ids" in parameters
+        self._takes_kept = "logits_to_keep" in parameters
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def forward(
+        self, cache: PaddedCache, tokens: Tensor, positions: Tensor, mask: Tensor, keep: list[int] | None
+    ) -> Tensor:
+        """Compute new columns and leave their KVs behind the cache's window.
+
+        Args:
+            tokens: int64 [rows, width].
+            positions: int64 [rows, width]; a query's own, whatever its padding.
+            mask: int64 [rows, columns + width], 1 where a row has a token, over the window and the new columns.
+            keep: new columns whose logits are wanted; None: all.
+
+        Returns:
+            Logits [rows, kept, V].
+        """
+        width = tokens.shape[1]
+        kept = list(range(width)) if keep is None else keep
+        extra: dict[str, object] = {}
+        if self.takes_positions:
+            extra["position_ids"] = positions
+        if self._takes_kept:
+            only_last = kept == [width - 1]
+            extra["logits_to_keep"] = 1 if only_last else torch.tensor(kept, device=tokens.device)
+        cache.begin()
+        output = self.model(
+            input_ids=tokens,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            return_dict=True,
+            **extra,
+        )
+        logits: Tensor = output.logits
+        return logits if logits.shape[1] == len(kept) else logits[:, kept]
+
+
+def span_mask(spans: Sequence[tuple[int, int]], columns: int, device: torch.device) -> Tensor:
+    """int64 [rows, columns]: 1 from each row's first to before its last column."""
+    first, last = torch.tensor(spans, device=device).T[:, :, None]
+    column = torch.arange(columns, device=device)
+    return ((column >= first) & (column < last)).long()

@@ -1,0 +1,67 @@
+"""Which slot of the sampler each sequence has."""
+
+from collections.abc import Sequence as SequenceType
+
+from torch import Tensor
+
+from winnow.engine.request import Sequence
+from winnow.sampling import Sampler, SamplingParams
+from winnow.sampling.sampler import SamplerOutput
+
+
+class Seats:
+    """Samples for sequences, wherever their rows are.
+
+    The sampler needs a slot only from one token to the next: what it knows of a sequence follows from its tokens, so a
+    seat may be given up and taken again at any time.
+    """
+
+    def __init__(self, sampler: Sampler, count: int) -> None:
+        self._sampler = sampler
+        self._count = count
+        self._seats: dict[Sequence, int] = {}
+        self._free = list(range(count))
+
+    def settle(self, params: SamplingParams) -> SamplingParams:
+        """Decide what the parameters leave open, once, when a request arrives."""
+        return self._sampler.with_seed(params)
+
+    def sample(self, sequences: SequenceType[Sequence], logits: Tensor) -> SamplerOutput:
+        """The next token of each sequence, from logits [n, V]. Any number of sequences may ask."""
+        token_ids, logprobs = [], []
+        for first in range(0, len(sequences), self._count):
+            some = sequences[first : first + self._count]
+            sampled = self._sampler.sample(logits[first : first + self._count], self._seat(some))
+            token_ids += sampled.token_ids
+            logprobs += sampled.logprobs
+        return SamplerOutput(token_ids, logprobs)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Give up a sequence's seat, if it has one."""
+        seat = self._seats.pop(sequence, None)
+        if seat is not None:
+            self._sampler.remove(seat)
+            self._free.append(seat)
+
+    def clear(self) -> None:
+        """Give up all seats."""
+        for sequence in list(self._seats):
+            self.leave(sequence)
+
+    def _seat(self, sequences: SequenceType[Sequence]) -> list[int]:
+        missing = [sequence for sequence in sequences if sequence not in self._seats]
+        if len(missing) > len(self._free):
+            wanted = set(sequences)
+            for other in [each for each in self._seats if each not in wanted]:
+                self.leave(other)
+        for sequence in missing:
+            seat = self._free.pop()
+            self._sampler.add(
+                seat,
+                sequence.request.params,
+                sequence.request.prompt_token_ids,
+                sequence.output_token_ids,
+                sequence.index,
+            )
+            self._seats[sequence] = seat
+        return [self._seats[sequence] for sequence in sequences]
