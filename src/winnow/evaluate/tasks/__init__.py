@@ -13,6 +13,8 @@ __all__ = ["TASKS", "CountTokens", "Task", "TaskSettings", "load_task"]
 TASKS: Mapping[str, str] = MappingProxyType(
     {
         "demo": "winnow.evaluate.tasks.demo:DEMO",
+        "needle": "winnow.evaluate.tasks.needle:NEEDLE",
+        "needle-chat": "winnow.evaluate.tasks.needle:NEEDLE_CHAT",
         "longbench": "winnow.evaluate.tasks.longbench:LONGBENCH",
         "longbench-kv-compress": "winnow.evaluate.tasks.longbench:LONGBENCH_KV_COMPRESS",
         "gsm8k": "winnow.evaluate.tasks.gsm8k:GSM8K",
