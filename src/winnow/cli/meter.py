@@ -21,6 +21,8 @@ class Snapshot:
     prefill_rate: float
     decode_rate: float
     stats: EngineStats
+    at: str = ""
+    """What is being worked on, where there is more than one kind of work."""
 
 
 class Meter:
@@ -36,7 +38,7 @@ class Meter:
         """Seconds since the meter was made."""
         return self._clock() - self._start
 
-    def snapshot(self, done: int, total: int, failed: int, stats: EngineStats) -> Snapshot:
+    def snapshot(self, done: int, total: int, failed: int, stats: EngineStats, at: str = "") -> Snapshot:
         """Take a sample and tell how things stand."""
         now = self._clock()
         self._samples.append((now, stats.prompt_tokens, stats.generated_tokens))
@@ -52,4 +54,5 @@ class Meter:
             prefill_rate=(stats.prompt_tokens - prompt_tokens) / seconds,
             decode_rate=(stats.generated_tokens - generated_tokens) / seconds,
             stats=stats,
+            at=at,
         )

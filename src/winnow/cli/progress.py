@@ -128,7 +128,8 @@ def _memory(snapshot: Snapshot) -> str:
 
 def _readings(snapshot: Snapshot) -> str:
     stats = snapshot.stats
+    at = f"{snapshot.at} | " if snapshot.at else ""
     return (
-        f"prefill {snapshot.prefill_rate:.0f} tok/s | decode {snapshot.decode_rate:.0f} tok/s"
+        f"{at}prefill {snapshot.prefill_rate:.0f} tok/s | decode {snapshot.decode_rate:.0f} tok/s"
         f" | running {stats.num_running} | waiting {stats.num_waiting} | preemptions {stats.num_preemptions}"
     )

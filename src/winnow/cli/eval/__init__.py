@@ -1,0 +1,42 @@
+"""`winnow eval`: how good the answers are under eviction."""
+
+import argparse
+
+from winnow.cli.eval import task
+from winnow.evaluate.tasks import TASKS, load_task
+
+DESCRIPTION = """\
+Run a task through the engine under the full cache and under eviction, and tell what it costs in
+accuracy, by category and compression.
+"""
+EPILOG = """\
+examples:
+  winnow eval demo --eviction kv-compress,snapkv --compression 2,8 --samples 5
+  winnow eval needle --eviction keydiff --compression 4 --tokens 512,1024,2048 -o needle
+  winnow eval demo --help
+docs/evaluation.md says what cells, categories and marks are.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the tasks and their arguments."""
+    parser.usage = "winnow eval TASK [options]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    tasks = parser.add_subparsers(
+        title="tasks", metavar="TASK", dest="task", required=True, prog="winnow eval"
+    )
+    for name in TASKS:
+        loaded = load_task(name)
+        subparser = tasks.add_parser(
+            name,
+            help=loaded.summary,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        task.configure(subparser, name, loaded)
+        subparser.set_defaults(parser=subparser)
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Evaluate, and return the exit code."""
+    return task.execute(namespace)

@@ -1,0 +1,54 @@
+"""How the flags of `winnow eval` are read."""
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+_Number = TypeVar("_Number", int, float)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between, each once."""
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"must be names with commas between, got {text!r}")
+    return found
+
+
+def compressions(text: str) -> tuple[float, ...]:
+    """Numbers of at least 1 with commas between, ascending, each once."""
+    found = _numbers(text, float, "numbers")
+    if not all(1.0 <= each < math.inf for each in found):
+        raise argparse.ArgumentTypeError(f"must be finite numbers of at least 1, got {text!r}")
+    return found
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1 with commas between, ascending, each once."""
+    found = _numbers(text, int, "whole numbers")
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"must be whole numbers of at least 1, got {text!r}")
+    return found
+
+
+def count(least: int) -> Callable[[str], int]:
+    """A whole number of at least `least`."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+        return value
+
+    return read
+
+
+def _numbers(text: str, kind: Callable[[str], _Number], what: str) -> tuple[_Number, ...]:
+    try:
+        return tuple(sorted({kind(each) for each in text.split(",")}))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {what} with commas between, got {text!r}") from None

@@ -1,0 +1,111 @@
+"""Cells: what a task is run under, one square of its tables each."""
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from winnow.errors import EvaluationError
+from winnow.eviction import PRESETS, EvictionPolicy
+
+FULL = "full"
+AWARE, AGNOSTIC = "aware", "agnostic"
+QUERIES = (AWARE, AGNOSTIC)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One preset at one compression, judging with the question or without it.
+
+    Attributes:
+        preset: a key of `winnow.eviction.PRESETS`.
+        compression: tokens of what is judged per KV kept; None for a preset that decides itself how much it keeps.
+        query: "aware": the policy judges the whole prompt, the question in it; "agnostic": it judges the context before
+            the question is seen; None for the full cache, which knows no difference.
+    """
+
+    preset: str
+    compression: float | None
+    query: str | None
+
+    @property
+    def is_full(self) -> bool:
+        return self.preset == FULL
+
+    @property
+    def name(self) -> str:
+        """The same in every run; tells cells of one evaluation apart."""
+        return self.label if self.query is None else f"query-{self.query} {self.label}"
+
+    @property
+    def label(self) -> str:
+        """The name without the query mode, for tables that say it above."""
+        if self.is_full:
+            return "full cache"
+        return self.preset if self.compression is None else f"{self.preset} {self.compression:g}x"
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        """The preset's policy without rounds under pressure.
+
+        Those depend on what else runs and on the KV memory, and would keep less than the cell's compression says.
+        """
+        policy = PRESETS[self.preset].policy
+        return replace(policy, when=replace(policy.when, pressure=False))
+
+
+FULL_CELL = Cell(FULL, 1.0, None)
+
+
+def plan_cells(
+    presets: Sequence[str],
+    compressions: Sequence[float],
+    queries: Sequence[str],
+    controls: Sequence[str] = (),
+) -> tuple[Cell, ...]:
+    """The full cache, then every preset and control at every compression above 1 in every query mode.
+
+    A preset that decides itself how much it keeps gets one cell per query mode.
+
+    Raises:
+        EvaluationError: no such preset or query mode, or a compression that is no finite number of at least 1.
+    """
+    check_presets([*presets, *controls])
+    for query in queries:
+        if query not in QUERIES:
+            raise EvaluationError(f"query must be one of {', '.join(QUERIES)}, got {query!r}")
+    for compression in compressions:
+        if not 1.0 <= compression < math.inf:
+            raise EvaluationError(f"compression must be a finite number of at least 1, got {compression:g}")
+    chosen = {
+        Cell(preset, compression, query): None
+        for query in queries
+        for preset in dict.fromkeys([*presets, *controls])
+        if preset != FULL
+        for compression in _amounts(preset, compressions)
+    }
+    return (FULL_CELL, *chosen)
+
+
+def check_presets(names: Iterable[str]) -> None:
+    """Refuse a preset that does not exist.
+
+    Raises:
+        EvaluationError: names the nearest preset, and all.
+    """
+    for name in names:
+        if name not in PRESETS:
+            nearest = difflib.get_close_matches(name, PRESETS, n=1)
+            hint = f"did you mean {nearest[0]}? " if nearest else ""
+            raise EvaluationError(f"no eviction preset {name!r}; {hint}Known: {', '.join(PRESETS)}")
+
+
+def num_scores(cells: Iterable[Cell]) -> int:
+    """Score accumulators per KV that an engine needs to run all of the cells."""
+    return max((cell.policy.score.num_scores for cell in cells), default=0)
+
+
+def _amounts(preset: str, compressions: Sequence[float]) -> list[float | None]:
+    if PRESETS[preset].policy.budget.fixed is not None:
+        return [None]
+    return [each for each in sorted(set(compressions)) if each > 1.0]

@@ -1,0 +1,75 @@
+"""The pictures of an evaluation: score against compression, and where lengths differ, score by category and length."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winnow.evaluate.result import CellResult, Evaluation
+from winnow.evaluate.tables import query_label
+from winnow.figures import Axis, Line, Panel, heat_map, line_chart, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
+    """Write every picture into `directory`, as PNG and SVG; returns their paths.
+
+    Raises:
+        WinnowError: matplotlib is not installed.
+    """
+    paths = []
+    panels = [panel for query in evaluation.queries if (panel := _curves(evaluation, query)) is not None]
+    if panels:
+        paths += save_figure(line_chart(panels, f"{evaluation.task}: mean score"), directory / "score")
+    if len(evaluation.lengths) > 1 and len(evaluation.categories) > 1:
+        for result in evaluation.results:
+            if result.outcomes:
+                stem = "map-" + result.cell.name.replace(" ", "-")
+                paths += save_figure(_map(evaluation, result), directory / stem)
+    return paths
+
+
+def _curves(evaluation: Evaluation, query: str) -> Panel | None:
+    """A line per preset over the compression reached, each point over the categories that discriminate there.
+
+    The full cache's line has the same categories at every point. None where no category discriminates anywhere.
+    """
+    points: dict[str, list[tuple[float, float]]] = {}
+    reference: dict[float, float] = {}
+    for result in evaluation.results:
+        cell = result.cell
+        mean = evaluation.headline(result, query, cell.compression).mean
+        if cell.query != query or result.reached is None or mean is None:
+            continue
+        points.setdefault(cell.preset, []).append((result.reached, mean))
+        if evaluation.full is not None and cell.compression is not None:
+            full = evaluation.headline(evaluation.full, query, cell.compression).mean
+            assert full is not None, "it has the same categories"
+            reference[cell.compression] = full
+    if not points:
+        return None
+    lines = [Line(name, *_columns(sorted(found))) for name, found in points.items()]
+    if reference:
+        lines.append(Line("full cache", *_columns(sorted(reference.items())), reference=True))
+    return Panel(
+        query_label(query),
+        Axis("compression reached", "log2"),
+        Axis("mean score", low=0.0, high=1.02),
+        lines,
+    )
+
+
+def _map(evaluation: Evaluation, result: CellResult) -> "Figure":
+    values = [
+        [
+            score if (score := result.score(name, length)) is not None else float("nan")
+            for length in evaluation.lengths
+        ]
+        for name in evaluation.categories
+    ]
+    columns = [f"{length:,}" for length in evaluation.lengths]
+    return heat_map(values, evaluation.categories, columns, result.cell.name, "tokens of the prompt")
+
+
+def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]

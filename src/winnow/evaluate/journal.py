@@ -1,0 +1,76 @@
+"""Outcomes on disk as they come, so that an evaluation that was killed goes on where it stood."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from winnow.errors import EvaluationError
+from winnow.evaluate.outcome import Outcome
+from winnow.fingerprint import Fingerprint
+from winnow.journal import create_journal, owner_differences, parse_object, whole_lines
+
+_FORM, _VERSION = "winnow_eval", 1
+
+
+class OutcomeJournal:
+    """A journal (winnow.journal) with an outcome per line.
+
+    Attributes:
+        found: what an earlier evaluation with the same fingerprint left.
+
+    Raises:
+        EvaluationError: the file is of an evaluation with other settings, or of something else, or cannot be written.
+    """
+
+    def __init__(self, path: Path, fingerprint: Fingerprint, *, overwrite: bool = False) -> None:
+        self.found: list[Outcome] = []
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if overwrite or not path.exists():
+                create_journal(path, _FORM, _VERSION, fingerprint)
+                end = path.stat().st_size
+            else:
+                end = self._read(path, fingerprint)
+            self._file = path.open("r+b")
+            # A torn line would swallow the next one.
+            self._file.truncate(end)
+            self._file.seek(end)
+        except OSError as error:
+            raise EvaluationError(f"cannot use the journal {path}: {error.strerror}") from error
+
+    def append(self, outcomes: Iterable[Outcome]) -> None:
+        """Add outcomes; they survive this process once this returns."""
+        lines = [json.dumps(outcome.to_json(), ensure_ascii=False) + "\n" for outcome in outcomes]
+        self._file.write("".join(lines).encode())
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _read(self, path: Path, fingerprint: Fingerprint) -> int:
+        """Fill `found`; the bytes of the file that are whole."""
+        with path.open("rb") as file:
+            header = file.readline()
+            told = owner_differences(header, _FORM, _VERSION, fingerprint)
+            if told is None:
+                raise EvaluationError(f"{path} is not the journal of an evaluation; --overwrite replaces it")
+            if told:
+                raise EvaluationError(
+                    f"{path.parent} holds an evaluation with other settings: {'; '.join(told)}. "
+                    "Repeat the same command to go on with it, or pass --overwrite to start afresh"
+                )
+            end = len(header)
+            for line in whole_lines(file):
+                values = parse_object(line)
+                if values is None:
+                    break
+                self.found.append(Outcome.from_json(values))
+                end += len(line)
+        return end

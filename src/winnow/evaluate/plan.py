@@ -1,0 +1,84 @@
+"""What an evaluation is asked for, and what tells it from others."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winnow.errors import EvaluationError
+from winnow.evaluate.cell import Cell
+from winnow.evaluate.sample import Sample
+from winnow.evaluate.tasks.task import Task, TaskSettings
+from winnow.fingerprint import Fingerprint, fingerprint
+
+if TYPE_CHECKING:
+    from winnow.llm import LLM
+
+# Of `TaskSettings`: what a model brings, not a user.
+_OF_THE_MODEL = ("count_tokens", "truncate", "max_prompt_tokens")
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """A task, how much of it, and the cells to run it in.
+
+    Attributes:
+        name: the task's, for titles and messages.
+        cells: `plan_cells` makes them.
+        controls: presets among the cells that say which categories do not discriminate.
+        chat: "auto", "on" or "off"; see `PromptMaker`.
+    """
+
+    name: str
+    task: Task
+    settings: TaskSettings
+    cells: tuple[Cell, ...]
+    controls: tuple[str, ...] = ()
+    chat: str = "auto"
+
+    def make_samples(self) -> list[Sample]:
+        """The task's samples.
+
+        Raises:
+            EvaluationError: a category that the task does not have, or what the task itself refuses.
+        """
+        for category in self.settings.categories:
+            if category not in self.task.categories:
+                raise EvaluationError(
+                    f"task {self.name} has no category {category!r}; it has {', '.join(self.task.categories)}"
+                )
+        samples = self.task.samples(self.settings)
+        if not samples:
+            raise EvaluationError(f"task {self.name} has no samples with these settings")
+        return samples
+
+    def categories_of(self, samples: Sequence[Sample]) -> tuple[str, ...]:
+        """The categories that have samples, in the task's order."""
+        found = dict.fromkeys(sample.category for sample in samples)
+        return tuple(dict.fromkeys(name for name in (*self.task.categories, *found) if name in found))
+
+    def settings_json(self) -> dict[str, Any]:
+        """The task's settings as JSON values."""
+        values = {name: value for name, value in vars(self.settings).items() if name not in _OF_THE_MODEL}
+        return values | {"data": None if self.settings.data is None else str(self.settings.data)}
+
+    def identity(self, llm: "LLM", samples: Sequence[Sample]) -> Fingerprint:
+        """What must not change between the starts of an evaluation.
+
+        Cells are left out: an evaluation may be continued with more of them. So is where model and data lie; their
+        contents count.
+        """
+        from winnow.models.loader import DEMO_MODEL
+
+        config = llm.config
+        engine = {**asdict(config.model), **asdict(config.cache), **asdict(config.scheduler)}
+        directory = Path(engine.pop("model") or DEMO_MODEL)
+        engine |= {"kv_floor": config.eviction.kv_floor, "max_round_kvs": config.eviction.max_round_kvs}
+        engine["model_seed"] = engine.pop("seed")
+        settings = self.settings_json()
+        del settings["data"]
+        text = json.dumps([asdict(sample) for sample in samples], sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return fingerprint(digest, directory, {"task": self.name, "chat": self.chat} | settings | engine)

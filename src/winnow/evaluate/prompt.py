@@ -1,0 +1,92 @@
+"""A sample and one of its questions as the tokens that the model sees, and where the question begins in them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from winnow.errors import EvaluationError
+from winnow.evaluate.sample import Question, Sample
+
+ChatMode = Literal["auto", "on", "off"]
+CHAT_MODES = ("auto", "on", "off")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens of a context and the question behind it; the first `context_tokens` of them do not depend on the question.
+
+    A token that spans context and question counts as question. Text that a chat template puts before the context counts
+    as context, what it puts behind the question as question.
+    """
+
+    token_ids: tuple[int, ...]
+    context_tokens: int
+
+
+class PromptMaker:
+    """Makes prompts for a model.
+
+    Args:
+        tokenizer: the model's.
+        chat: whether prompts go through its chat template; "auto": where the sample says so.
+
+    Raises:
+        EvaluationError: there is no tokenizer, no such mode, or no chat template where every prompt needs one.
+    """
+
+    def __init__(self, tokenizer: Any, chat: str = "auto") -> None:
+        if tokenizer is None:
+            raise EvaluationError(
+                "an evaluation needs a tokenizer, which the model's directory does not have"
+            )
+        if chat not in CHAT_MODES:
+            raise EvaluationError(f"chat must be one of {', '.join(CHAT_MODES)}, got {chat!r}")
+        self._tokenizer = tokenizer
+        self._chat = chat
+
+    def make(self, sample: Sample, question: Question) -> Prompt:
+        """The prompt of one question.
+
+        Raises:
+            EvaluationError: the model has no chat template for a sample that needs one, or one that changes the text.
+        """
+        before, after = sample.context, question.text
+        special = True
+        if self._chat == "on" or (self._chat == "auto" and sample.chat):
+            before, after = self._render(sample, question)
+            special = False  # the template writes its own
+        whole = self._tokenizer.encode(before + after, add_special_tokens=special)
+        front = self._tokenizer.encode(before, add_special_tokens=special) if before else []
+        return Prompt(tuple(whole), common_length(whole, front))
+
+    def _render(self, sample: Sample, question: Question) -> tuple[str, str]:
+        """Context and question as one message of the user, cut where the question begins."""
+        if not self._tokenizer.chat_template:
+            raise EvaluationError(
+                f"sample {sample.name!r} is a chat message, and the model has no chat template: "
+                "--chat off gives it the plain text"
+            )
+        content = sample.context + question.text
+        text: str = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}],
+            tokenize=False,
+            add_generation_prompt=True,
+            # Answers are short: a model that can think aloud first is asked not to. Other templates ignore it.
+            enable_thinking=False,
+        )
+        # Templates may strip a message, and do no more than that.
+        start = text.find(content.strip())
+        if start < 0:
+            raise EvaluationError(
+                f"the model's chat template changes the text of sample {sample.name!r}, so that its question cannot be "
+                "found in it: --chat off gives the model the plain text"
+            )
+        stripped = len(content) - len(content.lstrip())
+        cut = start + max(len(sample.context) - stripped, 0)
+        return text[:cut], text[cut:]
+
+
+def common_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many tokens two lists begin with together."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -1,0 +1,58 @@
+"""An evaluation as files: every number as JSON, tables as Markdown, pictures."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from winnow.evaluate.charts import draw
+from winnow.evaluate.result import Evaluation
+from winnow.evaluate.tables import all_grids
+from winnow.figures import can_draw
+
+RESULTS = "results.json"
+TABLES = "results.md"
+JOURNAL = "outcomes.jsonl"
+_QUERY_AWARE = """\
+Query-aware: the policy judges the whole prompt, and so knows the question when it decides what stays. Query-agnostic:
+it judges the context before it has seen the question, which is then kept whole."""
+_MEAN = """\
+A mean is over the categories that discriminate. One that a control answers as well as the full cache does (within 5 %),
+or that the full cache itself does not answer (below 0.1), says nothing about a policy; it is marked and left out."""
+
+
+def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any]) -> list[Path]:
+    """Write results.json, results.md and, where matplotlib is installed, the pictures; returns their paths.
+
+    Args:
+        head: what both files begin with: `command`, `date`, `commit`, `machine` and the settings.
+    """
+    results, tables = directory / RESULTS, directory / TABLES
+    results.write_text(json.dumps({**head, **evaluation.to_json()}, indent=1) + "\n", encoding="utf-8")
+    pictures = draw(evaluation, directory) if can_draw() else []
+    tables.write_text("\n".join(_markdown(evaluation, head, pictures)) + "\n", encoding="utf-8")
+    return [results, tables, *pictures]
+
+
+def _markdown(evaluation: Evaluation, head: Mapping[str, Any], pictures: list[Path]) -> list[str]:
+    machine = head["machine"]
+    device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
+    lines = [
+        f"# winnow eval {evaluation.task}",
+        "",
+        f"- command: `{shlex.join(head['command'])}`",
+        f"- commit {head['commit'] or 'unknown'}, {head['date']}, {device}, torch {machine['torch_version']}",
+        f"- model: {head['model']}; {evaluation.prompts} prompts per cell",
+        "",
+        _QUERY_AWARE,
+        "",
+        _MEAN,
+        "",
+    ]
+    for picture in pictures:
+        if picture.suffix == ".svg":
+            lines += [f"![{picture.stem}]({picture.name})", ""]
+    for grid in all_grids(evaluation):
+        lines += [f"## {grid.title}", "", *grid.markdown()]
+    return lines

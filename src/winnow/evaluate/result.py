@@ -1,0 +1,152 @@
+"""What an evaluation found, cell by cell."""
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from winnow.evaluate.cell import Cell
+from winnow.evaluate.discrimination import undiscriminating
+from winnow.evaluate.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why the engine would not run a cell, and for how many prompts; the cell is not run for the others either."""
+
+    reason: str
+    prompts: int
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A cell's outcomes, in the order of the samples; none where it was refused."""
+
+    cell: Cell
+    outcomes: tuple[Outcome, ...]
+    refusal: Refusal | None = None
+
+    def score(self, category: str, length: int | None = None) -> float | None:
+        """Mean score of a category, of one length or of all; None where there is nothing."""
+        return _mean(
+            outcome.score
+            for outcome in self.outcomes
+            if outcome.category == category and length in (None, outcome.length)
+        )
+
+    @property
+    def scores(self) -> dict[str, list[float]]:
+        """Every score, by category."""
+        found: dict[str, list[float]] = {}
+        for outcome in self.outcomes:
+            found.setdefault(outcome.category, []).append(outcome.score)
+        return found
+
+    @property
+    def reached(self) -> float | None:
+        """Mean compression reached, over the answers that lived to see their context cut."""
+        return _mean(outcome.reached for outcome in self.outcomes if outcome.reached is not None)
+
+    @property
+    def kv_bytes(self) -> float | None:
+        """Mean bytes held when an answer ended."""
+        return _mean(outcome.kv_bytes for outcome in self.outcomes)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The mean of category means over the categories that discriminate; None where none does."""
+
+    mean: float | None
+    covered: int
+    of: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A finished evaluation.
+
+    Attributes:
+        categories: those with samples, in the task's order.
+        lengths: tokens asked for, where the task's length is free.
+        prompts: questions asked in each cell.
+        controls: presets that say which categories do not discriminate.
+        results: in the order of the plan's cells.
+    """
+
+    task: str
+    categories: tuple[str, ...]
+    lengths: tuple[int, ...]
+    prompts: int
+    controls: tuple[str, ...]
+    results: tuple[CellResult, ...]
+
+    @property
+    def full(self) -> CellResult | None:
+        """The reference, unless it was refused."""
+        return next((each for each in self.results if each.cell.is_full and each.outcomes), None)
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """The query modes of the cells."""
+        return tuple(dict.fromkeys(each.cell.query for each in self.results if each.cell.query is not None))
+
+    def compared(self, query: str, compression: float | None) -> list[CellResult]:
+        """The cells of a query mode and compression."""
+        wanted = (query, compression)
+        return [each for each in self.results if (each.cell.query, each.cell.compression) == wanted]
+
+    def marks(self, query: str | None, compression: float | None) -> dict[str, str]:
+        """Categories that do not discriminate in a query mode at a compression, and why."""
+        controls = [
+            each
+            for each in self.results
+            if each.cell.preset in self.controls
+            and (each.cell.query, each.cell.compression) == (query, compression)
+        ]
+        if self.full is None:
+            return {}
+        return undiscriminating(
+            self.categories, self.full.score, {each.cell.preset: each.score for each in controls}
+        )
+
+    def headline(self, result: CellResult, query: str | None, compression: float | None) -> Headline:
+        """The mean of `result` over the categories that discriminate in a query mode at a compression."""
+        marked = self.marks(query, compression)
+        scores = [result.score(name) for name in self.categories if name not in marked]
+        return Headline(_mean(each for each in scores if each is not None), len(scores), len(self.categories))
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number, and what follows from them."""
+        return {
+            "task": self.task,
+            "categories": list(self.categories),
+            "lengths": list(self.lengths),
+            "prompts_per_cell": self.prompts,
+            "controls": list(self.controls),
+            "cells": [self._cell_json(each) for each in self.results],
+        }
+
+    def _cell_json(self, result: CellResult) -> dict[str, Any]:
+        cell = result.cell
+        row: dict[str, Any] = {"query": cell.query, "preset": cell.preset, "compression": cell.compression}
+        if result.refusal is not None:
+            return row | {"refused": result.refusal.reason, "refused_prompts": result.refusal.prompts}
+        headline = self.headline(result, cell.query, cell.compression)
+        return row | {
+            "reached": result.reached,
+            "kv_bytes": result.kv_bytes,
+            "mean": headline.mean,
+            "mean_covers": headline.covered,
+            "not_discriminating": self.marks(cell.query, cell.compression),
+            "by_category": {name: result.score(name) for name in self.categories},
+            "by_length": {
+                str(length): {name: result.score(name, length) for name in self.categories}
+                for length in self.lengths
+            },
+            "scores": result.scores,
+        }
+
+
+def _mean(values: Any) -> float | None:
+    known = list(values)
+    return fmean(known) if known else None

@@ -1,0 +1,180 @@
+"""All cells of an evaluation through one engine, as many requests at once as it takes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winnow.errors import ContextLengthError, EvaluationError, InvalidRequestError
+from winnow.evaluate.answers import outcome_of
+from winnow.evaluate.asks import Ask, make_asks, shared_cells
+from winnow.evaluate.cell import Cell
+from winnow.evaluate.journal import OutcomeJournal
+from winnow.evaluate.metrics import require_metric
+from winnow.evaluate.plan import EvaluationPlan
+from winnow.evaluate.prompt import Prompt, PromptMaker
+from winnow.evaluate.result import CellResult, Evaluation, Refusal
+from winnow.evaluate.sample import Sample
+from winnow.outputs import EngineStats, RequestOutput
+
+if TYPE_CHECKING:
+    from winnow.llm import LLM
+
+
+@dataclass(frozen=True)
+class EvaluationProgress:
+    """How far an evaluation is. `done` and `total` count answers over all cells; `cell` is the earliest unfinished."""
+
+    done: int
+    total: int
+    cell: str
+    stats: EngineStats
+
+
+OnStep = Callable[[EvaluationProgress], None]
+
+
+def evaluate(
+    llm: "LLM",
+    plan: EvaluationPlan,
+    *,
+    journal: Path | None = None,
+    overwrite: bool = False,
+    on_step: OnStep | None = None,
+) -> Evaluation:
+    """Run a task in all cells of a plan.
+
+    Args:
+        llm: greedy answers are asked of it; its KV memory and batch sizes are its own.
+        journal: file that outcomes are added to as they come. What it holds already is not computed again.
+        overwrite: start the journal afresh.
+        on_step: called after every step of the engine. What it raises ends the evaluation; the journal keeps what is
+            done.
+
+    Raises:
+        EvaluationError: the settings do not suit task or model, the journal is of another evaluation, or no cell can be
+            run.
+        DatasetError: a file of the task is missing or malformed.
+    """
+    samples = plan.make_samples()
+    for metric in {question.metric for sample in samples for question in sample.questions}:
+        require_metric(metric)
+    maker = PromptMaker(llm.tokenizer, plan.chat)
+    prompts = {s.name: [maker.make(s, question) for question in s.questions] for s in samples}
+    with ExitStack() as stack:
+        book = None
+        if journal is not None:
+            identity = plan.identity(llm, samples)
+            book = stack.enter_context(OutcomeJournal(journal, identity, overwrite=overwrite))
+        run = _Run(llm, plan.cells, samples, prompts, book, on_step)
+        stack.callback(run.abandon)
+        run.answer_all()
+    return Evaluation(
+        task=plan.name,
+        categories=plan.categories_of(samples),
+        lengths=tuple(sorted({sample.length for sample in samples if sample.length is not None})),
+        prompts=sum(len(sample.questions) for sample in samples),
+        controls=plan.controls,
+        results=tuple(run.result(cell) for cell in plan.cells),
+    )
+
+
+class _Run:
+    """The state of one call of `evaluate`."""
+
+    def __init__(
+        self,
+        llm: "LLM",
+        cells: Sequence[Cell],
+        samples: Sequence[Sample],
+        prompts: dict[str, list[Prompt]],
+        journal: OutcomeJournal | None,
+        on_step: OnStep | None,
+    ) -> None:
+        self._llm = llm
+        self._samples = samples
+        self._prompts = prompts
+        self._journal = journal
+        self._on_step = on_step
+        self._in_flight: dict[str, Ask] = {}
+        self.outcomes = {outcome.key: outcome for outcome in (journal.found if journal else ())}
+        self._refusals = {cell: refusal for cell in cells if (refusal := self._refusal(cell)) is not None}
+        self._cells = [cell for cell in cells if cell not in self._refusals]
+        if not self._cells:
+            first = next(iter(self._refusals.items()))
+            raise EvaluationError(f"no cell can be run; {first[0].name}: {first[1].reason}")
+        self._total = len(self._cells) * sum(len(sample.questions) for sample in samples)
+        # The journal may hold outcomes of cells that this evaluation does not have.
+        names = {cell.name for cell in self._cells}
+        self._done = sum(outcome.cell in names for outcome in self.outcomes.values())
+
+    def answer_all(self) -> None:
+        """Submit what is missing and step the engine until nothing is left."""
+        asks = self._asks(self._cells)
+        self._fill(asks)
+        self._tell()
+        while self._in_flight:
+            for output in self._llm.step():
+                if output.finished and output.request_id in self._in_flight:
+                    self._take(self._in_flight.pop(output.request_id), output)
+            self._fill(asks)
+            self._tell()
+
+    def abandon(self) -> None:
+        """Leave nothing half done in the engine."""
+        for request_id in self._in_flight:
+            self._llm.abort(request_id)
+        self._in_flight.clear()
+
+    def result(self, cell: Cell) -> CellResult:
+        """A cell's outcomes, in the order of the samples."""
+        if cell in self._refusals:
+            return CellResult(cell, (), self._refusals[cell])
+        keys = [(cell.name, s.name, place) for s in self._samples for place in range(len(s.questions))]
+        return CellResult(cell, tuple(self.outcomes[key] for key in keys))
+
+    def _asks(self, cells: Sequence[Cell]) -> Iterator[Ask]:
+        for group in shared_cells(cells):
+            for sample in self._samples:
+                yield from make_asks(group, sample, self._prompts[sample.name], self._is_missing)
+
+    def _is_missing(self, cell: Cell, sample: Sample, question: int) -> bool:
+        return (cell.name, sample.name, question) not in self.outcomes
+
+    def _refusal(self, cell: Cell) -> Refusal | None:
+        """Why the engine would not run a cell, found by asking it."""
+        reasons = []
+        for ask in self._asks([cell]):
+            try:
+                self._llm.abort(self._llm.submit(ask.token_ids, ask.params))
+            except ContextLengthError as error:
+                raise EvaluationError(f"sample {ask.sample.name!r} is too long: {error}") from None
+            except InvalidRequestError as error:
+                reasons.append(str(error))
+        return Refusal(reasons[0], len(reasons)) if reasons else None
+
+    def _fill(self, asks: Iterator[Ask]) -> None:
+        """Submit until the engine has twice what can run, so that whatever ends is replaced at once."""
+        most = 2 * self._llm.config.scheduler.max_num_seqs
+        while sum(len(ask.parts) for ask in self._in_flight.values()) < most:
+            ask = next(asks, None)
+            if ask is None:
+                return
+            self._in_flight[self._llm.submit(ask.token_ids, ask.params)] = ask
+
+    def _take(self, ask: Ask, output: RequestOutput) -> None:
+        found = [
+            outcome_of(self._llm, ask, part, answer)
+            for part, answer in zip(ask.parts, output.outputs, strict=True)
+        ]
+        if self._journal is not None:
+            self._journal.append(found)
+        self.outcomes |= {outcome.key: outcome for outcome in found}
+        self._done += len(found)
+
+    def _tell(self) -> None:
+        if self._on_step is not None:
+            oldest = next(iter(self._in_flight.values()), None)
+            cell = "" if oldest is None else oldest.parts[0].cell.name
+            self._on_step(EvaluationProgress(self._done, self._total, cell, self._llm.stats()))

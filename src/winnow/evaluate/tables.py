@@ -1,0 +1,166 @@
+"""The tables of an evaluation."""
+
+from winnow.evaluate.cell import AGNOSTIC
+from winnow.evaluate.grid import Footnotes, Grid
+from winnow.evaluate.result import CellResult, Evaluation
+from winnow.units import format_bytes
+
+NOTABLE = 0.1
+"""Below this share of difference from what was asked, the compression reached goes without saying."""
+NOT_DISCRIMINATING = "*"
+
+
+def query_label(query: str) -> str:
+    """What a query mode means, for titles."""
+    return (
+        "query-agnostic (judged before the question)" if query == AGNOSTIC else "query-aware (question seen)"
+    )
+
+
+def mean_grid(evaluation: Evaluation, query: str) -> Grid:
+    """Means over the categories that discriminate: presets down, compressions across, the full cache first."""
+    amounts = _compressions(evaluation, query)
+    notes = Footnotes()
+    rows: list[tuple[str, tuple[str, ...]]] = []
+    full = evaluation.full
+    if full is not None:
+        entries = (_text(evaluation.headline(full, query, amount).mean) for amount in amounts)
+        rows.append(("full cache", tuple(entries)))
+    for preset in _presets(evaluation, query):
+        found = {
+            each.cell.compression: each
+            for each in evaluation.results
+            if each.cell.query == query and each.cell.preset == preset
+        }
+        rows.append(
+            (
+                _named(evaluation, preset),
+                tuple(_mean_entry(evaluation, found.get(amount), query, notes) for amount in amounts),
+            )
+        )
+    covered = [
+        evaluation.headline(each, query, amount) for amount in amounts for each in evaluation.results[:1]
+    ]
+    rows.append(("categories counted", tuple(f"{each.covered} of {each.of}" for each in covered)))
+    title = f"{evaluation.task}, {query_label(query)}: mean score"
+    return Grid(title, query, tuple(map(_amount, amounts)), tuple(rows), notes.lines())
+
+
+def category_grid(evaluation: Evaluation, query: str, compression: float | None) -> Grid:
+    """Scores by category in a query mode at a compression, beside the full cache."""
+    full = evaluation.full
+    compared = [*([full] if full else []), *evaluation.compared(query, compression)]
+    marked = evaluation.marks(query, compression)
+    notes = Footnotes()
+    rows = [
+        (
+            name + NOT_DISCRIMINATING * (name in marked),
+            tuple(_text(each.score(name)) for each in compared),
+        )
+        for name in evaluation.categories
+    ]
+    heads = [evaluation.headline(each, query, compression) for each in compared]
+    first = heads[0]
+    rows += [
+        (f"mean of {first.covered}", tuple(_text(each.mean) for each in heads)),
+        ("compression reached", tuple(_ratio(each.reached) for each in compared)),
+        ("KV memory of an answer", tuple(_bytes(each.kv_bytes) for each in compared)),
+    ]
+    columns = tuple(
+        _named(evaluation, each.cell.preset)
+        + (f" {notes.mark(_refused(each, evaluation))}" if each.refusal else "")
+        for each in compared
+    )
+    reasons = [f"{NOT_DISCRIMINATING} {name} does not discriminate: {why}" for name, why in marked.items()]
+    title = f"{evaluation.task}, {query_label(query)}, {_amount(compression)}"
+    return Grid(title, "category", columns, tuple(rows), notes.lines(reasons)).upright()
+
+
+def length_grid(evaluation: Evaluation, query: str) -> Grid:
+    """Means by length of the prompt: cells down, lengths across."""
+    shown = [each for each in evaluation.results if each.cell.query in (None, query) and each.outcomes]
+    rows = []
+    for each in shown:
+        marked = evaluation.marks(each.cell.query, each.cell.compression)
+        names = [name for name in evaluation.categories if name not in marked]
+        entries = []
+        for length in evaluation.lengths:
+            scores = [s for name in names if (s := each.score(name, length)) is not None]
+            entries.append(_text(sum(scores) / len(scores) if scores else None))
+        rows.append((f"{each.cell.label} (of {len(names)})", tuple(entries)))
+    title = f"{evaluation.task}, {query_label(query)}: mean score by tokens of the prompt"
+    return Grid(
+        title, "cell (of so many categories)", tuple(f"{n:,}" for n in evaluation.lengths), tuple(rows)
+    )
+
+
+def all_grids(evaluation: Evaluation) -> list[Grid]:
+    """Every table: for each query mode the means, then lengths, then categories."""
+    grids = []
+    for query in evaluation.queries:
+        grids.append(mean_grid(evaluation, query))
+        if len(evaluation.lengths) > 1:
+            grids.append(length_grid(evaluation, query))
+        grids += [category_grid(evaluation, query, amount) for amount in _compressions(evaluation, query)]
+    return grids or [full_grid(evaluation)]
+
+
+def full_grid(evaluation: Evaluation) -> Grid:
+    """The full cache alone, where nothing else was asked for."""
+    full = evaluation.results[0]
+    marked = evaluation.marks(None, full.cell.compression)
+    rows = [
+        (name + NOT_DISCRIMINATING * (name in marked), (_text(full.score(name)),))
+        for name in evaluation.categories
+    ]
+    headline = evaluation.headline(full, None, full.cell.compression)
+    rows.append((f"mean of {headline.covered}", (_text(headline.mean),)))
+    rows.append(("KV memory of an answer", (_bytes(full.kv_bytes),)))
+    notes = tuple(f"{NOT_DISCRIMINATING} {name} does not discriminate: {why}" for name, why in marked.items())
+    return Grid(f"{evaluation.task}, full cache", "category", ("full cache",), tuple(rows), notes)
+
+
+def _compressions(evaluation: Evaluation, query: str) -> list[float | None]:
+    """Of a query mode's cells, ascending; None, for presets that decide themselves, last."""
+    found = {each.cell.compression for each in evaluation.results if each.cell.query == query}
+    return sorted(found, key=lambda each: (each is None, each or 0.0))
+
+
+def _presets(evaluation: Evaluation, query: str) -> list[str]:
+    return list(dict.fromkeys(each.cell.preset for each in evaluation.results if each.cell.query == query))
+
+
+def _named(evaluation: Evaluation, preset: str) -> str:
+    return f"{preset} (control)" if preset in evaluation.controls else preset
+
+
+def _mean_entry(evaluation: Evaluation, result: CellResult | None, query: str, notes: Footnotes) -> str:
+    if result is None:
+        return ""
+    if result.refusal is not None:
+        return f"- {notes.mark(_refused(result, evaluation))}"
+    asked, reached = result.cell.compression, result.reached
+    told = reached is not None and (asked is None or abs(reached / asked - 1) > NOTABLE)
+    mean = _text(evaluation.headline(result, query, asked).mean)
+    return f"{mean} (at {_ratio(reached)})" if told else mean
+
+
+def _refused(result: CellResult, evaluation: Evaluation) -> str:
+    assert result.refusal is not None
+    return f"refused for {result.refusal.prompts} of {evaluation.prompts} prompts: {result.refusal.reason}"
+
+
+def _amount(compression: float | None) -> str:
+    return "compression of its own" if compression is None else f"{compression:g}x"
+
+
+def _text(score: float | None) -> str:
+    return "-" if score is None else f"{score:.2f}"
+
+
+def _ratio(reached: float | None) -> str:
+    return "-" if reached is None else f"{reached:.1f}x"
+
+
+def _bytes(held: float | None) -> str:
+    return "-" if held is None else format_bytes(round(held))
