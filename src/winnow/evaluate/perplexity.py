@@ -1,0 +1,168 @@
+"""Perplexity under eviction: each window's context is computed and cut, and what follows is forced token by token.
+
+Rounds fall as in an answer of that length. Only forced tokens count. The full cache is measured the same way.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Self
+
+from winnow.errors import InvalidRequestError
+from winnow.evaluate.likelihood import Keeping, Likelihood, Pair, score_pairs
+
+if TYPE_CHECKING:
+    from winnow.llm import LLM
+
+
+@dataclass(frozen=True)
+class WindowScore:
+    """One window under one way of keeping KVs.
+
+    Attributes:
+        name: of the way.
+        window: its place in the text.
+        nats: negative log-likelihood of the forced tokens together.
+        tokens: how many were forced.
+        mean_kept: KVs per row at the window's end.
+        kv_bytes: of the blocks that held them.
+        rounds: of eviction.
+    """
+
+    name: str
+    window: int
+    nats: float
+    tokens: int
+    mean_kept: float
+    kv_bytes: int
+    rounds: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Which window under which name."""
+        return self.name, self.window
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A perplexity over another one; the standard error is over windows, None where there is one only."""
+
+    ratio: float
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """All windows under one way of keeping KVs, in order; none where the engine refused it, for the reason given."""
+
+    name: str
+    scores: tuple[WindowScore, ...]
+    refusal: str | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Forced ones, those that count."""
+        return sum(score.tokens for score in self.scores)
+
+    @property
+    def value(self) -> float | None:
+        """exp(nats per forced token); None where refused."""
+        return math.exp(sum(score.nats for score in self.scores) / self.tokens) if self.scores else None
+
+    @property
+    def mean_kept(self) -> float | None:
+        """KVs per row at a window's end, on average."""
+        return fmean(score.mean_kept for score in self.scores) if self.scores else None
+
+    @property
+    def kv_bytes(self) -> float | None:
+        """Bytes held at a window's end, on average."""
+        return fmean(score.kv_bytes for score in self.scores) if self.scores else None
+
+    def over(self, reference: "Perplexity") -> Change | None:
+        """This one divided by the other on the same windows; None where one of them was refused."""
+        if not self.scores or not reference.scores:
+            return None
+        pairs = zip(self.scores, reference.scores, strict=True)
+        more = [(mine.nats - theirs.nats) / mine.tokens for mine, theirs in pairs]
+        ratio = math.exp(fmean(more))
+        return Change(ratio, ratio * stdev(more) / math.sqrt(len(more)) if len(more) > 1 else None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number, and what follows from them."""
+        if self.refusal is not None:
+            return {"name": self.name, "refused": self.refusal}
+        return {
+            "name": self.name,
+            "perplexity": self.value,
+            "tokens": self.tokens,
+            "mean_kept": self.mean_kept,
+            "kv_bytes": self.kv_bytes,
+            "windows": [score.to_json() for score in self.scores],
+        }
+
+
+def measure_perplexity(
+    llm: "LLM",
+    windows: Sequence[Pair],
+    keepings: Mapping[str, Keeping],
+    *,
+    known: Collection[WindowScore] = (),
+    on_score: Callable[[WindowScore], None] | None = None,
+) -> list[Perplexity]:
+    """The perplexity of the windows' continuations under each way of keeping KVs, in the order of `keepings`.
+
+    Args:
+        windows: all of one length, see `winnow.evaluate.wikitext.cut_windows`.
+        keepings: by name.
+        known: scores of an earlier call, which are not computed again.
+        on_score: called with every new score as soon as it is there.
+
+    Raises:
+        EvaluationError: a window lacks context or continuation.
+        InvalidRequestError: the engine refuses every way; says why it refuses the first.
+    """
+    scores = {score.key: score for score in known}
+    refusals: dict[str, str] = {}
+    for name, keeping in keepings.items():
+        left = [place for place in range(len(windows)) if (name, place) not in scores]
+        try:
+            for index, found in score_pairs(llm, [windows[place] for place in left], keeping):
+                score = _score(llm, name, left[index], windows[left[index]], found)
+                scores[score.key] = score
+                if on_score is not None:
+                    on_score(score)
+        except InvalidRequestError as error:
+            refusals[name] = str(error)
+            if len(refusals) == len(keepings):
+                raise
+    return [
+        Perplexity(name, (), refusals[name])
+        if name in refusals
+        else Perplexity(name, tuple(scores[name, place] for place in range(len(windows))))
+        for name in keepings
+    ]
+
+
+def _score(llm: "LLM", name: str, place: int, window: Pair, found: Likelihood) -> WindowScore:
+    report = found.eviction
+    computed = len(window.context) + len(window.continuation) - 1
+    return WindowScore(
+        name=name,
+        window=place,
+        nats=-found.total,
+        tokens=len(found.logprobs),
+        mean_kept=float(computed) if report is None else report.mean_kept,
+        kv_bytes=llm.kv_bytes(computed) if report is None else report.bytes_held,
+        rounds=0 if report is None else report.rounds,
+    )
