@@ -3,6 +3,9 @@
 Every message names the field, the value and the limit. `assert` is kept for invariants of our own.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class WinnowError(ValueError):
     """Base of all errors that a user can mend."""
@@ -34,3 +37,11 @@ class EvaluationError(WinnowError):
 
 class DatasetError(EvaluationError):
     """A task's file is missing, or a row of it is malformed; names the file, and the line where there is one."""
+
+
+def known_names(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known: the nearest one, if any is near, and all."""
+    names = list(known)
+    nearest = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {nearest[0]}? " if nearest else ""
+    return f"{hint}Known: {', '.join(names)}"

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from winnow.cli.errors import UsageError
-from winnow.errors import WinnowError
+from winnow.errors import WinnowError, known_names
 
 DESCRIPTION = "Winnow runs large language models on little memory."
 
@@ -41,6 +41,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError`."""
         raise UsageError(f"{message} (see `{self.prog} --help`)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse what is no choice, and name the nearest one. argparse calls this."""
+        if action.choices is not None and value not in action.choices:
+            names = known_names(str(value), map(str, action.choices))
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {names}")
 
     def nearest_flag(self, text: str) -> str | None:
         """The known flag most like `text`."""

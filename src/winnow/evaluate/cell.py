@@ -1,11 +1,10 @@
 """Cells: what a task is run under, one square of its tables each."""
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from winnow.errors import EvaluationError
+from winnow.errors import EvaluationError, known_names
 from winnow.eviction import PRESETS, EvictionPolicy
 
 FULL = "full"
@@ -95,9 +94,7 @@ def check_presets(names: Iterable[str]) -> None:
     """
     for name in names:
         if name not in PRESETS:
-            nearest = difflib.get_close_matches(name, PRESETS, n=1)
-            hint = f"did you mean {nearest[0]}? " if nearest else ""
-            raise EvaluationError(f"no eviction preset {name!r}; {hint}Known: {', '.join(PRESETS)}")
+            raise EvaluationError(f"no eviction preset {name!r}; {known_names(name, PRESETS)}")
 
 
 def num_scores(cells: Iterable[Cell]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.errors import EvaluationError
+from winnow.errors import EvaluationError, known_names
 from winnow.evaluate.cell import Cell
 from winnow.evaluate.sample import Sample
 from winnow.evaluate.tasks.task import Task, TaskSettings
@@ -47,7 +47,7 @@ class EvaluationPlan:
         for category in self.settings.categories:
             if category not in self.task.categories:
                 raise EvaluationError(
-                    f"task {self.name} has no category {category!r}; it has {', '.join(self.task.categories)}"
+                    f"task {self.name} has no category {category!r}; {known_names(category, self.task.categories)}"
                 )
         samples = self.task.samples(self.settings)
         if not samples:

@@ -1,11 +1,10 @@
 """The tasks of `winnow eval`, by name."""
 
-import difflib
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
 
-from winnow.errors import EvaluationError
+from winnow.errors import EvaluationError, known_names
 from winnow.evaluate.tasks.task import CountTokens, Task, TaskSettings
 
 __all__ = ["TASKS", "CountTokens", "Task", "TaskSettings", "load_task"]
@@ -13,6 +12,10 @@ __all__ = ["TASKS", "CountTokens", "Task", "TaskSettings", "load_task"]
 TASKS: Mapping[str, str] = MappingProxyType(
     {
         "demo": "winnow.evaluate.tasks.demo:DEMO",
+        "ruler": "winnow.evaluate.tasks.ruler:RULER",
+        "kv-retrieval": "winnow.evaluate.tasks.kv_retrieval:KV_RETRIEVAL",
+        "babi": "winnow.evaluate.tasks.babi:BABI",
+        "nq-open": "winnow.evaluate.tasks.nq_open:NQ_OPEN",
         "needle": "winnow.evaluate.tasks.needle:NEEDLE",
         "needle-chat": "winnow.evaluate.tasks.needle:NEEDLE_CHAT",
         "longbench": "winnow.evaluate.tasks.longbench:LONGBENCH",
@@ -32,9 +35,7 @@ def load_task(name: str) -> Task:
         EvaluationError: there is none; names the nearest, and all.
     """
     if name not in TASKS:
-        nearest = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"did you mean {nearest[0]}? " if nearest else ""
-        raise EvaluationError(f"no task {name!r}; {hint}Known: {', '.join(TASKS)}")
+        raise EvaluationError(f"no task {name!r}; {known_names(name, TASKS)}")
     module, _, attribute = TASKS[name].partition(":")
     task: Task = getattr(import_module(module), attribute)
     return task
