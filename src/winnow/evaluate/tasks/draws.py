@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TypeVar
 
+from winnow.errors import EvaluationError
+
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)
 
@@ -32,3 +34,12 @@ def chosen(rng: random.Random, items: Sequence[T], samples: int | None) -> list[
     if samples is None or samples >= len(items):
         return list(items)
     return [items[place] for place in sorted(rng.sample(range(len(items)), samples))]
+
+
+def worked_examples(rng: random.Random, examples: Sequence[T], shots: int) -> list[T]:
+    """So many different examples; raises EvaluationError where there are fewer."""
+    if shots > len(examples):
+        raise EvaluationError(
+            f"--shots must be at most {len(examples)}, got {shots}: there are no more worked examples"
+        )
+    return chosen(rng, examples, shots)

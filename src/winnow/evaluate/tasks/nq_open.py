@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 from winnow.evaluate.sample import Question, Sample
-from winnow.evaluate.tasks.draws import chosen
+from winnow.evaluate.tasks.draws import chosen, worked_examples
 from winnow.evaluate.tasks.files import find_file, read_json_lines, shipped
 from winnow.evaluate.tasks.task import TaskSettings
 
@@ -38,7 +38,9 @@ class NqOpenTask:
                 category="nq-open",
                 context="".join(
                     f"{_prompt(asked)} {answers[0]}\n\n"
-                    for asked, answers in chosen(random.Random(f"{settings.seed}/{number}"), examples, shots)
+                    for asked, answers in worked_examples(
+                        random.Random(f"{settings.seed}/{number}"), examples, shots
+                    )
                 ),
                 questions=(_question(question, references),),
             )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from winnow.evaluate.sample import Question, Sample
 from winnow.evaluate.tasks.babi.stories import Story, StoryQuestion, read_stories
-from winnow.evaluate.tasks.draws import chosen
+from winnow.evaluate.tasks.draws import chosen, worked_examples
 from winnow.evaluate.tasks.files import find_file, shipped
 from winnow.evaluate.tasks.task import TaskSettings
 
@@ -69,7 +69,7 @@ def _samples(settings: TaskSettings, category: str) -> list[Sample]:
     samples = []
     for story, number, asked in chosen(rng, list(_asked(stories, settings.questions)), settings.samples):
         name = f"{category}/{number}"
-        drawn = chosen(random.Random(f"{settings.seed}/{name}"), examples, shots)
+        drawn = worked_examples(random.Random(f"{settings.seed}/{name}"), examples, shots)
         samples.append(
             Sample(
                 name=name,
