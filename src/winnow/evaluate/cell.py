@@ -62,9 +62,9 @@ def plan_cells(
     queries: Sequence[str],
     controls: Sequence[str] = (),
 ) -> tuple[Cell, ...]:
-    """The full cache, then every preset and control at every compression above 1 in every query mode.
+    """The full cache, then in every query mode every preset at every compression above 1, and the controls beside them.
 
-    A preset that decides itself how much it keeps gets one cell per query mode.
+    A preset that decides itself how much it keeps gets one cell per query mode, and no controls.
 
     Raises:
         EvaluationError: no such preset or query mode, or a compression that is no finite number of at least 1.
@@ -76,14 +76,11 @@ def plan_cells(
     for compression in compressions:
         if not 1.0 <= compression < math.inf:
             raise EvaluationError(f"compression must be a finite number of at least 1, got {compression:g}")
-    chosen = {
-        Cell(preset, compression, query): None
-        for query in queries
-        for preset in dict.fromkeys([*presets, *controls])
-        if preset != FULL
-        for compression in _amounts(preset, compressions)
-    }
-    return (FULL_CELL, *chosen)
+    chosen = [(preset, amount) for preset in presets for amount in _amounts(preset, compressions)]
+    used = [amount for _, amount in chosen if amount is not None]
+    chosen += [(preset, amount) for preset in controls for amount in _amounts(preset, used)]
+    cells = (Cell(preset, amount, query) for query in queries for preset, amount in chosen)
+    return (FULL_CELL, *dict.fromkeys(cells))
 
 
 def check_presets(names: Iterable[str]) -> None:
@@ -103,6 +100,8 @@ def num_scores(cells: Iterable[Cell]) -> int:
 
 
 def _amounts(preset: str, compressions: Sequence[float]) -> list[float | None]:
+    if preset == FULL:
+        return []
     if PRESETS[preset].policy.budget.fixed is not None:
         return [None]
     return [each for each in sorted(set(compressions)) if each > 1.0]

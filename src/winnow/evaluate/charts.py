@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
-    """Write every picture into `directory`, as PNG and SVG; returns their paths.
+    """Write every picture into `directory`, as PNG and SVG, maps into its folder `maps`; returns their paths.
 
     Raises:
         WinnowError: matplotlib is not installed.
@@ -22,10 +22,11 @@ def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
     if panels:
         paths += save_figure(line_chart(panels, f"{evaluation.task}: mean score"), directory / "score")
     if len(evaluation.lengths) > 1 and len(evaluation.categories) > 1:
+        maps = directory / "maps"
+        maps.mkdir(exist_ok=True)
         for result in evaluation.results:
             if result.outcomes:
-                stem = "map-" + result.cell.name.replace(" ", "-")
-                paths += save_figure(_map(evaluation, result), directory / stem)
+                paths += save_figure(_map(evaluation, result), maps / result.cell.name.replace(" ", "-"))
     return paths
 
 

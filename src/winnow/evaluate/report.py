@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,12 @@ def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any
     results, tables = directory / RESULTS, directory / TABLES
     results.write_text(json.dumps({**head, **evaluation.to_json()}, indent=1) + "\n", encoding="utf-8")
     pictures = draw(evaluation, directory) if can_draw() else []
-    tables.write_text("\n".join(_markdown(evaluation, head, pictures)) + "\n", encoding="utf-8")
+    shown = [str(path.relative_to(directory)) for path in pictures if path.suffix == ".svg"]
+    tables.write_text("\n".join(_markdown(evaluation, head, shown)) + "\n", encoding="utf-8")
     return [results, tables, *pictures]
 
 
-def _markdown(evaluation: Evaluation, head: Mapping[str, Any], pictures: list[Path]) -> list[str]:
+def _markdown(evaluation: Evaluation, head: Mapping[str, Any], pictures: Sequence[str]) -> list[str]:
     machine = head["machine"]
     device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
     lines = [
@@ -50,9 +51,8 @@ def _markdown(evaluation: Evaluation, head: Mapping[str, Any], pictures: list[Pa
         _MEAN,
         "",
     ]
-    for picture in pictures:
-        if picture.suffix == ".svg":
-            lines += [f"![{picture.stem}]({picture.name})", ""]
+    lines += [text for name in pictures if "/" not in name for text in (f"![{name}]({name})", "")]
     for grid in all_grids(evaluation):
         lines += [f"## {grid.title}", "", *grid.markdown()]
-    return lines
+    maps = [f"- [{Path(name).stem}]({name})" for name in pictures if "/" in name]
+    return [*lines, "## Categories by length", "", *maps, ""] if maps else lines

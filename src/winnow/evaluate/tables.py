@@ -1,6 +1,6 @@
 """The tables of an evaluation."""
 
-from winnow.evaluate.cell import AGNOSTIC
+from winnow.evaluate.cell import AGNOSTIC, FULL, FULL_CELL
 from winnow.evaluate.grid import Footnotes, Grid
 from winnow.evaluate.result import CellResult, Evaluation
 from winnow.units import format_bytes
@@ -25,7 +25,7 @@ def mean_grid(evaluation: Evaluation, query: str) -> Grid:
     full = evaluation.full
     if full is not None:
         entries = (_text(evaluation.headline(full, query, amount).mean) for amount in amounts)
-        rows.append(("full cache", tuple(entries)))
+        rows.append((FULL_CELL.label, tuple(entries)))
     for preset in _presets(evaluation, query):
         found = {
             each.cell.compression: each
@@ -43,7 +43,7 @@ def mean_grid(evaluation: Evaluation, query: str) -> Grid:
     ]
     rows.append(("categories counted", tuple(f"{each.covered} of {each.of}" for each in covered)))
     title = f"{evaluation.task}, {query_label(query)}: mean score"
-    return Grid(title, query, tuple(map(_amount, amounts)), tuple(rows), notes.lines())
+    return Grid(title, "preset", tuple(map(_amount, amounts)), tuple(rows), notes.lines())
 
 
 def category_grid(evaluation: Evaluation, query: str, compression: float | None) -> Grid:
@@ -117,7 +117,7 @@ def full_grid(evaluation: Evaluation) -> Grid:
     rows.append((f"mean of {headline.covered}", (_text(headline.mean),)))
     rows.append(("KV memory of an answer", (_bytes(full.kv_bytes),)))
     notes = tuple(f"{NOT_DISCRIMINATING} {name} does not discriminate: {why}" for name, why in marked.items())
-    return Grid(f"{evaluation.task}, full cache", "category", ("full cache",), tuple(rows), notes)
+    return Grid(f"{evaluation.task}, full cache", "category", (FULL_CELL.label,), tuple(rows), notes)
 
 
 def _compressions(evaluation: Evaluation, query: str) -> list[float | None]:
@@ -131,6 +131,8 @@ def _presets(evaluation: Evaluation, query: str) -> list[str]:
 
 
 def _named(evaluation: Evaluation, preset: str) -> str:
+    if preset == FULL:
+        return FULL_CELL.label
     return f"{preset} (control)" if preset in evaluation.controls else preset
 
 

@@ -5,13 +5,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.cli.bench.report import console, typed_command
 from winnow.cli.engine import add_engine_flags, engine_options, open_llm
 from winnow.cli.errors import UsageError
 from winnow.cli.eval import typed
+from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_grids
 from winnow.cli.meter import Meter
-from winnow.cli.paths import require_writable
-from winnow.cli.progress import MODES, open_progress
+from winnow.cli.progress import open_progress
 from winnow.evaluate.tasks import Task, load_task
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ EPILOG = """\
 categories:
   {categories}
 """
-_RESUME_HINT = "(finished answers are safe; run the same command again to go on)"
 _QUERIES = {"aware": ("aware",), "agnostic": ("agnostic",), "both": ("aware", "agnostic")}
 # Of the engine's flags: chosen by cell, or with a meaning of their own here.
 _OWN = ("eviction", "compression", "kv_budget", "seed")
@@ -119,29 +117,20 @@ def configure(parser: argparse.ArgumentParser, name: str, task: Task) -> None:
         default="auto",
         help="whether prompts go through the model's chat template; auto: where the task says so",
     )
-    out = parser.add_argument_group("output")
-    out.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, help="write tables, plots, every score and the journal"
-    )
-    out.add_argument("--overwrite", action="store_true", help="start afresh in DIR")
-    out.add_argument(
-        "--progress", choices=MODES, default="auto", help="auto: live on a terminal, else a line every 5 s"
-    )
+    add_output_flags(parser)
     add_engine_flags(parser, _OWN, {"kv_floor": _KV_FLOOR})
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Evaluate, show, write, and return the exit code."""
     options = engine_options(namespace)
-    _check_output(namespace)
+    check_output(namespace)
     if namespace.data is not None and not namespace.data.is_dir():
         raise UsageError(f"--data must be a directory, got {str(namespace.data)!r}")
     from winnow.evaluate.cell import num_scores, plan_cells
 
-    controls = () if namespace.controls == ("none",) or not namespace.presets else namespace.controls
+    controls = () if namespace.controls == ("none",) else namespace.controls
     cells = plan_cells(namespace.presets, namespace.compressions, _QUERIES[namespace.query], controls)
-    if len(cells) == 1:
-        controls = ()
     options = {"kv_floor": _KV_FLOOR, "num_scores": num_scores(cells)} | options
     with open_llm(options) as llm:
         plan = _plan(namespace, llm, cells, controls)
@@ -149,7 +138,7 @@ def execute(namespace: argparse.Namespace) -> int:
         try:
             evaluation = _run(namespace, llm, plan)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(*[_RESUME_HINT] * (namespace.output is not None)) from None
+            raise KeyboardInterrupt(*[RESUME_HINT] * (namespace.output is not None)) from None
     _show(evaluation, head)
     if namespace.output is not None:
         _write(namespace.output, evaluation, head)
@@ -201,17 +190,7 @@ def _head(
     namespace: argparse.Namespace, llm: "LLM", plan: "EvaluationPlan", options: dict[str, Any]
 ) -> dict[str, Any]:
     """What every output begins with."""
-    import torch
-
-    from winnow.bench.machine import Machine, report_head
-
-    device = options.get("device", "auto")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = llm.config.model.model
-    return report_head(typed_command(), Machine.here(device)) | {
-        "model": "the demo model" if model is None else str(model),
-        "engine": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
+    return run_head(llm, options) | {
         "query": namespace.query,
         "chat": plan.chat,
         "settings": plan.settings_json(),
@@ -220,50 +199,16 @@ def _head(
 
 def _show(evaluation: "Evaluation", head: dict[str, Any]) -> None:
     """The tables on standard output."""
-    from rich.table import Table
-
     from winnow.evaluate.tables import all_grids
 
-    out = console()
-    machine = head["machine"]
-    device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
-    out.print(
-        f"{device}; commit {head['commit']}; {head['date']}; {evaluation.prompts} prompts per cell",
-        highlight=False,
-    )
-    for grid in all_grids(evaluation):
-        table = Table(title=grid.title, title_justify="left", caption_justify="left")
-        table.add_column(grid.corner)
-        for column in grid.columns:
-            table.add_column(column, justify="right")
-        for name, entries in grid.rows:
-            table.add_row(name, *entries)
-        out.print(table)
-        for note in grid.notes:
-            out.print(note, highlight=False, markup=False, soft_wrap=True)
+    show_grids(head, f"{evaluation.prompts} prompts per cell", all_grids(evaluation))
 
 
 def _write(directory: Path, evaluation: "Evaluation", head: dict[str, Any]) -> None:
-    from winnow.evaluate.report import write_report
+    from winnow.evaluate.report import RESULTS, TABLES, write_report
     from winnow.figures import can_draw
 
-    paths = write_report(evaluation, directory, head)
-    print(f"wrote {', '.join(path.name for path in paths)} in {directory}", file=sys.stderr)
+    pictures = len(write_report(evaluation, directory, head)) - 2
+    print(f"winnow: wrote {RESULTS}, {TABLES} and {pictures} pictures in {directory}", file=sys.stderr)
     if not can_draw():
         print("winnow: no plots: drawing needs matplotlib, pip install 'winnow-llm[plots]'", file=sys.stderr)
-
-
-def _check_output(namespace: argparse.Namespace) -> None:
-    """Refuse an output directory that would be found unusable only after the work.
-
-    Raises:
-        UsageError: it is a file, or cannot be written to; --overwrite without it.
-    """
-    output: Path | None = namespace.output
-    if output is None:
-        if namespace.overwrite:
-            raise UsageError("--overwrite needs -o DIR: there is nothing to replace")
-        return
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"-o must be a directory, got the file {str(output)!r}")
-    require_writable(output / "results.json", f"-o {output}")

@@ -1,0 +1,83 @@
+"""What all of `winnow eval` have in common at the end: the flags for output, tables on the terminal, and their head."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winnow.cli.bench.report import console, typed_command
+from winnow.cli.errors import UsageError
+from winnow.cli.paths import require_writable
+from winnow.cli.progress import MODES
+
+if TYPE_CHECKING:
+    from winnow.evaluate.grid import Grid
+    from winnow.llm import LLM
+
+RESUME_HINT = "(finished answers are safe; run the same command again to go on)"
+
+
+def add_output_flags(parser: argparse.ArgumentParser) -> None:
+    """Where results go, and how progress is shown."""
+    out = parser.add_argument_group("output")
+    out.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, help="write tables, plots, every score and the journal"
+    )
+    out.add_argument("--overwrite", action="store_true", help="start afresh in DIR")
+    out.add_argument(
+        "--progress", choices=MODES, default="auto", help="auto: live on a terminal, else a line every 5 s"
+    )
+
+
+def check_output(namespace: argparse.Namespace) -> None:
+    """Refuse an output directory that would be found unusable only after the work.
+
+    Raises:
+        UsageError: it is a file, or cannot be written to; --overwrite without it.
+    """
+    output: Path | None = namespace.output
+    if output is None:
+        if namespace.overwrite:
+            raise UsageError("--overwrite needs -o DIR: there is nothing to replace")
+        return
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"-o must be a directory, got the file {str(output)!r}")
+    require_writable(output / "results.json", f"-o {output}")
+
+
+def run_head(llm: "LLM", options: dict[str, Any]) -> dict[str, Any]:
+    """What every output begins with: the command, when, where, the model and the engine's options."""
+    import torch
+
+    from winnow.bench.machine import Machine, report_head
+
+    device = options.get("device", "auto")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = llm.config.model.model
+    return report_head(typed_command(), Machine.here(device)) | {
+        "model": "the demo model" if model is None else str(model),
+        "engine": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
+    }
+
+
+def show_grids(head: dict[str, Any], amount: str, grids: Iterable["Grid"]) -> None:
+    """Tables on standard output, below a line that says where, when and how much was measured."""
+    from rich.table import Table
+
+    out = console()
+    machine = head["machine"]
+    device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
+    out.print(f"{device}; commit {head['commit']}; {head['date']}; {amount}", highlight=False, soft_wrap=True)
+    for grid in grids:
+        # A title of the table itself would be broken to its width.
+        out.print(f"\n{grid.title}", highlight=False, markup=False)
+        table = Table()
+        table.add_column(grid.corner)
+        for column in grid.columns:
+            table.add_column(column, justify="right")
+        for name, entries in grid.rows:
+            table.add_row(name, *entries)
+        out.print(table)
+        for note in grid.notes:
+            out.print(note, highlight=False, markup=False, soft_wrap=True)
