@@ -1,10 +1,10 @@
 """Outcomes on disk as they come, so that an evaluation that was killed goes on where it stood."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from winnow.errors import EvaluationError
 from winnow.evaluate.outcome import Outcome
@@ -14,18 +14,40 @@ from winnow.journal import create_journal, owner_differences, parse_object, whol
 _FORM, _VERSION = "winnow_eval", 1
 
 
-class OutcomeJournal:
-    """A journal (winnow.journal) with an outcome per line.
+class Entry(Protocol):
+    """What a journal can hold."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, from which it can be made again."""
+
+
+_Entry = TypeVar("_Entry", bound=Entry)
+
+
+class ResultJournal(Generic[_Entry]):
+    """A journal (winnow.journal) with an entry per line.
 
     Attributes:
         found: what an earlier evaluation with the same fingerprint left.
+
+    Args:
+        read: makes an entry again of what its `to_json` gave.
+        overwrite: start afresh.
 
     Raises:
         EvaluationError: the file is of an evaluation with other settings, or of something else, or cannot be written.
     """
 
-    def __init__(self, path: Path, fingerprint: Fingerprint, *, overwrite: bool = False) -> None:
-        self.found: list[Outcome] = []
+    def __init__(
+        self,
+        path: Path,
+        fingerprint: Fingerprint,
+        read: Callable[[dict[str, Any]], _Entry],
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        self.found: list[_Entry] = []
+        self._read_entry = read
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if overwrite or not path.exists():
@@ -40,9 +62,9 @@ class OutcomeJournal:
         except OSError as error:
             raise EvaluationError(f"cannot use the journal {path}: {error.strerror}") from error
 
-    def append(self, outcomes: Iterable[Outcome]) -> None:
-        """Add outcomes; they survive this process once this returns."""
-        lines = [json.dumps(outcome.to_json(), ensure_ascii=False) + "\n" for outcome in outcomes]
+    def append(self, entries: Iterable[_Entry]) -> None:
+        """Add entries; they survive this process once this returns."""
+        lines = [json.dumps(entry.to_json(), ensure_ascii=False) + "\n" for entry in entries]
         self._file.write("".join(lines).encode())
         self._file.flush()
 
@@ -71,6 +93,13 @@ class OutcomeJournal:
                 values = parse_object(line)
                 if values is None:
                     break
-                self.found.append(Outcome.from_json(values))
+                self.found.append(self._read_entry(values))
                 end += len(line)
         return end
+
+
+class OutcomeJournal(ResultJournal[Outcome]):
+    """A journal of outcomes."""
+
+    def __init__(self, path: Path, fingerprint: Fingerprint, *, overwrite: bool = False) -> None:
+        super().__init__(path, fingerprint, Outcome.from_json, overwrite=overwrite)

@@ -52,6 +52,7 @@ class EvaluationPlan:
         samples = self.task.samples(self.settings)
         if not samples:
             raise EvaluationError(f"task {self.name} has no samples with these settings")
+        assert len({sample.name for sample in samples}) == len(samples), "a sample's name is its own"
         return samples
 
     def categories_of(self, samples: Sequence[Sample]) -> tuple[str, ...]:
@@ -70,15 +71,20 @@ class EvaluationPlan:
         Cells are left out: an evaluation may be continued with more of them. So is where model and data lie; their
         contents count.
         """
-        from winnow.models.loader import DEMO_MODEL
-
-        config = llm.config
-        engine = {**asdict(config.model), **asdict(config.cache), **asdict(config.scheduler)}
-        directory = Path(engine.pop("model") or DEMO_MODEL)
-        engine |= {"kv_floor": config.eviction.kv_floor, "max_round_kvs": config.eviction.max_round_kvs}
-        engine["model_seed"] = engine.pop("seed")
         settings = self.settings_json()
         del settings["data"]
         text = json.dumps([asdict(sample) for sample in samples], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return fingerprint(digest, directory, {"task": self.name, "chat": self.chat} | settings | engine)
+        return engine_identity(llm, digest, {"task": self.name, "chat": self.chat} | settings)
+
+
+def engine_identity(llm: "LLM", input_sha256: str, settings: dict[str, Any]) -> Fingerprint:
+    """The identity of work that a model does with these settings, which include those of its engine."""
+    from winnow.models.loader import DEMO_MODEL
+
+    config = llm.config
+    engine = {**asdict(config.model), **asdict(config.cache), **asdict(config.scheduler)}
+    directory = Path(engine.pop("model") or DEMO_MODEL)
+    engine |= {"kv_floor": config.eviction.kv_floor, "max_round_kvs": config.eviction.max_round_kvs}
+    engine["model_seed"] = engine.pop("seed")
+    return fingerprint(input_sha256, directory, settings | engine)
