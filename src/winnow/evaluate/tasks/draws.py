@@ -40,6 +40,6 @@ def worked_examples(rng: random.Random, examples: Sequence[T], shots: int) -> li
     """So many different examples; raises EvaluationError where there are fewer."""
     if shots > len(examples):
         raise EvaluationError(
-            f"--shots must be at most {len(examples)}, got {shots}: there are no more worked examples"
+            f"--shots must be at most {len(examples)}, the examples that there are, got {shots}"
         )
     return chosen(rng, examples, shots)
