@@ -3,7 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "dispatch.h"
+#include "decoder.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -48,6 +48,33 @@ NB_MODULE(_native, m) {
             new (self) PackedWeight{dtype, at<char>(packed), in_features, out_features};
           },
           "dtype"_a, "packed"_a, "in_features"_a, "out_features"_a);
+
+  nb::class_<DecoderWorkspace>(m, "DecoderWorkspace").def(nb::init<>());
+
+  nb::class_<DecoderLayer>(m, "DecoderLayer")
+      .def(
+          "__init__",
+          [](DecoderLayer *self, const PackedWeight &qkv, uintptr_t qkv_bias, const PackedWeight &output,
+             uintptr_t output_bias, const PackedWeight &gate_up, uintptr_t gate_up_bias, const PackedWeight &down,
+             uintptr_t down_bias, const RmsNorm &input_norm, const RmsNorm &query_norm, const RmsNorm &key_norm,
+             const RmsNorm &post_norm, Activation activation, int64_t num_query_heads, int64_t num_kv_heads,
+             int64_t head_dim) {
+            new (self) DecoderLayer{{qkv, at<char>(qkv_bias)},
+                                    {output, at<char>(output_bias)},
+                                    {gate_up, at<char>(gate_up_bias)},
+                                    {down, at<char>(down_bias)},
+                                    input_norm,
+                                    query_norm,
+                                    key_norm,
+                                    post_norm,
+                                    activation,
+                                    num_query_heads,
+                                    num_kv_heads,
+                                    head_dim};
+          },
+          nb::kw_only(), "qkv"_a, "qkv_bias"_a, "output"_a, "output_bias"_a, "gate_up"_a, "gate_up_bias"_a, "down"_a,
+          "down_bias"_a, "input_norm"_a, "query_norm"_a, "key_norm"_a, "post_norm"_a, "activation"_a,
+          "num_query_heads"_a, "num_kv_heads"_a, "head_dim"_a);
 
   nb::class_<Pool>(m, "Pool")
       .def(
@@ -160,7 +187,20 @@ NB_MODULE(_native, m) {
       .def("linear",
            [](const Kernels &self, const PackedWeight &weight, uintptr_t x, int64_t x_stride, uintptr_t bias,
               uintptr_t out, int64_t rows, int threads) {
-             self.linear(weight, {at<char>(x), x_stride, at<char>(bias), at<char>(out), rows}, threads);
+             self.linear(weight, {at<char>(x), x_stride, at<char>(bias), nullptr, at<char>(out), rows}, threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("before_attention",
+           [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, uintptr_t x, int64_t tokens,
+              uintptr_t cos, uintptr_t sin, int64_t rotary_dim, uintptr_t qkv, int threads) {
+             before_attention(self, layer, at<char>(x), tokens, {at<char>(cos), at<char>(sin), rotary_dim},
+                              at<char>(qkv), work, threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("after_attention",
+           [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, uintptr_t residual,
+              uintptr_t attended, int64_t tokens, uintptr_t out, int threads) {
+             after_attention(self, layer, at<char>(residual), at<char>(attended), tokens, at<char>(out), work, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("greedy",

@@ -53,6 +53,7 @@ struct LinearRows {
   const char *x;  // [rows, in_features]
   int64_t x_stride;
   const char *bias;  // [out_features]; null: none
+  const char *add;   // [rows, out_features], added to the rounded product; null: nothing. May be `out`
   char *out;         // [rows, out_features]
   int64_t rows;
 };

@@ -13,19 +13,6 @@ namespace {
 /// Elements below which waking other threads costs more than they save.
 constexpr int64_t PARALLEL_FROM = 65536;
 
-template <class T>
-vf get(const T *from, int n) {
-  return n == WIDTH ? load(from) : load_part(from, n);
-}
-
-template <class T>
-void put(T *to, vf value, int n) {
-  if (n == WIDTH)
-    store(to, value);
-  else
-    store_part(to, value, n);
-}
-
 /// Calls body(first, count) for pieces of at most a register's width.
 template <class F>
 inline void pieces(int64_t n, F body) {

@@ -76,17 +76,19 @@ class TaskRows {
   std::vector<float> floats_;
 };
 
-/// Sums of one row of a panel, with the bias, to where they belong.
+/// Sums of one row of a panel, with the bias and what is to be added, to where they belong.
 template <class T>
-void finish_row(const float *sums, const T *bias, T *out, int64_t features) {
+void finish_row(const float *sums, const T *bias, const T *add, T *out, int64_t features) {
   for (int64_t j = 0; j < features; j += WIDTH) {
+    const int n = static_cast<int>(std::min<int64_t>(WIDTH, features - j));
     vf sum = load(sums + j);
-    if (features - j >= WIDTH) {
-      store(out + j, bias ? sum + load(bias + j) : sum);
-    } else {
-      const int rest = static_cast<int>(features - j);
-      store_part(out + j, bias ? sum + load_part(bias + j, rest) : sum, rest);
+    if (bias) sum += get(bias + j, n);
+    if (add) {
+      T rounded[WIDTH];  // a product is rounded before something is added, as everywhere else
+      store(rounded, sum);
+      sum = load(rounded) + get(add + j, n);
     }
+    put(out + j, sum, n);
   }
 }
 
@@ -96,6 +98,7 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int threads) {
   const int64_t in = weight.in_features, out = weight.out_features;
   const int64_t blocks = (rows.rows + ROW_BLOCK - 1) / ROW_BLOCK, tasks = num_panels(out) * blocks;
   const T *packed = reinterpret_cast<const T *>(weight.packed), *bias = reinterpret_cast<const T *>(rows.bias);
+  const T *add = reinterpret_cast<const T *>(rows.add);
   T *to = reinterpret_cast<T *>(rows.out);
 #pragma omp parallel num_threads(threads) if (rows.rows * in * out >= PARALLEL_FROM)
   {
@@ -111,8 +114,10 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int threads) {
                                      packed + panel * PANEL * in + i * PANEL, PANEL, sums, PANEL, inputs, i > 0);
       }
       const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, out - feature);
-      for (int64_t r = 0; r < count; ++r)
-        finish_row(sums + r * PANEL, bias ? bias + feature : nullptr, to + (first + r) * out + feature, features);
+      for (int64_t r = 0; r < count; ++r) {
+        const int64_t at = (first + r) * out + feature;
+        finish_row(sums + r * PANEL, bias ? bias + feature : nullptr, add ? add + at : nullptr, to + at, features);
+      }
     }
   }
 }

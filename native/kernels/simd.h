@@ -167,6 +167,20 @@ inline void store_part(T *to, vf value, int n) {
   std::memcpy(to, padded, n * sizeof(T));
 }
 
+/// As load and store, of the first n <= WIDTH elements.
+template <class T>
+inline vf get(const T *from, int n) {
+  return n == WIDTH ? load(from) : load_part(from, n);
+}
+
+template <class T>
+inline void put(T *to, vf value, int n) {
+  if (n == WIDTH)
+    store(to, value);
+  else
+    store_part(to, value, n);
+}
+
 inline vf vmax(vf a, vf b) { return a > b ? a : b; }
 inline vf vmin(vf a, vf b) { return a < b ? a : b; }
 

@@ -17,6 +17,31 @@ class RmsNorm:
 class PackedWeight:
     def __init__(self, dtype: DType, packed: int, in_features: int, out_features: int) -> None: ...
 
+class DecoderWorkspace:
+    def __init__(self) -> None: ...
+
+class DecoderLayer:
+    def __init__(
+        self,
+        *,
+        qkv: PackedWeight,
+        qkv_bias: int,
+        output: PackedWeight,
+        output_bias: int,
+        gate_up: PackedWeight,
+        gate_up_bias: int,
+        down: PackedWeight,
+        down_bias: int,
+        input_norm: RmsNorm,
+        query_norm: RmsNorm,
+        key_norm: RmsNorm,
+        post_norm: RmsNorm,
+        activation: Activation,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+    ) -> None: ...
+
 class Pool:
     def __init__(
         self,
@@ -163,6 +188,28 @@ class Kernels:
     def pack(self, weight: PackedWeight, dense: int, threads: int) -> None: ...
     def linear(
         self, weight: PackedWeight, x: int, x_stride: int, bias: int, out: int, rows: int, threads: int
+    ) -> None: ...
+    def before_attention(
+        self,
+        work: DecoderWorkspace,
+        layer: DecoderLayer,
+        x: int,
+        tokens: int,
+        cos: int,
+        sin: int,
+        rotary_dim: int,
+        qkv: int,
+        threads: int,
+    ) -> None: ...
+    def after_attention(
+        self,
+        work: DecoderWorkspace,
+        layer: DecoderLayer,
+        residual: int,
+        attended: int,
+        tokens: int,
+        out: int,
+        threads: int,
     ) -> None: ...
     def greedy(
         self,

@@ -321,6 +321,17 @@ def test_pages_let_go_come_back_from_their_file(tmp_path: Path) -> None:
         assert torch.equal(mapped[name], value) and torch.equal(own[name], value)
 
 
+@pytest.mark.parametrize("architecture", FUSED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_layer_as_two_calls_gives_the_bits_of_its_parts(architecture: str, dtype: torch.dtype) -> None:
+    model = optimized(bound(architecture, dtype))
+    whole = run_model(model, MAX_POSITION, Step())
+    for layer in layers_of(model):
+        assert layer._native is not None
+        layer._native = None
+    assert torch.equal(run_model(model, MAX_POSITION, Step()), whole)
+
+
 def test_calls_are_recorded_in_order() -> None:
     model = bound("mistral-window", torch.float32)
     calls = record_calls(model, decoder_layers(model, 3), MAX_POSITION)

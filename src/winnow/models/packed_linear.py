@@ -35,12 +35,12 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = bias if bias is None else bias.detach().contiguous()
-        self._packed = kernels.pack(weight.detach())
+        self.packed = kernels.pack(weight.detach())
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
-        out = self._kernels.linear(x.reshape(-1, self.in_features), self._packed, self.bias)
+        out = self._kernels.linear(x.reshape(-1, self.in_features), self.packed, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 
 

@@ -26,6 +26,10 @@ class NormWeight:
         self.native = _native.RmsNorm(weight.data_ptr(), eps, one_plus)
 
 
+NO_NORM = _native.RmsNorm(0, 0.0, False)
+"""What stands where a layer has no such norm."""
+
+
 class PackedWeight:
     """A linear layer's weight in the form that the kernel reads, which depends on the instruction set."""
 
@@ -42,7 +46,7 @@ class LayerKernels:
 
     def __init__(self, kernels: _native.Kernels) -> None:
         self._kernels = kernels
-        self._no_norm = _native.RmsNorm(0, 0.0, False)
+        self._work = _native.DecoderWorkspace()
 
     @property
     def beside_matrix_units(self) -> bool:
@@ -81,6 +85,56 @@ class LayerKernels:
             0 if bias is None else bias.data_ptr(),
             out.data_ptr(),
             len(x),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def before_attention(
+        self, layer: "_native.DecoderLayer", x: Tensor, cos: Tensor, sin: Tensor, width: int
+    ) -> Tensor:
+        """A layer up to its attention: norm, queries, keys and values, rotation.
+
+        Args:
+            x: [T, hidden_size], dense, of the type of the layer's weights.
+            cos, sin: [T, rotary_dim].
+            width: of a row of queries, keys and values.
+
+        Returns:
+            [T, width].
+        """
+        assert x.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
+        assert x.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape
+        tokens = x.shape[0]
+        out = x.new_empty(tokens, width)
+        self._kernels.before_attention(
+            self._work,
+            layer,
+            x.data_ptr(),
+            tokens,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.shape[1],
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def after_attention(self, layer: "_native.DecoderLayer", residual: Tensor, attended: Tensor) -> Tensor:
+        """The rest of a layer: output projection, norm, feed-forward part, both added to the layer's input.
+
+        Args:
+            residual: the layer's input, [T, hidden_size], dense.
+            attended: what attention read, [T, Hq * d], dense.
+        """
+        assert residual.is_contiguous() and attended.is_contiguous() and residual.dtype == attended.dtype
+        out = torch.empty_like(residual)
+        self._kernels.after_attention(
+            self._work,
+            layer,
+            residual.data_ptr(),
+            attended.data_ptr(),
+            residual.shape[0],
+            out.data_ptr(),
             torch.get_num_threads(),
         )
         return out
@@ -132,8 +186,8 @@ class LayerKernels:
             cos.data_ptr(),
             sin.data_ptr(),
             cos.shape[1],
-            self._no_norm if query_norm is None else query_norm.native,
-            self._no_norm if key_norm is None else key_norm.native,
+            NO_NORM if query_norm is None else query_norm.native,
+            NO_NORM if key_norm is None else key_norm.native,
             torch.get_num_threads(),
         )
 

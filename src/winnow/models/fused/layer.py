@@ -1,14 +1,20 @@
-"""A whole decoder layer in one forward: four matrix products, attention, and four passes between them."""
+"""A whole decoder layer in one forward: four matrix products, attention, and four passes between them.
+
+With packed weights what lies before attention is one native call, and what lies after it another: called one by one,
+the parts of a small step take longer to reach than to compute.
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from winnow import _native
 from winnow.attention import AttentionSpec
 from winnow.models.binding import AttentionStep
-from winnow.models.fused.kernels import LayerKernels
+from winnow.models.fused.kernels import NO_NORM, LayerKernels
 from winnow.models.fused.parts import LayerParts
+from winnow.models.packed_linear import PackedLinear
 from winnow.models.residuals import ResidualWatcher, watching
 
 
@@ -48,12 +54,14 @@ class FusedLayer(nn.Module):
         self.only_wanted = False
         self.qkv, self.output = products["qkv"], products["output"]
         self.gate_up, self.down = products["gate_up"], products["down"]
+        # Not `parts` itself, which holds the weights as they were.
         self._input_norm, self._post_norm = parts.input_norm, parts.post_norm
         self._head_norms = (parts.query_norm, parts.key_norm)
         self._activation = parts.activation
         self._spec = spec
         self._shape = shape
         self._kernels = kernels
+        self._native = native_layer(parts, products, shape)
 
     def forward(
         self,
@@ -67,13 +75,11 @@ class FusedLayer(nn.Module):
 
         Everything else that transformers passes to a layer changes nothing here: masks follow from positions.
         """
-        kernels, watcher = self._kernels, watching(winnow_step)
+        watcher = watching(winnow_step)
         residual = hidden_states[0]
         if watcher is not None:
             watcher.enter_layer(hidden_states)
-        attended = self._attend(
-            kernels.rms_norm(residual, self._input_norm), position_embeddings, winnow_step
-        )
+        attended = self._attend(residual, position_embeddings, winnow_step)
         wanted: Tensor | None = getattr(winnow_step, "wanted", None) if self.only_wanted else None
         if wanted is not None and watcher is None:
             residual, attended = residual[wanted], attended[wanted]
@@ -84,17 +90,23 @@ class FusedLayer(nn.Module):
         return torch.zeros_like(hidden_states).index_copy_(1, wanted, out[None])
 
     def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], step: AttentionStep) -> Tensor:
-        """Normed rows [T, hidden_size] -> what attention read, [T, Hq * d]."""
+        """The layer's input [T, hidden_size] -> what attention read, [T, Hq * d]."""
         query_heads, kv_heads, head_dim = self._shape
-        qkv = self.qkv(x)
-        cos, sin = rotation
-        self._kernels.rotate(qkv, query_heads, kv_heads, head_dim, cos[0], sin[0], *self._head_norms)
-        heads = qkv.view(len(qkv), query_heads + 2 * kv_heads, head_dim)
+        num_heads = query_heads + 2 * kv_heads
+        cos, sin = rotation[0][0], rotation[1][0]
+        if self._native is not None:
+            qkv = self._kernels.before_attention(self._native, x, cos, sin, num_heads * head_dim)
+        else:
+            qkv = self.qkv(self._kernels.rms_norm(x, self._input_norm))
+            self._kernels.rotate(qkv, query_heads, kv_heads, head_dim, cos, sin, *self._head_norms)
+        heads = qkv.view(-1, num_heads, head_dim)
         q, k, v = heads.split_with_sizes([query_heads, kv_heads, kv_heads], dim=1)
         return step.attend(self.layer_idx, q, k, v, self._spec).flatten(1)
 
     def _finish(self, residual: Tensor, attended: Tensor, watcher: ResidualWatcher | None) -> Tensor:
         """Output projection and feed-forward part. Both arguments [n, ...] -> the layer's output, [n, hidden_size]."""
+        if self._native is not None and watcher is None:
+            return self._kernels.after_attention(self._native, residual, attended)
         stream = self.output(attended)
         if watcher is not None:
             watcher.leave_attention(self.layer_idx, stream[None])
@@ -103,3 +115,36 @@ class FusedLayer(nn.Module):
         gated = self._kernels.gate(self.gate_up(normed), self._activation)
         out: Tensor = self.down(gated)
         return out.add_(stream)
+
+
+def native_layer(
+    parts: LayerParts, products: dict[str, nn.Module], shape: tuple[int, int, int]
+) -> _native.DecoderLayer | None:
+    """The layer as the kernels take it, or None where a product is not theirs. It points into norms and products."""
+    packed = {name: product for name, product in products.items() if isinstance(product, PackedLinear)}
+    if len(packed) < len(products):
+        return None
+    weights = {name: product.packed.native for name, product in packed.items()}
+    biases = {
+        f"{name}_bias": 0 if product.bias is None else product.bias.data_ptr()
+        for name, product in packed.items()
+    }
+    norms = {
+        name: NO_NORM if norm is None else norm.native
+        for name, norm in (
+            ("input_norm", parts.input_norm),
+            ("query_norm", parts.query_norm),
+            ("key_norm", parts.key_norm),
+            ("post_norm", parts.post_norm),
+        )
+    }
+    query_heads, kv_heads, head_dim = shape
+    return _native.DecoderLayer(
+        **weights,
+        **biases,
+        **norms,
+        activation=parts.activation,
+        num_query_heads=query_heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+    )
