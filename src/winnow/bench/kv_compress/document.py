@@ -1,0 +1,54 @@
+"""The results as a page of Markdown, with the figures."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from winnow.bench.kv_compress.paper import BATCHES, BEST_GAIN, UNTOLD
+from winnow.bench.kv_compress.tables import TextTable
+
+NOTES = f"""\
+**Gain**: total tokens per second beside the full cache within the same KV memory. **Bound**: the gain if decoding took
+no time, from the time of the same prompts with one new token each, no eviction. Compression after the prompt cannot
+pass it. P&D can: its prompts attend to what was kept and at most 512 tokens more, so that prefill itself is faster.
+**Own**: the bound with P&D's own prefill, where that was measured. **Reached**: tokens for each KV held at an answer's
+end, which the floor (`--kv-floor`) and the answer's own tokens keep below what was asked for. **Batch**: the most
+requests that got a token in one step. **Spread**: most less least tokens per second over the runs, beside the median.
+**KV peak**: the most in use between two steps.
+
+Policies judge the whole prompt, the question last (query-aware). Where prompts are tasks, **score** is the mean over
+the very answers that were timed, cut at the model's end of text.
+
+The paper's best gain is {BEST_GAIN:g}x; {BATCHES}. It does not tell {UNTOLD}.
+"""
+
+
+def page(
+    heads: Sequence[Mapping[str, Any]],
+    facts: Sequence[str],
+    tables: Sequence[TextTable],
+    figures: Sequence[Path],
+) -> str:
+    """Everything that a reader of the results needs.
+
+    Args:
+        heads: of `report_head`, one for each start that measured something.
+        facts: sentences about work and memory.
+        figures: PNG files beside the page.
+    """
+    parts = [
+        "# KV-Compress: throughput, batch and accuracy against compression\n",
+        *map(_origin, heads),
+        " ".join(facts) + "\n",
+        NOTES,
+        *(table.markdown() for table in tables),
+        *(f"![{path.stem.replace('_', ' ')}]({path.name})\n" for path in figures),
+    ]
+    return "\n".join(parts)
+
+
+def _origin(head: Mapping[str, Any]) -> str:
+    machine = head["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch_version']}"
+    return f"    {shlex.join(head['command'])}\n\n(commit {head['commit']}; {where}; {head['date'][:10]})\n"

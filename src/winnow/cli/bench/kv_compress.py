@@ -1,0 +1,298 @@
+"""`winnow bench kv-compress`: what compression does for throughput where KV memory is short."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from winnow.bench.kv_compress.grid import P_AND_D, Cell, Grid
+from winnow.cli.bench.report import check_json_path, console, typed_command, write_json
+from winnow.cli.engine import demo_model, engine_options, open_llm, silence_transformers
+from winnow.cli.errors import UsageError
+from winnow.cli.meter import Meter
+from winnow.cli.options import add_flags, given
+from winnow.cli.paths import require_writable
+from winnow.cli.progress import MODES, open_progress
+from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
+from winnow.figures import can_draw
+from winnow.outputs import EngineStats
+from winnow.units import format_bytes
+
+if TYPE_CHECKING:
+    from winnow.bench.kv_compress.row import Row
+    from winnow.bench.kv_compress.study import Prompts, Study
+    from winnow.bench.kv_compress.tables import TextTable
+
+SUMMARY = "throughput, decoding batch and accuracy against compression (KV-Compress, figures 1, 7 and 8)"
+DESCRIPTION = """\
+Answer the same prompts in the same KV memory with the full cache and at each compression, and tell
+how many times faster that is, how large the decoding batch became, and what it costs in accuracy.
+
+Two policies stand side by side. kv-compress shrinks a sequence after its prompt, which has to fit
+whole, and before a preemption. kv-compress-pd also shrinks it within the prompt and while it
+decodes, so that the batch grows nearly with the compression.
+
+Beside every gain stands its bound: the gain if decoding took no time. It is measured in the same
+run, from the same prompts with one new token each. Rounds within the prompt can pass it, since they
+shorten attention in the prompt too.
+"""
+EPILOG = """\
+examples:
+  winnow bench kv-compress
+  winnow bench kv-compress --contexts 3584 --compressions 1,2,4,8,16,32,64 --requests 48
+  winnow bench kv-compress --repeat 3 --json kvc.json --resume --out results
+  winnow bench kv-compress --random-model --contexts 6000 --compressions 1,64
+  winnow bench kv-compress --model DIR --contexts 8192 --new-tokens 512 --kv-seqs 4
+
+The demo model answers its own tasks, so that accuracy is told; other models answer random tokens.
+A large gain needs a full cache that holds few sequences (--kv-seqs), and enough requests to fill
+the memory when they are compressed. --kv-floor bounds how far short prompts are compressed.
+"""
+_DTYPE = "bfloat16"
+_OWN = ("eviction", "compression", "kv_budget", "num_scores", "kv_memory", "engine")
+"""Engine options that the bench chooses itself."""
+_SHOWN = {"contexts": "1024,2048,3584", "compressions": "1,4,16,64"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.usage = "winnow bench kv-compress [options]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument(
+        "--random-model",
+        action="store_true",
+        help="the demo model's shape with random weights and 65536 positions, made once",
+    )
+    parser.add_argument("--threads", metavar="N", type=int, help="threads of torch")
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write every run as JSON, as soon as it is done"
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the runs that the file of --json holds, if there is one",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="write kv_compress.md and the figures there (needs matplotlib)",
+    )
+    parser.add_argument(
+        "--progress", choices=MODES, default="auto", help="auto: live on a terminal, else a line every 5 s"
+    )
+    add_flags(parser, Grid, "the work", defaults=_SHOWN)
+    shown = {"dtype": _DTYPE, "max_model_len": "the longest prompt with its answer"}
+    add_flags(parser, ModelConfig, "model", skip=_OWN, defaults=shown)
+    add_flags(parser, CacheConfig, "cache", skip=_OWN)
+    add_flags(parser, SchedulerConfig, "scheduler", defaults={"max_num_seqs": "as many as requests"})
+    add_flags(parser, EvictionConfig, "eviction", skip=_OWN)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What was typed, with the bench's own values where nothing was."""
+
+    grid: Grid
+    options: dict[str, Any]
+    random_model: bool
+    json: Path | None
+    resume: bool
+    out: Path | None
+
+    @classmethod
+    def of(cls, namespace: argparse.Namespace) -> "_Plan":
+        """Check everything that can be checked before a model is made or loaded.
+
+        Raises:
+            ConfigError: a value is out of range.
+            UsageError: flags that contradict each other, a path that cannot be written, a model that is no directory.
+        """
+        grid = Grid(**given(namespace, Grid))
+        options = {"dtype": _DTYPE} | engine_options(namespace)
+        options.setdefault("max_num_seqs", grid.requests)
+        # Tables are as long as the longest sequence may be, and their bytes are KV memory too.
+        options.setdefault("max_model_len", grid.longest_sequence)
+        most = options.get("max_num_batched_tokens", SchedulerConfig.max_num_batched_tokens)
+        options["max_num_batched_tokens"] = max(most, options["max_num_seqs"])
+        EngineConfig.from_options(options)
+        if namespace.threads is not None and namespace.threads < 1:
+            raise UsageError(f"--threads must be at least 1, got {namespace.threads}")
+        if namespace.random_model and options.get("model") is not None:
+            raise UsageError("--random-model and --model both name a model, give one")
+        if namespace.resume and namespace.json is None:
+            raise UsageError("--resume goes on from the file of --json, which was not given")
+        check_json_path(namespace.json)
+        if namespace.out is not None:
+            if not can_draw():
+                raise UsageError("--out draws figures with matplotlib: pip install 'winnow-llm[plots]'")
+            require_writable(namespace.out / "kv_compress.md", f"--out {namespace.out}")
+        return cls(grid, options, namespace.random_model, namespace.json, namespace.resume, namespace.out)
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether the model can do the demo tasks."""
+        return not self.random_model and self.options.get("model") is None
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Measure, show, and return the exit code."""
+    plan = _Plan.of(namespace)
+    import torch
+
+    from winnow.bench.kv_compress.row import read_rows
+    from winnow.bench.kv_compress.study import Study
+    from winnow.bench.kv_compress.tables import all_tables
+    from winnow.bench.machine import Machine, report_head
+    from winnow.bench.room import kv_memory_for
+
+    silence_transformers()
+    if namespace.threads is not None:
+        torch.set_num_threads(namespace.threads)
+    options = dict(plan.options)
+    if plan.random_model:
+        from winnow.bench.kv_compress.model import RANDOM
+        from winnow.bench.presets import model_cache
+
+        with Console(stderr=True).status("making the model"):
+            options["model"] = str(RANDOM.save(model_cache()))
+    config = EngineConfig.from_options(options)
+    options["kv_memory"] = kv_memory_for(config, plan.grid.kv_seqs, plan.grid.longest_sequence)
+    shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    study = Study(plan.grid, shown)
+    if plan.resume and plan.json is not None and plan.json.exists():
+        study.resume(_read_report(plan.json))
+    device = options.get("device", "auto")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    head = report_head(typed_command(), Machine.here(device))
+
+    def save() -> None:
+        write_json(plan.json, study.to_json() | {"rows": [row.to_json() for row in read_rows(study)]})
+
+    if study.missing:
+        study.heads.append(head)
+        _measure(plan, options, study, namespace.progress, save)
+    rows = read_rows(study)
+    tables = all_tables(plan.grid, rows)
+    facts = _facts(plan, options["kv_memory"])
+    out = console()
+    for each in study.heads:
+        where = Machine(**each["machine"])
+        out.print(f"{where}; commit {each['commit']}; {each['date']}", highlight=False, soft_wrap=True)
+    out.print(" ".join(facts), highlight=False)
+    for table in tables:
+        out.print(_rich(table))
+    if plan.out is not None:
+        _write_page(plan.out, study, facts, tables, rows)
+    return 0
+
+
+def _read_report(path: Path) -> dict[str, Any]:
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        report = None
+    if not isinstance(report, dict) or "runs" not in report:
+        raise UsageError(f"--json {path} holds no report of this bench to go on from")
+    return report
+
+
+def _measure(
+    plan: _Plan, options: dict[str, Any], study: "Study", mode: str, save: Callable[[], None]
+) -> None:
+    from winnow.bench.kv_compress.study import measure
+
+    with (
+        open_llm(options) as full,
+        open_llm(options | {"eviction": P_AND_D}) as evicting,
+        _Display(mode, plan.grid.requests, len(study.missing)) as display,
+    ):
+
+        def on_run(cell: Cell, run: Any) -> None:
+            display.end_cell()
+            save()
+
+        measure(study, full, evicting, _prompts(plan, options, full), display.show, on_run)
+
+
+def _prompts(plan: _Plan, options: dict[str, Any], llm: Any) -> "Prompts":
+    from winnow.bench.kv_compress.prompts import random_prompts, task_prompts
+    from winnow.bench.vocabulary import vocab_size
+
+    grid = plan.grid
+    if plan.has_tasks:
+        return {each: task_prompts(llm, each, grid.requests, grid.prompt_seed) for each in grid.contexts}
+    known = vocab_size(Path(options.get("model") or demo_model()))
+    return {each: random_prompts(known, each, grid.requests, grid.prompt_seed) for each in grid.contexts}
+
+
+@dataclass
+class _Display:
+    """Progress over all cells; the two engines count their tokens apart."""
+
+    mode: str
+    requests: int
+    cells: int
+    done: int = 0
+    meters: dict[bool, Meter] = field(default_factory=lambda: {True: Meter(), False: Meter()})
+
+    def __enter__(self) -> Self:
+        self._progress = open_progress(self.mode, sys.stderr)
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+    def show(self, cell: Cell, done: int, stats: EngineStats) -> None:
+        """Show how things stand, if it is time."""
+        if self._progress.due():
+            meter = self.meters[bool(cell.options)]
+            self._progress.show(meter.snapshot(self.done + done, self.requests * self.cells, 0, stats))
+
+    def end_cell(self) -> None:
+        self.done += self.requests
+
+
+def _facts(plan: _Plan, kv_memory: int) -> list[str]:
+    grid = plan.grid
+    tokens = "tasks of the demo model" if plan.has_tasks else "random tokens"
+    floor = plan.options.get("kv_floor", EvictionConfig.kv_floor)
+    return [
+        f"{grid.requests} requests a cell, {tokens}, {plan.options['dtype']}.",
+        f"KV memory: {format_bytes(kv_memory)}, as {grid.kv_seqs} x {grid.longest_sequence} tokens take with the full "
+        "cache.",
+        f"Compression leaves at least {floor} KVs a row on average.",
+    ]
+
+
+def _rich(table: "TextTable") -> Table:
+    shown = Table(
+        title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
+    for number, name in enumerate(table.header):
+        shown.add_column(name, justify="left" if number in table.words else "right")
+    for line in table.lines:
+        shown.add_row(*line)
+    return shown
+
+
+def _write_page(
+    out: Path, study: "Study", facts: list[str], tables: list["TextTable"], rows: list["Row"]
+) -> None:
+    from winnow.bench.kv_compress.charts import draw_all
+    from winnow.bench.kv_compress.document import page
+
+    figures = [path for path in draw_all(rows, out) if path.suffix == ".png"]
+    (out / "kv_compress.md").write_text(page(study.heads, facts, tables, figures), encoding="utf-8")
