@@ -13,10 +13,6 @@ from pathlib import Path
 from typing import Any
 
 
-class PeerError(Exception):
-    """A peer could not be installed, failed, or did other work than it was given."""
-
-
 @dataclass(frozen=True)
 class Work:
     """The same for every peer, but for `model` and `options`."""
@@ -49,27 +45,6 @@ class Answers:
     tokens: list[list[int]]
     versions: dict[str, str]
     """Of the packages that computed them."""
-
-    @classmethod
-    def parse(cls, output: str, work: Work) -> "Answers":
-        """From what a peer's script printed.
-
-        Raises:
-            PeerError: the last line is no report, or the answers are not as many or as long as asked for.
-        """
-        lines = output.strip().splitlines()
-        try:
-            answers = cls(**json.loads(lines[-1]))
-        except (IndexError, TypeError, ValueError):
-            last = lines[-1][:200] if lines else ""
-            raise PeerError(f"the script printed no report, its last line is {last!r}") from None
-        lengths = sorted({len(tokens) for tokens in answers.tokens})
-        if len(answers.tokens) != len(work.prompts) or lengths != [work.new_tokens]:
-            raise PeerError(
-                f"{len(work.prompts)} answers of {work.new_tokens} tokens were asked for, "
-                f"{len(answers.tokens)} of {lengths} came"
-            )
-        return answers
 
 
 def serve(run: Callable[[Work], tuple[float, list[list[int]]]], packages: list[str]) -> None:

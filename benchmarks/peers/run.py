@@ -19,14 +19,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from environments import CONVERT_SECONDS, Environment, alone, call
 from peers import PEERS, Load, Peer
-from protocol import PeerError, Work
+from protocol import Work
 from report import show
 from rich.console import Console
 from runner import Outcome, Runner
 from tokenizer import save_with_tokenizer
 
+from winnow.bench.environment import CONVERT_SECONDS, Environment, PeerError, alone, call
 from winnow.bench.machine import Machine, report_head
 from winnow.bench.presets import PRESETS
 from winnow.bench.workload import Workload

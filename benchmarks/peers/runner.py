@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from environments import alone, call
 from peers import Configuration, Peer
-from protocol import Answers, PeerError, Work
+from protocol import Answers, Work
+
+from winnow.bench.environment import PeerError, alone, call
 
 SCRIPTS = Path(__file__).parent
 
@@ -93,6 +94,27 @@ class Runner:
                     cwd=self.folder,
                     variables=threads,
                 )
-            outcome.answers.append(Answers.parse(output, work))
+            outcome.answers.append(parse_answers(output, work))
         except PeerError as error:
             outcome.error = str(error)
+
+
+def parse_answers(output: str, work: Work) -> Answers:
+    """What a peer's script printed.
+
+    Raises:
+        PeerError: the last line is no report, or the answers are not as many or as long as asked for.
+    """
+    lines = output.strip().splitlines()
+    try:
+        answers = Answers(**json.loads(lines[-1]))
+    except (IndexError, TypeError, ValueError):
+        last = lines[-1][:200] if lines else ""
+        raise PeerError(f"the script printed no report, its last line is {last!r}") from None
+    lengths = sorted({len(tokens) for tokens in answers.tokens})
+    if len(answers.tokens) != len(work.prompts) or lengths != [work.new_tokens]:
+        raise PeerError(
+            f"{len(work.prompts)} answers of {work.new_tokens} tokens were asked for, "
+            f"{len(answers.tokens)} of {lengths} came"
+        )
+    return answers

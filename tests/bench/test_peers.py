@@ -139,7 +139,7 @@ def test_a_peer_that_cannot_be_installed_is_reported(
     def no_pip(*_: object, **__: object) -> str:
         raise bench.PeerError("No matching distribution found")
 
-    monkeypatch.setattr(sys.modules["environments"], "call", no_pip)
+    monkeypatch.setattr(sys.modules["winnow.bench.environment"], "call", no_pip)
     monkeypatch.setattr(bench, "save_with_tokenizer", lambda shape, folder: tmp_path)
     assert bench.main([*SMALL, "--folder", str(tmp_path / "f"), "--peers", "openvino"]) == 1
     told = capsys.readouterr()
@@ -188,7 +188,7 @@ class TestEnvironment:
                 Path(words[words.index("--report") + 1]).write_text(json.dumps(report))
             return ""
 
-        monkeypatch.setattr(sys.modules["environments"], "call", call)
+        monkeypatch.setattr(sys.modules["winnow.bench.environment"], "call", call)
         return calls
 
 

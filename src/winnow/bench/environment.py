@@ -1,4 +1,7 @@
-"""One virtual environment per peer, with the torch that Winnow runs on and no CUDA libraries."""
+"""Peers: other software that Winnow is held beside, each in a virtual environment of its own.
+
+The torch in it is the one that Winnow runs on, and no CUDA libraries are fetched.
+"""
 
 import fcntl
 import json
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from protocol import PeerError
+from winnow.errors import WinnowError
 
 INSTALL_SECONDS = 3600
 CONVERT_SECONDS = 1800
@@ -19,6 +22,10 @@ CONVERT_SECONDS = 1800
 TOLD_LINES = 12
 # What CUDA builds of torch pull in.
 CUDA_PACKAGES = ("nvidia-", "cuda-")
+
+
+class PeerError(WinnowError):
+    """A peer could not be installed, failed, or did other work than it was given."""
 
 
 @dataclass(frozen=True)
