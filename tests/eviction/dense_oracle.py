@@ -32,6 +32,7 @@ from winnow.eviction import (
     LastQuery,
     LayerGroups,
     LazyLayers,
+    Leverage,
     MeanDeviation,
     Pyramid,
     Random,
@@ -374,7 +375,23 @@ class DenseSequence:
             keys = {j: row.rotated[j] for j in row.tokens}
             mean = np.mean([key / np.linalg.norm(key) for key in keys.values()], axis=0)
             return {j: Worth(-_cosine(key, mean), RELATIVE) for j, key in keys.items()}
+        if isinstance(score, Leverage):
+            return self._leverage(row, score)
         raise TypeError(f"there is no rule here for {score}")
+
+    def _leverage(self, row: Row, score: Leverage) -> dict[int, Worth]:
+        """By the Gram matrix of the keys, [n, n], whose ridge leverage scores are those of the keys."""
+        keys = row.rotated[row.tokens]
+        keys = keys - keys.mean(axis=0)
+        n, d = keys.shape
+        gram = keys @ keys.T
+        ridge = score.ridge * max(np.trace(gram) / d, 1e-9)
+        told = n * np.diag(gram @ np.linalg.inv(gram + ridge * np.eye(n)))
+        # What is off in a key counts more in directions in which keys hardly differ.
+        worths = [_relative(value, 2) for value in told.tolist()]
+        if score.pool is not None:
+            worths = [_pooled(worths, place, score.pool) for place in range(n)]
+        return dict(zip(row.tokens, worths, strict=True))
 
     def _cumulative(self, row: Row, score: Cumulative) -> dict[int, Worth]:
         told = _aggregate(row.paid[:, : self.computed] ** score.power, score.group)
@@ -638,6 +655,17 @@ def _share(share: float, of: int) -> int:
 def _relative(value: float, times: int = 1) -> Worth:
     """Float32 knows it only up to `RELATIVE`, a few `times` over."""
     return Worth(value, times * RELATIVE * abs(value))
+
+
+def _pooled(worths: list[Worth], place: int, pool: Pool) -> Worth:
+    """Of the KVs around a place: the most, or the sum over the pool's size. Equals here may differ in float32."""
+    around = worths[max(place - pool.size // 2, 0) : place + pool.size // 2 + 1]
+    if pool.kind == "max":
+        return max(around, key=lambda worth: worth.value)
+    value, error = (
+        sum(column) / pool.size for column in zip(*((w.value, w.error) for w in around), strict=True)
+    )
+    return Worth(value, error, ties=False)
 
 
 def _aggregate(x: Array, group: Group) -> Array:

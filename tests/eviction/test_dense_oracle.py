@@ -40,6 +40,7 @@ from winnow.eviction import (
     LastQuery,
     LayerGroups,
     LazyLayers,
+    Leverage,
     MeanDeviation,
     Pyramid,
     Recency,
@@ -372,6 +373,10 @@ COMPOSED = {
     ),
     "rows compete by key difference, nothing kept": EvictionPolicy(
         KeyDifference(), AdaptiveRows(), Keep(), ALWAYS
+    ),
+    "rows compete by leverage, nothing kept": EvictionPolicy(Leverage(0.3), AdaptiveRows(), Keep(), ALWAYS),
+    "leverage of neighbours, heads compete": EvictionPolicy(
+        Leverage(1.0, Pool(3)), AdaptiveHeads(), Keep(sinks=1), ALWAYS
     ),
     "below average, forgotten in the prompt": EvictionPolicy(
         BelowAverage(6), EqualHeads(Pyramid(2)), Keep(recent=2), ALWAYS

@@ -89,8 +89,8 @@ def aggregate_sums(sums: Tensor, observe: Observe, position: Tensor, valid: Tens
         return _aggregate(sums, observe.group)[:, :, 0]
     pooled = valid & (position < first[:, None, None]) if pool.skip_window else valid
     if pool.per_query_head:
-        return _aggregate(_smooth(sums, position, pooled, pool), observe.group)[:, :, 0]
-    return _smooth(_aggregate(sums, observe.group), position, pooled, pool)[:, :, 0]
+        return _aggregate(smooth(sums, position, pooled, pool), observe.group)[:, :, 0]
+    return smooth(_aggregate(sums, observe.group), position, pooled, pool)[:, :, 0]
 
 
 def _forget_near(p: Tensor, age: Tensor, exclude_first: int) -> None:
@@ -113,8 +113,11 @@ def _aggregate(x: Tensor, group: Group) -> Tensor:
     return x.mean(dim=2, keepdim=True) if group is Group.MEAN else x.amax(dim=2, keepdim=True)
 
 
-def _smooth(x: Tensor, position: Tensor, pooled: Tensor, pool: Pool) -> Tensor:
-    """Pool x, [G, H, g, N], over KVs in the order of `position`, [G, H, N]; those not `pooled` are no neighbours."""
+def smooth(x: Tensor, position: Tensor, pooled: Tensor, pool: Pool) -> Tensor:
+    """Pool x, [G, H, g, N], over KVs in the order of `position`, [G, H, N]; those not `pooled` are no neighbours.
+
+    x is not negative, and what comes back is arbitrary where it is not `pooled`.
+    """
     last = torch.iinfo(position.dtype).max
     order = position.masked_fill(~pooled, last).argsort(dim=-1, stable=True)[:, :, None].expand_as(x)
     sorted_x = x.masked_fill(~pooled[:, :, None], 0.0).gather(-1, order).flatten(0, 2)[:, None]

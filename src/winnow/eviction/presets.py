@@ -23,6 +23,7 @@ from winnow.eviction.scores import (
     KeyDifference,
     KeyNorm,
     LastQuery,
+    Leverage,
     MeanDeviation,
     Random,
     Recency,
@@ -52,6 +53,13 @@ _KV_COMPRESS = EvictionPolicy(
     Keep(recent=8),
     When(after_prefill=True, pressure=True),
 )
+# Chosen by a search on the demo model's tasks, which docs/eviction.md tells about.
+_WINNOW = EvictionPolicy(
+    Leverage(pool=Pool(3, "average")),
+    AdaptiveRows(),
+    Keep(recent=16),
+    When(after_prefill=True, pressure=True),
+)
 _ONCE = When(after_prefill=True)
 _EACH_TOKEN = When(after_prefill=True, decode_every=1)
 _STREAMING = EvictionPolicy(
@@ -60,6 +68,11 @@ _STREAMING = EvictionPolicy(
 
 PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),
+    "winnow": Preset(_WINNOW, "Winnow's own: leverage of keys (Compactor) under KV-Compress's budget"),
+    "winnow-pd": Preset(
+        replace(_WINNOW, when=When(after_prefill=True, prefill_every=256, decode_every=16, pressure=True)),
+        "the same, in rounds within the prompt",
+    ),
     "kv-compress": Preset(_KV_COMPRESS, "KV-Compress (Rehg 2024), KVC-w8-L2"),
     "kv-compress-full": Preset(
         replace(_KV_COMPRESS, score=Cumulative(2, exclude_first=10), keep=Keep(recent=32)),

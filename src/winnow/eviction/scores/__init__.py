@@ -10,7 +10,7 @@ from winnow.eviction.scores.attention import (
     Window,
 )
 from winnow.eviction.scores.base import Score
-from winnow.eviction.scores.keys import KeyDifference, KeyNorm
+from winnow.eviction.scores.keys import KeyDifference, KeyNorm, Leverage
 from winnow.eviction.scores.tokens import Random, Recency
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "KeyDifference",
     "KeyNorm",
     "LastQuery",
+    "Leverage",
     "MeanDeviation",
     "Random",
     "Recency",
