@@ -22,6 +22,7 @@ def outcome_of(llm: "LLM", ask: Ask, part: Part, output: CompletionOutput) -> Ou
     token_ids = output.token_ids[part.forced :][: question.max_tokens]
     text = output.text
     if part.forced:
+        assert llm.tokenizer is not None, "PromptMaker asked for one"
         # The engine's text begins with the question, and may run on while another question's answer is longer.
         text = _until_stop(llm.tokenizer.decode(token_ids, skip_special_tokens=True), question.stop)
     report = output.eviction

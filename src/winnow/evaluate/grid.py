@@ -13,6 +13,7 @@ class Grid:
         corner: the head of the column of row names.
         rows: name and entries of each row.
         notes: lines below.
+        across: the head that takes the corner's place where rows and columns change places.
     """
 
     title: str
@@ -20,12 +21,14 @@ class Grid:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
     notes: tuple[str, ...] = ()
+    across: str = ""
 
     def transposed(self) -> "Grid":
         """Rows as columns."""
         entries = zip_longest(*(entries for _, entries in self.rows), fillvalue="")
         rows = tuple(zip(self.columns, entries, strict=True))
-        return replace(self, columns=tuple(name for name, _ in self.rows), rows=rows)
+        columns = tuple(name for name, _ in self.rows)
+        return replace(self, corner=self.across, across=self.corner, columns=columns, rows=rows)
 
     def upright(self) -> "Grid":
         """The longer list down, the shorter across."""

@@ -1,6 +1,7 @@
 """An evaluation as files: every number as JSON, tables as Markdown, pictures."""
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,11 @@ def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any
     return [results, tables, *pictures]
 
 
+def largest_error(prompts: int) -> float:
+    """Standard error of a mean of so many numbers between 0 and 1, at most: half of them 0, half of them 1."""
+    return 0.5 / math.sqrt(prompts)
+
+
 def _markdown(evaluation: Evaluation, head: Mapping[str, Any], pictures: Sequence[str]) -> list[str]:
     machine = head["machine"]
     device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
@@ -44,7 +50,9 @@ def _markdown(evaluation: Evaluation, head: Mapping[str, Any], pictures: Sequenc
         "",
         f"- command: `{shlex.join(head['command'])}`",
         f"- commit {head['commit'] or 'unknown'}, {head['date']}, {device}, torch {machine['torch_version']}",
-        f"- model: {head['model']}; {evaluation.prompts} prompts per cell",
+        f"- model: {head['model']}",
+        f"- {evaluation.prompts} prompts per cell: the standard error of a mean over all of them is at most "
+        f"{largest_error(evaluation.prompts):.2f}; all cells see the same prompts, so differences are known better",
         "",
         _QUERY_AWARE,
         "",

@@ -73,7 +73,7 @@ def category_grid(evaluation: Evaluation, query: str, compression: float | None)
     )
     reasons = [f"{NOT_DISCRIMINATING} {name} does not discriminate: {why}" for name, why in marked.items()]
     title = f"{evaluation.task}, {query_label(query)}, {_amount(compression)}"
-    return Grid(title, "category", columns, tuple(rows), notes.lines(reasons)).upright()
+    return Grid(title, "category", columns, tuple(rows), notes.lines(reasons), across="preset").upright()
 
 
 def length_grid(evaluation: Evaluation, query: str) -> Grid:

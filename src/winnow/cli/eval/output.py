@@ -1,6 +1,7 @@
 """What all of `winnow eval` have in common at the end: the flags for output, tables on the terminal, and their head."""
 
 import argparse
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,12 +63,13 @@ def run_head(llm: "LLM", options: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_grids(head: dict[str, Any], amount: str, grids: Iterable["Grid"]) -> None:
-    """Tables on standard output, below a line that says where, when and how much was measured."""
+    """Tables on standard output, below what says how, where, when and how much was measured."""
     from rich.table import Table
 
     out = console()
     machine = head["machine"]
     device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
+    out.print(shlex.join(head["command"]), highlight=False, markup=False, soft_wrap=True)
     out.print(f"{device}; commit {head['commit']}; {head['date']}; {amount}", highlight=False, soft_wrap=True)
     for grid in grids:
         # A title of the table itself would be broken to its width.

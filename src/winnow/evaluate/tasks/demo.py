@@ -6,6 +6,7 @@ from winnow.errors import EvaluationError
 from winnow.evaluate.demo_tasks import CATEGORIES, DemoDocument, Haystack, make_document, question_suffix
 from winnow.evaluate.prose import shipped_sentences
 from winnow.evaluate.sample import Question, Sample
+from winnow.evaluate.tasks.fit import check_lengths
 from winnow.evaluate.tasks.task import TaskSettings
 
 DEFAULT_SAMPLES = 10
@@ -21,6 +22,7 @@ class DemoTask:
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         """See `Task`."""
+        check_lengths(settings)
         haystack = Haystack.build(shipped_sentences(), settings.count_tokens)
         count = DEFAULT_SAMPLES if settings.samples is None else settings.samples
         return [

@@ -8,6 +8,7 @@ from winnow.evaluate.demo_tasks import Haystack, question_suffix
 from winnow.evaluate.demo_tasks.words import NAMES
 from winnow.evaluate.prose import shipped_sentences
 from winnow.evaluate.sample import Question, Sample
+from winnow.evaluate.tasks.fit import check_lengths
 from winnow.evaluate.tasks.task import TaskSettings
 
 DEPTHS = tuple(range(0, 101, 10))
@@ -34,6 +35,7 @@ class NeedleTask:
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         """See `Task`."""
+        check_lengths(settings)
         haystack = Haystack.build(shipped_sentences(), settings.count_tokens)
         count = DEFAULT_SAMPLES if settings.samples is None else settings.samples
         return [
