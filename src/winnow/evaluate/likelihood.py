@@ -3,7 +3,7 @@
 Scoring context and continuation in one pass would never evict: every token would see all others.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,7 +68,11 @@ def loglikelihoods(llm: "LLM", pairs: Sequence[Pair], keeping: Keeping | None = 
 
 
 def score_pairs(
-    llm: "LLM", pairs: Sequence[Pair], keeping: Keeping | None = None
+    llm: "LLM",
+    pairs: Sequence[Pair],
+    keeping: Keeping | None = None,
+    *,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[int, Likelihood]]:
     """Index and likelihood of each pair, as they are done.
 
@@ -77,6 +81,7 @@ def score_pairs(
 
     Args:
         keeping: what stays of each context; None: the full cache.
+        on_step: called after every step of the engine.
 
     Raises:
         EvaluationError: a pair lacks context or continuation.
@@ -98,6 +103,7 @@ def score_pairs(
                 if output.finished and output.request_id in waiting:
                     for index, answer in zip(waiting.pop(output.request_id), output.outputs, strict=True):
                         yield index, _read(answer, len(pairs[index].continuation))
+            on_step()
     finally:
         for request_id in waiting:  # refused or interrupted: leave nothing half done behind
             llm.abort(request_id)

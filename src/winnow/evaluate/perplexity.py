@@ -6,6 +6,7 @@ Rounds fall as in an answer of that length. Only forced tokens count. The full c
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Self
 
@@ -118,7 +119,8 @@ def measure_perplexity(
     keepings: Mapping[str, Keeping],
     *,
     known: Collection[WindowScore] = (),
-    on_score: Callable[[WindowScore], None] | None = None,
+    on_score: Callable[[WindowScore], None] = lambda score: None,
+    on_step: Callable[[int, str], None] = lambda done, name: None,
 ) -> list[Perplexity]:
     """The perplexity of the windows' continuations under each way of keeping KVs, in the order of `keepings`.
 
@@ -127,6 +129,8 @@ def measure_perplexity(
         keepings: by name.
         known: scores of an earlier call, which are not computed again.
         on_score: called with every new score as soon as it is there.
+        on_step: called after every step of the engine, with the number of scores that are there and the name of the way
+            that is being measured.
 
     Raises:
         EvaluationError: a window lacks context or continuation.
@@ -135,15 +139,15 @@ def measure_perplexity(
     scores = {score.key: score for score in known}
     refusals: dict[str, str] = {}
     for name, keeping in keepings.items():
+        tell = partial(_tell, on_step, scores, name)
         left = [place for place in range(len(windows)) if (name, place) not in scores]
         try:
-            for index, found in score_pairs(llm, [windows[place] for place in left], keeping):
+            for index, found in score_pairs(llm, [windows[place] for place in left], keeping, on_step=tell):
                 score = _score(llm, name, left[index], windows[left[index]], found)
                 scores[score.key] = score
-                if on_score is not None:
-                    on_score(score)
+                on_score(score)
         except InvalidRequestError as error:
-            refusals[name] = str(error)
+            refusals[name] = str(error).removeprefix("pairs[0]: ")  # windows are alike
             if len(refusals) == len(keepings):
                 raise
     return [
@@ -152,6 +156,10 @@ def measure_perplexity(
         else Perplexity(name, tuple(scores[name, place] for place in range(len(windows))))
         for name in keepings
     ]
+
+
+def _tell(on_step: Callable[[int, str], None], scores: Collection[object], name: str) -> None:
+    on_step(len(scores), name)
 
 
 def _score(llm: "LLM", name: str, place: int, window: Pair, found: Likelihood) -> WindowScore:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from winnow.cli.eval import task
+from winnow.cli.eval import perplexity, task
 from winnow.evaluate.tasks import TASKS, load_task
 
 DESCRIPTION = """\
@@ -13,9 +13,12 @@ EPILOG = """\
 examples:
   winnow eval demo --eviction kv-compress,snapkv --compression 2,8 --samples 5
   winnow eval needle --eviction keydiff --compression 4 --tokens 512,1024,2048 -o needle
+  winnow eval perplexity --eviction h2o --compression 4
   winnow eval demo --help
 docs/evaluation.md says what cells, categories and marks are.
 """
+# Those whose work is not questions with right answers.
+OTHERS = {"perplexity": perplexity}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +38,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
         task.configure(subparser, name, loaded)
         subparser.set_defaults(parser=subparser)
+    for name, command in OTHERS.items():
+        subparser = tasks.add_parser(
+            name,
+            help=command.SUMMARY,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.configure(subparser)
+        subparser.set_defaults(parser=subparser)
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Evaluate, and return the exit code."""
-    return task.execute(namespace)
+    return OTHERS.get(namespace.task, task).execute(namespace)

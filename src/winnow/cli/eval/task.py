@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.cli.engine import add_engine_flags, engine_options, open_llm
-from winnow.cli.errors import UsageError
 from winnow.cli.eval import typed
+from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
 from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_grids
 from winnow.cli.meter import Meter
 from winnow.cli.progress import open_progress
@@ -34,10 +34,6 @@ categories:
   {categories}
 """
 _QUERIES = {"aware": ("aware",), "agnostic": ("agnostic",), "both": ("aware", "agnostic")}
-# Of the engine's flags: chosen by cell, or with a meaning of their own here.
-_OWN = ("eviction", "compression", "kv_budget", "seed")
-# Compressions are reached only where nothing else holds more than they say.
-_KV_FLOOR = 1
 
 
 def configure(parser: argparse.ArgumentParser, name: str, task: Task) -> None:
@@ -46,23 +42,7 @@ def configure(parser: argparse.ArgumentParser, name: str, task: Task) -> None:
     summary = f"{task.summary[:1].upper()}{task.summary[1:]}."
     parser.description = DESCRIPTION.format(summary=summary)
     parser.epilog = EPILOG.format(categories=", ".join(task.categories)).replace("%", "%%")
-    cells = parser.add_argument_group("cells")
-    cells.add_argument(
-        "--eviction",
-        dest="presets",
-        metavar="A,B,...",
-        type=typed.names,
-        default=(),
-        help="presets to compare (winnow policies lists them); left out: the full cache alone",
-    )
-    cells.add_argument(
-        "--compression",
-        dest="compressions",
-        metavar="R,...",
-        type=typed.compressions,
-        default=(4.0,),
-        help="tokens judged per KV kept; 1 is the full cache (default: 4)",
-    )
+    cells = add_cell_flags(parser)
     cells.add_argument(
         "--query",
         choices=_QUERIES,
@@ -100,9 +80,7 @@ def configure(parser: argparse.ArgumentParser, name: str, task: Task) -> None:
         "--shots", metavar="N", type=typed.count(0), help="worked examples in front; left out: the task's own"
     )
     work.add_argument("--categories", metavar="A,...", type=typed.names, default=(), help="only these")
-    work.add_argument(
-        "--data", metavar="DIR", type=Path, help="the task's files; left out: the sample that ships"
-    )
+    add_data_flag(work)
     work.add_argument(
         "--seed",
         dest="task_seed",
@@ -118,20 +96,19 @@ def configure(parser: argparse.ArgumentParser, name: str, task: Task) -> None:
         help="whether prompts go through the model's chat template; auto: where the task says so",
     )
     add_output_flags(parser)
-    add_engine_flags(parser, _OWN, {"kv_floor": _KV_FLOOR})
+    add_engine_flags(parser, OF_CELLS, {"kv_floor": KV_FLOOR})
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Evaluate, show, write, and return the exit code."""
     options = engine_options(namespace)
     check_output(namespace)
-    if namespace.data is not None and not namespace.data.is_dir():
-        raise UsageError(f"--data must be a directory, got {str(namespace.data)!r}")
+    check_data(namespace)
     from winnow.evaluate.cell import num_scores, plan_cells
 
     controls = () if namespace.controls == ("none",) else namespace.controls
     cells = plan_cells(namespace.presets, namespace.compressions, _QUERIES[namespace.query], controls)
-    options = {"kv_floor": _KV_FLOOR, "num_scores": num_scores(cells)} | options
+    options = {"kv_floor": KV_FLOOR, "num_scores": num_scores(cells)} | options
     with open_llm(options) as llm:
         plan = _plan(namespace, llm, cells, controls)
         head = _head(namespace, llm, plan, options)

@@ -1,0 +1,67 @@
+"""A perplexity measurement as a table and as files."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from winnow.evaluate.grid import Footnotes, Grid
+from winnow.evaluate.perplexity import Change, Perplexity
+from winnow.evaluate.report import RESULTS, TABLES
+from winnow.units import format_bytes
+
+_NOTE = """\
+Of each window the first tokens are given: they are computed, and a policy cuts their KVs before it has seen what
+follows. The others are forced one by one, with the policy's rounds in between; they alone count. "of full" is a
+perplexity over that of the full cache on the same windows, with the standard error over windows."""
+
+
+def perplexity_grid(rows: Sequence[Perplexity], title: str) -> Grid:
+    """A row for each way of keeping KVs; the first one is what the others are compared with."""
+    notes = Footnotes()
+    lines = [
+        (row.name, (notes.mark(row.refusal), "", "", ""))
+        if row.refusal is not None
+        else (row.name, _entries(row, None if row is rows[0] else row.over(rows[0])))
+        for row in rows
+    ]
+    columns = ("perplexity", "of full", "KVs per row", "KV memory")
+    return Grid(title, "preset", columns, tuple(lines), notes.lines())
+
+
+def write_perplexity(
+    rows: Sequence[Perplexity], grid: Grid, directory: Path, head: Mapping[str, Any]
+) -> list[Path]:
+    """Write results.json and results.md; returns their paths. `head` is as for `winnow.evaluate.report`."""
+    results, tables = directory / RESULTS, directory / TABLES
+    values = {**head, "task": "perplexity", "cells": [row.to_json() for row in rows]}
+    results.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    machine = head["machine"]
+    device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
+    lines = [
+        "# winnow eval perplexity",
+        "",
+        f"- command: `{shlex.join(head['command'])}`",
+        f"- commit {head['commit'] or 'unknown'}, {head['date']}, {device}, torch {machine['torch_version']}",
+        f"- model: {head['model']}",
+        "",
+        _NOTE,
+        "",
+        f"## {grid.title}",
+        "",
+        *grid.markdown(),
+    ]
+    tables.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [results, tables]
+
+
+def _entries(row: Perplexity, change: Change | None) -> tuple[str, ...]:
+    assert row.value is not None and row.mean_kept is not None and row.kv_bytes is not None, "refused"
+    return f"{row.value:.2f}", _change(change), f"{row.mean_kept:,.0f}", format_bytes(round(row.kv_bytes))
+
+
+def _change(change: Change | None) -> str:
+    if change is None:
+        return ""
+    return f"{change.ratio:.3f}" + ("" if change.error is None else f" ± {change.error:.3f}")
