@@ -77,6 +77,7 @@ class PaddedEngine:
             self._answers[sequence] = Answer(sequence, self._tokenizer, self._eos_token_ids)
         self._executor.add(request.sequences[0])
 
+    @torch.inference_mode()
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns what it had, or None if there is no such request."""
         request = self._requests.get(request_id)

@@ -165,6 +165,7 @@ class PaddedExecutor:
         return self._sample(asking, group.logits, prompt_tokens, group.prompt_logprobs)
 
     def _decode(self, step: Decode) -> Sampled:
+        assert self._batch.running, "a mode that has queries finds a step for one of them"
         joiners = self._make_room(step.joiners)
         if not joiners:
             sequences, logits = self._batch.decode()
@@ -203,7 +204,7 @@ class PaddedExecutor:
     def _make_room(self, joiners: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
         """Make room for the columns of a pass, whoever has to give way. Returns the joiners that can stay."""
         batch = self._batch
-        if not self._mode.keeps_rows or batch.columns + 1 > (self._max_columns or batch.columns + 1):
+        if not self._mode.keeps_rows or batch.columns == self._max_columns:
             batch.release_front()
         while True:
             width = max((joiner.num_tokens for joiner in joiners), default=1)

@@ -120,7 +120,7 @@ class PrefillDecode:
     def next(self, now: Situation) -> Step:
         if now.batch.running:
             return Decode()
-        if now.queue.waiting and len(now.queue.parked) < now.max_rows:
+        if now.waiting_is_urgent or (now.queue.waiting and len(now.queue.parked) < now.max_rows):
             return Prefill(now.grouping.choose(now.queue.waiting, _fits_alone(now)))
         now.embed_parked()
         return Decode()

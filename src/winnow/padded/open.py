@@ -13,6 +13,7 @@ from winnow.padded.modes import MODES
 from winnow.padded.room import Room
 from winnow.padded.seats import Seats
 from winnow.padded.shape import probe_shape
+from winnow.padded.trial import check_padding
 from winnow.sampling import Sampler
 
 # Waiting queries that are looked at for a group, for each one that may be in it.
@@ -23,12 +24,15 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
     """Set up the padded engine around a model.
 
     Raises:
-        UnsupportedModelError: the model keeps something other than keys and values by token.
+        UnsupportedModelError: the model keeps something other than keys and values by token, or padding changes what
+            it computes.
     """
     padded, scheduler = config.padded, config.scheduler
     model = PaddedModel(loaded.model)
+    shape = probe_shape(loaded.model)
+    check_padding(model, shape, loaded.vocab_size)
     room = Room(
-        probe_shape(loaded.model),
+        shape,
         config.cache.kv_memory,
         scheduler.max_num_seqs,
         padded.park_above,

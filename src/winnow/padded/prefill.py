@@ -9,7 +9,8 @@ from torch import Tensor
 from winnow.engine.request import Sequence
 from winnow.outputs import LogprobDict
 from winnow.padded.cache import Extent, PaddedCache
-from winnow.padded.model import PaddedModel, span_mask
+from winnow.padded.inputs import PaddedInputs
+from winnow.padded.model import PaddedModel
 from winnow.padded.shape import KVShape
 from winnow.padded.tally import Tally
 from winnow.sampling import prompt_logprobs
@@ -41,37 +42,21 @@ def prefill(
         extent: of the tensors to make, which must hold them.
         chunk: most columns of one forward pass; None: all at once.
     """
-    device = model.device
-    width = max(sequence.num_tokens for sequence in sequences)
-    cache = PaddedCache(shape, device)
+    inputs = PaddedInputs.of([sequence.token_ids for sequence in sequences], model.device)
+    cache = PaddedCache(shape, model.device)
     cache.resize(extent)
     cache.add_rows(len(sequences))
-    padding = [width - sequence.num_tokens for sequence in sequences]
-    tokens = torch.tensor(
-        [[0] * pad + sequence.token_ids for pad, sequence in zip(padding, sequences, strict=True)],
-        device=device,
-    )
-    positions = (
-        torch.arange(width, device=device) - torch.tensor(padding, device=device)[:, None]
-    ).clamp_min(0)
-    mask = span_mask([(pad, width) for pad in padding], width, device)
-    asked = [i for i, sequence in enumerate(sequences) if sequence.request.wants_prompt_logprobs]
-    found: dict[Sequence, list[LogprobDict]] = {sequences[i]: [] for i in asked}
+    asked = [row for row, sequence in enumerate(sequences) if sequence.request.wants_prompt_logprobs]
+    found: dict[Sequence, list[LogprobDict]] = {sequences[row]: [] for row in asked}
     logits = torch.empty(0)
-    for first in range(0, width, chunk or width):
-        last = min(first + (chunk or width), width)
-        logits = model.forward(
-            cache,
-            tokens[:, first:last],
-            positions[:, first:last],
-            mask[:, :last],
-            None if asked else [last - first - 1],
-        )
-        counts = [min(max(last - pad, 0), last - first) for pad in padding]
-        tally.count(len(sequences), last - first, sum(counts))
-        cache.advance(counts)
-        for i in asked:
-            found[sequences[i]] += _prompt_logprobs(sequences[i], logits[i], first - padding[i])
+    for first in range(0, inputs.width, chunk or inputs.width):
+        last = min(first + (chunk or inputs.width), inputs.width)
+        logits = inputs.forward(model, cache, first, last, None if asked else [last - first - 1])
+        tally.count(len(sequences), last - first, sum(inputs.counts(first, last)))
+        for row in asked:
+            found[sequences[row]] += _prompt_logprobs(
+                sequences[row], logits[row], first - inputs.padding[row]
+            )
     for sequence in sequences:
         sequence.num_computed = sequence.num_tokens
     tally.prefills += 1

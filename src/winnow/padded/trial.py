@@ -1,0 +1,49 @@
+"""Whether padding changes what a model computes: tried at load, so that no answer is ever wrong in silence."""
+
+import torch
+from torch import Tensor
+
+from winnow.errors import UnsupportedModelError
+from winnow.padded.cache import Extent, PaddedCache
+from winnow.padded.inputs import PaddedInputs
+from winnow.padded.model import PaddedModel
+from winnow.padded.shape import KVShape
+
+_LENGTHS = (7, 4, 1)
+# Largest difference, as a part of the norm of the logits. In half precision results differ by rounding, and in models
+# with experts by a token that goes elsewhere for it; a model that sees padding differs by more.
+_FULL, _HALF = 1e-3, 0.2
+
+
+@torch.inference_mode()
+def check_padding(model: PaddedModel, shape: KVShape, vocab_size: int) -> None:
+    """Compute three short queries in one padded batch and each alone.
+
+    Raises:
+        UnsupportedModelError: the logits differ.
+    """
+    queries = [
+        [(3 * row + 5 * i + 1) % vocab_size for i in range(length)] for row, length in enumerate(_LENGTHS)
+    ]
+    together = _logits(model, shape, queries)
+    tolerance = _FULL if model.model.dtype == torch.float32 else _HALF
+    for row, query in enumerate(queries):
+        alone = _logits(model, shape, [query])[0]
+        difference = float((together[row] - alone).norm() / alone.norm())
+        if not difference <= tolerance:
+            raise UnsupportedModelError(
+                f"{type(model.model).__name__} is not supported: padding changes what it computes "
+                f"(logits differ by {difference:.2g} of their norm, {tolerance:g} is allowed)"
+            )
+
+
+def _logits(model: PaddedModel, shape: KVShape, queries: list[list[int]]) -> Tensor:
+    """Logits of each query's last token, float32 [n, V]; it is computed by itself over the KVs of those before it."""
+    inputs = PaddedInputs.of(queries, model.device)
+    cache = PaddedCache(shape, model.device)
+    cache.resize(Extent(len(queries), inputs.width))
+    cache.add_rows(len(queries))
+    last = inputs.width - 1
+    if last:
+        inputs.forward(model, cache, 0, last, [last - 1])
+    return inputs.forward(model, cache, last, inputs.width, [0])[:, 0].float()

@@ -1,0 +1,219 @@
+"""What the padded engine promises besides its tokens: memory, priorities, idle computation, columns held."""
+
+import random
+from functools import cache
+
+import pytest
+import torch
+from padded_models import PROMPTS, Case, case, prompt
+
+from winnow.config import PADDED_MODES
+from winnow.errors import CapacityError
+from winnow.padded.engine import PaddedEngine
+from winnow.padded.stats import PaddedStats
+from winnow.sampling import SamplingParams
+
+
+@cache
+def llama() -> Case:
+    return case("llama-gqa")
+
+
+def greedy(max_tokens: int, **options: object) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **options)  # type: ignore[arg-type]
+
+
+def column_bytes() -> int:
+    return llama().open("static")._executor._room.column_bytes
+
+
+def finish(engine: PaddedEngine) -> dict[str, list[int]]:
+    answers = {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            if output.finished:
+                answers[output.request_id] = output.outputs[0].token_ids
+        engine.check_integrity()
+    return answers
+
+
+def mixed_queries(count: int) -> list[tuple[list[int], int]]:
+    """The paper's first data set (5.1), a hundredth as long: prompts and answer lengths, long-short, short-long, and
+    twice short-short."""
+    rng = random.Random(0)
+    kinds = [("long", "short"), ("short", "long"), ("short", "short"), ("short", "short")] * (count // 4)
+    rng.shuffle(kinds)
+    lengths = {"long": (36, 44), "short": (1, 5)}
+    return [
+        (prompt(rng.randint(*lengths[asked]), seed), rng.randint(*lengths[answer]))
+        for seed, (asked, answer) in enumerate(kinds)
+    ]
+
+
+@cache
+def mixed_stats(mode: str, count: int = 40) -> PaddedStats:
+    engine = llama().open(mode, max_num_seqs=8)
+    for index, (tokens, max_tokens) in enumerate(mixed_queries(count)):
+        engine.add(str(index), None, tokens, greedy(max_tokens))
+    assert len(finish(engine)) == count
+    return engine.stats()
+
+
+class TestIdleComputation:
+    def test_embedding_wastes_next_to_nothing(self) -> None:
+        assert mixed_stats("embedding", 120).idle_share < 0.02
+
+    def test_as_the_paper_orders_the_modes(self) -> None:
+        idle = {mode: mixed_stats(mode).tally.idle for mode in PADDED_MODES}
+        assert idle["embedding"] < idle["pd"] < idle["static"]
+        assert idle["embedding"] < idle["shaping"]
+
+    @pytest.mark.parametrize("mode", PADDED_MODES)
+    def test_positions_add_up(self, mode: str) -> None:
+        """All tokens but each answer's last are computed once; whatever is more is counted as idle."""
+        tally = mixed_stats(mode).tally
+        assert tally.positions - tally.idle == sum(len(t) + n - 1 for t, n in mixed_queries(40))
+
+    def test_fewer_passes_where_queries_join(self) -> None:
+        passes = {mode: mixed_stats(mode).tally.passes for mode in PADDED_MODES}
+        assert passes["embedding"] < 0.8 * passes["static"]
+
+
+class TestColumns:
+    @pytest.mark.parametrize("mode", ["shaping", "embedding"])
+    def test_no_more_than_the_longest_needs(self, mode: str) -> None:
+        stats = mixed_stats(mode)
+        assert stats.column_share == 1.0
+        assert stats.tally.released > 0
+
+    def test_run_to_completion_holds_what_nobody_needs(self) -> None:
+        assert mixed_stats("static").column_share > 1.2
+
+
+class TestMemory:
+    @pytest.mark.parametrize("mode", PADDED_MODES)
+    def test_adversarial_lengths_stay_within_the_memory(self, mode: str) -> None:
+        """Short queries that grow long all at once, then one that needs nearly all of the memory."""
+        queries = [(prompt(3, seed), 30) for seed in range(6)] + [(prompt(80), 10), (prompt(1), 1)]
+        engine = llama().open(mode, max_num_seqs=8, kv_memory=100 * column_bytes())
+        roomy = llama().open(mode, max_num_seqs=8)
+        for each in (engine, roomy):
+            for index, (tokens, max_tokens) in enumerate(queries):
+                each.add(str(index), None, tokens, greedy(max_tokens))
+        assert finish(engine) == finish(roomy)
+        stats = engine.stats()
+        assert 0 < stats.kv_bytes_peak <= 100 * column_bytes()
+        assert stats.num_preemptions == stats.tally.parks
+        assert roomy.stats().tally.parks == 0
+        if mode == "embedding":
+            assert stats.tally.parks > 0, "the memory was meant to be too small"
+
+    def test_the_threshold_is_what_parks(self) -> None:
+        """The same queries and memory; only `park_above` differs."""
+        parks = []
+        for park_above in (1.0, 0.4):
+            engine = llama().open(
+                "embedding", kv_memory=500 * column_bytes(), park_above=park_above, admit_below=0.4
+            )
+            for index in range(5):
+                engine.add(str(index), None, prompt(4, index), greedy(60))
+            finish(engine)
+            assert engine.stats().kv_bytes_peak <= park_above * 500 * column_bytes()
+            parks.append(engine.stats().tally.parks)
+        assert parks[0] == 0 < parks[1]
+
+    def test_under_the_threshold_more_are_admitted(self) -> None:
+        most = []
+        for admit_below in (0.3, 0.9):
+            engine = llama().open("embedding", kv_memory=600 * column_bytes(), admit_below=admit_below)
+            for index in range(12):
+                engine.add(str(index), None, prompt(5, index), greedy(10))
+            running = 0
+            while engine.has_unfinished:
+                engine.step()
+                running = max(running, engine.stats().num_running)
+            most.append(running)
+        assert most[0] < most[1]
+
+    def test_what_can_never_fit_is_refused_at_the_door(self) -> None:
+        engine = llama().open("embedding", kv_memory=50 * column_bytes())
+        engine.add("fits", None, prompt(31), greedy(20))
+        with pytest.raises(CapacityError, match=r"needs room for 51 KVs, kv_memory .* holds 50"):
+            engine.add("no", None, prompt(31), greedy(21))
+        engine.add("cut", None, prompt(49), SamplingParams(max_tokens=None, temperature=0.0))
+        assert {name: len(tokens) for name, tokens in finish(engine).items()} == {"fits": 20, "cut": 2}
+
+
+class TestPriorities:
+    def test_the_urgent_goes_first_and_the_parked_is_embedded_again_bit_by_bit(self) -> None:
+        engine = llama().open("embedding", max_num_seqs=2)
+        for name in ("slow", "slower"):
+            engine.add(name, None, PROMPTS[6], greedy(16))
+        for _ in range(5):
+            engine.step()
+        batch, queue = engine._executor._batch, engine._executor._queue
+        victim = next(s for s in batch.running if s.request.request_id == "slower")
+        before = batch.view(victim).copy()
+        engine.add("urgent", None, PROMPTS[3], greedy(3), priority=1)
+        order = []
+        while engine.has_unfinished:
+            parked = victim.slot is None and not victim.finished
+            order += [output.request_id for output in engine.step() if output.finished]
+            engine.check_integrity()
+            if victim in queue:
+                assert engine.stats().parked_bytes == engine.kv_bytes(before.length + 0)
+                for kept, held in zip(queue._kvs[victim].layers, before.layers, strict=True):
+                    assert all(torch.equal(k, h) for k, h in zip(kept, held, strict=True))
+            elif parked and victim.slot is not None:
+                for now, held in zip(batch.view(victim).layers, before.layers, strict=True):
+                    assert all(torch.equal(n[:, : h.shape[1]], h) for n, h in zip(now, held, strict=True))
+        assert order == ["urgent", "slow", "slower"]
+        assert engine.stats().tally.parks == 1
+
+    def test_equals_do_not_displace_each_other(self) -> None:
+        engine = llama().open("embedding", max_num_seqs=1)
+        for name in ("first", "second"):
+            engine.add(name, None, PROMPTS[2], greedy(5), priority=3)
+        assert list(finish(engine)) == ["first", "second"]
+        assert engine.stats().tally.parks == 0
+
+    @pytest.mark.parametrize("mode", ["static", "pd"])
+    def test_a_batch_that_runs_to_completion_is_not_interrupted(self, mode: str) -> None:
+        engine = llama().open(mode, max_num_seqs=1)
+        engine.add("first", None, PROMPTS[2], greedy(5))
+        engine.step()
+        engine.step()
+        engine.add("urgent", None, PROMPTS[2], greedy(5), priority=1)
+        assert list(finish(engine)) == ["first", "urgent"]
+
+
+class TestFailures:
+    @pytest.mark.parametrize("mode", PADDED_MODES)
+    def test_a_step_that_fails_half_way_costs_time_and_nothing_else(
+        self, mode: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = case("llama-gqa")
+        engine = model.open(mode, max_num_seqs=3)
+        for index, tokens in enumerate(PROMPTS):
+            engine.add(str(index), None, tokens, greedy(8))
+        layer, calls = model.model.model.layers[1], 0
+        forward = layer.forward
+
+        def fails_now_and_then(*args: object, **kwargs: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls in (1, 6, 14):  # when the first layer's KVs are written
+                raise RuntimeError("out of memory")
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(layer, "forward", fails_now_and_then)
+        answers: dict[str, list[int]] = {}
+        failures = 0
+        while engine.has_unfinished:
+            try:
+                answers |= {o.request_id: o.outputs[0].token_ids for o in engine.step() if o.finished}
+            except RuntimeError:
+                failures += 1
+            engine.check_integrity()
+        assert failures == 3
+        assert [answers[str(index)] for index in range(len(PROMPTS))] == [a[:8] for a in model.answers]
