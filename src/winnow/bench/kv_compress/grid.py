@@ -16,7 +16,7 @@ P_AND_D = "kv-compress-pd"
 POLICIES = (WHOLE_PROMPT, P_AND_D)
 
 # Prompt tokens for each token of an answer, where nothing else is asked for.
-_PROMPT_PER_ANSWER = 8
+_PROMPT_PER_ANSWER = 6
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Grid:
     """
 
     contexts: tuple[int, ...] = option(
-        (1024, 2048, 3584), "tokens of a prompt with its question, commas between", parse=_integers
+        (1024, 2048, 3456), "tokens of a prompt with its question, commas between", parse=_integers
     )
     compressions: tuple[float, ...] = option(
         (1.0, 4.0, 16.0, 64.0),
@@ -74,7 +74,7 @@ class Grid:
     requests: int = option(32, "requests of a cell, all submitted at once")
     new_tokens: int | None = option(
         None,
-        "tokens of each answer, greedy; the end of text does not end it; left out: an eighth of the context",
+        "tokens of each answer, greedy; the end of text does not end it; left out: a sixth of the context",
         parse=int,
     )
     kv_seqs: int = option(1, "KV memory, as whole sequences of the longest context")
@@ -110,8 +110,11 @@ class Grid:
         return max(context // _PROMPT_PER_ANSWER, 2) if self.new_tokens is None else self.new_tokens
 
     def cells(self) -> Iterator[Cell]:
-        """All of them, in the order in which they are measured: what is compared stands close together."""
-        for context in self.contexts:
+        """All of them, in the order in which they are measured: what is compared stands close together.
+
+        The longest context comes first: what does not fit is found at once.
+        """
+        for context in reversed(self.contexts):
             yield Cell(context, prefill_only=True)
             yield Cell(context)
             yield from self.compressed(context)
