@@ -130,7 +130,8 @@ class Grid:
     def settings(self) -> dict[str, Any]:
         """What runs must share to be compared. How often they are repeated is not among it."""
         told = asdict(self)
-        del told["repeat"]
+        del told["repeat"], told["new_tokens"]
+        told["answer_tokens"] = [self.answer_tokens(context) for context in self.contexts]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
 
 
