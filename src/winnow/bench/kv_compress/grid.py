@@ -16,7 +16,7 @@ P_AND_D = "kv-compress-pd"
 POLICIES = (WHOLE_PROMPT, P_AND_D)
 
 # Prompt tokens for each token of an answer, where nothing else is asked for.
-_PROMPT_PER_ANSWER = 6
+_PROMPT_PER_ANSWER = 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Grid:
     """
 
     contexts: tuple[int, ...] = option(
-        (1024, 2048, 3456), "tokens of a prompt with its question, commas between", parse=_integers
+        (1024, 2048, 3584), "tokens of a prompt with its question, commas between", parse=_integers
     )
     compressions: tuple[float, ...] = option(
         (1.0, 4.0, 16.0, 64.0),
@@ -74,7 +74,7 @@ class Grid:
     requests: int = option(32, "requests of a cell, all submitted at once")
     new_tokens: int | None = option(
         None,
-        "tokens of each answer, greedy; the end of text does not end it; left out: a sixth of the context",
+        "tokens of each answer, greedy; the end of text does not end it; left out: an eighth of the context",
         parse=int,
     )
     kv_seqs: int = option(1, "KV memory, as whole sequences of the longest context")

@@ -47,7 +47,7 @@ shorten attention in the prompt too.
 EPILOG = """\
 examples:
   winnow bench kv-compress
-  winnow bench kv-compress --contexts 3456 --compressions 1,2,4,8,16,32,64 --requests 48
+  winnow bench kv-compress --contexts 3584 --compressions 1,2,4,8,16,32,64 --requests 48
   winnow bench kv-compress --repeat 3 --json kvc.json --resume --out results
   winnow bench kv-compress --random-model --contexts 6000 --compressions 1,64
   winnow bench kv-compress --model DIR --contexts 8192 --new-tokens 512 --kv-seqs 4
@@ -59,7 +59,7 @@ the memory when they are compressed. --kv-floor bounds how far short prompts are
 _DTYPE = "bfloat16"
 _OWN = ("eviction", "compression", "kv_budget", "num_scores", "kv_memory", "engine")
 """Engine options that the bench chooses itself."""
-_SHOWN = {"contexts": "1024,2048,3456", "compressions": "1,4,16,64"}
+_SHOWN = {"contexts": "1024,2048,3584", "compressions": "1,4,16,64"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
