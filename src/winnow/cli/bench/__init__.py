@@ -2,7 +2,7 @@
 
 import argparse
 
-from winnow.cli.bench import kernel, kv_compress, throughput
+from winnow.cli.bench import batch_max, kernel, kv_compress, throughput
 
 DESCRIPTION = """\
 Measure how fast Winnow is here, with the machine's own limits beside it.
@@ -17,12 +17,12 @@ examples:
   winnow bench throughput --help
 docs/benchmarks.md says what the columns mean, and how to compare with other engines.
 """
-BENCHES = {"kernel": kernel, "throughput": throughput, "kv-compress": kv_compress}
+BENCHES = {"kernel": kernel, "throughput": throughput, "kv-compress": kv_compress, "batch-max": batch_max}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the benches and their arguments."""
-    parser.usage = "winnow bench kernel|throughput|kv-compress [options]"
+    parser.usage = "winnow bench kernel|throughput|kv-compress|batch-max [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     benches = parser.add_subparsers(
         title="benches", metavar="BENCH", dest="bench", required=True, prog="winnow bench"

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from winnow.attention import Pool
@@ -26,9 +25,12 @@ class KeyDifference(Score):
     """Keys unlike the mean direction of the row's keys stay (KeyDiff)."""
 
     def worth(self, rows: LayerRows) -> Tensor:
-        direction = F.normalize(rows.keys(), dim=-1)
-        anchor = direction.sum(dim=2, keepdim=True) / rows.length[..., None, None]
-        return -F.cosine_similarity(direction, anchor, dim=-1)
+        keys = rows.keys()
+        scale = 1.0 / keys.norm(dim=-1).clamp_min(_LEAST_NORM)
+        # Products instead of a normalised copy of all keys, and the sum for the mean, which points the same way.
+        anchor = scale[:, :, None] @ keys
+        along = (keys @ anchor.mT)[..., 0] * scale
+        return -along / anchor.norm(dim=-1).clamp_min(_LEAST_NORM)
 
 
 @dataclass(frozen=True)
@@ -70,4 +72,5 @@ class Leverage(Score):
         return smooth(worth[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
 
 
+_LEAST_NORM = 1e-12
 _LEAST_SPREAD = 1e-12
