@@ -56,7 +56,8 @@ def figure_1(rows: Sequence[Row]) -> "Figure":
 
 def figure_7(rows: Sequence[Row]) -> "Figure":
     """The largest decoding batch by compression."""
-    batch = Axis("largest decoding batch", "log2")
+    highest = max(row.first.most_batch for row in rows)
+    batch = Axis("largest decoding batch", "log2", low=0.8, high=2.0 * highest)
     panels = []
     for preset, name in _PANELS:
         lines = _by_compression(rows, preset, lambda row: row.first.most_batch)

@@ -21,10 +21,10 @@ class TextTable:
     words: tuple[int, ...] = (0,)
 
     def markdown(self) -> str:
-        """The table, its title as a line in front."""
+        """The table below its title as a heading."""
         rules = ["---" if number in self.words else "---:" for number in range(len(self.header))]
         lines = [self.header, tuple(rules), *self.lines]
-        return f"{self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        return f"## {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def all_tables(grid: Grid, rows: Sequence[Row]) -> list[TextTable]:
