@@ -227,16 +227,17 @@ def test_a_cell_that_the_engine_refuses_does_not_stop_the_others(llm: LLM, make_
 
 
 class OneSample:
-    """A task of one sample."""
+    """A task of one sample with two questions, unless told otherwise."""
 
     summary = "one sample"
     categories = ("sums",)
 
-    def __init__(self, context: str) -> None:
+    def __init__(self, context: str, questions: int = 2) -> None:
         self._context = context
+        self._questions = tuple(Question(f"{n} + {n} =", (str(2 * n),), "exact", 2) for n in range(questions))
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
-        return [Sample("one", "sums", self._context, (Question("1 + 1 =", ("2",), "exact", 2),))]
+        return [Sample("one", "sums", self._context, self._questions)]
 
 
 def test_a_prompt_that_the_model_cannot_take_is_named(llm: LLM) -> None:
@@ -250,12 +251,15 @@ def test_a_length_that_the_model_cannot_take_is_named(make_plan: MakePlan) -> No
         make_plan(tokens=(160, 5000)).make_samples()
 
 
-def test_without_a_context_there_is_nothing_to_judge_before_the_question(llm: LLM) -> None:
-    plan = EvaluationPlan("sums", OneSample(""), settings_for(llm), plan_cells(["recent"], [2], ["agnostic"]))
+@pytest.mark.parametrize("questions", [1, 2])
+def test_without_a_context_there_is_nothing_to_judge_before_the_question(llm: LLM, questions: int) -> None:
+    plan = EvaluationPlan(
+        "sums", OneSample("", questions), settings_for(llm), plan_cells(["recent"], [2], ["agnostic"])
+    )
     with pytest.raises(EvaluationError, match=r"sample 'one' has no context .*--query aware"):
         evaluate(llm, plan)
     aware = replace(plan, cells=plan_cells(["recent"], [2], ["aware"]))
-    assert len(evaluate(llm, aware).results) == 2
+    assert [len(result.outcomes) for result in evaluate(llm, aware).results] == [questions] * 2
 
 
 def test_an_unknown_category_is_answered_with_the_known(make_plan: MakePlan) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from winnow.errors import EvaluationError
-from winnow.evaluate.cell import AGNOSTIC, AWARE, Cell
+from winnow.evaluate.cell import AGNOSTIC, Cell
 from winnow.evaluate.prompt import Prompt
 from winnow.evaluate.sample import Question, Sample
 from winnow.sampling import SamplingParams
@@ -71,7 +71,7 @@ def make_asks(
     Raises:
         EvaluationError: no context to judge without the question.
     """
-    if len(sample.questions) > 1 and cells[0].query != AWARE:
+    if len(prompts) > 1 and _shares_context(cells[0], prompts):
         for cell in cells:
             left = [place for place in range(len(prompts)) if missing(cell, sample, place)]
             # One request has one set of stop strings.
@@ -82,6 +82,11 @@ def make_asks(
         wanted = [cell for cell in cells if missing(cell, sample, place)]
         if wanted:
             yield _ask_cells(wanted, sample, place, prompt)
+
+
+def _shares_context(cell: Cell, prompts: Sequence[Prompt]) -> bool:
+    """Whether a context may be computed once for several questions. The full cache does not depend on them."""
+    return cell.query == AGNOSTIC or (cell.is_full and all(prompt.context_tokens for prompt in prompts))
 
 
 def _ask_cells(cells: Sequence[Cell], sample: Sample, place: int, prompt: Prompt) -> Ask:
