@@ -5,9 +5,10 @@ Scoring context and continuation in one pass would never evict: every token woul
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from winnow.errors import EvaluationError, InvalidRequestError
+from winnow.evaluate.cell import Cell
 from winnow.eviction import EvictionPolicy
 from winnow.outputs import CompletionOutput, EvictionReport
 from winnow.sampling import SamplingParams
@@ -26,6 +27,11 @@ class Keeping:
     policy: EvictionPolicy = FULL_CACHE
     compression: float | None = None
     kv_budget: int | None = None
+
+    @classmethod
+    def of(cls, cell: Cell) -> Self:
+        """What a cell of an evaluation keeps."""
+        return cls(cell.policy, None if cell.is_full else cell.compression)
 
 
 @dataclass(frozen=True)

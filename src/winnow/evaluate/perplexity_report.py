@@ -1,14 +1,12 @@
 """A perplexity measurement as a table and as files."""
 
-import json
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from winnow.evaluate.grid import Footnotes, Grid
+from winnow.evaluate.grid_report import write_grid_report
 from winnow.evaluate.perplexity import Change, Perplexity
-from winnow.evaluate.report import RESULTS, TABLES
 from winnow.units import format_bytes
 
 _NOTE = """\
@@ -33,27 +31,9 @@ def perplexity_grid(rows: Sequence[Perplexity], title: str) -> Grid:
 def write_perplexity(
     rows: Sequence[Perplexity], grid: Grid, directory: Path, head: Mapping[str, Any]
 ) -> list[Path]:
-    """Write results.json and results.md; returns their paths. `head` is as for `winnow.evaluate.report`."""
-    results, tables = directory / RESULTS, directory / TABLES
-    values = {**head, "task": "perplexity", "cells": [row.to_json() for row in rows]}
-    results.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    machine = head["machine"]
-    device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
-    lines = [
-        "# winnow eval perplexity",
-        "",
-        f"- command: `{shlex.join(head['command'])}`",
-        f"- commit {head['commit'] or 'unknown'}, {head['date']}, {device}, torch {machine['torch_version']}",
-        f"- model: {head['model']}",
-        "",
-        _NOTE,
-        "",
-        f"## {grid.title}",
-        "",
-        *grid.markdown(),
-    ]
-    tables.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [results, tables]
+    """Write results.json and results.md; returns their paths. `head` is as for `write_grid_report`."""
+    values = {"cells": [row.to_json() for row in rows]}
+    return write_grid_report("perplexity", grid, _NOTE, values, directory, head)
 
 
 def _entries(row: Perplexity, change: Change | None) -> tuple[str, ...]:

@@ -85,9 +85,7 @@ def execute(namespace: argparse.Namespace) -> int:
     from winnow.evaluate.perplexity_report import perplexity_grid, write_perplexity
 
     cells = plan_cells(namespace.presets, namespace.compressions, (AGNOSTIC,))
-    keepings = {
-        cell.label: Keeping(cell.policy, None if cell.is_full else cell.compression) for cell in cells
-    }
+    keepings = {cell.label: Keeping.of(cell) for cell in cells}
     options = {"kv_floor": KV_FLOOR, "num_scores": num_scores(cells)} | options
     with open_llm(options) as llm:
         windows = _windows(namespace, llm)

@@ -1,0 +1,42 @@
+"""A measurement of one table as files: its numbers as JSON, the table as Markdown."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from winnow.evaluate.grid import Grid
+from winnow.evaluate.report import RESULTS, TABLES
+
+
+def write_grid_report(
+    name: str, grid: Grid, note: str, values: Mapping[str, Any], directory: Path, head: Mapping[str, Any]
+) -> list[Path]:
+    """Write results.json and results.md; returns their paths.
+
+    Args:
+        name: of the command of `winnow eval`.
+        note: how the table is to be read.
+        values: what results.json holds besides `head`.
+        head: `command`, `date`, `commit`, `machine`, `model` and the settings.
+    """
+    results, tables = directory / RESULTS, directory / TABLES
+    results.write_text(json.dumps({**head, "task": name, **values}, indent=1) + "\n", encoding="utf-8")
+    machine = head["machine"]
+    device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
+    lines = [
+        f"# winnow eval {name}",
+        "",
+        f"- command: `{shlex.join(head['command'])}`",
+        f"- commit {head['commit'] or 'unknown'}, {head['date']}, {device}, torch {machine['torch_version']}",
+        f"- model: {head['model']}",
+        "",
+        note,
+        "",
+        f"## {grid.title}",
+        "",
+        *grid.markdown(),
+    ]
+    tables.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [results, tables]
