@@ -9,6 +9,7 @@ from padded_models import PROMPTS, Case, case, prompt
 
 from winnow.config import PADDED_MODES
 from winnow.errors import CapacityError
+from winnow.padded.cache import PaddedCache
 from winnow.padded.engine import PaddedEngine
 from winnow.padded.stats import PaddedStats
 from winnow.sampling import SamplingParams
@@ -17,6 +18,15 @@ from winnow.sampling import SamplingParams
 @cache
 def llama() -> Case:
     return case("llama-gqa")
+
+
+@cache
+def failing_llama() -> Case:
+    """A model of its own for tests that break it."""
+    return case("llama-gqa")
+
+
+GREEDY = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
 
 
 def greedy(max_tokens: int, **options: object) -> SamplingParams:
@@ -94,15 +104,15 @@ class TestMemory:
     @pytest.mark.parametrize("mode", PADDED_MODES)
     def test_adversarial_lengths_stay_within_the_memory(self, mode: str) -> None:
         """Short queries that grow long all at once, then one that needs nearly all of the memory."""
-        queries = [(prompt(3, seed), 30) for seed in range(6)] + [(prompt(80), 10), (prompt(1), 1)]
-        engine = llama().open(mode, max_num_seqs=8, kv_memory=100 * column_bytes())
+        queries = [(prompt(3, seed), 50) for seed in range(5)] + [(prompt(120), 20), (prompt(1), 1)]
+        engine = llama().open(mode, max_num_seqs=8, kv_memory=150 * column_bytes())
         roomy = llama().open(mode, max_num_seqs=8)
         for each in (engine, roomy):
             for index, (tokens, max_tokens) in enumerate(queries):
                 each.add(str(index), None, tokens, greedy(max_tokens))
         assert finish(engine) == finish(roomy)
         stats = engine.stats()
-        assert 0 < stats.kv_bytes_peak <= 100 * column_bytes()
+        assert 0 < stats.kv_bytes_peak <= 150 * column_bytes()
         assert stats.num_preemptions == stats.tally.parks
         assert roomy.stats().tally.parks == 0
         if mode == "embedding":
@@ -161,7 +171,7 @@ class TestPriorities:
             order += [output.request_id for output in engine.step() if output.finished]
             engine.check_integrity()
             if victim in queue:
-                assert engine.stats().parked_bytes == engine.kv_bytes(before.length + 0)
+                assert engine.stats().parked_bytes == engine.kv_bytes(before.length)
                 for kept, held in zip(queue._kvs[victim].layers, before.layers, strict=True):
                     assert all(torch.equal(k, h) for k, h in zip(kept, held, strict=True))
             elif parked and victim.slot is not None:
@@ -189,31 +199,39 @@ class TestPriorities:
 
 class TestFailures:
     @pytest.mark.parametrize("mode", PADDED_MODES)
+    @pytest.mark.parametrize("part", ["second layer", "sampling", "exchanging tensors"])
     def test_a_step_that_fails_half_way_costs_time_and_nothing_else(
-        self, mode: str, monkeypatch: pytest.MonkeyPatch
+        self, mode: str, part: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        model = case("llama-gqa")
+        """In the second layer the first one's KVs are written; when tokens are sampled, all of them are."""
+        model = failing_llama()
         engine = model.open(mode, max_num_seqs=3)
         for index, tokens in enumerate(PROMPTS):
-            engine.add(str(index), None, tokens, greedy(8))
-        layer, calls = model.model.model.layers[1], 0
-        forward = layer.forward
+            engine.add(str(index), None, tokens, SamplingParams(n=2, **GREEDY))
+        owner, name, failing = {
+            "second layer": (model.model.model.layers[1], "forward", (1, 4, 9)),
+            "sampling": (engine._executor._seats, "sample", (1, 4, 9)),
+            "exchanging tensors": (PaddedCache, "resize", (1, 2, 4)),
+        }[part]
+        works, calls = getattr(owner, name), 0
 
         def fails_now_and_then(*args: object, **kwargs: object) -> object:
             nonlocal calls
             calls += 1
-            if calls in (1, 6, 14):  # when the first layer's KVs are written
+            if calls in failing:
                 raise RuntimeError("out of memory")
-            return forward(*args, **kwargs)
+            return works(*args, **kwargs)
 
-        monkeypatch.setattr(layer, "forward", fails_now_and_then)
-        answers: dict[str, list[int]] = {}
+        monkeypatch.setattr(owner, name, fails_now_and_then)
+        answers: dict[str, list[list[int]]] = {}
         failures = 0
         while engine.has_unfinished:
             try:
-                answers |= {o.request_id: o.outputs[0].token_ids for o in engine.step() if o.finished}
+                answers |= {
+                    o.request_id: [c.token_ids for c in o.outputs] for o in engine.step() if o.finished
+                }
             except RuntimeError:
                 failures += 1
             engine.check_integrity()
         assert failures == 3
-        assert [answers[str(index)] for index in range(len(PROMPTS))] == [a[:8] for a in model.answers]
+        assert [answers[str(index)] for index in range(len(PROMPTS))] == [[a[:8]] * 2 for a in model.answers]

@@ -40,7 +40,7 @@ class Window:
 
 @dataclass(frozen=True)
 class QueryKVs:
-    """The KVs of one query outside any batch; never changed, so that samples of a prompt may share them."""
+    """The KVs of one query, outside a batch or where they lie in one. Samples of a prompt may share them."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]
     """Keys [heads, n, key_dim] and values [heads, n, value_dim]."""
@@ -277,7 +277,7 @@ class PaddedCache(Cache):
 
     def release_front(self) -> None:
         """Cut the leading columns that are padding in every row (4.1, resources releasing). Copies nothing."""
-        self._window.start = max(self._window.start, self._window.end - max(self.longest, 0))
+        self._window.start = max(self._window.start, self._window.end - self.longest)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

@@ -99,11 +99,10 @@ class PaddedEngine:
         try:
             sampled = self._executor.step()
         except BaseException:  # also an impatient Ctrl-C: whatever comes next finds a sound engine
-            self._executor.start_anew()
+            self._executor.start_anew(self._unfinished)
             raise
         now = self._clock()
         touched = self._take(sampled, now)
-        self._executor.place()
         self._num_steps += 1
         return [self._output(request) for request in touched]
 
@@ -123,8 +122,11 @@ class PaddedEngine:
 
     def check_integrity(self) -> None:
         """Assert the invariants of batch and queue."""
-        unfinished = {s for request in self._requests.values() for s in request.sequences if not s.finished}
-        self._executor.check_integrity(unfinished)
+        self._executor.check_integrity(self._unfinished)
+
+    @property
+    def _unfinished(self) -> list[Sequence]:
+        return [s for request in self._requests.values() for s in request.sequences if not s.finished]
 
     def _take(self, sampled: Sampled, now: float) -> list[Request]:
         """Hand the step's tokens to their sequences. Returns the requests concerned, each once."""

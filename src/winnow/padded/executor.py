@@ -88,23 +88,32 @@ class PaddedExecutor:
             self._queue.take(sequence)
         self._seats.leave(sequence)
         self._queue.forget(sequence)
+        if not self._queue and not self._batch.running:
+            self._group = None
 
-    def start_anew(self) -> None:
-        """After a step that failed: everybody in the batch computes their KVs again."""
+    def start_anew(self, unfinished: SequenceType[Sequence]) -> None:
+        """After a step that failed: whoever is not safely queued computes all KVs again."""
+        batch, queue = self._batch, self._queue
         self._group = None
-        self._queue.stow()
-        running = self._batch.running
-        self._batch.reset()
+        batch.reset()
+        batch.elsewhere = 0
         self._seats.clear()
-        for sequence in running:
-            sequence.num_computed = 0
-            self._queue.add(sequence)
+        for sequence in queue.loose:
+            queue.take(sequence)
+        safe = {each for sequence in queue.waiting for each in (sequence, *sequence.forks)} | set(
+            queue.parked
+        )
+        for sequence in unfinished:
+            if sequence not in safe:
+                sequence.num_computed, sequence.slot = 0, None
+                queue.add(sequence)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def step(self) -> Sampled:
-        """Compute what the mode wants next, of at least one unfinished query; `place` must follow."""
+        """Compute what the mode wants next, of at least one unfinished query."""
         start = self._clock()
+        self._place()
         step = self._mode.next(self._now)
         if isinstance(step, Prefill):
             sampled = self._prefill(step.sequences)
@@ -114,14 +123,14 @@ class PaddedExecutor:
             self._tally.decode_seconds += self._clock() - start
         return sampled
 
-    def place(self) -> None:
-        """Find a place for those of a prefilled group that go on after their first token."""
+    def _place(self) -> None:
+        """Find a place for those of the group prefilled last that have gone on after their first token."""
         group, self._group = self._group, None
         if group is None:
             return
         batch, queue = self._batch, self._queue
         if not self._mode.prefills_first:
-            if batch.running:
+            if batch.running or len(group.sequences) > self._room.max_rows:
                 self._now.embed_parked()
             else:
                 rows = [None if sequence.finished else sequence for sequence in group.sequences]
@@ -249,16 +258,17 @@ class PaddedExecutor:
     def stats(self) -> PaddedStats:
         """The executor's part of the statistics."""
         batch, queue, tally = self._batch, self._queue, self._tally
+        group = self._group.cache.nbytes if self._group else 0
         return PaddedStats(
             num_running=len(batch.running),
             num_waiting=len(queue.waiting) + len(queue.parked),
-            kv_bytes_used=batch.nbytes,
+            kv_bytes_used=batch.nbytes + group,
             kv_bytes_peak=max(self._peak_bytes, batch.peak_bytes),
             kv_bytes_budget=self._room.kv_memory,
             num_preemptions=tally.parks,
             elapsed={"prefill": tally.prefill_seconds, "decode": tally.decode_seconds},
-            num_parked=len(queue.parked),
-            parked_bytes=queue.parked_bytes,
+            num_parked=len(queue.stowed),
+            parked_bytes=queue.stowed_bytes,
             columns_held=batch.columns,
             columns_needed=batch.cache.longest,
             tally=copy(tally),
@@ -268,13 +278,13 @@ class PaddedExecutor:
         """Bytes of a query of `num_kvs` KVs, without padding."""
         return num_kvs * self._room.shape.nbytes
 
-    def check_integrity(self, unfinished: set[Sequence]) -> None:
+    def check_integrity(self, unfinished: SequenceType[Sequence]) -> None:
         """Assert that every unfinished sequence is in one place, and that the batch is what it should be."""
         batch, queue = self._batch, self._queue
         forks = {fork for sequence in queue.waiting for fork in sequence.forks if not fork.finished}
         places = [*batch.running, *queue.waiting, *queue.parked, *forks]
         assert len(places) == len(set(places)), "a sequence is in two places"
-        assert set(places) == unfinished, "a sequence is lost"
+        assert set(places) == set(unfinished), "a sequence is lost"
         batch.check_integrity()
         for sequence in queue.parked:
             assert queue.length_parked(sequence) == sequence.num_computed, "a parked query lacks KVs"

@@ -180,7 +180,7 @@ class Embedding:
             return Prefill([oldest])
 
         def fits(rows: int, columns: int) -> bool:
-            return now.admits(oldest.num_tokens, room.nbytes(rows, columns))
+            return now.admits(columns, room.nbytes(rows, columns))
 
         return Prefill(now.grouping.choose(queue.waiting, fits))
 

@@ -27,9 +27,19 @@ class Queue:
         return len(self.waiting) + len(self.parked)
 
     @property
-    def parked_bytes(self) -> int:
-        """Of KVs outside the batch; samples that share a prompt's count once."""
-        return sum({id(kvs): kvs.nbytes for kvs in self._kvs.values()}.values())
+    def loose(self) -> list[Sequence]:
+        """Parked sequences whose KVs still lie in a cache."""
+        return list(self._loose)
+
+    @property
+    def stowed(self) -> list[Sequence]:
+        """Parked sequences whose KVs are in host memory."""
+        return [sequence for sequence in self.parked if sequence not in self._loose]
+
+    @property
+    def stowed_bytes(self) -> int:
+        """Of those KVs; samples that share a prompt's count once."""
+        return sum({id(self._kvs[each]): self._kvs[each].nbytes for each in self.stowed}.values())
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence without KVs wait. One that comes back takes its old place."""
