@@ -2,7 +2,7 @@
 
 import argparse
 
-from winnow.cli.eval import perplexity, task
+from winnow.cli.eval import lm_eval, perplexity, task
 from winnow.evaluate.tasks import TASKS, load_task
 
 DESCRIPTION = """\
@@ -14,11 +14,12 @@ examples:
   winnow eval demo --eviction kv-compress,snapkv --compression 2,8 --samples 5
   winnow eval needle --eviction keydiff --compression 4 --tokens 512,1024,2048 -o needle
   winnow eval perplexity --eviction h2o --compression 4
+  winnow eval lm-eval --tasks arc_easy --eviction snapkv --compression 4
   winnow eval demo --help
 docs/evaluation.md says what cells, categories and marks are.
 """
 # Those whose work is not questions with right answers.
-OTHERS = {"perplexity": perplexity}
+OTHERS = {"perplexity": perplexity, "lm-eval": lm_eval}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

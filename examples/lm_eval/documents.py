@@ -1,0 +1,38 @@
+"""Facts hidden in the prose that ships with Winnow, as documents of lm_eval: nothing is downloaded."""
+
+import random
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from winnow.evaluate.demo_tasks import Haystack, make_document
+from winnow.evaluate.prose import shipped_sentences
+from winnow.models import DEMO_MODEL
+
+
+def lookup(documents: int, tokens: int, seed: int = 0, **metadata: Any) -> dict[str, Dataset]:
+    """That many contexts of `tokens` tokens with one question each; wrong choices are answers of other documents."""
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL, local_files_only=True)
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+
+    def count_tokens(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    haystack, draw = Haystack.build(shipped_sentences(), count_tokens), random.Random(seed)  # noqa: S311
+    samples = [
+        make_document("single", draw, haystack, count_tokens, tokens).sample() for _ in range(documents)
+    ]
+    answers = sorted({sample.answer for sample in samples})
+    rows = []
+    for sample in samples:
+        others = draw.sample([answer for answer in answers if answer != sample.answer], 3)
+        rows.append(
+            {
+                "context": sample.context,
+                "question": sample.question,
+                "answer": sample.answer,
+                "choices": sorted([sample.answer, *others]),
+            }
+        )
+    return {"test": Dataset.from_list(rows)}

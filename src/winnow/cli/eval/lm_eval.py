@@ -1,0 +1,130 @@
+"""`winnow eval lm-eval`: tasks of lm-evaluation-harness under eviction."""
+
+import argparse
+import sys
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winnow.cli.engine import add_engine_flags, engine_options, open_llm
+from winnow.cli.errors import UsageError
+from winnow.cli.eval import typed
+from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags
+from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_grids
+from winnow.cli.meter import Meter
+from winnow.cli.progress import open_progress
+
+if TYPE_CHECKING:
+    from winnow.evaluate.likelihood import Keeping
+    from winnow.evaluate.lm_eval.run import LmEvalPlan, LmEvalResult
+    from winnow.llm import LLM
+
+SUMMARY = "tasks of lm-evaluation-harness"
+DESCRIPTION = """\
+Run tasks of lm-evaluation-harness (EleutherAI) with the full cache and under eviction.
+
+Prompts, answers and metrics are that library's. A continuation is scored by forced decoding after
+its context was computed and cut: a policy judges the context, few-shot examples and question in
+it, and never the continuation. It needs pip install 'winnow-llm[lm-eval]'.
+
+With -o, cells reach the disk as they finish, and the same command goes on with those left.
+"""
+EPILOG = """\
+examples:
+  winnow eval lm-eval --tasks arc_easy,gsm8k --eviction kv-compress,snapkv --compression 4 --limit 100
+  winnow eval lm-eval --tasks mine --include-path tasks --num-fewshot 3 -o results
+Tasks that come from the network are fetched by that library; --include-path takes a directory of
+task files whose data may lie here too.
+"""
+_JOURNAL = "cells.jsonl"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.usage = "winnow eval lm-eval --tasks A,B,... [options]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    add_cell_flags(parser)
+    work = parser.add_argument_group("the work")
+    work.add_argument(
+        "--tasks", metavar="A,B,...", type=typed.names, required=True, help="names of tasks or groups"
+    )
+    work.add_argument(
+        "--num-fewshot", metavar="N", type=typed.count(0), help="worked examples; left out: the task's own"
+    )
+    work.add_argument(
+        "--limit", metavar="N", type=typed.count(1), help="documents of each task; left out: all"
+    )
+    work.add_argument("--include-path", metavar="DIR", type=Path, help="a directory with more task files")
+    work.add_argument(
+        "--apply-chat-template", action="store_true", help="put prompts through the model's chat template"
+    )
+    add_output_flags(parser)
+    add_engine_flags(parser, OF_CELLS, {"kv_floor": KV_FLOOR})
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Evaluate, show, write, and return the exit code."""
+    options = engine_options(namespace)
+    check_output(namespace)
+    place: Path | None = namespace.include_path
+    if place is not None and not place.is_dir():
+        raise UsageError(f"--include-path must be a directory, got {str(place)!r}")
+    from winnow.evaluate.lm_eval.require import require_lm_eval
+
+    require_lm_eval()
+    from winnow.evaluate.cell import AWARE, num_scores, plan_cells
+    from winnow.evaluate.likelihood import Keeping
+    from winnow.evaluate.lm_eval.report import lm_eval_grid, write_lm_eval
+    from winnow.evaluate.lm_eval.run import LmEvalPlan
+
+    cells = plan_cells(namespace.presets, namespace.compressions, (AWARE,))
+    keepings = {cell.label: Keeping.of(cell) for cell in cells}
+    chat = namespace.apply_chat_template
+    plan = LmEvalPlan(namespace.tasks, namespace.num_fewshot, namespace.limit, place, chat)
+    options = {"kv_floor": KV_FLOOR, "num_scores": num_scores(cells)} | options
+    with open_llm(options) as llm:
+        head = run_head(llm, options) | {"settings": plan.to_json()}
+        try:
+            results = _run(namespace, llm, plan, keepings)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(*[RESUME_HINT] * (namespace.output is not None)) from None
+    grid = lm_eval_grid(results)
+    show_grids(head, f"lm_eval {version('lm_eval')}", [grid])
+    if namespace.output is not None:
+        paths = write_lm_eval(results, grid, namespace.output, head)
+        print(f"wrote {', '.join(path.name for path in paths)} in {namespace.output}", file=sys.stderr)
+    return 0
+
+
+def _run(
+    namespace: argparse.Namespace, llm: "LLM", plan: "LmEvalPlan", keepings: "dict[str, Keeping]"
+) -> "list[LmEvalResult]":
+    from winnow.evaluate.journal import ResultJournal
+    from winnow.evaluate.lm_eval.run import LmEvalResult, run_cell
+    from winnow.evaluate.plan import engine_identity
+
+    manager = plan.task_manager()
+    with ExitStack() as stack:
+        journal: ResultJournal[LmEvalResult] | None = None
+        found: dict[str, LmEvalResult] = {}
+        if namespace.output is not None:
+            identity = engine_identity(llm, plan.digest(), {"task": "lm-eval"} | plan.to_json())
+            path = namespace.output / _JOURNAL
+            journal = ResultJournal(path, identity, LmEvalResult.from_json, overwrite=namespace.overwrite)
+            stack.enter_context(journal)
+            found = {result.cell: result for result in journal.found}
+        progress = stack.enter_context(open_progress(namespace.progress, sys.stderr))
+        meter = Meter()
+        for name, keeping in keepings.items():
+            if name in found:
+                continue
+
+            def show(name: str = name) -> None:
+                if progress.due():
+                    progress.show(meter.snapshot(len(found), len(keepings), 0, llm.stats(), name))
+
+            found[name] = run_cell(llm, plan, manager, name, keeping, show)
+            if journal is not None and found[name].refusal is None:
+                journal.append([found[name]])
+    return [found[name] for name in keepings]

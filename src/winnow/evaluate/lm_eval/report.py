@@ -1,0 +1,45 @@
+"""What lm_eval found in each cell, as a table and as files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from winnow.evaluate.grid import Footnotes, Grid
+from winnow.evaluate.grid_report import write_grid_report
+from winnow.evaluate.lm_eval.run import LmEvalResult
+
+_NOTE = """\
+Prompts, answers and metrics are those of lm-evaluation-harness; what stands behind the sign is its standard error. A
+continuation is scored by forced decoding after its context was computed and cut: policies judge the context, question
+and few-shot examples in it, and never the continuation."""
+
+
+def lm_eval_grid(results: Sequence[LmEvalResult]) -> Grid:
+    """Tasks and metrics down, cells across."""
+    found = [result.metrics() for result in results]
+    names = dict.fromkeys(key for metrics in found for key in metrics)
+    rows = tuple(
+        (f"{task} {metric}", tuple(_entry(metrics.get((task, metric))) for metrics in found))
+        for task, metric in names
+    )
+    notes = Footnotes()
+    columns = tuple(
+        result.cell if result.refusal is None else f"{result.cell} {notes.mark(result.refusal)}"
+        for result in results
+    )
+    return Grid("lm_eval", "task and metric", columns, rows, notes.lines())
+
+
+def write_lm_eval(
+    results: Sequence[LmEvalResult], grid: Grid, directory: Path, head: Mapping[str, Any]
+) -> list[Path]:
+    """Write results.json and results.md; returns their paths. `head` is as for `write_grid_report`."""
+    values = {"cells": [result.to_json() for result in results]}
+    return write_grid_report("lm-eval", grid, _NOTE, values, directory, head)
+
+
+def _entry(found: tuple[float, float | None] | None) -> str:
+    if found is None:
+        return ""
+    value, error = found
+    return f"{value:.4g}" if error is None else f"{value:.4g} ± {error:.2g}"
