@@ -266,7 +266,10 @@ def test_the_demo_model_answers_tasks_and_loses_them_with_their_kvs(tmp_path: Pa
         ("--resume", "--resume goes on from the file of --json, which was not given"),
         ("--model nowhere", "model must be a directory"),
         ("--model {model} --random-model", "--random-model and --model both name a model, give one"),
-        ("--contexts 9000", "prompt_tokens + new_tokens must be at most the model's"),
+        (
+            "--contexts 9000",
+            "max_model_len must be at most 4096, the model's max_position_embeddings, got 10125",
+        ),
         ("--eviction h2o", "--eviction"),
         ("--json /dev/null/x", "cannot write --json /dev/null/x"),
         ("--out /dev/null/x", "cannot write --out /dev/null/x"),
