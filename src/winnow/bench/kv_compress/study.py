@@ -78,14 +78,14 @@ def measure(
     evicting: LLM,
     prompts: Prompts,
     on_step: OnStep,
-    on_run: Callable[[Cell, Run], None],
+    on_run: Callable[[], None],
 ) -> None:
     """Measure what the study misses.
 
     Args:
         full: an engine without eviction.
         evicting: one opened for policies whose rows differ, with as much KV memory; requests bring their policy.
-        on_run: is told each run, after the study has it.
+        on_run: is called after each run, when the study has it.
 
     Raises:
         InvalidRequestError: a request does not fit into the model's context or the KV memory.
@@ -97,6 +97,6 @@ def measure(
         )
     for cell in study.missing:
         llm = evicting if cell.options else full
-        run = run_cell(llm, cell, prompts[cell.context], study.grid.answer_tokens(cell.context), on_step)
-        study.add(cell, run)
-        on_run(cell, run)
+        new_tokens = study.grid.answer_tokens(cell.context)
+        study.add(cell, run_cell(llm, cell, prompts[cell.context], new_tokens, on_step))
+        on_run()

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from winnow.bench.kv_compress.row import Row
     from winnow.bench.kv_compress.study import Prompts, Study
     from winnow.bench.kv_compress.tables import TextTable
+    from winnow.llm import LLM
 
 SUMMARY = "throughput, decoding batch and accuracy against compression (KV-Compress, figures 1, 7 and 8)"
 DESCRIPTION = """\
@@ -175,12 +175,9 @@ def execute(namespace: argparse.Namespace) -> int:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     head = report_head(typed_command(), Machine.here(device))
 
-    def save() -> None:
-        write_json(plan.json, study.to_json() | {"rows": [row.to_json() for row in read_rows(study)]})
-
     if study.missing:
         study.heads.append(head)
-        _measure(plan, options, study, namespace.progress, save)
+        _measure(plan, options, study, namespace.progress)
     rows = read_rows(study)
     tables = all_tables(plan.grid, rows)
     facts = _facts(plan, options["kv_memory"])
@@ -206,9 +203,17 @@ def _read_report(path: Path) -> dict[str, Any]:
     return report
 
 
-def _measure(
-    plan: _Plan, options: dict[str, Any], study: "Study", mode: str, save: Callable[[], None]
-) -> None:
+def _save(path: Path | None, study: "Study") -> None:
+    """Write the report in one move: who goes on from it never finds half of it."""
+    if path is not None:
+        from winnow.bench.kv_compress.row import read_rows
+
+        draft = path.with_name(f"{path.name}.new")
+        write_json(draft, study.to_json() | {"rows": [row.to_json() for row in read_rows(study)]})
+        draft.replace(path)
+
+
+def _measure(plan: _Plan, options: dict[str, Any], study: "Study", mode: str) -> None:
     from winnow.bench.kv_compress.study import measure
 
     with (
@@ -217,14 +222,14 @@ def _measure(
         _Display(mode, plan.grid.requests, len(study.missing)) as display,
     ):
 
-        def on_run(cell: Cell, run: Any) -> None:
+        def on_run() -> None:
             display.end_cell()
-            save()
+            _save(plan.json, study)
 
         measure(study, full, evicting, _prompts(plan, options, full), display.show, on_run)
 
 
-def _prompts(plan: _Plan, options: dict[str, Any], llm: Any) -> "Prompts":
+def _prompts(plan: _Plan, options: dict[str, Any], llm: "LLM") -> "Prompts":
     from winnow.bench.kv_compress.prompts import random_prompts, task_prompts
     from winnow.bench.vocabulary import vocab_size
 
