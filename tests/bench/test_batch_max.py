@@ -272,7 +272,8 @@ def test_the_command_runs_the_whole_protocol(tmp_path: Path, capsys: pytest.Capt
         ("--repeats 0", "repeats must be at least 1, got 0"),
         ("--json /dev/null/x", "cannot write --json /dev/null/x"),
         ("--markdown /dev/null/x", "cannot write --markdown /dev/null/x"),
-        ("--prompt-tokens 5", "--tokens 5: 4 tokens are too few"),
+        ("--prompt-tokens 5", "prompt_tokens must be at least 256, so that every task has a prompt so short"),
+        ("--new-tokens 600", "prompt_tokens + new_tokens must be at most the model's 4096, got 4184"),
     ],
 )
 def test_what_is_unusable_is_one_line(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from winnow.evaluate.demo_tasks import CATEGORIES
 from winnow.units import parse_bytes
 
 ALL_TASKS = "all"
+_FEWEST_PROMPT_TOKENS = 256
 RULES = ("average", "key-difference", "recency")
 """What Algorithm 1 may evict by; `winnow.bench.batch_max.methods` has the scores."""
 
@@ -42,6 +43,11 @@ class BatchMaxConfig:
             value, least = getattr(self, field.name), 0 if field.name == "seed" else 1
             if type(value) is int and value < least:
                 raise ConfigError(f"{field.name} must be at least {least}, got {value}")
+        if self.prompt_tokens < _FEWEST_PROMPT_TOKENS:
+            raise ConfigError(
+                f"prompt_tokens must be at least {_FEWEST_PROMPT_TOKENS}, so that every task has a prompt so short, "
+                f"got {self.prompt_tokens}"
+            )
         if not 0 <= self.within < 100:
             raise ConfigError(f"within must be at least 0 and below 100, got {self.within:g}")
         _check_names("tasks", self.task_names, tuple(CATEGORIES))

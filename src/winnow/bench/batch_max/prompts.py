@@ -37,11 +37,7 @@ class BenchTask:
 
 
 def make_tasks(config: BatchMaxConfig, tokenizer: Any) -> tuple[BenchTask, ...]:
-    """The demo model's categories, the same prompts for every method.
-
-    Raises:
-        EvaluationError: `prompt_tokens` are too few for a task.
-    """
+    """The demo model's categories, the same prompts for every method."""
 
     def count_tokens(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))

@@ -13,6 +13,7 @@ from winnow.bench.batch_max.report import BatchMaxReport, Speed, TaskResult, Tri
 from winnow.bench.batch_max.room import Room
 from winnow.bench.batch_max.run import Run, run_requests
 from winnow.bench.batch_max.search import largest_that_holds
+from winnow.errors import ConfigError
 from winnow.llm import LLM
 
 OnStage = Callable[[str], None]
@@ -49,12 +50,12 @@ class BatchMaxBench:
         """Do it all.
 
         Raises:
-            ConfigError: the KV memory does not hold a single prompt.
-            EvaluationError: prompts cannot be made so short.
+            ConfigError: the KV memory does not hold a single prompt, or the model's context no prompt and answer.
         """
         started = time.perf_counter()
         self._on_stage("loading")
         with self._open_static() as llm:
+            self._check_context(llm.max_model_len)
             tasks = make_tasks(self._config, llm.tokenizer)
             room = Room(llm, longest_prompts(tasks), self._config.new_tokens)
             self._on_stage("memory")
@@ -75,6 +76,13 @@ class BatchMaxBench:
             seconds=self._seconds,
         )
 
+    def _check_context(self, most: int) -> None:
+        prompt, new = self._config.prompt_tokens, self._config.new_tokens
+        if prompt + new > most:
+            raise ConfigError(
+                f"prompt_tokens + new_tokens must be at most the model's {most}, got {prompt + new}"
+            )
+
     # -- engines -------------------------------------------------------------------------------------------------
 
     def _open_static(self) -> LLM:
@@ -84,8 +92,12 @@ class BatchMaxBench:
         )
 
     def _open(self, **options: Any) -> LLM:
-        options = {"kv_memory": self._config.kv_memory, "dtype": self._config.dtype, "kv_floor": 1} | options
-        return LLM(**options)
+        common: dict[str, Any] = {
+            "kv_memory": self._config.kv_memory,
+            "dtype": self._config.dtype,
+            "kv_floor": 1,
+        }
+        return LLM(**common | options)
 
     # -- accuracy ------------------------------------------------------------------------------------------------
 

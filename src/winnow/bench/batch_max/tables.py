@@ -118,7 +118,7 @@ def parts_table(speeds: Iterable[Speed], title: str) -> TextTable:
 
 def paper_table(report: BatchMaxReport) -> TextTable:
     """The paper's rows, and what held here below them."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             row.model,
             row.task,
