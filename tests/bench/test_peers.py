@@ -165,6 +165,14 @@ class TestEnvironment:
         assert calls == [], "it is there already"
         environment.prepare(["engine", "more"], unwanted=["heavy"])
         assert calls[-1][-3:] == ["uninstall", "--yes", "heavy"]
+        environment.prepare(["engine"], sources=["pure"])
+        assert calls[-1][-5:] == [
+            "--no-binary",
+            "pure",
+            "--constraint",
+            str(tmp_path / "e" / "constraints.txt"),
+            "engine",
+        ]
 
     def test_a_cuda_build_is_refused_before_it_is_fetched(
         self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

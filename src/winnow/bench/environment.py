@@ -39,10 +39,17 @@ class Environment:
         """Its interpreter."""
         return self.path / "bin" / "python"
 
-    def prepare(self, packages: Sequence[str], unwanted: Sequence[str] = ()) -> None:
+    def prepare(
+        self, packages: Sequence[str], unwanted: Sequence[str] = (), sources: Sequence[str] = ()
+    ) -> None:
         """Make it, install `packages` and take out what is `unwanted`, unless that has been done.
 
         torch comes first and stays as it is.
+
+        Args:
+            packages: requirements as pip takes them.
+            unwanted: names that are taken out again.
+            sources: names among what is needed that are published as source alone; all others must come built.
 
         Raises:
             PeerError: pip could not, or would have fetched CUDA libraries; holds the end of what it said.
@@ -56,7 +63,8 @@ class Environment:
         constraints = self.path / "constraints.txt"
         constraints.write_text(torch + "\n")
         self._install([torch])
-        self._install(["--constraint", constraints, *packages])
+        by_name = [word for name in sources for word in ("--no-binary", name)]
+        self._install([*by_name, "--constraint", constraints, *packages])
         if unwanted:
             call(
                 [self.python, "-m", "pip", "uninstall", "--yes", *unwanted], "pip uninstall", INSTALL_SECONDS

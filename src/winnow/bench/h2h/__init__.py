@@ -1,0 +1,1 @@
+"""Eviction policies head to head, each beside what the papers report of its method."""

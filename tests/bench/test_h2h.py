@@ -1,0 +1,109 @@
+"""Presets head to head: what is measured, and how it stands beside the papers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from winnow.bench.h2h.continuations import ROUND_EVERY, Continuations, text_presets
+from winnow.bench.h2h.published import LONGBENCH, PERPLEXITIES
+from winnow.bench.h2h.tables import longbench_grid, perplexity_grid
+from winnow.cli.main import main
+from winnow.errors import EvaluationError
+from winnow.evaluate.cell import FULL_CELL, Cell
+from winnow.evaluate.outcome import Outcome
+from winnow.evaluate.perplexity import Perplexity, WindowScore
+from winnow.evaluate.result import CellResult, Evaluation
+from winnow.eviction import PRESETS
+
+
+def result(cell: Cell, score: float) -> CellResult:
+    outcome = Outcome(cell.name, "s", 0, "single", 512, score, "", 500, 2, cell.compression, 100)
+    return CellResult(cell, (outcome,))
+
+
+def evaluation(*results: CellResult) -> Evaluation:
+    return Evaluation("demo", ("single",), (512,), 1, ("recent",), (result(FULL_CELL, 0.8), *results))
+
+
+class TestBesideKvCompress:
+    def test_shares_of_the_full_cache_stand_beside_the_papers(self) -> None:
+        found = evaluation(
+            result(Cell("kv-compress", 4.0, "aware"), 0.6),
+            result(Cell("kv-compress", 8.0, "aware"), 0.4),
+            result(Cell("snapkv", 8.0, "aware"), 0.2),
+            result(Cell("recent", 4.0, "aware"), 0.0),
+            result(Cell("recent", 8.0, "aware"), 0.0),
+        )
+        grid = longbench_grid(found)
+        assert grid is not None
+        assert grid.columns == (
+            "paper, C=128", "paper, C=256", "paper, C=512", "paper, C=1024", "here, 4x", "here, 8x",
+        )  # fmt: skip
+        assert dict(grid.rows) == {
+            "SnapKV: snapkv": ("0.910", "0.946", "0.971", "0.987", "-", "0.250"),
+            "KVC-w8-L2: kv-compress": ("0.937", "0.953", "0.982", "0.994", "0.750", "0.500"),
+        }
+
+    def test_a_category_that_a_control_answers_counts_nowhere(self) -> None:
+        found = evaluation(
+            result(Cell("snapkv", 4.0, "aware"), 0.6), result(Cell("recent", 4.0, "aware"), 0.8)
+        )
+        assert longbench_grid(found) is None
+
+    def test_query_agnostic_cells_stay_out(self) -> None:
+        assert longbench_grid(evaluation(result(Cell("snapkv", 4.0, "agnostic"), 0.6))) is None
+
+
+def test_published_rows_name_presets_that_exist() -> None:
+    assert {each.preset for each in (*LONGBENCH, *PERPLEXITIES)} <= set(PRESETS)
+    assert PERPLEXITIES[0].preset == "full"
+    assert [each.ratio for each in PERPLEXITIES][-1] == pytest.approx(5.19 / 5.12)
+
+
+class TestContinuations:
+    def test_every_policy_has_rounds_while_it_predicts(self) -> None:
+        keepings = Continuations(2, 1024).keepings(["full", *text_presets(), "winnow-pd", "batch-max"])
+        assert keepings.pop("full").kv_budget is None
+        for keeping in keepings.values():
+            when = keeping.policy.when
+            assert (when.decode_every, when.prefill_every, when.within) == (ROUND_EVERY, None, False)
+            assert keeping.kv_budget == 256
+
+    def test_windows_that_hold_no_budget_are_refused(self) -> None:
+        with pytest.raises(EvaluationError, match="at least 16 tokens, got 15"):
+            Continuations(1, 15)
+
+    def test_each_stands_beside_the_text_and_over_the_full_cache(self) -> None:
+        def told(name: str, *nats: float) -> Perplexity:
+            scores = (WindowScore(name, n, each, 10, 32.0, 100, 1) for n, each in enumerate(nats))
+            return Perplexity(name, tuple(scores))
+
+        found = [told("full", 10.0, 20.0), told("h2o", 11.0, 21.0), told("winnow", 10.0, 22.0)]
+        grid = perplexity_grid([*found, Perplexity("recent", (), "too small")], Continuations(2, 40))
+        rows = dict(grid.rows)
+        assert rows["full"] == ("full cache", "5.12", "1.000", "4.5", "1.000 +- 0.000", "32")
+        assert rows["h2o"] == ("H2O", "5.24", "1.023", "5.0", "1.105 +- 0.000", "32")
+        assert rows["winnow"] == ("-", "-", "-", "5.0", "1.105 +- 0.111", "32")
+        assert rows["recent"] == ("recent only", "6.41", "1.252", "refused", "-", "-")
+        assert grid.notes[-1] == "recent: too small"
+
+
+def test_the_command_and_a_second_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = (
+        "--presets h2o-once,winnow --compression 4 --samples 1 --tokens 200 --windows 1 --window-tokens 64"
+    )
+    work = tmp_path / "work"
+    command = ["bench", "h2h", *small.split(), "--kv-memory", "16MiB", "--progress", "off"]
+    command += ["-o", str(tmp_path), "--journal", str(work)]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "Share of the full cache's mean score" in shown or "does not discriminate" in shown
+    data = json.loads((tmp_path / "h2h.json").read_text())
+    assert [each["name"] for each in data["perplexity"]] == [*text_presets(), "winnow"]
+    assert all(each["windows"][0]["rounds"] >= 2 for each in data["perplexity"][1:])
+    page = (tmp_path / "h2h.md").read_text()
+    assert "## Perplexity with a quarter of the KVs" in page
+    journals = [(work / name).read_bytes() for name in ("outcomes.jsonl", "windows.jsonl")]
+    assert main(command) == 0
+    assert [(work / name).read_bytes() for name in ("outcomes.jsonl", "windows.jsonl")] == journals
