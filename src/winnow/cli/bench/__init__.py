@@ -2,7 +2,7 @@
 
 import argparse
 
-from winnow.cli.bench import batch_max, kernel, kv_compress, throughput
+from winnow.cli.bench import batch_max, h2h, kernel, kv_compress, kvpress, throughput
 
 DESCRIPTION = """\
 Measure how fast Winnow is here, with the machine's own limits beside it.
@@ -17,12 +17,19 @@ examples:
   winnow bench throughput --help
 docs/benchmarks.md says what the columns mean, and how to compare with other engines.
 """
-BENCHES = {"kernel": kernel, "throughput": throughput, "kv-compress": kv_compress, "batch-max": batch_max}
+BENCHES = {
+    "kernel": kernel,
+    "throughput": throughput,
+    "kv-compress": kv_compress,
+    "batch-max": batch_max,
+    "h2h": h2h,
+    "kvpress": kvpress,
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the benches and their arguments."""
-    parser.usage = "winnow bench kernel|throughput|kv-compress|batch-max [options]"
+    parser.usage = "winnow bench kernel|throughput|kv-compress|batch-max|h2h|kvpress [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     benches = parser.add_subparsers(
         title="benches", metavar="BENCH", dest="bench", required=True, prog="winnow bench"
