@@ -9,7 +9,7 @@ from winnow.units import parse_bytes
 
 ALL_TASKS = "all"
 _FEWEST_PROMPT_TOKENS = 256
-RULES = ("average", "key-difference", "recency")
+RULES = ("average", "key-difference", "leverage", "recency")
 """What Algorithm 1 may evict by; `winnow.bench.batch_max.methods` has the scores."""
 
 
