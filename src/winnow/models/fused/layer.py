@@ -124,27 +124,27 @@ def native_layer(
     packed = {name: product for name, product in products.items() if isinstance(product, PackedLinear)}
     if len(packed) < len(products):
         return None
-    weights = {name: product.packed.native for name, product in packed.items()}
-    biases = {
-        f"{name}_bias": 0 if product.bias is None else product.bias.data_ptr()
-        for name, product in packed.items()
-    }
-    norms = {
-        name: NO_NORM if norm is None else norm.native
-        for name, norm in (
-            ("input_norm", parts.input_norm),
-            ("query_norm", parts.query_norm),
-            ("key_norm", parts.key_norm),
-            ("post_norm", parts.post_norm),
-        )
-    }
+    qkv, output, gate_up, down = (packed[name] for name in ("qkv", "output", "gate_up", "down"))
     query_heads, kv_heads, head_dim = shape
     return _native.DecoderLayer(
-        **weights,
-        **biases,
-        **norms,
+        qkv=qkv.packed.native,
+        qkv_bias=_address(qkv.bias),
+        output=output.packed.native,
+        output_bias=_address(output.bias),
+        gate_up=gate_up.packed.native,
+        gate_up_bias=_address(gate_up.bias),
+        down=down.packed.native,
+        down_bias=_address(down.bias),
+        input_norm=parts.input_norm.native,
+        query_norm=NO_NORM if parts.query_norm is None else parts.query_norm.native,
+        key_norm=NO_NORM if parts.key_norm is None else parts.key_norm.native,
+        post_norm=parts.post_norm.native,
         activation=parts.activation,
         num_query_heads=query_heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
     )
+
+
+def _address(bias: Tensor | None) -> int:
+    return 0 if bias is None else bias.data_ptr()
