@@ -2,7 +2,7 @@
 
 import argparse
 
-from winnow.cli.bench import batch_max, h2h, kernel, kv_compress, kvpress, throughput
+from winnow.cli.bench import batch_max, baton, h2h, kernel, kv_compress, kvpress, throughput
 
 DESCRIPTION = """\
 Measure how fast Winnow is here, with the machine's own limits beside it.
@@ -22,6 +22,7 @@ BENCHES = {
     "throughput": throughput,
     "kv-compress": kv_compress,
     "batch-max": batch_max,
+    "baton": baton,
     "h2h": h2h,
     "kvpress": kvpress,
 }
@@ -29,7 +30,7 @@ BENCHES = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the benches and their arguments."""
-    parser.usage = "winnow bench kernel|throughput|kv-compress|batch-max|h2h|kvpress [options]"
+    parser.usage = "winnow bench kernel|throughput|kv-compress|batch-max|baton|h2h|kvpress [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     benches = parser.add_subparsers(
         title="benches", metavar="BENCH", dest="bench", required=True, prog="winnow bench"

@@ -1,0 +1,201 @@
+"""`winnow bench baton`: four ways to batch, and the paged engine, on the queries of the BATON paper."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winnow.bench.baton.cells import Cells
+from winnow.cli.bench.report import check_json_path, typed_command, write_json
+from winnow.cli.engine import add_engine_flags, demo_model, engine_options, open_llm, silence_transformers
+from winnow.cli.errors import UsageError
+from winnow.cli.meter import Meter
+from winnow.cli.options import add_flags, given
+from winnow.cli.paths import require_writable
+from winnow.cli.progress import MODES as PROGRESS_MODES
+from winnow.cli.progress import open_progress
+from winnow.config import EngineConfig, EvictionConfig
+from winnow.figures import can_draw
+
+if TYPE_CHECKING:
+    from winnow.bench.baton.cells import Cell
+    from winnow.bench.baton.experiment import Experiment
+    from winnow.bench.baton.measured import Measured, Row
+    from winnow.bench.baton.run import OnStep
+    from winnow.evaluate.grid import Grid
+
+SUMMARY = (
+    "padded batches that queries join and leave, beside static ones (BATON, Tables 1 and 2, Figures 5 to 7)"
+)
+DESCRIPTION = """\
+Answer the BATON paper's two sets of queries with each mode of the padded engine and with the paged
+engine, and tell how long each takes, how much it computes for nobody, and what memory it holds.
+
+  mixed   120 queries: long prompt and short answer, short and long, short and short as 1:1:2
+  short   30 queries, both short
+
+"Long" is around 4,000 words, "short" 24 to 400, in the short set 24 to 200; --scale and --short-scale
+say how many tokens stand for a word. As in the paper, batch 4 doubles the mixed set's lengths. All
+modes get the same queries in the same order and compute the same tokens.
+"""
+EPILOG = """\
+examples:
+  winnow bench baton
+  winnow bench baton --sets short --batches 2,8 --modes static,embedding
+  winnow bench baton --repeats 3 --journal baton.journal --json baton.json -o results
+  winnow bench baton --sets mixed --batches 8 --scale 0.25 --model DIR --kv-memory 4GiB
+
+With --journal, runs reach the disk as they end, and the same command goes on where it was stopped.
+One journal serves all sets, modes and batch sizes, so that an experiment can be run in pieces; every
+start shows all that its journal holds. docs/benchmarks.md says what the columns mean.
+"""
+_OWN = ("engine", "padded_mode", "max_num_seqs", "attention_backend", "block_size", *vars(EvictionConfig()))
+"""Engine options that the bench chooses itself, or that only one of the engines knows."""
+_DTYPE = "float32"
+_SHOWN = {"sets": "mixed,short", "modes": "all"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.usage = "winnow bench baton [options]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("--threads", metavar="N", type=int, help="threads of torch")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured as JSON")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=Path,
+        help="write baton.md and the figures there (needs matplotlib)",
+    )
+    parser.add_argument(
+        "--journal", metavar="FILE", type=Path, help="keep every run there, to go on from", default=None
+    )
+    parser.add_argument("--overwrite", action="store_true", help="start the journal afresh")
+    parser.add_argument(
+        "--progress",
+        choices=PROGRESS_MODES,
+        default="auto",
+        help="auto: live on a terminal, else a line every 5 s",
+    )
+    add_flags(parser, Cells, "the work", defaults=_SHOWN)
+    add_engine_flags(parser, _OWN, {"dtype": _DTYPE})
+    # Options are checked for a padded engine, which most cells have.
+    parser.set_defaults(engine="padded")
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Measure, show, write, and return the exit code."""
+    cells = Cells(**given(namespace, Cells))
+    options = {"dtype": _DTYPE} | engine_options(namespace)
+    for cell in cells:
+        EngineConfig.from_options(options | {"max_num_seqs": cell.batch})
+    _check_paths(namespace)
+    import torch
+
+    from winnow.bench.baton.experiment import Experiment
+    from winnow.bench.baton.measured import read_rows
+    from winnow.bench.baton.tables import all_grids
+    from winnow.bench.machine import Machine, report_head
+    from winnow.bench.vocabulary import vocab_size
+    from winnow.cli.eval.output import show_grids
+
+    silence_transformers()
+    if namespace.threads is not None:
+        torch.set_num_threads(namespace.threads)
+    device = options.get("device", "auto")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    head = report_head(typed_command(), Machine.here(device))
+    model = Path(options.get("model") or demo_model())
+    experiment = Experiment(cells, options, open_llm, vocab_size(model), head)
+    measured = _measure(namespace, experiment, model)
+    rows = read_rows(measured)
+    facts = _facts(cells, rows, options)
+    grids = all_grids(rows)
+    show_grids(head, " ".join(facts), grids)
+    report = {"settings": cells.settings, "engine": {name: str(value) for name, value in options.items()}}
+    told = {"rows": [row.to_json() for row in rows], "runs": [each.to_json() for each in measured]}
+    write_json(namespace.json, head | report | told)
+    if namespace.output is not None:
+        _write_page(namespace.output, measured, facts, grids, rows)
+    return 0
+
+
+def _check_paths(namespace: argparse.Namespace) -> None:
+    check_json_path(namespace.json)
+    if namespace.threads is not None and namespace.threads < 1:
+        raise UsageError(f"--threads must be at least 1, got {namespace.threads}")
+    if namespace.journal is not None:
+        require_writable(namespace.journal, f"--journal {namespace.journal}")
+    elif namespace.overwrite:
+        raise UsageError("--overwrite starts the file of --journal afresh, which was not given")
+    if namespace.output is not None:
+        if not can_draw():
+            raise UsageError("-o draws figures with matplotlib: pip install 'winnow-llm[plots]'")
+        require_writable(namespace.output / "baton.md", f"-o {namespace.output}")
+
+
+def _measure(namespace: argparse.Namespace, experiment: "Experiment", model: Path) -> "list[Measured]":
+    """What the journal holds, and what it lacked."""
+    if namespace.journal is None:
+        return list(_run(experiment, [], namespace.progress))
+    from winnow.bench.baton.measured import Measured
+    from winnow.evaluate.journal import ResultJournal
+    from winnow.fingerprint import model_digest
+
+    engine = {name: str(value) for name, value in experiment.options.items() if name != "model"}
+    fingerprint = {"model": model_digest(model), "bench": "baton", **experiment.cells.settings, **engine}
+    with ResultJournal(
+        namespace.journal, fingerprint, Measured.from_json, overwrite=namespace.overwrite
+    ) as journal:
+        measured = list(journal.found)
+        for each in _run(experiment, journal.found, namespace.progress):
+            journal.append([each])
+            measured.append(each)
+    return measured
+
+
+def _run(experiment: "Experiment", found: "list[Measured]", mode: str) -> "Iterator[Measured]":
+    missing = experiment.missing(found)
+    with open_progress(mode, sys.stderr) if missing else nullcontext() as progress:
+
+        def on_step(cell: "Cell") -> "OnStep":
+            meter, queries = Meter(), len(experiment.cells.lengths(cell))
+            at = f"{cell.query_set}, batch {cell.batch}, {cell.mode}"
+
+            def show(done: int, stats: Any) -> None:
+                if progress.due():
+                    progress.show(meter.snapshot(done, queries, 0, stats, at))
+
+            return show
+
+        yield from experiment.measure(missing, on_step)
+
+
+def _facts(cells: Cells, rows: "list[Row]", options: dict[str, Any]) -> list[str]:
+    from winnow.bench.baton.tables import differing_lines
+
+    model = options.get("model") or "the demo model"
+    runs = sorted({len(row.runs) for row in rows})
+    times = f"{runs[0]} to {runs[-1]} runs" if len(runs) > 1 else f"{runs[0]} run" + "s" * (runs[0] > 1)
+    return [
+        f"Model: {model}, {options['dtype']}.",
+        f"Tokens for each of the paper's words: {cells.scale:g} in the mixed set, {cells.short_scale:g} in the short.",
+        f"Seed {cells.query_seed}; {times} of each cell.",
+        *differing_lines(rows),
+    ]
+
+
+def _write_page(
+    output: Path, measured: "list[Measured]", facts: list[str], grids: "list[Grid]", rows: "list[Row]"
+) -> None:
+    from winnow.bench.baton.charts import draw_all
+    from winnow.bench.baton.document import page
+
+    heads = {(each.head["date"], each.head["commit"]): each.head for each in measured}
+    figures = [path for path in draw_all(rows, output) if path.suffix == ".png"]
+    (output / "baton.md").write_text(page(list(heads.values()), facts, grids, figures), encoding="utf-8")
+    print(f"winnow: wrote {output / 'baton.md'} and {len(figures)} figures", file=sys.stderr)
