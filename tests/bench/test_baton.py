@@ -20,7 +20,7 @@ from winnow.bench.baton.measured import Measured, Row, find, read_rows
 from winnow.bench.baton.paper import MIXED, SHORT, published_gain
 from winnow.bench.baton.queries import Lengths, draw_lengths, with_text
 from winnow.bench.baton.run import Run, Trace
-from winnow.bench.baton.tables import all_grids, bars, differing_lines
+from winnow.bench.baton.tables import all_grids, bars, differing_lines, spread_lines
 from winnow.cli.main import main
 from winnow.errors import ConfigError
 
@@ -155,6 +155,8 @@ def test_rows_compare_medians_passes_and_answers_with_static() -> None:
     assert (lonely.gain, lonely.pass_gain, lonely.most_pass_gain) == (None, None, None)
     assert differing_lines(rows) == ["mixed, batch 8, embedding: 1 of 2 answers differ from static's."]
     assert "same tokens" in differing_lines([static])[0]
+    assert "run 1 to 3 times" in spread_lines(rows)[0] and "150%" in spread_lines(rows)[0]
+    assert spread_lines([static]) == ["Each cell was run once."]
 
 
 def test_the_papers_gains() -> None:

@@ -16,7 +16,7 @@ NOTES = """\
 - **idle**: positions that were padding or belonged to nobody, of all computed, prefills included.
 - **columns**: columns that the batch held over its longest unfinished query, summed over passes; 1 is the bound.
 - **KV peak**: most memory of KVs after a step: tensors with their free columns, and KVs that wait outside the batch.
-- **differ**: answers whose tokens are not static's. **spread**: most less least seconds beside the median.
+- **differ**: answers whose tokens are not static's.
 - Table 2 names its method as Table 1 names the one without P&D (`shaping`); its gains stand beside both. At batch 4 it
   prints 1.89x, its seconds give 1.87x.
 - Answers of a to b tokens let a batch of n need at most nb / (b + (n - 1)a) times fewer passes, in the order that

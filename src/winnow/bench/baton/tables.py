@@ -45,7 +45,7 @@ def details(query_set: str, rows: Sequence[Row]) -> Grid:
     return Grid(
         f"{_NAMES[query_set]}: where the time goes",
         "batch, mode",
-        ("spread", "passes", "by passes", "prefill s", "decode s", "idle", "columns", "KV peak", "differ"),
+        ("passes", "by passes", "prefill s", "decode s", "idle", "columns", "KV peak", "differ"),
         tuple((f"{row.cell.batch}, {row.cell.mode}", _detail(row)) for row in ordered),
     )
 
@@ -99,7 +99,6 @@ def _detail(row: Row) -> tuple[str, ...]:
     run = row.first
     tally = run.tally
     return (
-        f"{row.spread:.0%} of {len(row.runs)}" if len(row.runs) > 1 else "one run",
         f"{tally['passes']:.0f}" if tally else "",
         "" if row.pass_gain is None else f"{row.pass_gain:.2f}x",
         *(_seconds(tally, name) for name in ("prefill_seconds", "decode_seconds")),
@@ -116,6 +115,19 @@ def _seconds(tally: dict[str, float], name: str) -> str:
 
 def _share(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
+
+
+def spread_lines(rows: Sequence[Row]) -> list[str]:
+    """How often cells were run, and how much the machine wavered."""
+    counts = sorted({len(row.runs) for row in rows})
+    if counts[-1:] == [1]:
+        return ["Each cell was run once."]
+    widest = max(rows, key=lambda row: row.spread)
+    times = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    return [
+        f"Each cell was run {times} times; most less least seconds are at most {widest.spread:.0%} of the median "
+        f"({widest.cell.query_set}, batch {widest.cell.batch}, {widest.cell.mode})."
+    ]
 
 
 def differing_lines(rows: Iterable[Row]) -> list[str]:

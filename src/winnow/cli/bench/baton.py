@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +159,7 @@ def _measure(namespace: argparse.Namespace, experiment: "Experiment", model: Pat
 
 def _run(experiment: "Experiment", found: "list[Measured]", mode: str) -> "Iterator[Measured]":
     missing = experiment.missing(found)
-    with open_progress(mode, sys.stderr) if missing else nullcontext() as progress:
+    with open_progress(mode if missing else "off", sys.stderr) as progress:
 
         def on_step(cell: "Cell") -> "OnStep":
             meter, queries = Meter(), len(experiment.cells.lengths(cell))
@@ -176,15 +175,14 @@ def _run(experiment: "Experiment", found: "list[Measured]", mode: str) -> "Itera
 
 
 def _facts(cells: Cells, rows: "list[Row]", options: dict[str, Any]) -> list[str]:
-    from winnow.bench.baton.tables import differing_lines
+    from winnow.bench.baton.tables import differing_lines, spread_lines
 
     model = options.get("model") or "the demo model"
-    runs = sorted({len(row.runs) for row in rows})
-    times = f"{runs[0]} to {runs[-1]} runs" if len(runs) > 1 else f"{runs[0]} run" + "s" * (runs[0] > 1)
     return [
         f"Model: {model}, {options['dtype']}.",
         f"Tokens for each of the paper's words: {cells.scale:g} in the mixed set, {cells.short_scale:g} in the short.",
-        f"Seed {cells.query_seed}; {times} of each cell.",
+        f"Seed {cells.query_seed}.",
+        *spread_lines(rows),
         *differing_lines(rows),
     ]
 
