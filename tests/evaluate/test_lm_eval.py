@@ -24,20 +24,22 @@ from winnow.evaluate.lm_eval.rolling import rolling_pairs
 from winnow.evaluate.lm_eval.run import LmEvalPlan, LmEvalResult, run_cell
 from winnow.eviction import PRESETS
 
-NAMES, CITIES = ("Ada", "Bo", "Cy", "Di"), ("Oslo", "Rome", "Cairo", "Quito")
+# In words that the demo model knows.
+NAMES, CITIES = ("Adam", "Betty", "Carl", "Diana"), ("Oslo", "Rome", "Cairo", "Paris")
 TASKS = {
     "tiny_choice": """
 output_type: multiple_choice
-doc_to_text: "{{text}}\\n\\nQuestion: In which city does {{name}} live?\\nAnswer:"
+doc_to_text: "{{text}}\\nQuestion: What is the home town of {{name}}?\\nAnswer:"
 doc_to_choice: "{{cities}}"
 doc_to_target: "{{cities.index(city)}}"
 metric_list: [{metric: acc}]
 """,
     "tiny_until": """
 output_type: generate_until
-doc_to_text: "{{text}}\\n\\nQuestion: In which city does {{name}} live?\\nAnswer:"
+doc_to_text: "{{text}}\\nQuestion: What is the home town of {{name}}?\\nAnswer:"
 doc_to_target: "{{city}}"
 generation_kwargs: {until: ["\\n", "."], max_gen_toks: 8, do_sample: false}
+filter_list: [{name: stripped, filter: [{function: remove_whitespace}, {function: take_first}]}]
 metric_list: [{metric: exact_match, ignore_case: true, ignore_punctuation: true}]
 """,
     "tiny_rolling": """
@@ -58,7 +60,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with documents.open("w") as file:
         for _ in range(6):
             homes = dict(zip(NAMES, draw.sample(CITIES, 4), strict=True))
-            text = " ".join(f"{name} lives in {city}." for name, city in homes.items())
+            text = " ".join(f"The home town of {name} is {city}." for name, city in homes.items())
             name = draw.choice(NAMES)
             document = {"text": text, "name": name, "city": homes[name], "cities": CITIES}
             file.write(json.dumps(document) + "\n")
@@ -80,16 +82,15 @@ def ask(kind: str, *arguments: Any) -> Instance:
 
 
 def test_tasks_of_all_kinds_run_and_eviction_shows(llm: LLM, tasks: Path) -> None:
-    plan = LmEvalPlan(tuple(TASKS), num_fewshot=1, limit=4, include_path=tasks)
+    plan = LmEvalPlan(tuple(TASKS), limit=4, include_path=tasks)
     manager = plan.task_manager()
     full = run_cell(llm, plan, manager, "full cache", Keeping())
     cut = run_cell(llm, plan, manager, "recent", Keeping(PRESETS["recent"].policy, kv_budget=4))
     assert LmEvalResult.from_json(json.loads(json.dumps(full.to_json()))) == full
     metrics = full.metrics()
-    assert set(metrics) == {
-        ("tiny_choice", "acc"), ("tiny_until", "exact_match"), ("tiny_rolling", "word_perplexity")
-    }  # fmt: skip
-    assert all(0 <= metrics[key][0] <= 1 for key in (("tiny_choice", "acc"), ("tiny_until", "exact_match")))
+    answered = {("tiny_choice", "acc"), ("tiny_until", "exact_match (stripped)")}
+    assert set(metrics) == answered | {("tiny_rolling", "word_perplexity")}
+    assert all(metrics[key][0] == 1.0 > cut.metrics()[key][0] for key in answered)
     perplexity = ("tiny_rolling", "word_perplexity")
     assert 1 < metrics[perplexity][0] < cut.metrics()[perplexity][0]
     assert full.found["n-samples"]["tiny_choice"] == {"original": 6, "effective": 4}

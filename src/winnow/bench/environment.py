@@ -73,9 +73,12 @@ class Environment:
 
     def _install(self, arguments: Sequence[str | Path]) -> None:
         # A build from source would take the machine for an hour and measure the compiler's defaults.
-        pip = [self.python, "-m", "pip", "install", "--only-binary", ":all:", "--no-input"]
+        pip: list[str | Path] = [
+            self.python,
+            *("-m", "pip", "install", "--only-binary", ":all:", "--no-input"),
+        ]
         report = self.path / "would-install.json"
-        asking = ["--dry-run", "--quiet", "--report", report]
+        asking: list[str | Path] = ["--dry-run", "--quiet", "--report", report]
         call([*pip, *asking, *arguments], "asking pip", INSTALL_SECONDS)
         named = [item["metadata"]["name"] for item in json.loads(report.read_text())["install"]]
         cuda = [name for name in named if name.lower().startswith(CUDA_PACKAGES)]

@@ -42,10 +42,13 @@ class TaskSettings:
 class Task(Protocol):
     """A kind of work with right answers."""
 
-    summary: str
-    """One line for `winnow eval --help`."""
-    categories: tuple[str, ...]
-    """Rows of its table, in their order."""
+    @property
+    def summary(self) -> str:
+        """One line for `winnow eval --help`."""
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Rows of its table, in their order."""
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         """The samples, the same for the same settings.
