@@ -76,6 +76,11 @@ def test_every_policy_stands_between_what_it_is_compared_with() -> None:
     assert len(list(Grid(contexts=(64,), compressions=(1.0,)).cells())) == 2
 
 
+def test_any_two_presets_stand_side_by_side() -> None:
+    grid = Grid(contexts=(64,), compressions=(8.0,), whole="winnow", p_and_d="keydiff")
+    assert [cell.preset for cell in grid.cells()] == [FULL, FULL, "winnow", "keydiff", "keydiff"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -86,6 +91,9 @@ def test_every_policy_stands_between_what_it_is_compared_with() -> None:
         {"compressions": (0.5,)},
         {"compressions": (float("inf"),)},
         {"new_tokens": 1},
+        {"whole": "kv-compres"},
+        {"p_and_d": "full cache"},
+        {"whole": "winnow", "p_and_d": "winnow"},
     ],
 )
 def test_a_grid_that_cannot_be_measured_is_refused(wrong: dict[str, Any]) -> None:
@@ -138,7 +146,7 @@ def test_the_papers_gains_stand_beside_the_nearest_context_at_the_same_compressi
         for context in (512, 4096)
         for preset in (WHOLE_PROMPT, P_AND_D)
     ]
-    lines = beside_the_paper(rows).lines
+    lines = beside_the_paper(Grid(), rows).lines
     assert len(lines) == len(PUBLISHED) and lines[0][2] == f"{BEST_GAIN:.2f}x" == "5.18x"
     assert lines[0][3:5] == ("4.00x at 4096", "4.00x at 4096")
     assert lines[1][3:5] == ("", "")  # nothing at 32x
@@ -146,11 +154,11 @@ def test_the_papers_gains_stand_beside_the_nearest_context_at_the_same_compressi
 
 def test_figures_are_drawn_with_and_without_scores(tmp_path: Path) -> None:
     rows = read_rows(a_study())
-    paths = draw_all(rows, tmp_path)
+    paths = draw_all(Grid(), rows, tmp_path)
     assert {path.suffix for path in paths} == {".png", ".svg"} and len(paths) == 6
     assert all(path.stat().st_size > 1000 for path in paths)
     assert "Accuracy" in (tmp_path / "kv_compress_figure1.svg").read_text()
-    draw_all([replace(row, runs=(replace(RUN, scores=()),)) for row in rows], tmp_path)
+    draw_all(Grid(), [replace(row, runs=(replace(RUN, scores=()),)) for row in rows], tmp_path)
     assert "Accuracy" not in (tmp_path / "kv_compress_figure1.svg").read_text()
 
 

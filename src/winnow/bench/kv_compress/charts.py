@@ -4,24 +4,27 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winnow.bench.kv_compress.grid import FULL, P_AND_D, WHOLE_PROMPT
+from winnow.bench.kv_compress.grid import FULL, Grid
 from winnow.bench.kv_compress.row import Row
 from winnow.figures import Axis, Line, Panel, line_chart, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PANELS = ((WHOLE_PROMPT, "whole-prompt prefill"), (P_AND_D, "P&D"))
 _COMPRESSION = Axis("compression asked for", "log2")
 
 
-def draw_all(rows: Sequence[Row], directory: Path) -> list[Path]:
+def draw_all(grid: Grid, rows: Sequence[Row], directory: Path) -> list[Path]:
     """Write each figure as PNG and SVG, and return their paths.
 
     Raises:
         WinnowError: matplotlib is not installed.
     """
-    figures = {"figure1": figure_1(rows), "figure7": figure_7(rows), "figure8": figure_8(rows)}
+    figures = {
+        "figure1": figure_1(grid, rows),
+        "figure7": figure_7(grid, rows),
+        "figure8": figure_8(grid, rows),
+    }
     return [
         path
         for name, figure in figures.items()
@@ -29,11 +32,11 @@ def draw_all(rows: Sequence[Row], directory: Path) -> list[Path]:
     ]
 
 
-def figure_1(rows: Sequence[Row]) -> "Figure":
+def figure_1(grid: Grid, rows: Sequence[Row]) -> "Figure":
     """Accuracy, where it was measured, and total throughput by compression."""
     rate = Axis("total tokens/s", low=0)
     panels = []
-    for preset, name in _PANELS:
+    for preset, name in _panels(grid):
         lines = _by_compression(rows, preset, lambda row: row.rates[0])
         bounds = [
             Line(f"bound: prefill alone, {context}", [1.0, _most(rows)], [row.bound * row.rates[0]] * 2, True)
@@ -49,17 +52,17 @@ def figure_1(rows: Sequence[Row]) -> "Figure":
                 scores,
                 _by_compression(rows, preset, lambda row: row.first.accuracy or 0.0),
             )
-            for preset, name in _PANELS
+            for preset, name in _panels(grid)
         ] + panels
     return line_chart(panels, "KV-Compress, figure 1")
 
 
-def figure_7(rows: Sequence[Row]) -> "Figure":
+def figure_7(grid: Grid, rows: Sequence[Row]) -> "Figure":
     """The largest decoding batch by compression."""
     highest = max(row.first.most_batch for row in rows)
     batch = Axis("largest decoding batch", "log2", low=0.8, high=2.0 * highest)
     panels = []
-    for preset, name in _PANELS:
+    for preset, name in _panels(grid):
         lines = _by_compression(rows, preset, lambda row: row.first.most_batch)
         for context, row in _full(rows).items():
             reached = [each for each in rows if each.cell.context == context and each.cell.preset == preset]
@@ -70,11 +73,11 @@ def figure_7(rows: Sequence[Row]) -> "Figure":
     return line_chart(panels, "KV-Compress, figure 7")
 
 
-def figure_8(rows: Sequence[Row]) -> "Figure":
+def figure_8(grid: Grid, rows: Sequence[Row]) -> "Figure":
     """Total throughput by context."""
     full = _full(rows)
     panels = []
-    for preset, name in _PANELS:
+    for preset, name in _panels(grid):
         compressions = sorted({row.cell.compression for row in rows})
         lines = []
         for compression in compressions:
@@ -94,6 +97,11 @@ def figure_8(rows: Sequence[Row]) -> "Figure":
         lines.append(Line("bound: prefill alone", list(full), bounds, True))
         panels.append(Panel(name, Axis("tokens of a prompt"), Axis("total tokens/s", low=0), lines))
     return line_chart(panels, "KV-Compress, figure 8")
+
+
+def _panels(grid: Grid) -> tuple[tuple[str, str], ...]:
+    """The policies and what their panels are called."""
+    return (grid.whole, "whole-prompt prefill"), (grid.p_and_d, "P&D")
 
 
 def _by_compression(rows: Sequence[Row], preset: str, read: Callable[[Row], float]) -> list[Line]:

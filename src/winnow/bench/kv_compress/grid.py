@@ -6,14 +6,14 @@ from itertools import product
 from typing import Any
 
 from winnow.config import option
-from winnow.errors import ConfigError
+from winnow.errors import ConfigError, known_names
+from winnow.eviction import PRESETS
 
 FULL = "full"
 WHOLE_PROMPT = "kv-compress"
 """Rounds after the prompt, which has to fit whole, and before a preemption: the paper's integration."""
 P_AND_D = "kv-compress-pd"
 """Rounds within the prompt and while decoding too, so that a prompt takes its chunk on top of its budget."""
-POLICIES = (WHOLE_PROMPT, P_AND_D)
 
 # Prompt tokens for each token of an answer, where nothing else is asked for.
 _PROMPT_PER_ANSWER = 8
@@ -71,6 +71,8 @@ class Grid:
         "tokens of a prompt per KV kept, before the floor; commas between; the full cache is always measured",
         parse=_numbers,
     )
+    whole: str = option(WHOLE_PROMPT, "preset whose rounds come after the prompt")
+    p_and_d: str = option(P_AND_D, "preset whose rounds come within the prompt and while decoding too (P&D)")
     requests: int = option(32, "requests of a cell, all submitted at once")
     new_tokens: int | None = option(
         None,
@@ -92,6 +94,14 @@ class Grid:
             if not values:
                 raise ConfigError(f"{name} must hold at least one number")
         _require("contexts", self.contexts[0], 16)
+        for name in ("whole", "p_and_d"):
+            preset = getattr(self, name)
+            if preset not in PRESETS:
+                raise ConfigError(
+                    f"{name} must be an eviction preset, got {preset!r}; {known_names(preset, PRESETS)}"
+                )
+        if self.whole == self.p_and_d:
+            raise ConfigError(f"whole and p_and_d must be two presets, got {self.whole!r} for both")
         for compression in self.compressions:
             if not 1.0 <= compression < float("inf"):
                 raise ConfigError(f"compressions must be finite numbers of at least 1, got {compression:g}")
@@ -99,6 +109,11 @@ class Grid:
     @property
     def most_compressed(self) -> float:
         return self.compressions[-1]
+
+    @property
+    def policies(self) -> tuple[str, str]:
+        """The presets that stand side by side."""
+        return self.whole, self.p_and_d
 
     @property
     def longest_sequence(self) -> int:
@@ -119,11 +134,11 @@ class Grid:
             yield Cell(context)
             yield from self.compressed(context)
             if self.most_compressed > 1:
-                yield Cell(context, P_AND_D, self.most_compressed, prefill_only=True)
+                yield Cell(context, self.p_and_d, self.most_compressed, prefill_only=True)
 
     def compressed(self, context: int) -> Iterator[Cell]:
         """The cells of a context that evict and answer."""
-        for compression, preset in product(self.compressions, POLICIES):
+        for compression, preset in product(self.compressions, self.policies):
             if compression > 1:
                 yield Cell(context, preset, compression)
 

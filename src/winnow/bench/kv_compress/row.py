@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from winnow.bench.kv_compress.grid import P_AND_D, Cell
+from winnow.bench.kv_compress.grid import Cell
 from winnow.bench.kv_compress.run import Run
 from winnow.bench.kv_compress.study import Study
 
@@ -110,4 +110,4 @@ def _rows(study: Study) -> Iterator[Row]:
         for cell in study.grid.compressed(context):
             own = runs(Cell(context, cell.preset, cell.compression, prefill_only=True))
             if found := runs(cell):
-                yield Row(cell, found, full, prefill, own if cell.preset == P_AND_D else ())
+                yield Row(cell, found, full, prefill, own if cell.preset == study.grid.p_and_d else ())

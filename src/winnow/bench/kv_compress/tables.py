@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from winnow.bench.kv_compress.grid import FULL, P_AND_D, WHOLE_PROMPT, Grid
+from winnow.bench.kv_compress.grid import FULL, Grid
 from winnow.bench.kv_compress.paper import PUBLISHED
 from winnow.bench.kv_compress.row import Row
 from winnow.units import format_bytes
-
-_NAMES = {FULL: "full", WHOLE_PROMPT: "whole", P_AND_D: "P&D"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ def all_tables(grid: Grid, rows: Sequence[Row]) -> list[TextTable]:
         of_context = [row for row in rows if row.cell.context == context]
         if of_context:
             tables += [side_by_side(grid, of_context), details(grid, of_context)]
-    return [*tables, beside_the_paper(rows)]
+    return [*tables, beside_the_paper(grid, rows)]
 
 
 def side_by_side(grid: Grid, rows: Sequence[Row]) -> TextTable:
@@ -44,7 +42,7 @@ def side_by_side(grid: Grid, rows: Sequence[Row]) -> TextTable:
     for compression in sorted({row.cell.compression for row in rows}):
         same = [row for row in rows if row.cell.compression == compression]
         line = [f"{compression:g}x", f"{same[0].bound:.2f}x"]
-        for preset in (WHOLE_PROMPT, P_AND_D):
+        for preset in grid.policies:
             # The full cache stands on both sides.
             row = next((row for row in same if row.cell.preset in (preset, FULL)), None)
             line += ["", "", "", ""] if row is None else _brief(row)
@@ -76,18 +74,18 @@ def details(grid: Grid, rows: Sequence[Row]) -> TextTable:
             "rounds",
             "KV peak",
         ),
-        tuple(_detail(row) for row in rows),
+        tuple(_detail(grid, row) for row in rows),
     )
 
 
-def beside_the_paper(rows: Sequence[Row]) -> TextTable:
+def beside_the_paper(grid: Grid, rows: Sequence[Row]) -> TextTable:
     """The paper's gains, each beside ours at the same compression over the nearest context."""
     lines = []
     for each in PUBLISHED:
         at = [row for row in rows if row.cell.compression == each.compression]
         wanted = int(each.context or 6000)
         ours = []
-        for preset in (WHOLE_PROMPT, P_AND_D):
+        for preset in grid.policies:
             candidates = [row for row in at if row.cell.preset == preset]
             nearest = min(candidates, key=lambda row: abs(row.cell.context - wanted), default=None)
             ours.append("" if nearest is None else f"{nearest.gain:.2f}x at {nearest.cell.context}")
@@ -112,11 +110,11 @@ def _brief(row: Row) -> list[str]:
     return [f"{row.gain:.2f}x", f"{row.share:.0%}", f"{row.first.most_batch}", _accuracy(row)]
 
 
-def _detail(row: Row) -> tuple[str, ...]:
+def _detail(grid: Grid, row: Row) -> tuple[str, ...]:
     run = row.first
     median, least, most = row.rates
     return (
-        _NAMES[row.cell.preset],
+        {FULL: "full", grid.whole: "whole", grid.p_and_d: "P&D"}[row.cell.preset],
         f"{row.cell.compression:g}x",
         f"{run.reached:.1f}x",
         f"{median:,.0f}",

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from winnow.bench.kv_compress.grid import P_AND_D, Cell, Grid
+from winnow.bench.kv_compress.grid import Cell, Grid
 from winnow.cli.bench.report import check_json_path, console, typed_command, write_json
 from winnow.cli.engine import demo_model, engine_options, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
@@ -36,7 +36,7 @@ DESCRIPTION = """\
 Answer the same prompts in the same KV memory with the full cache and at each compression, and tell
 how many times faster that is, how large the decoding batch became, and what it costs in accuracy.
 
-Two policies stand side by side. kv-compress shrinks a sequence after its prompt, which has to fit
+Two policies stand side by side (--whole, --p-and-d). kv-compress shrinks a sequence after its prompt, which has to fit
 whole, and before a preemption. kv-compress-pd also shrinks it within the prompt and while it
 decodes, so that the batch grows nearly with the compression.
 
@@ -48,6 +48,7 @@ EPILOG = """\
 examples:
   winnow bench kv-compress
   winnow bench kv-compress --contexts 3584 --compressions 1,2,4,8,16,32,64 --requests 48
+  winnow bench kv-compress --whole winnow --p-and-d winnow-pd --contexts 3584 --compressions 1,16,64
   winnow bench kv-compress --repeat 3 --json kvc.json --resume --out results
   winnow bench kv-compress --random-model --contexts 6000 --compressions 1,64
   winnow bench kv-compress --model DIR --contexts 8192 --new-tokens 512 --kv-seqs 4
@@ -218,7 +219,7 @@ def _measure(plan: _Plan, options: dict[str, Any], study: "Study", mode: str) ->
 
     with (
         open_llm(options) as full,
-        open_llm(options | {"eviction": P_AND_D}) as evicting,
+        open_llm(options | {"eviction": plan.grid.p_and_d}) as evicting,
         _Display(mode, plan.grid.requests, len(study.missing)) as display,
     ):
 
@@ -279,6 +280,7 @@ def _facts(plan: _Plan, kv_memory: int) -> list[str]:
         f"KV memory: {format_bytes(kv_memory)}, as {grid.kv_seqs} x {grid.longest_sequence} tokens take with the full "
         "cache.",
         f"Compression leaves at least {floor} KVs a row on average.",
+        f"Whole prompt: {grid.whole}. P&D: {grid.p_and_d}.",
     ]
 
 
@@ -299,5 +301,5 @@ def _write_page(
     from winnow.bench.kv_compress.charts import draw_all
     from winnow.bench.kv_compress.document import page
 
-    figures = [path for path in draw_all(rows, out) if path.suffix == ".png"]
+    figures = [path for path in draw_all(study.grid, rows, out) if path.suffix == ".png"]
     (out / "kv_compress.md").write_text(page(study.heads, facts, tables, figures), encoding="utf-8")
