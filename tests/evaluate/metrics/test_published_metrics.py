@@ -1,8 +1,11 @@
 """Metrics of published benchmarks against values worked out by hand from their definitions."""
 
+import string
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rapidfuzz import fuzz
 
 from winnow.evaluate.metrics import score
 from winnow.evaluate.metrics.choice import classification
@@ -151,3 +154,14 @@ def test_classification_removes_while_it_iterates(
 def test_retrieval_wants_a_paragraph() -> None:
     with pytest.raises(ValueError, match="names a paragraph"):
         score("retrieval", "7", ["7"])
+
+
+@given(st.permutations(string.ascii_letters), st.integers(0, 52), st.integers(0, 52), st.booleans())
+def test_edit_similarity_is_rapidfuzz_where_both_definitions_agree(
+    letters: list[str], first: int, last: int, longer: bool
+) -> None:
+    """fuzzywuzzy has two ratios, difflib's and that of edits: a line that lacks a piece has the same in both."""
+    whole = "".join(letters)
+    part = whole[: min(first, last)] + whole[max(first, last) :]
+    prediction, reference = (whole, part) if longer else (part, whole)
+    assert score("edit-sim", prediction, [reference]) == round(fuzz.ratio(prediction, reference)) / 100
