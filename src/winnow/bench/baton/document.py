@@ -31,7 +31,7 @@ def page(
     """Everything that a reader of the results needs.
 
     Args:
-        heads: of `report_head`, one for each start that measured something.
+        heads: of `report_head`, one for each command and commit that measured something.
         facts: sentences about work, model and answers.
         figures: PNG files beside the page.
     """

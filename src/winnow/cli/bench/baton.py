@@ -193,7 +193,7 @@ def _write_page(
     from winnow.bench.baton.charts import draw_all
     from winnow.bench.baton.document import page
 
-    heads = {(each.head["date"], each.head["commit"]): each.head for each in measured}
+    heads = {(*each.head["command"], each.head["commit"]): each.head for each in measured}
     figures = [path for path in draw_all(rows, output) if path.suffix == ".png"]
     (output / "baton.md").write_text(page(list(heads.values()), facts, grids, figures), encoding="utf-8")
     print(f"winnow: wrote {output / 'baton.md'} and {len(figures)} figures", file=sys.stderr)
