@@ -54,7 +54,9 @@ def test_without_examples_there_is_no_context(directory: Path) -> None:
 
 
 def test_more_examples_than_there_are_is_refused(directory: Path) -> None:
-    with pytest.raises(EvaluationError, match="--shots must be at most 1, the examples that there are, got 2"):
+    with pytest.raises(
+        EvaluationError, match="--shots must be at most 1, the examples that there are, got 2"
+    ):
         made(data=directory, shots=2)
 
 

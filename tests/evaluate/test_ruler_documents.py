@@ -122,7 +122,10 @@ def test_needed_documents_of_hotpotqa_are_there(tmp_path: Path) -> None:
 
 def test_the_template() -> None:
     (sample,) = made("qa_1", None, samples=1)
-    instruction = "Answer the question based on the given documents. Only give me the answer and do not output any other words."
+    instruction = (
+        "Answer the question based on the given documents. "
+        "Only give me the answer and do not output any other words."
+    )
     assert sample.context.startswith(f"{instruction}\n\nThe following are given documents.\n\nDocument 1:\n")
     assert re.fullmatch(
         re.escape(f"\n\n{instruction}\n\nQuestion: ") + ".+ Answer:", sample.questions[0].text
