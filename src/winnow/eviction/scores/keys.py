@@ -65,8 +65,9 @@ class Leverage(Score):
         spread = moment.diagonal(dim1=-2, dim2=-1)
         # Keys that are all alike have no spread, and are worth nothing.
         spread += self.ridge * spread.mean(dim=-1, keepdim=True).clamp_min(_LEAST_SPREAD)
-        whitened = torch.linalg.solve_triangular(torch.linalg.cholesky(moment), centred.mT, upper=False)
-        worth = whitened.square().sum(dim=-2)
+        # The inverse of a small matrix and one product are much faster than a triangular system for each key.
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(moment))
+        worth = (centred @ inverse).mul_(centred).sum(dim=-1)
         if self.pool is None:
             return worth
         return smooth(worth[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
