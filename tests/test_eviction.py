@@ -383,7 +383,7 @@ class TestBadRequests:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"eviction": "snapvk"}, "eviction must be one of full, kv-compress, .* got 'snapvk'"),
+            ({"eviction": "snapvk"}, "eviction must be one of full, winnow, .* got 'snapvk'"),
             ({"eviction": 3}, "eviction must be a preset's name or an EvictionPolicy, got int"),
             (
                 {"eviction": "snapkv", "kv_budget": 20},
