@@ -4,9 +4,8 @@ import random
 
 from winnow.errors import EvaluationError
 from winnow.evaluate.demo_tasks import CATEGORIES, DemoDocument, Haystack, make_document, question_suffix
-from winnow.evaluate.prose import shipped_sentences
 from winnow.evaluate.sample import Question, Sample
-from winnow.evaluate.tasks.fit import check_lengths
+from winnow.evaluate.tasks.in_prose import samples_in_prose
 from winnow.evaluate.tasks.task import TaskSettings
 
 DEFAULT_SAMPLES = 10
@@ -22,15 +21,7 @@ class DemoTask:
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         """See `Task`."""
-        check_lengths(settings)
-        haystack = Haystack.build(shipped_sentences(), settings.count_tokens)
-        count = DEFAULT_SAMPLES if settings.samples is None else settings.samples
-        return [
-            self._sample(settings, haystack, category, tokens, number)
-            for tokens in settings.tokens
-            for category in settings.categories or self.categories
-            for number in range(count)
-        ]
+        return samples_in_prose(settings, self.categories, DEFAULT_SAMPLES, self._sample)
 
     def _sample(
         self, settings: TaskSettings, haystack: Haystack, category: str, tokens: int, number: int
