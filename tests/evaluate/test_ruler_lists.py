@@ -2,9 +2,10 @@
 
 import re
 from collections import Counter
+from itertools import pairwise
 
 import pytest
-from plain_settings import plain_settings
+from plain_settings import count_tokens, plain_settings
 
 from winnow.evaluate.sample import Sample
 from winnow.evaluate.tasks.ruler import RULER
@@ -39,14 +40,27 @@ def test_chains_lead_to_the_value() -> None:
         assert not values.keys() & values_of(example).keys()
 
 
-def test_the_worked_example_of_tracking_is_right() -> None:
-    for sample in made("vt"):
-        example = sample.context.rpartition("Memorize and track")[0]
-        value, answer = re.findall(
-            r"5 variables are assigned the value (\d+), they are: +([A-Z ]+)\n\n$", example
-        )[0]
-        assert values_of(example) == dict.fromkeys(answer.split(), value)
-        assert example.count(NOISE) == 5
+def test_noise_stands_between_the_lines_of_a_chain() -> None:
+    for sample in made("vt", 1200):
+        for text in sample.context.split("Memorize and track")[1:]:
+            lines = text.split("\nQuestion:")[0].split("\n")[2:]
+            of_chain = [place for place, line in enumerate(lines) if line.startswith("VAR ")]
+            assert len(of_chain) == 5 and lines[-1] in (NOISE, "")
+            assert all(next_one - place > 1 for place, next_one in pairwise(of_chain))
+
+
+def test_the_worked_example_of_tracking() -> None:
+    """RULER's own: names of three letters, two spaces before the answer, as much noise as 500 tokens hold."""
+    for tokens in (1200, 4096):
+        for sample in made("vt", tokens):
+            example = sample.context.rpartition("Memorize and track")[0]
+            value, answer = re.findall(
+                r"5 variables are assigned the value (\d+), they are:  ([A-Z ]+)\n\n$", example
+            )[0]
+            assert values_of(example) == dict.fromkeys(answer.split(), value)
+            assert all(re.fullmatch(r"[A-Z]{3}", name) for name in answer.split())
+            taken = count_tokens(example.removesuffix("\n\n"))
+            assert taken <= 500 < taken + count_tokens(NOISE + "\n")
 
 
 def test_the_template_of_tracking() -> None:

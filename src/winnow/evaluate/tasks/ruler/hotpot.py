@@ -1,7 +1,7 @@
 """HotpotQA's development set, with its distracting paragraphs, as documents and questions."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from winnow.errors import DatasetError
 from winnow.evaluate.tasks.files import Record, find_file, has_file, read_json_list
@@ -24,7 +24,8 @@ def find_hotpot(directory: Path | None) -> Path:
 
 
 def read_hotpot(path: Path) -> DocumentSet:
-    """A document is a title with its paragraph. Those that support the answer are needed, the question's others near.
+    """A document is a title with its paragraph. A question needs all its paragraphs, as in RULER: those that support
+    the answer and those that distract from it.
 
     Raises:
         DatasetError: the file cannot be read, an entry is malformed, or there is none.
@@ -32,28 +33,20 @@ def read_hotpot(path: Path) -> DocumentSet:
     places: dict[str, int] = {}
     questions = []
     for row in read_json_list(path):
-        supporting = {str(title) for title, _ in _pairs(row, "supporting_facts")}
-        needed: list[int] = []
-        near: list[int] = []
-        for title, sentences in _pairs(row, "context"):
-            if not isinstance(sentences, list) or not all(isinstance(each, str) for each in sentences):
-                row.fail(f"'context': the sentences of {title!r} must be a list of strings")
-            place = places.setdefault(f"{title}\n{''.join(sentences)}", len(places))
-            (needed if title in supporting else near).append(place)
-        if len(needed) < len(supporting):
-            row.fail("'supporting_facts' names a title that 'context' does not have")
-        questions.append(
-            DocumentQuestion(row.text("question"), (row.text("answer"),), tuple(needed), tuple(near))
-        )
+        paragraphs = [f"{title}\n{text}" for title, text in _paragraphs(row)]
+        needed = tuple(places.setdefault(paragraph, len(places)) for paragraph in paragraphs)
+        questions.append(DocumentQuestion(row.text("question"), (row.text("answer"),), needed))
     if not questions:
         raise DatasetError(f"{path}: no question in it")
     return DocumentSet(tuple(places), tuple(questions))
 
 
-def _pairs(row: Record, field: str) -> list[tuple[str, Any]]:
-    """A field that must be a list of pairs which begin with a title."""
-    values = row.entries(field)
-    for value in values:
-        if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str):
-            row.fail(f"{field!r} must be a list of pairs that begin with a title")
-    return [(title, other) for title, other in values]
+def _paragraphs(row: Record) -> Iterator[tuple[str, str]]:
+    """Titles and texts of the field `context`, pairs of a title and a list of sentences."""
+    for pair in row.entries("context"):
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+            row.fail("'context' must be a list of pairs that begin with a title")
+        title, sentences = pair
+        if not isinstance(sentences, list) or not all(isinstance(each, str) for each in sentences):
+            row.fail(f"'context': the sentences of {title!r} must be a list of strings")
+        yield title, "".join(sentences)

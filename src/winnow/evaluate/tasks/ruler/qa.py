@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, cycle, islice
 from typing import Literal
 
 from winnow.evaluate.sample import Question
@@ -21,8 +21,8 @@ _INSTRUCTION = (
 class DocumentQA:
     """The documents that a question needs, shuffled among others; a unit of the haystack is a document.
 
-    Documents near the question come first, then others of the dataset. When all are in, those that are not needed come
-    again. With several questions the documents that each of them needs are there.
+    Documents near the question come first, then others of the dataset. When all are in, all come again. With several
+    questions the documents that each of them needs are there.
     """
 
     dataset: Literal["squad", "hotpotqa"]
@@ -32,8 +32,8 @@ class DocumentQA:
         """See `Recipe`."""
         source: DocumentSet = getattr(draw.materials, self.dataset)
         asked = _asked(draw, source.questions)
-        needed = list(dict.fromkeys(chain.from_iterable(question.needed for question in asked)))
-        places = needed + _others(draw.rng("others"), size, source, asked, set(needed))
+        needed = {place for question in asked for place in question.needed}
+        places = _places(draw.rng("others"), len(needed) + size, source, asked)
         draw.rng("order").shuffle(places)
         documents = [
             f"Document {number}:\n{source.documents[place]}" for number, place in enumerate(places, 1)
@@ -58,17 +58,18 @@ def _asked(draw: Draw, questions: Sequence[DocumentQuestion]) -> list[DocumentQu
     return [questions[place] for place in places]
 
 
-def _others(
-    rng: random.Random, count: int, source: DocumentSet, asked: Sequence[DocumentQuestion], needed: set[int]
+def _places(
+    rng: random.Random, count: int, source: DocumentSet, asked: Sequence[DocumentQuestion]
 ) -> list[int]:
-    """So many documents beside those needed, near ones first."""
+    """So many documents: those needed, those near, others; then all of them again in an order of their own."""
+    needed = dict.fromkeys(chain.from_iterable(question.needed for question in asked))
     near = [
-        place for place in dict.fromkeys(chain.from_iterable(q.near for q in asked)) if place not in needed
+        place
+        for place in dict.fromkeys(chain.from_iterable(question.near for question in asked))
+        if place not in needed
     ]
     rng.shuffle(near)
-    known = needed.union(near)
-    far = (place for place in shuffled(rng, len(source.documents)) if place not in known)
-    taken = list(islice(chain(near, far), count))
-    while taken and len(taken) < count:
-        taken += taken[: count - len(taken)]
-    return taken
+    known = needed.keys() | near
+    everything = len(source.documents)
+    far = (place for place in shuffled(rng, everything) if place not in known)
+    return list(islice(chain(needed, near, far, cycle(shuffled(rng, everything))), count))

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from winnow.evaluate.sample import Question
 from winnow.evaluate.tasks.ruler.materials import Materials
+from winnow.evaluate.tasks.task import CountTokens
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Draw:
         number: of the sample, from 0.
         questions: asked of one context; a recipe that cannot ask so many asks fewer.
         materials: what haystacks are made of.
+        count_tokens: tokens of a text, for parts of a prompt that have a length of their own.
     """
 
     seed: int
@@ -27,6 +29,7 @@ class Draw:
     number: int
     questions: int
     materials: Materials
+    count_tokens: CountTokens
 
     def rng(self, purpose: str) -> random.Random:
         """A generator for one purpose, which starts anew with every call.

@@ -9,7 +9,7 @@ from winnow.evaluate.tasks.ruler import hotpot, squad
 from winnow.evaluate.tasks.ruler.materials import Materials
 from winnow.evaluate.tasks.ruler.recipe import Draw, Prompt
 from winnow.evaluate.tasks.ruler.recipes import RECIPES
-from winnow.evaluate.tasks.task import CountTokens, TaskSettings
+from winnow.evaluate.tasks.task import TaskSettings
 
 # Of each recipe, as published.
 _SAMPLES = 500
@@ -68,8 +68,8 @@ def _sample(settings: TaskSettings, materials: Materials, category: str, tokens:
         EvaluationError: not even the smallest one fits.
     """
     for questions in range(settings.questions, 0, -1):
-        draw = Draw(settings.seed, category, tokens, number, questions, materials)
-        prompt = _fitted(settings.count_tokens, draw)
+        draw = Draw(settings.seed, category, tokens, number, questions, materials, settings.count_tokens)
+        prompt = _fitted(draw)
         if prompt is not None:
             return Sample(
                 name=f"{category}/{tokens}/{number}",
@@ -81,7 +81,7 @@ def _sample(settings: TaskSettings, materials: Materials, category: str, tokens:
     raise EvaluationError(f"--tokens {tokens}: too few for the smallest sample of {category}")
 
 
-def _fitted(count_tokens: CountTokens, draw: Draw) -> Prompt | None:
+def _fitted(draw: Draw) -> Prompt | None:
     """The prompt with the largest haystack that fits; None if none does."""
     recipe = RECIPES[draw.recipe]
 
@@ -89,7 +89,7 @@ def _fitted(count_tokens: CountTokens, draw: Draw) -> Prompt | None:
         """Tokens of the longest prompt with its answer."""
         prompt = recipe.prompt(draw, size)
         return max(
-            count_tokens(prompt.context + question.text) + question.max_tokens
+            draw.count_tokens(prompt.context + question.text) + question.max_tokens
             for question in prompt.questions
         )
 

@@ -2,47 +2,63 @@
 
 import random
 import string
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from winnow.evaluate.demo_tasks.haystack import scatter
+from winnow.evaluate.demo_tasks.haystack import insert
 from winnow.evaluate.sample import Question
 from winnow.evaluate.tasks.draws import distinct
+from winnow.evaluate.tasks.fit import largest_fitting
 from winnow.evaluate.tasks.ruler.haystacks import noise
 from winnow.evaluate.tasks.ruler.recipe import Draw, Prompt
 
-_EXAMPLE_LINES = 5
+# Shorter than the names asked for, so that the worked example never holds one of them.
+_EXAMPLE_LETTERS = 3
+_LETTERS = 5
 
 
 @dataclass(frozen=True)
 class Tracking:
-    """One chain of variables in noise, behind a worked example; a unit of the haystack is a line of noise.
+    """One chain of variables in noise, behind a worked example; a unit of the haystack is a line of noise beside the
+    ones, as many as assignments, that keep these apart.
 
     Attributes:
         hops: assignments after the first.
+        example_tokens: most tokens of the worked example, which has as much noise as fits.
     """
 
     hops: int = 4
+    example_tokens: int = 500
     answer_tokens: int = 30
 
     def prompt(self, draw: Draw, size: int) -> Prompt:
         """See `Recipe`."""
-        rng = draw.rng("names")
-        names = distinct(lambda: _name(rng))
-        example = self._text(draw.rng("example"), names, _value(rng), _EXAMPLE_LINES)
-        asked = self._text(draw.rng("places"), names, _value(rng), size)
+        asked = self._tracked(draw.rng("asked"), _LETTERS, size)
         question = Question(
             text=asked.question, references=asked.names, metric="match-all", max_tokens=self.answer_tokens
         )
-        worked = f"{example.context}{example.question}{' '.join(example.names)}\n\n"
-        return Prompt(worked + asked.context, (question,))
+        return Prompt(f"{self._example(draw)}\n\n{asked.context}", (question,))
 
-    def _text(self, rng: random.Random, names: Iterator[str], value: str, lines: int) -> "_Tracked":
+    def _example(self, draw: Draw) -> str:
+        """A text of the same kind with its question and answer."""
+
+        def worked(size: int) -> str:
+            tracked = self._tracked(draw.rng("example"), _EXAMPLE_LETTERS, size)
+            return f"{tracked.context}{tracked.question} {' '.join(tracked.names)}"
+
+        size = largest_fitting(lambda size: draw.count_tokens(worked(size)), self.example_tokens)
+        return worked(size or 0)
+
+    def _tracked(self, rng: random.Random, letters: int, size: int) -> "_Tracked":
+        names = distinct(lambda: "".join(rng.choices(string.ascii_uppercase, k=letters)))
         chain = tuple(islice(names, self.hops + 1))
-        sources = (value, *(f"VAR {name}" for name in chain))
+        value = str(rng.randrange(10_000, 100_000))
+        # The space at the end is RULER's.
+        sources = (value, *(f"VAR {name} " for name in chain))
         assignments = [f"VAR {name} = {source}" for name, source in zip(chain, sources, strict=False)]
-        return _Tracked(chain, value, "\n".join(scatter(rng, assignments, noise(lines))))
+        around = noise(len(assignments) + size)
+        places = sorted(rng.sample(range(len(around)), len(assignments)))
+        return _Tracked(chain, value, "\n".join(insert(assignments, around, places)))
 
 
 @dataclass(frozen=True)
@@ -67,13 +83,3 @@ class _Tracked:
             " Answer: According to the chain(s) of variable assignment in the text above,"
             f" {len(self.names)} variables are assigned the value {self.value}, they are: "
         )
-
-
-def _name(rng: random.Random) -> str:
-    """Five capital letters."""
-    return "".join(rng.choices(string.ascii_uppercase, k=5))
-
-
-def _value(rng: random.Random) -> str:
-    """Five digits."""
-    return str(rng.randrange(10_000, 100_000))
