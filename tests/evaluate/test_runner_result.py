@@ -102,12 +102,20 @@ def test_the_table_of_categories(compared: Evaluation) -> None:
     assert rows["easy*"] == ("1.00", "0.90", "0.95")
     assert rows["hard"] == ("0.80", "0.40", "0.20")
     assert rows["mean of 1"] == ("0.80", "0.40", "0.20")
+    assert rows["mean of all 3"] == ("0.62", "0.45", "0.38")
+    assert list(rows).index("mean of all 3") == list(rows).index("mean of 1") + 1
     assert rows["compression reached"] == ("1.0x", "3.0x", "4.0x")
     assert rows["KV memory of an answer"] == ("2.0 KiB",) * 3
     assert grid.notes == (
         "* easy does not discriminate: recent scores 0.95, the full cache 1.00",
         "* hopeless does not discriminate: the full cache itself scores 0.05",
     )
+
+
+def test_one_mean_where_every_category_discriminates() -> None:
+    told = evaluation(result(FULL_CELL, 1.0, 0.8, 0.5), result(SNAPKV, 0.9, 0.4, 0.2))
+    means = [name for name, _ in category_grid(told, "agnostic", 4.0).rows if name.startswith("mean")]
+    assert means == ["mean of 3"]
 
 
 def test_refused_cells_are_told_with_the_reason() -> None:
@@ -139,6 +147,7 @@ def test_lengths_have_a_table_of_their_own() -> None:
 def test_the_full_cache_alone_has_a_table() -> None:
     [grid] = all_grids(evaluation(result(FULL_CELL, 1.0, 0.8, 0.05)))
     assert dict(grid.rows)["mean of 2"] == ("0.90",)
+    assert dict(grid.rows)["mean of all 3"] == ("0.62",)
     assert grid.notes == ("* hopeless does not discriminate: the full cache itself scores 0.05",)
 
 
@@ -150,6 +159,7 @@ def test_files(compared: Evaluation, tmp_path: Path) -> None:
     assert snapkv["query"] == "agnostic"
     assert snapkv["mean"] == 0.4
     assert snapkv["mean_covers"] == 1
+    assert snapkv["plain_mean"] == pytest.approx((0.9 + 0.4 + 0.05) / 3)
     assert set(snapkv["not_discriminating"]) == {"easy", "hopeless"}
     assert snapkv["scores"] == {"easy": [0.9], "hard": [0.4], "hopeless": [0.05]}
     text = (tmp_path / "results.md").read_text()

@@ -1,5 +1,7 @@
 """The tables of an evaluation."""
 
+from collections.abc import Collection, Sequence
+
 from winnow.evaluate.cell import AGNOSTIC, FULL, FULL_CELL
 from winnow.evaluate.grid import Footnotes, Grid
 from winnow.evaluate.result import CellResult, Evaluation
@@ -60,9 +62,9 @@ def category_grid(evaluation: Evaluation, query: str, compression: float | None)
         for name in evaluation.categories
     ]
     heads = [evaluation.headline(each, query, compression) for each in compared]
-    first = heads[0]
     rows += [
-        (f"mean of {first.covered}", tuple(_text(each.mean) for each in heads)),
+        (f"mean of {heads[0].covered}", tuple(_text(each.mean) for each in heads)),
+        *_plain_mean(evaluation, compared, marked),
         ("compression reached", tuple(_ratio(each.reached) for each in compared)),
         ("KV memory of an answer", tuple(_bytes(each.kv_bytes) for each in compared)),
     ]
@@ -114,10 +116,23 @@ def full_grid(evaluation: Evaluation) -> Grid:
         for name in evaluation.categories
     ]
     headline = evaluation.headline(full, None, full.cell.compression)
-    rows.append((f"mean of {headline.covered}", (_text(headline.mean),)))
-    rows.append(("KV memory of an answer", (_bytes(full.kv_bytes),)))
+    rows += [
+        (f"mean of {headline.covered}", (_text(headline.mean),)),
+        *_plain_mean(evaluation, [full], marked),
+        ("KV memory of an answer", (_bytes(full.kv_bytes),)),
+    ]
     notes = tuple(f"{NOT_DISCRIMINATING} {name} does not discriminate: {why}" for name, why in marked.items())
     return Grid(f"{evaluation.task}, full cache", "category", (FULL_CELL.label,), tuple(rows), notes)
+
+
+def _plain_mean(
+    evaluation: Evaluation, shown: Sequence[CellResult], marked: Collection[str]
+) -> list[tuple[str, tuple[str, ...]]]:
+    """The row of means over all categories, where it differs from the one above it."""
+    if not marked:
+        return []
+    means = tuple(_text(evaluation.plain_mean(each)) for each in shown)
+    return [(f"mean of all {len(evaluation.categories)}", means)]
 
 
 def _compressions(evaluation: Evaluation, query: str) -> list[float | None]:
