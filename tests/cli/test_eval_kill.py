@@ -1,0 +1,57 @@
+"""`kill -9` in the middle of `winnow eval`, and the same command again: the table of a run that nobody disturbed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from winnow.cli.main import main
+
+# A prompt of each of eight categories, in three cells.
+OUTCOMES = 8 * 3
+COMMAND = (
+    *("eval", "demo", "--samples", "1", "--tokens", "320", "--eviction", "snapkv", "--compression", "2,4"),
+    *("--query", "agnostic", "--control", "none", "--max-num-seqs", "2", "--progress", "off"),
+)
+
+
+def outcomes(directory: Path) -> list[tuple[str, str, int]]:
+    """Cell, sample and question of every whole line of the journal after its header."""
+    journal = directory / "outcomes.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)[1:] if journal.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return [(row["cell"], row["sample"], row["question"]) for row in rows]
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "winnow", *COMMAND, "-o", str(killed)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+    )
+    while process.poll() is None and len(outcomes(killed)) < OUTCOMES // 4:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    left_behind = outcomes(killed)
+    assert OUTCOMES // 4 <= len(left_behind) < OUTCOMES
+
+    tables = []
+    for directory in (killed, whole):
+        assert main([*COMMAND, "-o", str(directory)]) == 0
+        tables.append(
+            capsys.readouterr().out.splitlines()[2:]
+        )  # the first lines have the directory and the time
+    assert tables[0] == tables[1]
+    assert outcomes(killed)[: len(left_behind)] == left_behind
+    assert sorted(outcomes(killed)) == sorted(outcomes(whole)) == sorted(set(outcomes(whole)))
+    assert len(outcomes(whole)) == OUTCOMES
+    cells = [json.loads((directory / "results.json").read_text())["cells"] for directory in (killed, whole)]
+    assert cells[0] == cells[1]
