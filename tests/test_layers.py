@@ -14,6 +14,7 @@ LAYERS = [
     "fingerprint",
     "journal",
     "figures",
+    "text_table",
     "config",
     "cache",
     "attention",

@@ -20,7 +20,7 @@ from winnow.bench.baton.measured import Measured, Row, find, read_rows
 from winnow.bench.baton.paper import MIXED, SHORT, published_gain
 from winnow.bench.baton.queries import Lengths, draw_lengths, with_text
 from winnow.bench.baton.run import Run, Trace
-from winnow.bench.baton.tables import all_grids, bars, differing_lines, spread_lines
+from winnow.bench.baton.tables import all_tables, bars, differing_lines, spread_lines
 from winnow.cli.main import main
 from winnow.errors import ConfigError
 
@@ -171,12 +171,12 @@ def test_the_papers_gains() -> None:
 
 def test_a_missed_bar_tells_by_how_much() -> None:
     rows = read_rows([measured("static", 8.0), measured("embedding", 5.0), measured("shaping", 8.0)])
-    grid = bars(rows)
-    assert [(name, entries[:3]) for name, entries in grid.rows] == [
+    table = bars(rows)
+    assert [(name, entries[:3]) for name, entries in table.rows] == [
         ("mixed, batch 8: embedding over static", ("1.75x", "1.60x", "missed by 9%")),
         ("mixed, batch 8: embedding over shaping", ("1.29x", "1.60x", "met")),
     ]
-    for each in all_grids(rows):
+    for each in all_tables(rows):
         assert all(len(entries) == len(each.columns) for _, entries in each.rows)
 
 

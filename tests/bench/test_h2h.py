@@ -7,7 +7,7 @@ import pytest
 
 from winnow.bench.h2h.continuations import ROUND_EVERY, Continuations, text_presets
 from winnow.bench.h2h.published import LONGBENCH, PERPLEXITIES
-from winnow.bench.h2h.tables import longbench_grid, perplexity_grid
+from winnow.bench.h2h.tables import longbench_table, perplexity_table
 from winnow.cli.main import main
 from winnow.errors import EvaluationError
 from winnow.evaluate.cell import FULL_CELL, Cell
@@ -35,12 +35,12 @@ class TestBesideKvCompress:
             result(Cell("recent", 4.0, "aware"), 0.0),
             result(Cell("recent", 8.0, "aware"), 0.0),
         )
-        grid = longbench_grid(found)
-        assert grid is not None
-        assert grid.columns == (
+        table = longbench_table(found)
+        assert table is not None
+        assert table.columns == (
             "paper, C=128", "paper, C=256", "paper, C=512", "paper, C=1024", "here, 4x", "here, 8x",
         )  # fmt: skip
-        assert dict(grid.rows) == {
+        assert dict(table.rows) == {
             "SnapKV: snapkv": ("0.910", "0.946", "0.971", "0.987", "-", "0.250"),
             "KVC-w8-L2: kv-compress": ("0.937", "0.953", "0.982", "0.994", "0.750", "0.500"),
         }
@@ -49,10 +49,10 @@ class TestBesideKvCompress:
         found = evaluation(
             result(Cell("snapkv", 4.0, "aware"), 0.6), result(Cell("recent", 4.0, "aware"), 0.8)
         )
-        assert longbench_grid(found) is None
+        assert longbench_table(found) is None
 
     def test_query_agnostic_cells_stay_out(self) -> None:
-        assert longbench_grid(evaluation(result(Cell("snapkv", 4.0, "agnostic"), 0.6))) is None
+        assert longbench_table(evaluation(result(Cell("snapkv", 4.0, "agnostic"), 0.6))) is None
 
 
 def test_published_rows_name_presets_that_exist() -> None:
@@ -80,13 +80,13 @@ class TestContinuations:
             return Perplexity(name, tuple(scores))
 
         found = [told("full", 10.0, 20.0), told("h2o", 11.0, 21.0), told("winnow", 10.0, 22.0)]
-        grid = perplexity_grid([*found, Perplexity("recent", (), "too small")], Continuations(2, 40))
-        rows = dict(grid.rows)
+        table = perplexity_table([*found, Perplexity("recent", (), "too small")], Continuations(2, 40))
+        rows = dict(table.rows)
         assert rows["full"] == ("full cache", "5.12", "1.000", "4.5", "1.000 +- 0.000", "32")
         assert rows["h2o"] == ("H2O", "5.24", "1.023", "5.0", "1.105 +- 0.000", "32")
         assert rows["winnow"] == ("-", "-", "-", "5.0", "1.105 +- 0.111", "32")
         assert rows["recent"] == ("recent only", "6.41", "1.252", "refused", "-", "-")
-        assert grid.notes[-1] == "recent: too small"
+        assert table.notes[-1] == "recent: too small"
 
 
 def test_the_command_and_a_second_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,13 +131,15 @@ def test_rows_need_what_they_are_compared_with() -> None:
 def test_tables_show_both_policies_side_by_side_and_the_bound_in_every_line() -> None:
     study = a_study()
     side, details, paper = all_tables(study.grid, read_rows(study))
-    assert side.lines == (
-        ("1x", "4.00x", "1.00x", "25%", "1", "0.75", "1.00x", "25%", "1", "0.75"),
-        ("8x", "4.00x", "2.00x", "50%", "5", "0.75", "3.20x", "80%", "5", "0.75"),
+    assert side.rows == (
+        ("1x", ("4.00x", "1.00x", "25%", "1", "0.75", "1.00x", "25%", "1", "0.75")),
+        ("8x", ("4.00x", "2.00x", "50%", "5", "0.75", "3.20x", "80%", "5", "0.75")),
     )
-    assert [line[details.header.index("bound")] for line in details.lines] == ["4.00x"] * 3
-    assert all(len(line) == len(table.header) for table in (side, details, paper) for line in table.lines)
-    assert side.markdown().splitlines()[2].count("|") == len(side.header) + 1
+    assert [name for name, _ in details.rows] == ["full", "whole", "P&D"]
+    assert [entries[details.columns.index("bound")] for _, entries in details.rows] == ["4.00x"] * 3
+    assert all(
+        len(entries) == len(table.columns) for table in (side, details, paper) for _, entries in table.rows
+    )
 
 
 def test_the_papers_gains_stand_beside_the_nearest_context_at_the_same_compression() -> None:
@@ -146,10 +148,10 @@ def test_the_papers_gains_stand_beside_the_nearest_context_at_the_same_compressi
         for context in (512, 4096)
         for preset in (WHOLE_PROMPT, P_AND_D)
     ]
-    lines = beside_the_paper(Grid(), rows).lines
-    assert len(lines) == len(PUBLISHED) and lines[0][2] == f"{BEST_GAIN:.2f}x" == "5.18x"
-    assert lines[0][3:5] == ("4.00x at 4096", "4.00x at 4096")
-    assert lines[1][3:5] == ("", "")  # nothing at 32x
+    lines = [entries for _, entries in beside_the_paper(Grid(), rows).rows]
+    assert len(lines) == len(PUBLISHED) and lines[0][1] == f"{BEST_GAIN:.2f}x" == "5.18x"
+    assert lines[0][2:4] == ("4.00x at 4096", "4.00x at 4096")
+    assert lines[1][2:4] == ("", "")  # nothing at 32x
 
 
 def test_figures_are_drawn_with_and_without_scores(tmp_path: Path) -> None:

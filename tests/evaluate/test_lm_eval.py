@@ -19,7 +19,7 @@ from winnow.errors import EvaluationError
 from winnow.evaluate.likelihood import Keeping, Pair, loglikelihoods
 from winnow.evaluate.lm_eval import WinnowLM
 from winnow.evaluate.lm_eval.generation import sampling_for
-from winnow.evaluate.lm_eval.report import lm_eval_grid
+from winnow.evaluate.lm_eval.report import lm_eval_table
 from winnow.evaluate.lm_eval.rolling import rolling_pairs
 from winnow.evaluate.lm_eval.run import LmEvalPlan, LmEvalResult, run_cell
 from winnow.eviction import PRESETS
@@ -101,8 +101,8 @@ def test_a_cell_that_the_engine_refuses_says_why(llm: LLM, tasks: Path) -> None:
     small = Keeping(PRESETS["snapkv"].policy, kv_budget=8)
     refused = run_cell(llm, plan, plan.task_manager(), "snapkv", small)
     assert "smaller than the protected set" in (refused.refusal or "") and not refused.metrics()
-    grid = lm_eval_grid([refused])
-    assert grid.columns == ("snapkv [1]",) and grid.notes == (f"[1] {refused.refusal}",)
+    table = lm_eval_table([refused])
+    assert table.columns == ("snapkv [1]",) and table.notes == (f"[1] {refused.refusal}",)
     assert not llm.has_unfinished
 
 

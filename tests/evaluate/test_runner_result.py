@@ -8,11 +8,10 @@ import pytest
 
 from winnow.evaluate.cell import FULL_CELL, Cell
 from winnow.evaluate.discrimination import undiscriminating
-from winnow.evaluate.grid import Footnotes, Grid
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.report import write_report
 from winnow.evaluate.result import CellResult, Evaluation, Refusal
-from winnow.evaluate.tables import all_grids, category_grid, length_grid, mean_grid
+from winnow.evaluate.tables import all_tables, category_table, length_table, mean_table
 from winnow.figures import can_draw
 
 CATEGORIES = ("easy", "hard", "hopeless")
@@ -80,14 +79,14 @@ def test_no_category_that_discriminates_no_mean() -> None:
     same = (1.0, 1.0, 0.0)
     flat = evaluation(result(FULL_CELL, *same), result(RECENT, *same), result(SNAPKV, *same))
     assert flat.headline(flat.results[2], "agnostic", 4.0).mean is None
-    assert ("snapkv", ("-",)) in mean_grid(flat, "agnostic").rows
+    assert ("snapkv", ("-",)) in mean_table(flat, "agnostic").rows
 
 
 def test_the_means_table(compared: Evaluation) -> None:
-    grid = mean_grid(compared, "agnostic")
-    assert "query-agnostic" in grid.title
-    assert grid.columns == ("4x",)
-    assert grid.rows == (
+    table = mean_table(compared, "agnostic")
+    assert "query-agnostic" in table.title
+    assert table.columns == ("4x",)
+    assert table.rows == (
         ("full cache", ("0.80",)),
         ("snapkv", ("0.40 (at 3.0x)",)),
         ("recent (control)", ("0.20",)),
@@ -96,9 +95,9 @@ def test_the_means_table(compared: Evaluation) -> None:
 
 
 def test_the_table_of_categories(compared: Evaluation) -> None:
-    grid = category_grid(compared, "agnostic", 4.0)
-    assert grid.columns == ("full cache", "snapkv", "recent (control)")
-    rows = dict(grid.rows)
+    table = category_table(compared, "agnostic", 4.0)
+    assert table.columns == ("full cache", "snapkv", "recent (control)")
+    rows = dict(table.rows)
     assert rows["easy*"] == ("1.00", "0.90", "0.95")
     assert rows["hard"] == ("0.80", "0.40", "0.20")
     assert rows["mean of 1"] == ("0.80", "0.40", "0.20")
@@ -106,7 +105,7 @@ def test_the_table_of_categories(compared: Evaluation) -> None:
     assert list(rows).index("mean of all 3") == list(rows).index("mean of 1") + 1
     assert rows["compression reached"] == ("1.0x", "3.0x", "4.0x")
     assert rows["KV memory of an answer"] == ("2.0 KiB",) * 3
-    assert grid.notes == (
+    assert table.notes == (
         "* easy does not discriminate: recent scores 0.95, the full cache 1.00",
         "* hopeless does not discriminate: the full cache itself scores 0.05",
     )
@@ -114,17 +113,17 @@ def test_the_table_of_categories(compared: Evaluation) -> None:
 
 def test_one_mean_where_every_category_discriminates() -> None:
     told = evaluation(result(FULL_CELL, 1.0, 0.8, 0.5), result(SNAPKV, 0.9, 0.4, 0.2))
-    means = [name for name, _ in category_grid(told, "agnostic", 4.0).rows if name.startswith("mean")]
+    means = [name for name, _ in category_table(told, "agnostic", 4.0).rows if name.startswith("mean")]
     assert means == ["mean of 3"]
 
 
 def test_refused_cells_are_told_with_the_reason() -> None:
     refused = CellResult(SNAPKV, (), Refusal("too small", 2))
     told = evaluation(result(FULL_CELL, 1.0, 0.8, 0.5), refused)
-    grid = mean_grid(told, "agnostic")
-    assert ("snapkv", ("- [1]",)) in grid.rows
-    assert grid.notes == ("[1] refused for 2 of 3 prompts: too small",)
-    assert "snapkv [1]" in category_grid(told, "agnostic", 4.0).columns
+    table = mean_table(told, "agnostic")
+    assert ("snapkv", ("- [1]",)) in table.rows
+    assert table.notes == ("[1] refused for 2 of 3 prompts: too small",)
+    assert "snapkv [1]" in category_table(told, "agnostic", 4.0).columns
     assert told.to_json()["cells"][1]["refused"] == "too small"
 
 
@@ -135,20 +134,20 @@ def test_lengths_have_a_table_of_their_own() -> None:
         result(SNAPKV, 0.6, 0.3, 0.0, lengths=lengths),
         lengths=lengths,
     )
-    grid = length_grid(found, "agnostic")
-    assert grid.columns == ("100", "200")
-    assert grid.rows == (
+    table = length_table(found, "agnostic")
+    assert table.columns == ("100", "200")
+    assert table.rows == (
         ("full cache (of 3)", ("0.80", "0.80")),
         ("snapkv 4x (of 3)", ("0.30", "0.30")),
     )
-    assert grid in all_grids(found)
+    assert table in all_tables(found)
 
 
 def test_the_full_cache_alone_has_a_table() -> None:
-    [grid] = all_grids(evaluation(result(FULL_CELL, 1.0, 0.8, 0.05)))
-    assert dict(grid.rows)["mean of 2"] == ("0.90",)
-    assert dict(grid.rows)["mean of all 3"] == ("0.62",)
-    assert grid.notes == ("* hopeless does not discriminate: the full cache itself scores 0.05",)
+    [table] = all_tables(evaluation(result(FULL_CELL, 1.0, 0.8, 0.05)))
+    assert dict(table.rows)["mean of 2"] == ("0.90",)
+    assert dict(table.rows)["mean of all 3"] == ("0.62",)
+    assert table.notes == ("* hopeless does not discriminate: the full cache itself scores 0.05",)
 
 
 def test_files(compared: Evaluation, tmp_path: Path) -> None:
@@ -183,19 +182,3 @@ def test_maps_of_category_and_length(tmp_path: Path) -> None:
     paths = write_report(found, tmp_path, HEAD)
     assert tmp_path / "maps" / "query-agnostic-snapkv-4x.png" in paths
     assert "(maps/full-cache.svg)" in (tmp_path / "results.md").read_text()
-
-
-def test_grids_stand_upright() -> None:
-    wide = Grid("t", "c", ("a", "b", "c"), (("x", ("1", "2", "3")),), across="d")
-    tall = wide.upright()
-    assert tall.corner == "d"
-    assert tall.columns == ("x",)
-    assert tall.rows == (("a", ("1",)), ("b", ("2",)), ("c", ("3",)))
-    assert tall.upright() == tall
-    assert wide.markdown()[:3] == ["| c | a | b | c |", "| --- | ---: | ---: | ---: |", "| x | 1 | 2 | 3 |"]
-
-
-def test_footnotes_say_each_thing_once() -> None:
-    notes = Footnotes()
-    assert [notes.mark("a"), notes.mark("b"), notes.mark("a")] == ["[1]", "[2]", "[1]"]
-    assert notes.lines(["c"]) == ("[1] a", "[2] b", "c")

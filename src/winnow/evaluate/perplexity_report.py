@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winnow.evaluate.grid import Footnotes, Grid
-from winnow.evaluate.grid_report import write_grid_report
 from winnow.evaluate.perplexity import Change, Perplexity
+from winnow.evaluate.table_report import write_table_report
+from winnow.text_table import Footnotes, TextTable
 from winnow.units import format_bytes
 
 _NOTE = """\
@@ -15,7 +15,7 @@ follows. The others are forced one by one, with the policy's rounds in between; 
 perplexity over that of the full cache on the same windows, with the standard error over windows."""
 
 
-def perplexity_grid(rows: Sequence[Perplexity], title: str) -> Grid:
+def perplexity_table(rows: Sequence[Perplexity], title: str) -> TextTable:
     """A row for each way of keeping KVs; the first one is what the others are compared with."""
     notes = Footnotes()
     lines = [
@@ -25,15 +25,15 @@ def perplexity_grid(rows: Sequence[Perplexity], title: str) -> Grid:
         for row in rows
     ]
     columns = ("perplexity", "of full", "KVs per row", "KV memory")
-    return Grid(title, "preset", columns, tuple(lines), notes.lines())
+    return TextTable(title, "preset", columns, tuple(lines), notes.lines())
 
 
 def write_perplexity(
-    rows: Sequence[Perplexity], grid: Grid, directory: Path, head: Mapping[str, Any]
+    rows: Sequence[Perplexity], table: TextTable, directory: Path, head: Mapping[str, Any]
 ) -> list[Path]:
-    """Write results.json and results.md; returns their paths. `head` is as for `write_grid_report`."""
+    """Write results.json and results.md; returns their paths. `head` is as for `write_table_report`."""
     values = {"cells": [row.to_json() for row in rows]}
-    return write_grid_report("perplexity", grid, _NOTE, values, directory, head)
+    return write_table_report("perplexity", table, _NOTE, values, directory, head)
 
 
 def _entries(row: Perplexity, change: Change | None) -> tuple[str, ...]:

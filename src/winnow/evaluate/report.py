@@ -9,7 +9,7 @@ from typing import Any
 
 from winnow.evaluate.charts import draw
 from winnow.evaluate.result import Evaluation
-from winnow.evaluate.tables import all_grids
+from winnow.evaluate.tables import all_tables
 from winnow.figures import can_draw
 
 RESULTS = "results.json"
@@ -60,7 +60,7 @@ def _markdown(evaluation: Evaluation, head: Mapping[str, Any], pictures: Sequenc
         "",
     ]
     lines += [text for name in pictures if "/" not in name for text in (f"![{name}]({name})", "")]
-    for grid in all_grids(evaluation):
-        lines += [f"## {grid.title}", "", *grid.markdown()]
+    for table in all_tables(evaluation):
+        lines += table.markdown()
     maps = [f"- [{Path(name).stem}]({name})" for name in pictures if "/" in name]
     return [*lines, "## Categories by length", "", *maps, ""] if maps else lines

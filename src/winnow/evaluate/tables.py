@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 
 from winnow.evaluate.cell import AGNOSTIC, FULL, FULL_CELL
-from winnow.evaluate.grid import Footnotes, Grid
 from winnow.evaluate.result import CellResult, Evaluation
+from winnow.text_table import Footnotes, TextTable
 from winnow.units import format_bytes
 
 NOTABLE = 0.1
@@ -19,7 +19,7 @@ def query_label(query: str) -> str:
     )
 
 
-def mean_grid(evaluation: Evaluation, query: str) -> Grid:
+def mean_table(evaluation: Evaluation, query: str) -> TextTable:
     """Means over the categories that discriminate: presets down, compressions across, the full cache first."""
     amounts = _compressions(evaluation, query)
     notes = Footnotes()
@@ -45,10 +45,10 @@ def mean_grid(evaluation: Evaluation, query: str) -> Grid:
     ]
     rows.append(("categories counted", tuple(f"{each.covered} of {each.of}" for each in covered)))
     title = f"{evaluation.task}, {query_label(query)}: mean score"
-    return Grid(title, "preset", tuple(map(_amount, amounts)), tuple(rows), notes.lines())
+    return TextTable(title, "preset", tuple(map(_amount, amounts)), tuple(rows), notes.lines())
 
 
-def category_grid(evaluation: Evaluation, query: str, compression: float | None) -> Grid:
+def category_table(evaluation: Evaluation, query: str, compression: float | None) -> TextTable:
     """Scores by category in a query mode at a compression, beside the full cache."""
     full = evaluation.full
     compared = [*([full] if full else []), *evaluation.compared(query, compression)]
@@ -75,10 +75,10 @@ def category_grid(evaluation: Evaluation, query: str, compression: float | None)
     )
     reasons = [f"{NOT_DISCRIMINATING} {name} does not discriminate: {why}" for name, why in marked.items()]
     title = f"{evaluation.task}, {query_label(query)}, {_amount(compression)}"
-    return Grid(title, "category", columns, tuple(rows), notes.lines(reasons), across="preset").upright()
+    return TextTable(title, "category", columns, tuple(rows), notes.lines(reasons), across="preset").upright()
 
 
-def length_grid(evaluation: Evaluation, query: str) -> Grid:
+def length_table(evaluation: Evaluation, query: str) -> TextTable:
     """Means by length of the prompt: cells down, lengths across."""
     shown = [each for each in evaluation.results if each.cell.query in (None, query) and each.outcomes]
     rows = []
@@ -91,27 +91,27 @@ def length_grid(evaluation: Evaluation, query: str) -> Grid:
             entries.append(_text(sum(scores) / len(scores) if scores else None))
         rows.append((f"{each.cell.label} (of {len(names)})", tuple(entries)))
     title = f"{evaluation.task}, {query_label(query)}: mean score by tokens of the prompt"
-    return Grid(
+    return TextTable(
         title, "cell (of so many categories)", tuple(f"{n:,}" for n in evaluation.lengths), tuple(rows)
     )
 
 
-def all_grids(evaluation: Evaluation) -> list[Grid]:
+def all_tables(evaluation: Evaluation) -> list[TextTable]:
     """Every table: for each query mode the means, then lengths, then categories."""
-    grids = []
+    tables = []
     for query in evaluation.queries:
-        grids.append(mean_grid(evaluation, query))
+        tables.append(mean_table(evaluation, query))
         if len(evaluation.lengths) > 1:
-            grids.append(length_grid(evaluation, query))
-        grids += [category_grid(evaluation, query, amount) for amount in _compressions(evaluation, query)]
-    return grids or [full_grid(evaluation)]
+            tables.append(length_table(evaluation, query))
+        tables += [category_table(evaluation, query, amount) for amount in _compressions(evaluation, query)]
+    return tables or [full_table(evaluation)]
 
 
-def full_grid(evaluation: Evaluation) -> Grid:
+def full_table(evaluation: Evaluation) -> TextTable:
     """The full cache alone, where nothing else was asked for."""
     full = evaluation.results[0]
     marked = evaluation.marks(None, full.cell.compression)
-    rows = [
+    rows: list[tuple[str, tuple[str, ...]]] = [
         (name + NOT_DISCRIMINATING * (name in marked), (_text(full.score(name)),))
         for name in evaluation.categories
     ]
@@ -122,7 +122,7 @@ def full_grid(evaluation: Evaluation) -> Grid:
         ("KV memory of an answer", (_bytes(full.kv_bytes),)),
     ]
     notes = tuple(f"{NOT_DISCRIMINATING} {name} does not discriminate: {why}" for name, why in marked.items())
-    return Grid(f"{evaluation.task}, full cache", "category", (FULL_CELL.label,), tuple(rows), notes)
+    return TextTable(f"{evaluation.task}, full cache", "category", (FULL_CELL.label,), tuple(rows), notes)
 
 
 def _plain_mean(

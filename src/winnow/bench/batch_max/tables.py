@@ -1,33 +1,14 @@
 """The report as tables of text, for the terminal and for a page."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from winnow.bench.batch_max.accuracy import Accuracy
 from winnow.bench.batch_max.methods import FULL_CACHE
 from winnow.bench.batch_max.paper import PAPER_ROWS, PAPER_SETTING
 from winnow.bench.batch_max.report import BatchMaxReport, Speed, TaskResult
+from winnow.text_table import TextTable
 
 PARTS = ("prefill", "decode", "evict", "host")
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """Cells as text; columns in `left` are aligned left."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int = 1
-    note: str = ""
-
-    def markdown(self) -> str:
-        """As a section of a page."""
-        marks = ["---"] * self.left + ["---:"] * (len(self.columns) - self.left)
-        named = (tuple(cell.replace("|", "\\|") for cell in line) for line in (self.columns, *self.rows))
-        head, *body = (f"| {' | '.join(line)} |" for line in named)
-        note = ["", self.note] if self.note else []
-        return "\n".join([f"## {self.title}", "", head, f"| {' | '.join(marks)} |", *body, *note])
 
 
 def all_tables(report: BatchMaxReport) -> tuple[TextTable, ...]:
@@ -49,7 +30,7 @@ def speed_table(report: BatchMaxReport, speeds: Sequence[Speed], title: str) -> 
     fastest = max((speed.rate for speed in speeds if speed.method.name == "ED"), default=0.0)
     rows = []
     if speeds is report.speeds:
-        rows.append(("ED", str(report.out_of_memory), "2", "", "out of memory", "", ""))
+        rows.append(("ED", (str(report.out_of_memory), "2", "", "out of memory", "", "")))
     for speed in speeds:
         least, most = speed.spread
         kvs = "all" if speed.method.max_kvs is None else str(speed.method.max_kvs)
@@ -58,42 +39,42 @@ def speed_table(report: BatchMaxReport, speeds: Sequence[Speed], title: str) -> 
         rates = (f"{speed.rate:,.0f}", f"{least:,.0f}-{most:,.0f}", _percent(speed.rate / fastest - 1))
         if speeds is report.speeds and not speed.together:
             rates = (f"{rates[0]} (not all at once)", *rates[1:])
-        rows.append((speed.method.name, batch, kvs, memory, *rates))
+        rows.append((speed.method.name, (batch, kvs, memory, *rates)))
     batch_column = "b" if speeds is report.speeds else "at once, most"
-    columns = ("method", batch_column, "|kv|", "MiB used", "tokens/s", "least-most", "beside ED")
-    return TextTable(title, columns, tuple(rows))
+    columns = (batch_column, "|kv|", "MiB used", "tokens/s", "least-most", "beside ED")
+    return TextTable(title, "method", columns, tuple(rows))
 
 
 def task_table(report: BatchMaxReport) -> TextTable:
     """For each task and rule: the largest batch that holds accuracy."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[str, tuple[str, ...]]] = []
     for task in report.tasks:
         full = task.full
-        rows.append((task.name, FULL_CACHE.name, "", "all", f"{full.mean:.3f}", "", "", "", ""))
-        rows += [_rule_row(report, task, rule) for rule in report.config.rule_names]
+        rows.append((task.name, (FULL_CACHE.name, "", "all", f"{full.mean:.3f}", "", "", "", "")))
+        rows += [("", _rule_entries(report, task, rule)) for rule in report.config.rule_names]
     for rule in report.config.rule_names:
         gain = report.mean_gain(rule)
-        rows.append(("mean", f"BM {rule}", "", "", "", "", "", "" if gain is None else _percent(gain), ""))
-    columns = ("task", "method", "b", "|kv|", "accuracy", "of FKV", "tokens/s", "beside ED", "latest KVs")
+        told = "" if gain is None else _percent(gain)
+        rows.append(("mean", (f"BM {rule}", "", "", "", "", "", told, "")))
+    columns = ("method", "b", "|kv|", "accuracy", "of FKV", "tokens/s", "beside ED", "latest KVs")
     title = f"Accuracy within {report.config.within:g} % of the full cache: the largest batch of each rule"
-    return TextTable(title, columns, tuple(rows), left=2)
+    return TextTable(title, "task", columns, tuple(rows), words=(0,))
 
 
-def _rule_row(report: BatchMaxReport, task: TaskResult, rule: str) -> tuple[str, ...]:
+def _rule_entries(report: BatchMaxReport, task: TaskResult, rule: str) -> tuple[str, ...]:
     trial = task.best(rule)
     if trial is None:
         near = task.nearest(rule)
         if near is None:
-            return ("", f"BM {rule}", "", "", "no batch fits", "", "", "", "")
+            return (f"BM {rule}", "", "", "no batch fits", "", "", "", "")
         cells = (str(near.batch), str(near.method.max_kvs), _accuracy(near.accuracy))
-        return ("", near.method.name, *cells, "too low", "", "none", "")
+        return (near.method.name, *cells, "too low", "", "none", "")
     speed = report.speed(trial.method, trial.batch)
     accuracy = trial.accuracy
     share = f"{accuracy.mean / task.full.mean:.1%} ± {accuracy.error_beside(task.full) / task.full.mean:.1%}"
     control = task.controls[trial.method.max_kvs or 0]
     latest = "too low" if task.discriminates(trial) else f"{control.mean:.3f}: as good"
     return (
-        "",
         trial.method.name,
         str(trial.batch),
         str(trial.method.max_kvs),
@@ -112,35 +93,37 @@ def parts_table(speeds: Iterable[Speed], title: str) -> TextTable:
         parts = [speed.part(name) / speed.batch for name in PARTS]
         kvs = "all" if speed.method.max_kvs is None else str(speed.method.max_kvs)
         cells = (f"{each:.3f}" for each in (*parts, sum(parts)))
-        rows.append((speed.method.name, str(speed.batch), kvs, *cells))
-    return TextTable(title, ("method", "b", "|kv|", *PARTS, "sum"), tuple(rows))
+        rows.append((speed.method.name, (str(speed.batch), kvs, *cells)))
+    return TextTable(title, "method", ("b", "|kv|", *PARTS, "sum"), tuple(rows))
 
 
 def paper_table(report: BatchMaxReport) -> TextTable:
     """The paper's rows, and what held here below them."""
-    rows: list[tuple[str, ...]] = [
+    rows: list[tuple[str, tuple[str, ...]]] = [
         (
             row.model,
-            row.task,
-            row.setting,
-            str(row.ed_batch),
-            str(row.batch),
-            str(row.max_kvs),
-            f"{row.accuracy_share:.1%}",
-            _percent(row.gain),
+            (
+                row.task,
+                row.setting,
+                str(row.ed_batch),
+                str(row.batch),
+                str(row.max_kvs),
+                f"{row.accuracy_share:.1%}",
+                _percent(row.gain),
+            ),
         )
         for row in PAPER_ROWS
     ]
     mean = sum(row.gain for row in PAPER_ROWS) / len(PAPER_ROWS)
-    rows.append(("paper, mean", *[""] * 6, _percent(mean)))
+    rows.append(("paper, mean", (*[""] * 6, _percent(mean))))
     for rule in report.config.rule_names:
         for task, trial in report.held(rule):
             cells = (str(report.extreme_decode.batch), str(trial.batch), str(trial.method.max_kvs))
             share = f"{trial.accuracy.mean / task.full.mean:.1%}"
             setting = f"0-shot, {task.metric}, {trial.method.name}"
-            rows.append(("demo model", task.name, setting, *cells, share, _percent(report.gain(trial))))
-    columns = ("model", "task", "setting", "b of ED", "b of BM", "|kv|", "of FKV", "beside ED")
-    return TextTable("Beside the paper", columns, tuple(rows), left=3, note=PAPER_SETTING)
+            rows.append(("demo model", (task.name, setting, *cells, share, _percent(report.gain(trial)))))
+    columns = ("task", "setting", "b of ED", "b of BM", "|kv|", "of FKV", "beside ED")
+    return TextTable("Beside the paper", "model", columns, tuple(rows), notes=(PAPER_SETTING,), words=(0, 1))
 
 
 def _accuracy(accuracy: Accuracy) -> str:

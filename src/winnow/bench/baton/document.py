@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winnow.evaluate.grid import Grid
+from winnow.text_table import TextTable
 
 NOTES = """\
 - **seconds to complete**: from the first submission, all queries at once, to the last token; medians where a cell was
@@ -26,7 +26,10 @@ NOTES = """\
 
 
 def page(
-    heads: Sequence[Mapping[str, Any]], facts: Sequence[str], grids: Sequence[Grid], figures: Sequence[Path]
+    heads: Sequence[Mapping[str, Any]],
+    facts: Sequence[str],
+    tables: Sequence[TextTable],
+    figures: Sequence[Path],
 ) -> str:
     """Everything that a reader of the results needs.
 
@@ -46,7 +49,7 @@ def page(
             "",
         ]
     lines += [*facts, "", NOTES]
-    for grid in grids:
-        lines += [f"## {grid.title}", "", *grid.markdown()]
+    for table in tables:
+        lines += table.markdown()
     lines += [text for path in figures for text in (f"![{path.stem.replace('_', ' ')}]({path.name})", "")]
     return "\n".join(lines).rstrip() + "\n"

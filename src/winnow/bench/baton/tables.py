@@ -6,24 +6,24 @@ from winnow.bench.baton.bars import BARS
 from winnow.bench.baton.cells import MODES
 from winnow.bench.baton.measured import Row, find
 from winnow.bench.baton.paper import MIXED, SETS, published_gain
-from winnow.evaluate.grid import Grid
+from winnow.text_table import TextTable
 from winnow.units import format_bytes
 
 _NAMES = {MIXED: "Mixed set, 120 queries (Table 1)", "short": "Short set, 30 queries (Table 2)"}
 
 
-def all_grids(rows: Sequence[Row]) -> list[Grid]:
+def all_tables(rows: Sequence[Row]) -> list[TextTable]:
     """Of each set: times and gains by mode and batch size, then what belongs to each cell; the bars last."""
-    grids = []
+    tables = []
     for query_set in SETS:
         of_set = [row for row in rows if row.cell.query_set == query_set]
         if of_set:
-            grids += [completion(query_set, of_set), details(query_set, of_set)]
+            tables += [completion(query_set, of_set), details(query_set, of_set)]
     beside = bars(rows)
-    return [*grids, *([beside] if beside.rows else [])]
+    return [*tables, *([beside] if beside.rows else [])]
 
 
-def completion(query_set: str, rows: Sequence[Row]) -> Grid:
+def completion(query_set: str, rows: Sequence[Row]) -> TextTable:
     """A row per mode, a column per batch size."""
     batches = sorted({row.cell.batch for row in rows})
     lines = []
@@ -31,7 +31,7 @@ def completion(query_set: str, rows: Sequence[Row]) -> Grid:
         found = [find(rows, query_set, mode, batch) for batch in batches]
         if any(found):
             lines.append((mode, tuple(_brief(row) for row in found)))
-    return Grid(
+    return TextTable(
         f"{_NAMES[query_set]}: seconds to complete, times faster than static, in brackets the paper's",
         "mode",
         tuple(f"batch {batch}" for batch in batches),
@@ -39,10 +39,10 @@ def completion(query_set: str, rows: Sequence[Row]) -> Grid:
     )
 
 
-def details(query_set: str, rows: Sequence[Row]) -> Grid:
+def details(query_set: str, rows: Sequence[Row]) -> TextTable:
     """A row per batch size and mode."""
     ordered = sorted(rows, key=lambda row: (row.cell.batch, MODES.index(row.cell.mode)))
-    return Grid(
+    return TextTable(
         f"{_NAMES[query_set]}: where the time goes",
         "batch, mode",
         ("passes", "by passes", "prefill s", "decode s", "idle", "columns", "KV peak", "differ"),
@@ -50,7 +50,7 @@ def details(query_set: str, rows: Sequence[Row]) -> Grid:
     )
 
 
-def bars(rows: Sequence[Row]) -> Grid:
+def bars(rows: Sequence[Row]) -> TextTable:
     """Each bar beside what was measured."""
     lines = []
     for bar in BARS:
@@ -75,7 +75,7 @@ def bars(rows: Sequence[Row]) -> Grid:
                 ),
             )
         )
-    return Grid(
+    return TextTable(
         "Beside what the paper reports",
         "",
         ("paper", "here", "", "by passes", "at most", "idle"),

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from winnow.bench.h2h.continuations import Continuations
-from winnow.bench.h2h.tables import longbench_grid, perplexity_grid
+from winnow.bench.h2h.tables import longbench_table, perplexity_table
 from winnow.evaluate.charts import draw
-from winnow.evaluate.grid import Grid
 from winnow.evaluate.perplexity import Perplexity
 from winnow.evaluate.result import Evaluation
-from winnow.evaluate.tables import all_grids
+from winnow.evaluate.tables import all_tables
 from winnow.figures import can_draw
+from winnow.text_table import TextTable
 
 NAME = "h2h"
 _LINES = 8
@@ -27,13 +27,15 @@ discriminate: one that a control (`recent`, `random`) answers within 5 % of the 
 it is marked and left out. Presets run without rounds under pressure."""
 
 
-def grids(evaluation: Evaluation, found: Sequence[Perplexity], continuations: Continuations) -> list[Grid]:
+def tables(
+    evaluation: Evaluation, found: Sequence[Perplexity], continuations: Continuations
+) -> list[TextTable]:
     """Every table, those beside the papers last."""
-    beside = longbench_grid(evaluation)
+    beside = longbench_table(evaluation)
     return [
-        *all_grids(evaluation),
+        *all_tables(evaluation),
         *([beside] if beside else []),
-        *([perplexity_grid(found, continuations)] if found else []),
+        *([perplexity_table(found, continuations)] if found else []),
     ]
 
 
@@ -45,15 +47,15 @@ def write(
     continuations: Continuations,
 ) -> list[Path]:
     """Write h2h.json, h2h.md and, where matplotlib is installed, h2h.svg; returns their paths."""
-    results, tables = directory / f"{NAME}.json", directory / f"{NAME}.md"
+    results, page = directory / f"{NAME}.json", directory / f"{NAME}.md"
     numbers = {**head, **evaluation.to_json(), "perplexity": [each.to_json() for each in found]}
     results.write_text(_rows(numbers), encoding="utf-8")
     pictures = _picture(directory, evaluation) if can_draw() else []
     lines = _head(head, evaluation) + [text for path in pictures for text in (f"![scores]({path.name})", "")]
-    for grid in grids(evaluation, found, continuations):
-        lines += [f"## {grid.title}", "", *grid.markdown()]
-    tables.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [results, tables, *pictures]
+    for table in tables(evaluation, found, continuations):
+        lines += table.markdown()
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [results, page, *pictures]
 
 
 def _rows(numbers: dict[str, Any]) -> str:

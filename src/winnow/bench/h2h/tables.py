@@ -13,12 +13,12 @@ from winnow.bench.h2h.published import (
     TEXT_DIFFERS,
 )
 from winnow.evaluate.cell import AWARE
-from winnow.evaluate.grid import Grid
 from winnow.evaluate.perplexity import Perplexity
 from winnow.evaluate.result import Evaluation
+from winnow.text_table import TextTable
 
 
-def longbench_grid(evaluation: Evaluation) -> Grid | None:
+def longbench_table(evaluation: Evaluation) -> TextTable | None:
     """Share of the full cache's score that is left: the paper's by cache size, ours by compression, query-aware.
 
     None where no preset of the paper's was run query-aware.
@@ -46,7 +46,7 @@ def longbench_grid(evaluation: Evaluation) -> Grid | None:
         f"what differs there: {KV_COMPRESS_DIFFERS}",
     )
     title = "Share of the full cache's mean score that is left, query-aware, beside KV-Compress's Table 1"
-    return Grid(title, "method: preset", tuple(columns), tuple(rows), notes)
+    return TextTable(title, "method: preset", tuple(columns), tuple(rows), notes)
 
 
 def _relative(evaluation: Evaluation, preset: str, amount: float) -> str:
@@ -59,7 +59,7 @@ def _relative(evaluation: Evaluation, preset: str, amount: float) -> str:
     return "" if mean is None or not full else f"{mean / full:.3f}"
 
 
-def perplexity_grid(found: Sequence[Perplexity], continuations: Continuations) -> Grid:
+def perplexity_table(found: Sequence[Perplexity], continuations: Continuations) -> TextTable:
     """Perplexity with a quarter of the KVs, each over the full cache's, beside the text's."""
     full = found[0]
     rows = []
@@ -83,4 +83,4 @@ def perplexity_grid(found: Sequence[Perplexity], continuations: Continuations) -
         *(f"{each.name}: {each.refusal}" for each in found if each.refusal),
     )
     columns = ("theirs", "perplexity", "over full", "here", "over full", "KVs per row at the end")
-    return Grid("Perplexity with a quarter of the KVs", "preset", columns, tuple(rows), notes)
+    return TextTable("Perplexity with a quarter of the KVs", "preset", columns, tuple(rows), notes)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from winnow.bench.kv_compress.paper import BATCHES, BEST_GAIN, UNTOLD
-from winnow.bench.kv_compress.tables import TextTable
+from winnow.text_table import TextTable
 
 NOTES = f"""\
 - **gain**: total tokens per second beside the full cache within the same KV memory.
@@ -45,7 +45,7 @@ def page(
         *map(_origin, heads),
         " ".join(facts) + "\n",
         NOTES,
-        *(table.markdown() for table in tables),
+        *("\n".join(table.markdown()) for table in tables),
         *(f"![{path.stem.replace('_', ' ')}]({path.name})\n" for path in figures),
     ]
     return "\n".join(parts)

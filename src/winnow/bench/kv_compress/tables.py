@@ -1,28 +1,12 @@
 """The results as tables of text, for terminals and for Markdown."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from winnow.bench.kv_compress.grid import FULL, Grid
 from winnow.bench.kv_compress.paper import PUBLISHED
 from winnow.bench.kv_compress.row import Row
+from winnow.text_table import TextTable
 from winnow.units import format_bytes
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A header and lines of cells; the first column is left-aligned, and so are those of `words`."""
-
-    title: str
-    header: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-    words: tuple[int, ...] = (0,)
-
-    def markdown(self) -> str:
-        """The table below its title as a heading."""
-        rules = ["---" if number in self.words else "---:" for number in range(len(self.header))]
-        lines = [self.header, tuple(rules), *self.lines]
-        return f"## {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def all_tables(grid: Grid, rows: Sequence[Row]) -> list[TextTable]:
@@ -41,16 +25,17 @@ def side_by_side(grid: Grid, rows: Sequence[Row]) -> TextTable:
     lines = []
     for compression in sorted({row.cell.compression for row in rows}):
         same = [row for row in rows if row.cell.compression == compression]
-        line = [f"{compression:g}x", f"{same[0].bound:.2f}x"]
+        line = [f"{same[0].bound:.2f}x"]
         for preset in grid.policies:
             # The full cache stands on both sides.
             row = next((row for row in same if row.cell.preset in (preset, FULL)), None)
             line += ["", "", "", ""] if row is None else _brief(row)
-        lines.append(tuple(line))
+        lines.append((f"{compression:g}x", tuple(line)))
     columns = ("gain", "of bound", "batch", "score")
     return TextTable(
         f"{context} + {grid.answer_tokens(context)} tokens: whole-prompt prefill, then P&D",
-        ("asked", "bound", *columns, f"P&D {columns[0]}", *columns[1:]),
+        "asked",
+        ("bound", *columns, f"P&D {columns[0]}", *columns[1:]),
         tuple(lines),
     )
 
@@ -60,8 +45,8 @@ def details(grid: Grid, rows: Sequence[Row]) -> TextTable:
     context = rows[0].cell.context
     return TextTable(
         f"{context} + {grid.answer_tokens(context)} tokens, each policy",
+        "policy",
         (
-            "policy",
             "asked",
             "reached",
             "tokens/s",
@@ -74,7 +59,7 @@ def details(grid: Grid, rows: Sequence[Row]) -> TextTable:
             "rounds",
             "KV peak",
         ),
-        tuple(_detail(grid, row) for row in rows),
+        tuple((_policy(grid, row), _detail(row)) for row in rows),
     )
 
 
@@ -92,17 +77,15 @@ def beside_the_paper(grid: Grid, rows: Sequence[Row]) -> TextTable:
         lines.append(
             (
                 f"{each.setting}, {each.context} tokens" if each.context else each.setting,
-                f"{each.compression:g}x",
-                f"{each.gain:.2f}x",
-                *ours,
-                each.differs,
+                (f"{each.compression:g}x", f"{each.gain:.2f}x", *ours, each.differs),
             )
         )
     return TextTable(
         "The paper's gains over vLLM with the full cache (5.4), beside ours over Winnow's at the nearest context",
-        ("paper", "compression", "gain", "ours, whole prompt", "ours, P&D", "what differs there"),
+        "paper",
+        ("compression", "gain", "ours, whole prompt", "ours, P&D", "what differs there"),
         tuple(lines),
-        words=(0, 5),
+        words=(4,),
     )
 
 
@@ -110,11 +93,14 @@ def _brief(row: Row) -> list[str]:
     return [f"{row.gain:.2f}x", f"{row.share:.0%}", f"{row.first.most_batch}", _accuracy(row)]
 
 
-def _detail(grid: Grid, row: Row) -> tuple[str, ...]:
+def _policy(grid: Grid, row: Row) -> str:
+    return {FULL: "full", grid.whole: "whole", grid.p_and_d: "P&D"}[row.cell.preset]
+
+
+def _detail(row: Row) -> tuple[str, ...]:
     run = row.first
     median, least, most = row.rates
     return (
-        {FULL: "full", grid.whole: "whole", grid.p_and_d: "P&D"}[row.cell.preset],
         f"{row.cell.compression:g}x",
         f"{run.reached:.1f}x",
         f"{median:,.0f}",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from winnow.evaluate.result import Evaluation
-from winnow.evaluate.tables import all_grids
+from winnow.evaluate.tables import all_tables
 
 _SETTING = """\
 - Both compute the same weights in float32 on the CPU, answer greedily, and are scored by the same metrics.
@@ -34,6 +34,6 @@ def markdown(evaluation: Evaluation, head: Mapping[str, Any]) -> list[str]:
         _SETTING,
         "",
     ]
-    for grid in all_grids(evaluation):
-        lines += [f"## {grid.title}", "", *grid.markdown()]
+    for table in all_tables(evaluation):
+        lines += table.markdown()
     return lines

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from winnow.bench.batch_max.config import BatchMaxConfig
-from winnow.cli.bench.report import check_json_path, console, typed_command, write_json
+from winnow.cli.bench.report import check_json_path, console, print_tables, typed_command, write_json
 from winnow.cli.engine import demo_model, silence_transformers
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import require_writable
@@ -20,7 +19,6 @@ from winnow.units import format_bytes
 
 if TYPE_CHECKING:
     from winnow.bench.batch_max.report import BatchMaxReport
-    from winnow.bench.batch_max.tables import TextTable
 
 SUMMARY = "the experiment of the Batch-Max paper on the demo model: memory is given, the batch is free"
 DESCRIPTION = """\
@@ -90,12 +88,11 @@ def execute(namespace: argparse.Namespace) -> int:
     out = console()
     for line in facts:
         out.print(line, highlight=False, soft_wrap=True)
-    for table in tables:
-        out.print(_rich(table))
+    print_tables(out, tables)
     write_json(namespace.json, head | report.to_json())
     if namespace.markdown is not None:
         page = ["# Batch-Max's experiment", _code(head["command"]), "\n\n".join(facts)]
-        page += [table.markdown() for table in tables]
+        page += ["\n".join(table.markdown()).rstrip() for table in tables]
         namespace.markdown.write_text("\n\n".join(page) + "\n", encoding="utf-8")
     return 0
 
@@ -134,12 +131,3 @@ def _facts(report: "BatchMaxReport") -> list[str]:
 
 def _code(command: list[str]) -> str:
     return "    " + " ".join(command)
-
-
-def _rich(table: "TextTable") -> Table:
-    shown = Table(title=table.title, title_justify="left", caption=table.note or None, caption_justify="left")
-    for place, column in enumerate(table.columns):
-        shown.add_column(column, justify="left" if place < table.left else "right")
-    for row in table.rows:
-        shown.add_row(*row)
-    return shown

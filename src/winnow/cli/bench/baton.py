@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from winnow.bench.baton.experiment import Experiment
     from winnow.bench.baton.measured import Measured, Row
     from winnow.bench.baton.run import OnStep
-    from winnow.evaluate.grid import Grid
+    from winnow.text_table import TextTable
 
 SUMMARY = (
     "padded batches that queries join and leave, beside static ones (BATON, Tables 1 and 2, Figures 5 to 7)"
@@ -96,10 +96,10 @@ def execute(namespace: argparse.Namespace) -> int:
 
     from winnow.bench.baton.experiment import Experiment
     from winnow.bench.baton.measured import read_rows
-    from winnow.bench.baton.tables import all_grids
+    from winnow.bench.baton.tables import all_tables
     from winnow.bench.machine import Machine, report_head
     from winnow.bench.vocabulary import vocab_size
-    from winnow.cli.eval.output import show_grids
+    from winnow.cli.eval.output import show_tables
 
     silence_transformers()
     if namespace.threads is not None:
@@ -113,13 +113,13 @@ def execute(namespace: argparse.Namespace) -> int:
     measured = _measure(namespace, experiment, model)
     rows = read_rows(measured)
     facts = _facts(cells, rows, options)
-    grids = all_grids(rows)
-    show_grids(head, " ".join(facts), grids)
+    tables = all_tables(rows)
+    show_tables(head, " ".join(facts), tables)
     report = {"settings": cells.settings, "engine": {name: str(value) for name, value in options.items()}}
     told = {"rows": [row.to_json() for row in rows], "runs": [each.to_json() for each in measured]}
     write_json(namespace.json, head | report | told)
     if namespace.output is not None:
-        _write_page(namespace.output, measured, facts, grids, rows)
+        _write_page(namespace.output, measured, facts, tables, rows)
     return 0
 
 
@@ -188,12 +188,12 @@ def _facts(cells: Cells, rows: "list[Row]", options: dict[str, Any]) -> list[str
 
 
 def _write_page(
-    output: Path, measured: "list[Measured]", facts: list[str], grids: "list[Grid]", rows: "list[Row]"
+    output: Path, measured: "list[Measured]", facts: list[str], tables: "list[TextTable]", rows: "list[Row]"
 ) -> None:
     from winnow.bench.baton.charts import draw_all
     from winnow.bench.baton.document import page
 
     heads = {(*each.head["command"], each.head["commit"]): each.head for each in measured}
     figures = [path for path in draw_all(rows, output) if path.suffix == ".png"]
-    (output / "baton.md").write_text(page(list(heads.values()), facts, grids, figures), encoding="utf-8")
+    (output / "baton.md").write_text(page(list(heads.values()), facts, tables, figures), encoding="utf-8")
     print(f"winnow: wrote {output / 'baton.md'} and {len(figures)} figures", file=sys.stderr)

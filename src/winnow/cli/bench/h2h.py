@@ -120,8 +120,8 @@ def execute(namespace: argparse.Namespace) -> int:
             require_writable(path / "h2h.json", f"{flag} {path}")
     options = engine_options(namespace)
     from winnow.bench.h2h.continuations import Continuations, text_presets
-    from winnow.bench.h2h.document import grids, write
-    from winnow.cli.eval.output import run_head, show_grids
+    from winnow.bench.h2h.document import tables, write
+    from winnow.cli.eval.output import run_head, show_tables
     from winnow.evaluate.cell import num_scores, plan_cells
 
     silence_transformers()
@@ -134,7 +134,7 @@ def execute(namespace: argparse.Namespace) -> int:
         own = [name for name in ("winnow", "keydiff", "kv-compress") if name in namespace.presets]
         found = _perplexity(llm, continuations, [*text_presets(), *own], journal)
     amount = f"{evaluation.prompts} prompts per cell"
-    show_grids(head, amount, grids(evaluation, found, continuations))
+    show_tables(head, amount, tables(evaluation, found, continuations))
     if namespace.output is not None:
         paths = write(namespace.output, head, evaluation, found, continuations)
         print(f"winnow: wrote {', '.join(map(str, paths))}", file=sys.stderr)

@@ -8,12 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from winnow.bench.kv_compress.grid import Cell, Grid
-from winnow.cli.bench.report import check_json_path, console, typed_command, write_json
+from winnow.cli.bench.report import check_json_path, console, print_tables, typed_command, write_json
 from winnow.cli.engine import demo_model, engine_options, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
@@ -28,8 +26,8 @@ from winnow.units import format_bytes
 if TYPE_CHECKING:
     from winnow.bench.kv_compress.row import Row
     from winnow.bench.kv_compress.study import Prompts, Study
-    from winnow.bench.kv_compress.tables import TextTable
     from winnow.llm import LLM
+    from winnow.text_table import TextTable
 
 SUMMARY = "throughput, decoding batch and accuracy against compression (KV-Compress, figures 1, 7 and 8)"
 DESCRIPTION = """\
@@ -187,8 +185,7 @@ def execute(namespace: argparse.Namespace) -> int:
         where = Machine(**each["machine"])
         out.print(f"{where}; commit {each['commit']}; {each['date']}", highlight=False, soft_wrap=True)
     out.print(" ".join(facts), highlight=False)
-    for table in tables:
-        out.print(_rich(table))
+    print_tables(out, tables, dense=True)
     if plan.out is not None:
         _write_page(plan.out, study, facts, tables, rows)
     return 0
@@ -282,17 +279,6 @@ def _facts(plan: _Plan, kv_memory: int) -> list[str]:
         f"Compression leaves at least {floor} KVs a row on average.",
         f"Whole prompt: {grid.whole}. P&D: {grid.p_and_d}.",
     ]
-
-
-def _rich(table: "TextTable") -> Table:
-    shown = Table(
-        title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    for number, name in enumerate(table.header):
-        shown.add_column(name, justify="left" if number in table.words else "right")
-    for line in table.lines:
-        shown.add_row(*line)
-    return shown
 
 
 def _write_page(

@@ -121,10 +121,10 @@ def execute(namespace: argparse.Namespace) -> int:
 
     from winnow.bench.environment import Environment, PeerError
     from winnow.bench.kvpress.compare import CONTROLS, Comparison
-    from winnow.cli.eval.output import run_head, show_grids
+    from winnow.cli.eval.output import run_head, show_tables
     from winnow.evaluate.cell import check_presets, num_scores, plan_cells
     from winnow.evaluate.settings import settings_for
-    from winnow.evaluate.tables import all_grids
+    from winnow.evaluate.tables import all_tables
 
     check_presets(namespace.presets)
     silence_transformers()
@@ -152,7 +152,7 @@ def execute(namespace: argparse.Namespace) -> int:
             evaluation = _run(namespace, comparison, llm, settings, environment, folder, threads)
     except PeerError as error:
         raise UsageError(f"kvpress: {error}") from None
-    show_grids(head, f"{evaluation.prompts} prompts per cell", all_grids(evaluation))
+    show_tables(head, f"{evaluation.prompts} prompts per cell", all_tables(evaluation))
     if namespace.output is not None:
         _write(namespace.output, head, evaluation)
     return 0

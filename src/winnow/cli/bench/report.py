@@ -1,13 +1,15 @@
-"""What both benches write: the report as JSON, and the console that tables go to."""
+"""What benches write: the report as JSON, and tables on the console."""
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from winnow.cli.paths import require_writable
+from winnow.text_table import TextTable
 
 WIDTH = 100
 """Columns where the output is no terminal."""
@@ -17,6 +19,16 @@ def console() -> Console:
     """Standard output, wide enough for the tables."""
     plain = Console()
     return plain if plain.is_terminal else Console(width=max(plain.width, WIDTH))
+
+
+def print_tables(out: Console, tables: Iterable[TextTable], *, dense: bool = False) -> None:
+    """Each table between its title and its notes; `dense` as for `TextTable.rich`."""
+    for table in tables:
+        # A title of rich's own would be broken to the table's width.
+        out.print(f"\n{table.title}", highlight=False, markup=False, soft_wrap=True)
+        out.print(table.rich(dense=dense))
+        for note in table.notes:
+            out.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 def check_json_path(path: Path | None) -> None:

@@ -11,7 +11,7 @@ from winnow.cli.engine import add_engine_flags, engine_options, open_llm
 from winnow.cli.errors import UsageError
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags
-from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_grids
+from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
 from winnow.cli.meter import Meter
 from winnow.cli.progress import open_progress
 
@@ -75,7 +75,7 @@ def execute(namespace: argparse.Namespace) -> int:
     require_lm_eval()
     from winnow.evaluate.cell import AWARE, num_scores, plan_cells
     from winnow.evaluate.likelihood import Keeping
-    from winnow.evaluate.lm_eval.report import lm_eval_grid, write_lm_eval
+    from winnow.evaluate.lm_eval.report import lm_eval_table, write_lm_eval
     from winnow.evaluate.lm_eval.run import LmEvalPlan
 
     cells = plan_cells(namespace.presets, namespace.compressions, (AWARE,))
@@ -89,10 +89,10 @@ def execute(namespace: argparse.Namespace) -> int:
             results = _run(namespace, llm, plan, keepings)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(*[RESUME_HINT] * (namespace.output is not None)) from None
-    grid = lm_eval_grid(results)
-    show_grids(head, f"lm_eval {version('lm_eval')}", [grid])
+    table = lm_eval_table(results)
+    show_tables(head, f"lm_eval {version('lm_eval')}", [table])
     if namespace.output is not None:
-        paths = write_lm_eval(results, grid, namespace.output, head)
+        paths = write_lm_eval(results, table, namespace.output, head)
         print(f"wrote {', '.join(path.name for path in paths)} in {namespace.output}", file=sys.stderr)
     return 0
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.cli.bench.report import console, typed_command
+from winnow.cli.bench.report import console, print_tables, typed_command
 from winnow.cli.errors import UsageError
 from winnow.cli.paths import require_writable
 from winnow.cli.progress import MODES
 
 if TYPE_CHECKING:
-    from winnow.evaluate.grid import Grid
     from winnow.llm import LLM
+    from winnow.text_table import TextTable
 
 RESUME_HINT = "(finished answers are safe; run the same command again to go on)"
 
@@ -62,24 +62,11 @@ def run_head(llm: "LLM", options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def show_grids(head: dict[str, Any], amount: str, grids: Iterable["Grid"]) -> None:
+def show_tables(head: dict[str, Any], amount: str, tables: Iterable["TextTable"]) -> None:
     """Tables on standard output, below what says how, where, when and how much was measured."""
-    from rich.table import Table
-
     out = console()
     machine = head["machine"]
     device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
     out.print(shlex.join(head["command"]), highlight=False, markup=False, soft_wrap=True)
     out.print(f"{device}; commit {head['commit']}; {head['date']}; {amount}", highlight=False, soft_wrap=True)
-    for grid in grids:
-        # A title of the table itself would be broken to its width.
-        out.print(f"\n{grid.title}", highlight=False, markup=False)
-        table = Table()
-        table.add_column(grid.corner)
-        for column in grid.columns:
-            table.add_column(column, justify="right")
-        for name, entries in grid.rows:
-            table.add_row(name, *entries)
-        out.print(table)
-        for note in grid.notes:
-            out.print(note, highlight=False, markup=False, soft_wrap=True)
+    print_tables(out, tables)

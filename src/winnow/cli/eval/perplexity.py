@@ -11,7 +11,7 @@ from winnow.cli.engine import add_engine_flags, engine_options, open_llm
 from winnow.cli.errors import UsageError
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
-from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_grids
+from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
 from winnow.cli.meter import Meter
 from winnow.cli.progress import open_progress
 
@@ -82,7 +82,7 @@ def execute(namespace: argparse.Namespace) -> int:
         raise UsageError(f"--context must be below --tokens ({namespace.tokens}), got {namespace.context}")
     from winnow.evaluate.cell import AGNOSTIC, num_scores, plan_cells
     from winnow.evaluate.likelihood import Keeping
-    from winnow.evaluate.perplexity_report import perplexity_grid, write_perplexity
+    from winnow.evaluate.perplexity_report import perplexity_table, write_perplexity
 
     cells = plan_cells(namespace.presets, namespace.compressions, (AGNOSTIC,))
     keepings = {cell.label: Keeping.of(cell) for cell in cells}
@@ -96,10 +96,10 @@ def execute(namespace: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             raise KeyboardInterrupt(*[RESUME_HINT] * (namespace.output is not None)) from None
     title = f"perplexity of {namespace.tokens - namespace.context} tokens after {namespace.context}"
-    grid = perplexity_grid(rows, title)
-    show_grids(head, f"{len(windows)} windows", [grid])
+    table = perplexity_table(rows, title)
+    show_tables(head, f"{len(windows)} windows", [table])
     if namespace.output is not None:
-        paths = write_perplexity(rows, grid, namespace.output, head)
+        paths = write_perplexity(rows, table, namespace.output, head)
         print(f"wrote {', '.join(path.name for path in paths)} in {namespace.output}", file=sys.stderr)
     return 0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from winnow.cli.engine import add_engine_flags, engine_options, open_llm
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
-from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_grids
+from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
 from winnow.cli.meter import Meter
 from winnow.cli.progress import open_progress
 from winnow.evaluate.tasks import Task, load_task
@@ -176,9 +176,9 @@ def _head(
 
 def _show(evaluation: "Evaluation", head: dict[str, Any]) -> None:
     """The tables on standard output."""
-    from winnow.evaluate.tables import all_grids
+    from winnow.evaluate.tables import all_tables
 
-    show_grids(head, f"{evaluation.prompts} prompts per cell", all_grids(evaluation))
+    show_tables(head, f"{evaluation.prompts} prompts per cell", all_tables(evaluation))
 
 
 def _write(directory: Path, evaluation: "Evaluation", head: dict[str, Any]) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winnow.evaluate.grid import Footnotes, Grid
-from winnow.evaluate.grid_report import write_grid_report
 from winnow.evaluate.lm_eval.run import LmEvalResult
+from winnow.evaluate.table_report import write_table_report
+from winnow.text_table import Footnotes, TextTable
 
 _NOTE = """\
 Prompts, answers and metrics are those of lm-evaluation-harness; what stands behind the sign is its standard error. A
@@ -14,7 +14,7 @@ continuation is scored by forced decoding after its context was computed and cut
 and few-shot examples in it, and never the continuation."""
 
 
-def lm_eval_grid(results: Sequence[LmEvalResult]) -> Grid:
+def lm_eval_table(results: Sequence[LmEvalResult]) -> TextTable:
     """Tasks and metrics down, cells across."""
     found = [result.metrics() for result in results]
     names = dict.fromkeys(key for metrics in found for key in metrics)
@@ -27,15 +27,15 @@ def lm_eval_grid(results: Sequence[LmEvalResult]) -> Grid:
         result.cell if result.refusal is None else f"{result.cell} {notes.mark(result.refusal)}"
         for result in results
     )
-    return Grid("lm_eval", "task and metric", columns, rows, notes.lines())
+    return TextTable("lm_eval", "task and metric", columns, rows, notes.lines())
 
 
 def write_lm_eval(
-    results: Sequence[LmEvalResult], grid: Grid, directory: Path, head: Mapping[str, Any]
+    results: Sequence[LmEvalResult], table: TextTable, directory: Path, head: Mapping[str, Any]
 ) -> list[Path]:
-    """Write results.json and results.md; returns their paths. `head` is as for `write_grid_report`."""
+    """Write results.json and results.md; returns their paths. `head` is as for `write_table_report`."""
     values = {"cells": [result.to_json() for result in results]}
-    return write_grid_report("lm-eval", grid, _NOTE, values, directory, head)
+    return write_table_report("lm-eval", table, _NOTE, values, directory, head)
 
 
 def _entry(found: tuple[float, float | None] | None) -> str:

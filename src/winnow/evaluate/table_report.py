@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from winnow.evaluate.grid import Grid
 from winnow.evaluate.report import RESULTS, TABLES
+from winnow.text_table import TextTable
 
 
-def write_grid_report(
-    name: str, grid: Grid, note: str, values: Mapping[str, Any], directory: Path, head: Mapping[str, Any]
+def write_table_report(
+    name: str,
+    table: TextTable,
+    note: str,
+    values: Mapping[str, Any],
+    directory: Path,
+    head: Mapping[str, Any],
 ) -> list[Path]:
     """Write results.json and results.md; returns their paths.
 
@@ -34,9 +39,7 @@ def write_grid_report(
         "",
         note,
         "",
-        f"## {grid.title}",
-        "",
-        *grid.markdown(),
+        *table.markdown(),
     ]
     tables.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return [results, tables]
