@@ -157,6 +157,20 @@ NB_MODULE(_native, m) {
                          work);
            },
            nb::call_guard<nb::gil_scoped_release>())
+      .def("leverage",
+           [](const Kernels &self, DType dtype, uintptr_t k, int64_t head_dim, uintptr_t slot, uintptr_t length,
+              int64_t rows, int64_t stride, float ridge, uintptr_t worth, int threads) {
+             self.leverage({dtype, at<char>(k), head_dim, at<int64_t>(slot), at<int32_t>(length), rows, stride}, ridge,
+                           at<float>(worth), threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("pool_rows",
+           [](const Kernels &self, uintptr_t x, uintptr_t position, uintptr_t length, int64_t rows, int64_t stride,
+              int64_t pool_size, bool pool_max, uintptr_t out, int threads) {
+             self.pool_rows({at<float>(x), at<int32_t>(position), at<int32_t>(length), rows, stride, pool_size, pool_max},
+                            at<float>(out), threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
       .def("rms_norm",
            [](const Kernels &self, DType dtype, uintptr_t x, uintptr_t add, uintptr_t out, int64_t tokens, int64_t size,
               const RmsNorm &norm, int threads) {

@@ -16,6 +16,10 @@ struct Kernels {
   void (*compact)(const Pool &, const int64_t *source, const int64_t *target, int64_t n, int threads);
   /// Attention of the batch's queries over the rows of one layer, and what it tells their scores.
   void (*attend)(const Attend &, Workspace &);
+  /// Ridge leverage of the keys of rows, float [rows, stride]; 0 past a row's length.
+  void (*leverage)(const KeyRows &, float ridge, float *worth, int threads);
+  /// Pool what KVs are worth over their neighbours in position, float [rows, stride]; 0 past a row's length.
+  void (*pool_rows)(const PooledRows &, float *out, int threads);
   /// Norm rows, in the same pass adding to them.
   void (*rms_norm)(const NormRows &, const RmsNorm &, int threads);
   /// Norm the heads of queries and keys, where they have norms, and rotate them at their positions.

@@ -112,6 +112,26 @@ struct Attend {
   int64_t group() const { return num_query_heads / cache.num_heads; }
 };
 
+/// Rows of keys that lie anywhere in a pool, padded to `stride` slots each.
+struct KeyRows {
+  DType dtype;
+  const char *k;          // [num_slots, head_dim]
+  int64_t head_dim;
+  const int64_t *slot;    // [rows, stride]
+  const int32_t *length;  // [rows]: KVs of each row
+  int64_t rows, stride;
+};
+
+/// What each KV of some rows is worth alone, to be pooled over neighbours; see winnow.attention.Pool.
+struct PooledRows {
+  const float *x;           // [rows, stride]
+  const int32_t *position;  // [rows, stride]
+  const int32_t *length;    // [rows]
+  int64_t rows, stride;
+  int64_t pool_size;
+  bool pool_max;  // else the average
+};
+
 /// Memory that grows by demand and is kept from call to call, so that a step asks the system for none.
 class Buffer {
  public:

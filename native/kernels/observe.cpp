@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "attend.h"
+#include "neighbours.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -214,20 +215,6 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
   }
 }
 
-/// Pool x, [n], over neighbours in `order`; entries from `pooled` on are no neighbours and count as zero.
-void smooth(const float *x, const std::vector<int64_t> &order, int64_t pooled, const Observe &observe, float *ordered,
-            float *out) {
-  const int64_t n = static_cast<int64_t>(order.size()), reach = observe.pool_size / 2;
-  for (int64_t i = 0; i < n; ++i) ordered[i] = i < pooled ? x[order[i]] : 0.0f;
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t first = std::max<int64_t>(0, i - reach), last = std::min(n, i + reach + 1);
-    float together = ordered[first];
-    for (int64_t j = first + 1; j < last; ++j)
-      together = observe.pool_max ? std::max(together, ordered[j]) : together + ordered[j];
-    out[order[i]] = observe.pool_max ? together : together / static_cast<float>(observe.pool_size);
-  }
-}
-
 /// Pool the sums of a unit over neighbours in position and write its scores.
 void pool_unit(const Attend &call, const Unit &unit, const float *pooled_sums) {
   const Cache &cache = call.cache;
@@ -250,16 +237,19 @@ void pool_unit(const Attend &call, const Unit &unit, const float *pooled_sums) {
     std::sort(order.begin(), order.begin() + pooled, earlier);
 
   std::vector<float> ordered(n), smoothed(n * group), together(n);
+  const auto pool_row = [&](const float *x, float *out) {
+    smooth(x, order.data(), n, pooled, observe.pool_size, observe.pool_max, ordered.data(), out);
+  };
   for (int64_t term = 0; term < used_terms(observe, cache); ++term) {
     const int64_t heads = grouped_at_once(observe, observe.terms[term]) ? 1 : group;
     const float *sums = pooled_sums + unit.sums + term * group * n;
     if (observe.pool_per_query_head) {
       for (int64_t h = 0; h < heads; ++h)
-        smooth(sums + h * n, order, pooled, observe, ordered.data(), smoothed.data() + h * n);
+        pool_row(sums + h * n, smoothed.data() + h * n);
       aggregate(smoothed.data(), heads, n, n, observe, together.data());
     } else {
       aggregate(sums, heads, n, n, observe, smoothed.data());
-      smooth(smoothed.data(), order, pooled, observe, ordered.data(), together.data());
+      pool_row(smoothed.data(), together.data());
     }
     put_scores(cache, term, slots.data(), together.data(), n, true);
   }

@@ -147,6 +147,31 @@ class Kernels:
         sinks: int,
         threads: int,
     ) -> None: ...
+    def leverage(
+        self,
+        dtype: DType,
+        k: int,
+        head_dim: int,
+        slot: int,
+        length: int,
+        rows: int,
+        stride: int,
+        ridge: float,
+        worth: int,
+        threads: int,
+    ) -> None: ...
+    def pool_rows(
+        self,
+        x: int,
+        position: int,
+        length: int,
+        rows: int,
+        stride: int,
+        pool_size: int,
+        pool_max: bool,
+        out: int,
+        threads: int,
+    ) -> None: ...
     def rms_norm(
         self,
         dtype: DType,

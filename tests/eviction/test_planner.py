@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from winnow.eviction.budgets.heads import cheapest_blocks, length_without
-from winnow.eviction.ranking import ranks, sort_rows
+from winnow.eviction.ranking import Ranking, ranks, sort_key, sort_rows
 from winnow.eviction.round import moves
 
 # A row: its KVs as (worth, protected). Few different worths, so that ties are common.
@@ -134,6 +134,34 @@ def test_moves_fill_the_holes_and_nothing_else(rows: list[list[bool]]) -> None:
         assert sum(s in source.tolist() for s in slot[r].tolist()) == sum(row[int(kept[r]) :]), (
             "and no move is idle"
         )
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=st.lists(ROWS, min_size=1, max_size=5),
+    data=st.data(),
+)
+def test_the_lowest_are_the_first_of_the_order(rows: list[Row], data: st.DataObject) -> None:
+    longest = max(map(len, rows)) + data.draw(st.integers(0, 3)) or 1
+    worth, position = (
+        torch.full((1, 1, len(rows), longest), -1.0),
+        torch.randint(50, (1, 1, len(rows), longest)),
+    )
+    protected = torch.zeros(1, 1, len(rows), longest, dtype=torch.bool)
+    for r, row in enumerate(rows):
+        worth[0, 0, r, : len(row)] = torch.tensor([value for value, _ in row])
+        protected[0, 0, r, : len(row)] = torch.tensor([keep for _, keep in row])
+        position[0, 0, r, : len(row)] = torch.randperm(len(row))
+    length = torch.tensor([[[len(row) for row in rows]]])
+    count = torch.tensor([[[data.draw(st.integers(0, len(row))) for row in rows]]])
+    valid = torch.arange(longest) < length[..., None]
+    sorted_worth, order = sort_rows(worth, position.int(), protected, valid)
+    key = sort_key(worth, position.int(), protected, valid)
+    ranking = Ranking(None, key, length, protected.sum(-1), torch.empty(0), 4)  # type: ignore[arg-type]
+    lowest = ranking.lowest(count)
+    for r in range(len(rows)):
+        assert set(lowest[0, 0, r].nonzero()[:, 0].tolist()) == set(order[0, 0, r, : count[0, 0, r]].tolist())
+    assert torch.equal(ranking.worth, sorted_worth)
 
 
 def test_ranks_give_places() -> None:

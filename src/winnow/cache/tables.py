@@ -93,6 +93,11 @@ class BlockTables:
         pages = self.page_table[slots, : ceil_div(num_blocks, PAGE_ENTRIES)]
         return self.pages[:, layer][pages].transpose(1, 2).flatten(2)[:, :, :num_blocks]
 
+    def lookup_layers(self, slots: Tensor, num_blocks: int) -> Tensor:
+        """As `lookup`, of all layers: int32 [layers, B, heads, num_blocks]."""
+        pages = self.page_table[slots, : ceil_div(num_blocks, PAGE_ENTRIES)]
+        return self.pages[pages].permute(2, 0, 3, 1, 4).flatten(3)[..., :num_blocks]
+
     def check_integrity(self) -> None:
         """Assert that every page is free or owned by one sequence."""
         owned = [page for slot in range(len(self._num_pages)) for page in self.page_ids(slot).tolist()]

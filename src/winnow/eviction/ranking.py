@@ -1,6 +1,7 @@
 """The order in which the KVs of each row would go."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,19 +11,19 @@ from winnow.eviction.rows import Round
 
 @dataclass(frozen=True)
 class Ranking:
-    """The rows of B sequences, L layers and H heads, each sorted by what its KVs are worth.
+    """The rows of B sequences, L layers and H heads, and what their KVs are worth.
+
+    Rows are sorted when somebody asks for their order: whoever knows how many KVs must go needs no more than `lowest`.
 
     Attributes:
-        worth: float32 [B, L, H, N], ascending; +inf for protected KVs and past the length.
-        order: int64 [B, L, H, N], the index within the row of each entry of `worth`.
+        key: int64 [B, L, H, N], orders the KVs of a row as they would go; see `sort_key`.
         length: int64 [B, L, H], KVs of each row.
         protected: int64 [B, L, H], how many of them must stay.
         told: float32 [B, L, H], what the budget's `tell` said; empty if nothing.
     """
 
     round: Round
-    worth: Tensor
-    order: Tensor
+    key: Tensor
     length: Tensor
     protected: Tensor
     told: Tensor
@@ -41,23 +42,52 @@ class Ranking:
         """Blocks of each row, int64 [B, L, H]."""
         return -(-self.length // self.block_size)
 
+    @cached_property
+    def worth(self) -> Tensor:
+        """float32 [B, L, H, N], ascending; +inf for protected KVs and past the length."""
+        return _worth_of(self.key.sort(dim=-1).values)
+
+    def lowest(self, count: Tensor) -> Tensor:
+        """Mark the `count`, int64 [B, L, H], KVs of each row that would go first: bool [B, L, H, N].
+
+        At most as many as there are; waits for the device.
+        """
+        most = int(count.max())
+        if most == 0:
+            return torch.zeros_like(self.key, dtype=torch.bool)
+        first = self.key.topk(most, largest=False).values
+        last = first.gather(-1, (count - 1).clamp_min(0)[..., None])
+        return (self.key <= last) & (count > 0)[..., None]
+
 
 def sort_rows(worth: Tensor, position: Tensor, protected: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """Sort each row by worth, the older first among equals, protected KVs last, then what is not valid.
 
-    All arguments [..., N]. One sort: worth and position make one integer that orders as the pair does.
+    All arguments [..., N].
 
     Returns:
         Sorted worth (+inf for protected and not valid) and the order, int64, both [..., N].
     """
+    key, order = sort_key(worth, position, protected, valid).sort(dim=-1)
+    return _worth_of(key), order
+
+
+def sort_key(worth: Tensor, position: Tensor, protected: Tensor, valid: Tensor) -> Tensor:
+    """One integer for worth and position that orders KVs as the pair does; protected ones last, then what is not valid.
+
+    All arguments [..., N]; so is what comes back, int64. No two valid KVs of a row have the same.
+    """
     # Adding zero turns -0.0 into 0.0, which is its equal and has other bits.
     bits = (worth.float() + 0.0).masked_fill_(protected, torch.inf).view(torch.int32)
     # Flipping the magnitude of negative floats makes their bits order like the numbers.
-    key = (_ordered(bits).long() << 32) | position.long()
-    key, order = key.masked_fill_(~valid, torch.iinfo(torch.int64).max).sort(dim=-1)
-    sorted_worth = _ordered((key >> 32).int()).view(torch.float32)
-    past = torch.arange(valid.shape[-1], device=valid.device) >= valid.sum(dim=-1, keepdim=True)
-    return sorted_worth.masked_fill_(past, torch.inf), order
+    key = _ordered(bits).long().bitwise_left_shift_(32).bitwise_or_(position)
+    return key.masked_fill_(~valid, _LAST)
+
+
+def _worth_of(key: Tensor) -> Tensor:
+    """The worth in sort keys; +inf where not valid."""
+    worth = _ordered((key >> 32).int()).view(torch.float32)
+    return worth.masked_fill_(key == _LAST, torch.inf)
 
 
 def _ordered(bits: Tensor) -> Tensor:
@@ -70,3 +100,6 @@ def ranks(values: Tensor) -> Tensor:
     order = values.argsort(dim=-1, stable=True)
     places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, places)
+
+
+_LAST = torch.iinfo(torch.int64).max

@@ -10,8 +10,8 @@ from torch import Tensor
 from winnow.attention import AttentionBackend, PagedCache
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.positions import Rotation, reassign
-from winnow.eviction.ranking import Ranking, sort_rows
-from winnow.eviction.rows import LayerRows, Round
+from winnow.eviction.ranking import Ranking, sort_key
+from winnow.eviction.rows import Round, RoundRows
 from winnow.eviction.sequence import SequenceEviction
 
 
@@ -48,34 +48,26 @@ def shrink(
 ) -> list[int]:
     """Shrink `members`, all under `policy`, to their budgets.
 
-    One pass of tensor operations over all of them: one sort of KVs, one of block costs or layers where rows compete,
-    one move. The device is waited for twice: for who moves, and for the rows' new lengths.
+    One pass of tensor operations over all of them: one look at their rows, one choice of who goes, one move. The device
+    is waited for twice: for how many each row keeps, and for who moves.
 
     Returns:
         Blocks that each member gave back; they are free when this returns.
     """
     slots = [member.slot for member in members]
-    lengths = cache.manager.host_lengths[slots]
-    rows = _Stack.gather(cache, policy, _round(cache, policy, members, signals), int(lengths.max()), signals)
-    worth, order = sort_rows(rows.worth, rows.position, rows.protected, rows.valid)
-    ranking = Ranking(
-        rows.round,
-        worth,
-        order,
-        rows.valid.sum(dim=-1),
-        rows.protected.sum(dim=-1),
-        rows.told,
-        cache.pool.layout.block_size,
-    )
+    longest = int(cache.manager.host_lengths[slots].max())
+    kinds = signals.kinds(slots) if policy.budget.needs_kinds else None
+    rows = RoundRows(cache, _round(cache, policy, members, signals), longest, kinds)
+    ranking = _rank(policy, rows)
     kept = torch.minimum(torch.maximum(policy.budget.targets(ranking), ranking.protected), ranking.length)
-    stays = rows.valid & ~_lowest_of_order(order, ranking.length - kept)
-    source, target = moves(stays, kept, rows.slot)
+    slot, valid = rows.slot.transpose(0, 1), rows.valid.transpose(0, 1)
+    source, target = moves(valid & ~ranking.lowest(ranking.length - kept), kept, slot)
     backend.compact(cache.pool, source, target)
     if policy.score.forgets:
-        cache.pool.score.flatten(1)[: policy.score.num_scores, rows.slot[rows.valid]] = 0.0
+        cache.pool.score.flatten(1)[: policy.score.num_scores, slot[valid]] = 0.0
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
-        reassign(cache.pool, rows.slot, kept, rotation)
+        reassign(cache.pool, slot, kept, rotation)
     blocks = [cache.manager.blocks_held(slot) for slot in slots]
     cache.manager.shrink(slots, kept.to(torch.int32).cpu().numpy())
     return [had - cache.manager.blocks_held(slot) for slot, had in zip(slots, blocks, strict=True)]
@@ -95,12 +87,6 @@ def moves(stays: Tensor, kept: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
     """
     front = torch.arange(stays.shape[-1], device=stays.device) < kept[..., None]
     return slot[stays & ~front], slot[front & ~stays]
-
-
-def _lowest_of_order(order: Tensor, count: Tensor) -> Tensor:
-    """Mark the first `count`, [...], entries of each row's order, [..., N]."""
-    first = torch.arange(order.shape[-1], device=order.device) < count[..., None]
-    return torch.zeros_like(first).scatter_(-1, order, first)
 
 
 def _round(cache: PagedCache, policy: EvictionPolicy, members: Sequence[Member], signals: Signals) -> Round:
@@ -124,32 +110,24 @@ def _round(cache: PagedCache, policy: EvictionPolicy, members: Sequence[Member],
     )
 
 
-@dataclass(frozen=True)
-class _Stack:
-    """The rows of all layers: [B, L, H, N] each, padded to the longest."""
-
-    round: Round
-    slot: Tensor
-    worth: Tensor
-    position: Tensor
-    protected: Tensor
-    valid: Tensor
-    told: Tensor
-
-    @classmethod
-    def gather(
-        cls, cache: PagedCache, policy: EvictionPolicy, round_: Round, num_slots: int, signals: Signals
-    ) -> "_Stack":
-        """Look at the layers one by one, so that nothing as large as the keys is held for more than one."""
-        kinds = signals.kinds(round_.slots) if policy.budget.needs_kinds else None
-        fields: list[list[Tensor]] = []
-        for layer in range(cache.pool.layout.num_layers):
-            rows = LayerRows(cache, round_, layer, num_slots, kinds)
-            worth = policy.score.worth(rows).float()
-            if policy.score.per_layer:
-                worth = worth.mean(dim=1, keepdim=True).expand_as(worth)
-            pinned, told = policy.budget.pin(rows), policy.budget.tell(rows)
-            protected = rows.protected if pinned is None else rows.protected | pinned
-            told = worth.new_empty(0) if told is None else told
-            fields.append([rows.slot, worth, rows.position, protected, rows.valid, told])
-        return cls(round_, *(torch.stack(field, dim=1) for field in zip(*fields, strict=True)))
+def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
+    """Look at the layers one by one, so that nothing as large as the keys is held for more than one."""
+    worth, protected, told = [], [], []
+    for layer in map(rows.layer, range(len(rows.slot))):
+        value = policy.score.worth(layer).float()
+        worth.append(value.mean(dim=1, keepdim=True).expand_as(value) if policy.score.per_layer else value)
+        pinned, tells = policy.budget.pin(layer), policy.budget.tell(layer)
+        protected.append(layer.protected if pinned is None else layer.protected | pinned)
+        told.append(value.new_empty(0) if tells is None else tells)
+    must_stay = torch.stack(protected, dim=1)
+    key = sort_key(
+        torch.stack(worth, dim=1), rows.position.transpose(0, 1), must_stay, rows.valid.transpose(0, 1)
+    )
+    return Ranking(
+        rows.round,
+        key,
+        rows.length.transpose(0, 1).long(),
+        must_stay.sum(dim=-1),
+        torch.stack(told, dim=1),
+        rows.cache.pool.layout.block_size,
+    )

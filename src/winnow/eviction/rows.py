@@ -1,6 +1,7 @@
 """What a score may look at: the rows of one layer, for all sequences of a round."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,6 +35,48 @@ class Round:
     similarity: Tensor
 
 
+class RoundRows:
+    """The rows of all layers, padded to N slots each: what is known of their KVs besides keys, values and scores.
+
+    Layers come first, so that what belongs to one lies together.
+
+    Attributes:
+        slot: int64 [L, B, H, N], where each KV lies in the pool.
+        length: int32 [L, B, H]; valid: bool [L, B, H, N], below the length.
+        position: int32 [L, B, H, N], arbitrary where not valid.
+        protected: bool [L, B, H, N], those that must stay.
+    """
+
+    def __init__(self, cache: PagedCache, round_: Round, num_slots: int, kinds: Tensor | None) -> None:
+        self.cache = cache
+        self.round = round_
+        self.kinds = kinds
+        manager, block_size = cache.manager, cache.pool.layout.block_size
+        device = cache.pool.k.device
+        slots = torch.tensor(round_.slots, device=device)
+        blocks = manager.tables.lookup_layers(slots, ceil_div(num_slots, block_size)).long()
+        offset = torch.arange(block_size, device=device)
+        self.slot = (blocks[..., None] * block_size + offset).flatten(3)[..., :num_slots].contiguous()
+        self.length = manager.lengths[slots].transpose(0, 1).contiguous()
+        self.valid = torch.arange(num_slots, device=device) < self.length[..., None]
+        self.position = cache.pool.position.flatten()[self.slot]
+        self.protected = self._kept_positions().logical_and_(self.valid)
+
+    def layer(self, layer: int) -> "LayerRows":
+        return LayerRows(self, layer)
+
+    def _kept_positions(self) -> Tensor:
+        position, round_ = self.position, self.round
+        # Fewer than `recent` positions before the last one.
+        kept = position > (round_.now - round_.recent)[:, None, None]
+        if round_.sinks:
+            kept |= position < round_.sinks
+        for index, spans in enumerate(round_.spans):
+            for start, end in spans:
+                kept[:, index] |= (position[:, index] >= start) & (position[:, index] < end)
+        return kept
+
+
 class LayerRows:
     """The KVs of one layer, padded to N slots a row.
 
@@ -43,40 +86,27 @@ class LayerRows:
         length: int32 [B, H]; valid: bool [B, H, N], below the length.
         position: int32 [B, H, N], arbitrary where not valid.
         protected: bool [B, H, N], those that must stay.
-        score: float32 [num_scores, B, H, N], what attention told (`Observe`).
-        kind: uint8 [B, H, N], of the KV's token: see `winnow.models.tokens`; zeros where nobody asked.
     """
 
-    def __init__(
-        self, cache: PagedCache, round_: Round, layer: int, num_slots: int, kinds: Tensor | None
-    ) -> None:
-        pool, manager = cache.pool, cache.manager
-        block_size = pool.layout.block_size
-        device = pool.k.device
-        self.round = round_
+    def __init__(self, rows: RoundRows, layer: int) -> None:
+        self.round = rows.round
         self.layer = layer
-        slots = torch.tensor(round_.slots, device=device)
-        blocks = manager.tables.lookup(slots, layer, ceil_div(num_slots, block_size)).long()
-        offset = torch.arange(block_size, device=device)
-        self.slot = (blocks[..., None] * block_size + offset).flatten(2)[..., :num_slots]
-        self.length = manager.lengths[slots, layer]
-        self.valid = torch.arange(num_slots, device=device) < self.length[..., None]
-        self.position = pool.position.flatten()[self.slot]
-        self.protected = self.valid & self._kept_positions()
-        self.score = pool.score.flatten(1)[:, self.slot]
-        self._pool = pool
-        self._kinds = kinds
+        self.slot = rows.slot[layer]
+        self.length = rows.length[layer]
+        self.valid = rows.valid[layer]
+        self.position = rows.position[layer]
+        self.protected = rows.protected[layer]
+        self.pool = rows.cache.pool
+        self._kinds = rows.kinds
 
-    def _kept_positions(self) -> Tensor:
-        position, round_ = self.position, self.round
-        kept = (position < round_.sinks) | (self.age() < round_.recent[:, None, None])
-        for index, spans in enumerate(round_.spans):
-            for start, end in spans:
-                kept[index] |= (position[index] >= start) & (position[index] < end)
-        return kept
+    @cached_property
+    def score(self) -> Tensor:
+        """What attention told (`Observe`), float32 [num_scores, B, H, N]."""
+        return self.pool.score.flatten(1)[:, self.slot]
 
     @property
     def kind(self) -> Tensor:
+        """Of the KV's token, uint8 [B, H, N]: see `winnow.models.tokens`; zeros where nobody asked."""
         if self._kinds is None:
             return torch.zeros_like(self.position, dtype=torch.uint8)
         place = self.position.long().masked_fill(~self.valid, 0)
@@ -84,12 +114,15 @@ class LayerRows:
 
     def keys(self) -> Tensor:
         """The keys, rotated at their positions, float32 [B, H, N, d]; zeros where not valid."""
-        return self._pool.k.flatten(0, 1)[self.slot].float().masked_fill_(~self.valid[..., None], 0.0)
+        return self._vectors(self.pool.k)
 
     def values(self) -> Tensor:
         """The values, float32 [B, H, N, d]; zeros where not valid."""
-        return self._pool.v.flatten(0, 1)[self.slot].float().masked_fill_(~self.valid[..., None], 0.0)
+        return self._vectors(self.pool.v)
 
     def age(self) -> Tensor:
         """Positions from each KV to the last token computed, int64 [B, H, N]; its own query's is 0."""
         return self.round.now[:, None, None] - self.position
+
+    def _vectors(self, pool: Tensor) -> Tensor:
+        return pool.flatten(0, 1)[self.slot].float().masked_fill_(~self.valid[..., None], 0.0)

@@ -10,7 +10,8 @@ from winnow.eviction.scores.attention import (
     Window,
 )
 from winnow.eviction.scores.base import Score
-from winnow.eviction.scores.keys import KeyDifference, KeyNorm, Leverage
+from winnow.eviction.scores.keys import KeyDifference, KeyNorm
+from winnow.eviction.scores.leverage import Leverage
 from winnow.eviction.scores.tokens import Random, Recency
 
 __all__ = [

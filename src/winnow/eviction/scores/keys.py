@@ -2,12 +2,8 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from winnow.attention import Pool
-from winnow.attention.observation import smooth
-from winnow.errors import ConfigError
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores.base import Score
 
@@ -33,45 +29,4 @@ class KeyDifference(Score):
         return -along / anchor.norm(dim=-1).clamp_min(_LEAST_NORM)
 
 
-@dataclass(frozen=True)
-class Leverage(Score):
-    """Keys that the row's other keys say little about stay: their ridge leverage scores.
-
-    Keys are seen from the row's mean. With S the mean of their outer products, the worth of a key x is
-    x^T (S + ridge m I)^-1 x, where m is the mean eigenvalue of S. That is n times the leverage of x in a ridge
-    regression on all n keys (Alaoui and Mahoney, "Fast randomized kernel ridge regression with statistical guarantees",
-    2015); without the ridge it is the squared Mahalanobis distance from the mean. Leverage of keys as a score for KVs:
-    Compactor (Chari and Van Durme 2025), which approximates it by random projections. Here it is exact.
-    """
-
-    ridge: float = 0.1
-    """Of the mean eigenvalue. It bounds the condition number by 1 + head_dim / ridge, so that float32 will do, and
-    keeps directions in which keys hardly differ from counting as much as the others."""
-    pool: Pool | None = None
-    """A KV counts with its neighbours: what is told in several tokens stays together."""
-
-    def __post_init__(self) -> None:
-        if not self.ridge > 0.0:
-            raise ConfigError(f"ridge must be above 0, got {self.ridge}")
-        if self.pool is not None and (self.pool.per_query_head or self.pool.skip_window):
-            raise ConfigError(
-                "Leverage knows no queries: its pool takes neither per_query_head nor skip_window"
-            )
-
-    def worth(self, rows: LayerRows) -> Tensor:
-        keys, count = rows.keys(), rows.length[..., None, None].clamp_min(1)
-        centred = (keys - keys.sum(dim=2, keepdim=True) / count).masked_fill_(~rows.valid[..., None], 0.0)
-        moment = centred.mT @ centred / count
-        spread = moment.diagonal(dim1=-2, dim2=-1)
-        # Keys that are all alike have no spread, and are worth nothing.
-        spread += self.ridge * spread.mean(dim=-1, keepdim=True).clamp_min(_LEAST_SPREAD)
-        # The inverse of a small matrix and one product are much faster than a triangular system for each key.
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(moment))
-        worth = (centred @ inverse).mul_(centred).sum(dim=-1)
-        if self.pool is None:
-            return worth
-        return smooth(worth[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
-
-
 _LEAST_NORM = 1e-12
-_LEAST_SPREAD = 1e-12

@@ -1,0 +1,110 @@
+"""Ridge leverage: what a key is worth beside the other keys of its row."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from winnow.attention import Pool
+from winnow.attention.observation import smooth
+from winnow.errors import ConfigError
+from winnow.eviction.rows import LayerRows
+from winnow.eviction.scores.base import Score
+from winnow.native import native_kernels
+
+if TYPE_CHECKING:
+    from winnow._native import Kernels
+
+
+@dataclass(frozen=True)
+class Leverage(Score):
+    """Keys that the row's other keys say little about stay: their ridge leverage scores.
+
+    Keys are seen from the row's mean. With S the mean of their outer products, the worth of a key x is
+    x^T (S + ridge m I)^-1 x, where m is the mean eigenvalue of S. That is n times the leverage of x in a ridge
+    regression on all n keys (Alaoui and Mahoney, "Fast randomized kernel ridge regression with statistical guarantees",
+    2015); without the ridge it is the squared Mahalanobis distance from the mean. Leverage of keys as a score for KVs:
+    Compactor (Chari and Van Durme 2025), which approximates it by random projections. Here it is exact.
+    """
+
+    ridge: float = 0.1
+    """Of the mean eigenvalue. It bounds the condition number by 1 + head_dim / ridge, so that float32 will do, and
+    keeps directions in which keys hardly differ from counting as much as the others."""
+    pool: Pool | None = None
+    """A KV counts with its neighbours: what is told in several tokens stays together."""
+
+    def __post_init__(self) -> None:
+        if not self.ridge > 0.0:
+            raise ConfigError(f"ridge must be above 0, got {self.ridge}")
+        if self.pool is not None and (self.pool.per_query_head or self.pool.skip_window):
+            raise ConfigError(
+                "Leverage knows no queries: its pool takes neither per_query_head nor skip_window"
+            )
+
+    def worth(self, rows: LayerRows) -> Tensor:
+        kernels = native_kernels() if rows.slot.device.type == "cpu" else None
+        if kernels is not None:
+            return native_leverage(kernels, rows, self.ridge, self.pool)
+        worth = torch_leverage(rows, self.ridge)
+        if self.pool is None:
+            return worth
+        return smooth(worth[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
+
+
+def torch_leverage(rows: LayerRows, ridge: float) -> Tensor:
+    """The leverage of each key, not pooled: float32 [B, H, N]; zeros where not valid."""
+    keys, count = rows.keys(), rows.length[..., None, None].clamp_min(1)
+    centred = (keys - keys.sum(dim=2, keepdim=True) / count).masked_fill_(~rows.valid[..., None], 0.0)
+    moment = centred.mT @ centred / count
+    spread = moment.diagonal(dim1=-2, dim2=-1)
+    # Keys that are all alike have no spread, and are worth nothing.
+    spread += ridge * spread.mean(dim=-1, keepdim=True).clamp_min(_LEAST_SPREAD)
+    # The inverse of a small matrix and one product are much faster than a triangular system for each key.
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(moment))
+    return (centred @ inverse).mul_(centred).sum(dim=-1)
+
+
+def native_leverage(kernels: "Kernels", rows: LayerRows, ridge: float, pool: Pool | None) -> Tensor:
+    """The same by the CPU kernels, pooled if there is a `pool`: equal but for the order of sums."""
+    from winnow import _native
+
+    formats = {
+        torch.float32: _native.DType.f32,
+        torch.bfloat16: _native.DType.bf16,
+        torch.float16: _native.DType.f16,
+    }
+    keys, threads = rows.pool.k, torch.get_num_threads()
+    slot, position, length = rows.slot.contiguous(), rows.position.contiguous(), rows.length.contiguous()
+    num_rows, padded = length.numel(), slot.shape[-1]
+    worth = torch.empty(slot.shape)
+    kernels.leverage(
+        formats[keys.dtype],
+        keys.data_ptr(),
+        keys.shape[-1],
+        slot.data_ptr(),
+        length.data_ptr(),
+        num_rows,
+        padded,
+        ridge,
+        worth.data_ptr(),
+        threads,
+    )
+    if pool is None:
+        return worth
+    pooled = torch.empty_like(worth)
+    kernels.pool_rows(
+        worth.data_ptr(),
+        position.data_ptr(),
+        length.data_ptr(),
+        num_rows,
+        padded,
+        pool.size,
+        pool.kind == "max",
+        pooled.data_ptr(),
+        threads,
+    )
+    return pooled
+
+
+_LEAST_SPREAD = 1e-12
