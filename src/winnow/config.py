@@ -197,9 +197,19 @@ class PaddedConfig:
     group_padding: float = option(0.02, "most padding in such a group, as a part of what it computes")
     park_above: float = option(1.0, "queries are parked in host memory above this part of kv_memory")
     admit_below: float = option(0.9, "queries join others only up to this part of kv_memory")
+    overlap_prefill: bool | None = option(
+        None,
+        "prefill queries in the background while the batch decodes (padded_mode=embedding); left out: where the model "
+        "lies on cuda",
+    )
 
     def __post_init__(self) -> None:
         _require_choice("padded_mode", self.padded_mode, PADDED_MODES)
+        if self.overlap_prefill and self.padded_mode != "embedding":
+            raise ConfigError(
+                f"overlap_prefill needs padded_mode=embedding, got {self.overlap_prefill!r} and "
+                f"padded_mode={self.padded_mode}"
+            )
         _require("prefill_group", self.prefill_group, 1, 1024)
         for name in ("group_padding", "park_above", "admit_below"):
             _require_number(name, getattr(self, name), 0.0, 1.0)
@@ -217,9 +227,7 @@ _ONLY_PAGED = {
     "cache": ("block_size",),
     "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_scores", "max_round_kvs"),
 }
-_ONLY_PADDED = {
-    "padded": ("padded_mode", "prefill_group", "group_padding", "park_above", "admit_below"),
-}
+_ONLY_PADDED = {"padded": tuple(each.name for each in fields(PaddedConfig))}
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def each_case(request: pytest.FixtureRequest) -> Case:
     return case(request.param)
 
 
-@pytest.mark.parametrize("mode", PADDED_MODES)
+@pytest.mark.parametrize("mode", [*PADDED_MODES, "embedding, in the background"])
 @settings(max_examples=2)
 @given(
     queries=st.lists(QUERIES, min_size=5, max_size=14),
@@ -48,9 +48,11 @@ def test_tokens_equal_generate_alone(
     each_case: Case, mode: str, queries: list[Query], max_num_seqs: int, columns: int, chunk: int | None
 ) -> None:
     """`columns` is the KV memory in columns of one row: one long query, a few, or all."""
+    mode, *background = mode.split(", ")
     column_bytes = each_case.open(mode)._executor._room.column_bytes
     engine = each_case.open(
         mode,
+        overlap_prefill=bool(background),
         max_num_seqs=max_num_seqs,
         kv_memory=columns * column_bytes,
         prefill_chunk=chunk,

@@ -17,17 +17,18 @@ class Batch:
 
     Attributes:
         rows: the sequence of each row; None: the row's query is finished, and the row is computed for nobody.
-        elsewhere: bytes of KVs on the device that are not the batch's.
+        elsewhere: bytes of a group on the device that is prefilled apart and not yet embedded.
+        peak_bytes: the most that tensors have taken, `elsewhere` included.
     """
 
     def __init__(self, model: PaddedModel, room: Room, tally: Tally) -> None:
         self._model = model
         self._room = room
         self._tally = tally
-        self._peak_bytes = 0
         self.cache = PaddedCache(room.shape, model.device)
         self.rows: list[Sequence | None] = []
         self.elsewhere = 0
+        self.peak_bytes = 0
 
     # -- who is in it ----------------------------------------------------------------------------------------------
 
@@ -43,22 +44,17 @@ class Batch:
     def nbytes(self) -> int:
         return self.cache.nbytes
 
-    @property
-    def peak_bytes(self) -> int:
-        """The most that its tensors have taken."""
-        return max(self._peak_bytes, self.cache.peak_bytes)
-
     def reset(self) -> None:
         """Let everybody go, and the memory too."""
         for sequence in self.running:
             sequence.slot = None
-        self._replace(PaddedCache(self._room.shape, self._model.device))
+        self.cache = PaddedCache(self._room.shape, self._model.device)
         self.rows = []
 
     def adopt(self, cache: PaddedCache, rows: SequenceType[Sequence | None]) -> None:
         """Go on with a prefilled group as the batch, which is empty: nothing is copied."""
         assert not self.running
-        self._replace(cache)
+        self.cache, self.elsewhere = cache, 0
         self.rows = [None] * len(rows)
         for row, sequence in enumerate(rows):
             if sequence is None:
@@ -74,7 +70,7 @@ class Batch:
         self._enter(sequence, row)
 
     def leave(self, sequence: Sequence, *, keep_row: bool) -> None:
-        """A sequence is finished or taken out. Its row goes, or is kept and computed for nobody."""
+        """A sequence is finished or taken out. Its row goes, or is kept and computed for nobody while others run."""
         row = sequence.running_slot
         sequence.slot = None
         self.rows[row] = None
@@ -82,6 +78,8 @@ class Batch:
             self.cache.clear(row)
         else:
             self._drop(row)
+        if not self.running:
+            self.reset()
 
     def view(self, sequence: Sequence) -> QueryKVs:
         """A running sequence's KVs where they lie."""
@@ -104,8 +102,22 @@ class Batch:
         extent = self._room.extent(rows, left + cache.columns + right, self.elsewhere)
         if extent is None:
             return False
-        cache.resize(extent, left)
+        self._note_peak(cache.resize(extent, left))
         return True
+
+    def lend(self, nbytes: int) -> None:
+        """Leave memory to a group that is prefilled apart, which must have been found to fit; shrink for it if need be.
+
+        It is given back by setting `elsewhere` to 0.
+        """
+        cache = self.cache
+        self.release_front()
+        if not self._room.fits(cache.extent.rows, cache.extent.columns, nbytes):
+            extent = self._room.extent(len(self.rows), self.columns, nbytes)
+            assert extent is not None, "what is prefilled beside the batch has been found to fit"
+            self._note_peak(cache.resize(extent))
+        self.elsewhere = nbytes
+        self._note_peak(cache.nbytes)
 
     def release_front(self) -> None:
         """Cut leading columns that are padding for everyone."""
@@ -180,9 +192,8 @@ class Batch:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _replace(self, cache: PaddedCache) -> None:
-        self._peak_bytes = self.peak_bytes
-        self.cache = cache
+    def _note_peak(self, nbytes: int) -> None:
+        self.peak_bytes = max(self.peak_bytes, nbytes + self.elsewhere)
 
     def _take_row(self, left: int) -> int:
         """A row that holds nothing: one that is computed for nobody, or a new one."""

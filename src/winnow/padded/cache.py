@@ -148,7 +148,6 @@ class PaddedCache(Cache):
 
     Attributes:
         lengths: KVs of each row, at its end; 0 for a row whose query is finished and has no successor.
-        peak_bytes: the most that was held, while tensors were exchanged for others too.
     """
 
     layers: list[PaddedLayer]
@@ -159,7 +158,6 @@ class PaddedCache(Cache):
         self.shape = shape
         self.lengths: list[int] = []
         self.extent = Extent(0, 0)
-        self.peak_bytes = 0
 
     # -- what is held ----------------------------------------------------------------------------------------------
 
@@ -185,19 +183,23 @@ class PaddedCache(Cache):
         window = self._window
         return rows <= self.extent.rows and left <= window.start and window.end + right <= self.extent.columns
 
-    def resize(self, extent: Extent, left: int = 0) -> None:
-        """Exchange the tensors for ones of another size, layer by layer; `left` columns stay free before the window."""
+    def resize(self, extent: Extent, left: int = 0) -> int:
+        """Exchange the tensors for ones of another size, layer by layer; `left` columns stay free before the window.
+
+        Returns the most bytes that were held meanwhile.
+        """
         window = self._window
         assert extent.rows >= window.rows and extent.columns >= left + window.columns
         new_bytes = extent.rows * extent.columns
-        held = self.nbytes
+        held = peak = self.nbytes
         for layer in self.layers:
             more = new_bytes * layer.shape.nbytes
-            self.peak_bytes = max(self.peak_bytes, held + more)
+            peak = max(peak, held + more)
             layer.resize(extent, left)
             held += more - self.extent.rows * self.extent.columns * layer.shape.nbytes
         window.start, window.end = left, left + window.columns
         self.extent = extent
+        return peak
 
     # -- rows ------------------------------------------------------------------------------------------------------
 

@@ -97,10 +97,14 @@ class PaddedEngine:
         if not self._requests:
             return []
         try:
-            sampled = self._executor.step()
+            failure = self._executor.receive()
+            if failure is None:
+                sampled = self._executor.step()
         except BaseException:  # also an impatient Ctrl-C: whatever comes next finds a sound engine
             self._executor.start_anew(self._unfinished)
             raise
+        if failure is not None:  # of a prefill in the background: the batch is as it was
+            raise failure
         now = self._clock()
         touched = self._take(sampled, now)
         self._num_steps += 1

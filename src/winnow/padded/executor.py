@@ -4,22 +4,19 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from winnow.engine.request import Sequence
 from winnow.outputs import LogprobDict
-from winnow.padded.batch import Batch
+from winnow.padded.background import Background, Underway
 from winnow.padded.cache import Extent
-from winnow.padded.groups import Grouping
 from winnow.padded.model import PaddedModel
-from winnow.padded.modes import Decode, Mode, Prefill, Situation
+from winnow.padded.modes import Mode, Prefill
+from winnow.padded.places import Places
 from winnow.padded.prefill import Prefilled, prefill
-from winnow.padded.queue import Queue
-from winnow.padded.room import Room
-from winnow.padded.seats import Seats
 from winnow.padded.stats import PaddedStats
-from winnow.padded.tally import Tally
 from winnow.sampling import SamplingParams
 
 
@@ -36,39 +33,36 @@ class Sampled:
 
 
 class PaddedExecutor:
-    """Owns the batch, the queue and the sampler's seats.
+    """Computes what the mode wants.
+
+    A group that is prefilled apart is `_underway`, if it is computed in the background, then `_arrived`, then, with its
+    first tokens sampled, `_group`; with the next step its queries have places.
 
     Args:
-        max_columns: columns that the model allows at most; None: any number.
         prefill_chunk: most columns of one forward pass of a prefill; None: all.
+        background: where groups are prefilled while the batch runs; None: the batch stands still meanwhile.
     """
 
     def __init__(
         self,
         model: PaddedModel,
         mode: Mode,
-        room: Room,
-        grouping: Grouping,
-        seats: Seats,
+        places: Places,
         clock: Callable[[], float],
-        max_columns: int | None,
         prefill_chunk: int | None,
+        background: Background | None,
     ) -> None:
         self._model = model
         self._mode = mode
-        self._room = room
-        self._seats = seats
+        self._places = places
+        self._queue, self._batch, self._room = places.queue, places.batch, places.room
+        self._seats, self._tally = places.seats, places.tally
         self._clock = clock
         self._prefill_chunk = prefill_chunk
-        self._max_columns = max_columns
-        self._tally = Tally()
-        self._queue = Queue()
-        self._batch = Batch(model, room, self._tally)
-        self._peak_bytes = 0
+        self._background = background
+        self._underway: Underway | None = None
+        self._arrived: Prefilled | None = None
         self._group: Prefilled | None = None
-        self._now = Situation(
-            self._queue, self._batch, room, grouping, max_columns, park=self._park, embed=self._embed
-        )
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -82,44 +76,84 @@ class PaddedExecutor:
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence has ended, wherever it was."""
+        batch, queue, underway = self._batch, self._queue, self._underway
         if sequence.slot is not None:
-            self._leave(sequence, keep_row=self._mode.keeps_rows)
-        elif sequence in self._queue:
-            self._queue.take(sequence)
+            batch.leave(sequence, keep_row=self._mode.keeps_rows)
+        elif sequence in queue:
+            queue.take(sequence)
         self._seats.leave(sequence)
-        self._queue.forget(sequence)
-        if not self._queue and not self._batch.running:
-            self._group = None
+        queue.forget(sequence)
+        if underway is not None and all(each.finished for each in underway.sequences):
+            underway.cancel()
+            self._underway, batch.elsewhere = None, 0
+        if not queue and not batch.running and self._underway is None:
+            self._group, batch.elsewhere = None, 0
 
     def start_anew(self, unfinished: SequenceType[Sequence]) -> None:
-        """After a step that failed: whoever is not safely queued computes all KVs again."""
+        """After a step that failed: whoever is not safely queued or under way computes all KVs again."""
         batch, queue = self._batch, self._queue
-        self._group = None
+        self._arrived = self._group = None
         batch.reset()
-        batch.elsewhere = 0
+        if self._underway is None:
+            batch.elsewhere = 0
         self._seats.clear()
         for sequence in queue.loose:
             queue.take(sequence)
-        safe = {each for sequence in queue.waiting for each in (sequence, *sequence.forks)} | set(
-            queue.parked
-        )
+        safe = {*queue.waiting, *queue.parked, *self._computing}
+        safe |= {fork for sequence in unfinished for fork in sequence.forks}
         for sequence in unfinished:
             if sequence not in safe:
-                sequence.num_computed, sequence.slot = 0, None
-                queue.add(sequence)
+                self._put_back(sequence)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def step(self) -> Sampled:
-        """Compute what the mode wants next, of at least one unfinished query."""
+    def receive(self) -> BaseException | None:
+        """Take in what was prefilled in the background, if that is done; wait for it if nothing else can be computed.
+
+        Returns what the prefill failed with. Then its queries wait again, and nobody else has noticed.
+        """
+        underway, batch = self._underway, self._batch
+        if underway is None:
+            return None
+        # A pass takes one more column, and while a group is under way nobody is parked for it.
+        goes_on = batch.running and self._room.fits(len(batch.rows), batch.cache.longest + 1, batch.elsewhere)
+        if goes_on and not underway.done:
+            return None
         start = self._clock()
-        self._place()
-        step = self._mode.next(self._now)
-        if isinstance(step, Prefill):
-            sampled = self._prefill(step.sequences)
+        underway.wait()
+        waited = self._clock() - start
+        self._tally.prefill_seconds += waited
+        self._underway = None
+        if underway.failure is not None:
+            batch.elsewhere = 0
+            for sequence in underway.sequences:
+                if not sequence.finished:
+                    self._put_back(sequence)
+            return underway.failure
+        self._arrived, seconds = underway.take()
+        self._tally.overlapped_seconds += max(seconds - waited, 0.0)
+        return None
+
+    def step(self) -> Sampled:
+        """Compute what the mode wants next, of at least one unfinished query.
+
+        While a group is under way the batch only decodes: who enters is decided when it is there.
+        """
+        start = self._clock()
+        group, self._arrived = self._arrived, None
+        joiners: tuple[Sequence, ...] = ()
+        if group is None and self._underway is None:
+            self._place()
+            step = self._mode.next(self._places)
+            if isinstance(step, Prefill):
+                group = self._prefill(step.sequences)
+            else:
+                joiners = step.joiners
+        if group is not None:
+            sampled = self._begin(group)
             self._tally.prefill_seconds += self._clock() - start
         else:
-            sampled = self._decode(step)
+            sampled = self._decode(joiners)
             self._tally.decode_seconds += self._clock() - start
         return sampled
 
@@ -128,66 +162,64 @@ class PaddedExecutor:
         group, self._group = self._group, None
         if group is None:
             return
-        batch, queue = self._batch, self._queue
         if not self._mode.prefills_first:
-            if batch.running or len(group.sequences) > self._room.max_rows:
-                self._now.embed_parked()
-            else:
-                rows = [None if sequence.finished else sequence for sequence in group.sequences]
-                for sequence in rows:
-                    if sequence is not None:
-                        queue.take(sequence)
-                queue.stow()
-                batch.adopt(group.cache, rows)
-                if not self._mode.keeps_rows:
-                    batch.drop_idle_rows()
-                if not batch.running:
-                    batch.reset()
-        queue.stow()
-        batch.elsewhere = 0
+            self._places.enter(group, keep_rows=self._mode.keeps_rows)
+        self._queue.stow()
+        self._batch.elsewhere = 0
 
-    def _prefill(self, sequences: list[Sequence]) -> Sampled:
-        batch, queue, room = self._batch, self._queue, self._room
+    def _prefill(self, sequences: list[Sequence]) -> Prefilled | None:
+        """Prefill a group apart from the batch. None: it is under way in the background."""
+        batch, room = self._batch, self._room
         width = max(sequence.num_tokens for sequence in sequences)
         extent = Extent(len(sequences), width)
-        if batch.running:
-            batch.elsewhere = room.nbytes(extent.rows, extent.columns)
-            batch.release_front()
-            fits = batch.reserve(len(batch.rows), 0, 0)
-            assert fits, "what is prefilled beside the batch has been found to fit"
-        elif not self._mode.prefills_first:  # it will be the batch
+        if not batch.running and not self._mode.prefills_first:  # it will be the batch
             roomy = room.extent(len(sequences), width)
             assert roomy is not None, "what was admitted fits alone"
             extent = roomy
+        batch.lend(extent.rows * extent.columns * room.shape.nbytes)
         self._note_start(sequences)
-        group = prefill(self._model, self._tally, sequences, room.shape, extent, self._prefill_chunk)
-        self._peak_bytes = max(self._peak_bytes, batch.nbytes + group.cache.nbytes)
+        for sequence in sequences:
+            self._queue.take(sequence)
+        compute = partial(prefill, self._model, sequences, room.shape, extent, self._prefill_chunk)
+        if self._background is None or not batch.running:
+            return compute()
+        self._underway = self._background.start(sequences, compute)
+        return None
+
+    def _begin(self, group: Prefilled) -> Sampled:
+        """Sample the first tokens of a group."""
         self._group = group
-        asking = []
-        for row, sequence in enumerate(sequences):
-            queue.take(sequence)
+        self._tally.add(group.tally)
+        asking, prompt_tokens = [], 0
+        for row, sequence in enumerate(group.sequences):
+            if sequence.finished:  # aborted meanwhile
+                continue
+            sequence.num_computed = sequence.num_tokens
+            prompt_tokens += min(sequence.num_computed, sequence.prompt_len)
             kvs = group.cache.view(row)
             for each in (sequence, *_fork(sequence)):
-                queue.park(each, kvs, loose=True)
+                self._queue.park(each, kvs, loose=True)
                 asking.append((each, row))
-        prompt_tokens = sum(min(sequence.num_computed, sequence.prompt_len) for sequence in sequences)
         return self._sample(asking, group.logits, prompt_tokens, group.prompt_logprobs)
 
-    def _decode(self, step: Decode) -> Sampled:
-        assert self._batch.running, "a mode that has queries finds a step for one of them"
-        joiners = self._make_room(step.joiners)
+    def _decode(self, joiners: tuple[Sequence, ...]) -> Sampled:
+        batch = self._batch
+        assert batch.running, "a mode that has queries finds a step for one of them"
+        if not self._mode.keeps_rows or batch.columns == self._places.max_columns:
+            batch.release_front()
+        joiners = self._places.make_room(joiners)
         if not joiners:
-            sequences, logits = self._batch.decode()
+            sequences, logits = batch.decode()
             return self._sample([(sequence, row) for row, sequence in enumerate(sequences)], logits)
         self._note_start(joiners)
         for sequence in joiners:
             self._queue.take(sequence)
-        sequences, logits = self._batch.decode_with(joiners)
+        sequences, logits = batch.decode_with(joiners)
         asking = [(sequence, row) for row, sequence in enumerate(sequences)]
         for sequence in joiners:
             forks = _fork(sequence)
             if forks:
-                kvs = self._batch.view(sequence).on_host()
+                kvs = batch.view(sequence).on_host()
                 for fork in forks:
                     self._queue.park(fork, kvs)
                     asking.append((fork, sequences.index(sequence)))
@@ -208,45 +240,9 @@ class PaddedExecutor:
         found = self._seats.sample(sequences, logits)
         return Sampled(sequences, found.token_ids, found.logprobs, prompt_tokens, prompt_logprobs or {})
 
-    # -- places ----------------------------------------------------------------------------------------------------
-
-    def _make_room(self, joiners: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
-        """Make room for the columns of a pass, whoever has to give way. Returns the joiners that can stay."""
-        batch = self._batch
-        if not self._mode.keeps_rows or batch.columns == self._max_columns:
-            batch.release_front()
-        while True:
-            width = max((joiner.num_tokens for joiner in joiners), default=1)
-            rows, left = len(batch.rows) + len(joiners), max(width - batch.columns - 1, 0)
-            if batch.reserve(rows, left, width):
-                return joiners
-            batch.release_front()
-            if batch.reserve(rows, left, width):
-                return joiners
-            if joiners:
-                joiners = ()
-            elif len(batch.running) < len(batch.rows):
-                batch.drop_idle_rows()
-            else:
-                self._park(self._queue.least(batch.running))
-
-    def _park(self, sequence: Sequence) -> None:
-        kvs = self._batch.view(sequence).on_host()
-        self._leave(sequence, keep_row=False)
-        self._seats.leave(sequence)
-        self._queue.park(sequence, kvs)
-        self._tally.parks += 1
-        sequence.request.metrics.num_preemptions += 1
-
-    def _embed(self, sequence: Sequence) -> None:
-        kvs = self._queue.take(sequence)
-        assert kvs is not None, "only a parked sequence is embedded"
-        self._batch.join(sequence, kvs)
-
-    def _leave(self, sequence: Sequence, keep_row: bool) -> None:
-        self._batch.leave(sequence, keep_row=keep_row)
-        if not self._batch.running:
-            self._batch.reset()
+    def _put_back(self, sequence: Sequence) -> None:
+        sequence.num_computed, sequence.slot = 0, None
+        self._queue.add(sequence)
 
     def _note_start(self, sequences: SequenceType[Sequence]) -> None:
         for sequence in sequences:
@@ -255,15 +251,19 @@ class PaddedExecutor:
 
     # -- what is told ----------------------------------------------------------------------------------------------
 
+    @property
+    def _computing(self) -> list[Sequence]:
+        """Queries whose prefill is under way."""
+        return [s for s in self._underway.sequences if not s.finished] if self._underway else []
+
     def stats(self) -> PaddedStats:
         """The executor's part of the statistics."""
         batch, queue, tally = self._batch, self._queue, self._tally
-        group = self._group.cache.nbytes if self._group else 0
         return PaddedStats(
             num_running=len(batch.running),
-            num_waiting=len(queue.waiting) + len(queue.parked),
-            kv_bytes_used=batch.nbytes + group,
-            kv_bytes_peak=max(self._peak_bytes, batch.peak_bytes),
+            num_waiting=len(queue.waiting) + len(queue.parked) + len(self._computing),
+            kv_bytes_used=batch.nbytes + batch.elsewhere,
+            kv_bytes_peak=batch.peak_bytes,
             kv_bytes_budget=self._room.kv_memory,
             num_preemptions=tally.parks,
             elapsed={"prefill": tally.prefill_seconds, "decode": tally.decode_seconds},
@@ -281,14 +281,16 @@ class PaddedExecutor:
     def check_integrity(self, unfinished: SequenceType[Sequence]) -> None:
         """Assert that every unfinished sequence is in one place, and that the batch is what it should be."""
         batch, queue = self._batch, self._queue
-        forks = {fork for sequence in queue.waiting for fork in sequence.forks if not fork.finished}
-        places = [*batch.running, *queue.waiting, *queue.parked, *forks]
+        uncomputed = [*queue.waiting, *self._computing]
+        forks = {fork for sequence in uncomputed for fork in sequence.forks if not fork.finished}
+        places = [*batch.running, *uncomputed, *queue.parked, *forks]
         assert len(places) == len(set(places)), "a sequence is in two places"
         assert set(places) == set(unfinished), "a sequence is lost"
         batch.check_integrity()
         for sequence in queue.parked:
             assert queue.length_parked(sequence) == sequence.num_computed, "a parked query lacks KVs"
-        assert max(self._peak_bytes, batch.peak_bytes) <= self._room.kv_memory, "the KV memory was exceeded"
+        assert batch.elsewhere == 0 or self._underway or self._group, "memory is held for nobody"
+        assert batch.peak_bytes <= self._room.kv_memory, "the KV memory was exceeded"
 
 
 def _fork(sequence: Sequence) -> list[Sequence]:

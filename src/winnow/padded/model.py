@@ -23,6 +23,15 @@ class PaddedModel:
         self._takes_kept = "logits_to_keep" in parameters
 
     @property
+    def is_pure(self) -> bool:
+        """Whether a forward pass leaves the model as it was, so that two may run side by side.
+
+        The exception are rotary embeddings that change their frequencies with the length of what they see.
+        """
+        kinds = [str(getattr(module, "rope_type", "")) for module in self.model.modules()]
+        return not any("dynamic" in kind or "longrope" in kind for kind in kinds)
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
 

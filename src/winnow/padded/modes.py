@@ -6,10 +6,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from winnow.engine.request import Sequence
-from winnow.padded.batch import Batch
-from winnow.padded.groups import Grouping
-from winnow.padded.queue import Queue
-from winnow.padded.room import Room
+from winnow.padded.places import Places
 
 
 @dataclass(frozen=True)
@@ -29,61 +26,6 @@ class Decode:
 Step = Prefill | Decode
 
 
-@dataclass(frozen=True)
-class Situation:
-    """What modes decide upon, and how they move queries."""
-
-    queue: Queue
-    batch: Batch
-    room: Room
-    grouping: Grouping
-    max_columns: int | None
-    """Columns that the model allows at most; None: any number."""
-    park: Callable[[Sequence], None]
-    """Take a running sequence out, its KVs to host memory."""
-    embed: Callable[[Sequence], None]
-    """Put a parked sequence into the batch."""
-
-    @property
-    def max_rows(self) -> int:
-        return self.room.max_rows
-
-    def admits(self, length: int, elsewhere: int = 0) -> bool:
-        """Whether one more query of so many KVs may enter the batch beside others, or enter an empty one."""
-        batch = self.batch
-        if not batch.running:
-            return True  # whatever was admitted fits alone
-        rows, columns = len(batch.rows) + 1, max(batch.columns, length)
-        return rows <= self.max_rows and self.room.admits(rows, columns, batch.elsewhere + elsewhere)
-
-    def make_way(self, sequence: Sequence, length: int, elsewhere: int = 0) -> bool:
-        """Park queries of lower priority until `sequence` may enter. False: there are none, or not enough."""
-        while not self.admits(length, elsewhere):
-            least = self.queue.least(self.batch.running)
-            if least.request.priority >= sequence.request.priority:
-                return False
-            self.park(least)
-            self.batch.release_front()
-        return True
-
-    @property
-    def waiting_is_urgent(self) -> bool:
-        """Whether the first waiting query comes before all that are parked."""
-        waiting, parked = self.queue.waiting, self.queue.parked
-        return bool(waiting) and (not parked or waiting[0].request.priority > parked[0].request.priority)
-
-    def embed_parked(self) -> None:
-        """Put parked queries into the batch, as far as there is room, unless a more urgent one waits."""
-        queue = self.queue
-        while queue.parked:
-            first = queue.parked[0]
-            if self.waiting_is_urgent:
-                return
-            if not self.make_way(first, queue.length_parked(first)):
-                return
-            self.embed(first)
-
-
 class Mode(Protocol):
     """Decides what is computed next."""
 
@@ -92,7 +34,7 @@ class Mode(Protocol):
     prefills_first: bool
     """Whether prefilled groups wait apart until enough of them are there, instead of entering the batch at once."""
 
-    def next(self, now: Situation) -> Step:
+    def next(self, places: Places) -> Step:
         """The next step, out of at least one unfinished query. There is always one."""
 
 
@@ -102,13 +44,13 @@ class Static:
     keeps_rows = True
     prefills_first = False
 
-    def next(self, now: Situation) -> Step:
-        if now.batch.running:
+    def next(self, places: Places) -> Step:
+        if places.batch.running:
             return Decode()
-        now.embed_parked()
-        if now.batch.running:
+        places.embed_parked()
+        if places.batch.running:
             return Decode()
-        return Prefill(_first_that_fit(now))
+        return Prefill(_first_that_fit(places))
 
 
 class PrefillDecode:
@@ -117,12 +59,12 @@ class PrefillDecode:
     keeps_rows = True
     prefills_first = True
 
-    def next(self, now: Situation) -> Step:
-        if now.batch.running:
+    def next(self, places: Places) -> Step:
+        if places.batch.running:
             return Decode()
-        if now.waiting_is_urgent or (now.queue.waiting and len(now.queue.parked) < now.max_rows):
-            return Prefill(now.grouping.choose(now.queue.waiting, _fits_alone(now)))
-        now.embed_parked()
+        if places.waiting_is_urgent or (places.queue.waiting and len(places.queue.parked) < places.max_rows):
+            return Prefill(places.grouping.choose(places.queue.waiting, _fits_alone(places)))
+        places.embed_parked()
         return Decode()
 
 
@@ -132,27 +74,31 @@ class Shaping:
     keeps_rows = False
     prefills_first = False
 
-    def next(self, now: Situation) -> Step:
-        now.embed_parked()
-        queue, batch = now.queue, now.batch
-        if not now.waiting_is_urgent:
+    def next(self, places: Places) -> Step:
+        places.embed_parked()
+        queue, batch = places.queue, places.batch
+        if not places.waiting_is_urgent:
             return Decode()
         if not batch.running:
-            return Prefill(_first_that_fit(now))
+            return Prefill(_first_that_fit(places))
         first = queue.waiting[0]
-        if not now.make_way(first, first.num_tokens):
+        if not places.make_way(first, first.num_tokens):
             return Decode()
         if not batch.running or first.request.wants_prompt_logprobs:
             return Prefill([first])
-        return Decode(tuple(self._joiners(now)))
+        return Decode(tuple(self._joiners(places)))
 
-    def _joiners(self, now: Situation) -> Iterator[Sequence]:
+    def _joiners(self, places: Places) -> Iterator[Sequence]:
         """The first waiting queries that find rows, and memory for the columns that their pass appends."""
-        rows, width, columns = len(now.batch.rows), 0, now.batch.columns
-        for sequence in now.queue.waiting:
+        rows, width, columns = len(places.batch.rows), 0, places.batch.columns
+        for sequence in places.queue.waiting:
             rows, width = rows + 1, max(width, sequence.num_tokens)
-            allowed = now.max_columns is None or columns + width <= now.max_columns
-            if rows > now.max_rows or not allowed or not now.room.admits(rows, max(columns, width) + width):
+            allowed = places.max_columns is None or columns + width <= places.max_columns
+            if (
+                rows > places.max_rows
+                or not allowed
+                or not places.room.admits(rows, max(columns, width) + width)
+            ):
                 return
             if sequence.request.wants_prompt_logprobs:
                 return
@@ -165,38 +111,38 @@ class Embedding:
     keeps_rows = False
     prefills_first = False
 
-    def next(self, now: Situation) -> Step:
-        now.embed_parked()
-        queue, batch, room = now.queue, now.batch, now.room
-        if not now.waiting_is_urgent:
+    def next(self, places: Places) -> Step:
+        places.embed_parked()
+        queue, batch, room = places.queue, places.batch, places.room
+        if not places.waiting_is_urgent:
             return Decode()
         if not batch.running:
-            return Prefill(now.grouping.choose(queue.waiting, _fits_alone(now)))
+            return Prefill(places.grouping.choose(queue.waiting, _fits_alone(places)))
         oldest = queue.waiting[0]
         alone = room.nbytes(1, oldest.num_tokens)
-        if not now.make_way(oldest, oldest.num_tokens, alone):
+        if not places.make_way(oldest, oldest.num_tokens, alone):
             return Decode()
         if not batch.running:
             return Prefill([oldest])
 
         def fits(rows: int, columns: int) -> bool:
-            return now.admits(columns, room.nbytes(rows, columns))
+            return places.admits(columns, room.nbytes(rows, columns))
 
-        return Prefill(now.grouping.choose(queue.waiting, fits))
+        return Prefill(places.grouping.choose(queue.waiting, fits))
 
 
-def _fits_alone(now: Situation) -> Callable[[int, int], bool]:
+def _fits_alone(places: Places) -> Callable[[int, int], bool]:
     """Whether rows and columns fit while the batch is empty."""
-    return lambda rows, columns: rows <= now.max_rows and now.room.admits(rows, columns)
+    return lambda rows, columns: rows <= places.max_rows and places.room.admits(rows, columns)
 
 
-def _first_that_fit(now: Situation) -> list[Sequence]:
+def _first_that_fit(places: Places) -> list[Sequence]:
     """As many of the oldest waiting queries as make a batch together."""
     group: list[Sequence] = []
     width = 0
-    for sequence in now.queue.waiting:
+    for sequence in places.queue.waiting:
         width = max(width, sequence.num_tokens)
-        if group and (len(group) == now.max_rows or not now.room.admits(len(group) + 1, width)):
+        if group and (len(group) == places.max_rows or not places.room.admits(len(group) + 1, width)):
             break
         group.append(sequence)
         if sequence.request.wants_prompt_logprobs:

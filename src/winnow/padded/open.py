@@ -2,17 +2,23 @@
 
 from collections.abc import Callable
 
-from winnow.config import EngineConfig
+from winnow.config import EngineConfig, PaddedConfig
+from winnow.errors import UnsupportedModelError
 from winnow.models import PlainModel
 from winnow.padded.admission import PaddedAdmission
+from winnow.padded.background import Background
+from winnow.padded.batch import Batch
 from winnow.padded.engine import PaddedEngine
 from winnow.padded.executor import PaddedExecutor
 from winnow.padded.groups import Grouping
 from winnow.padded.model import PaddedModel
 from winnow.padded.modes import MODES
+from winnow.padded.places import Places
+from winnow.padded.queue import Queue
 from winnow.padded.room import Room
 from winnow.padded.seats import Seats
 from winnow.padded.shape import probe_shape
+from winnow.padded.tally import Tally
 from winnow.padded.trial import check_padding
 from winnow.sampling import Sampler
 
@@ -25,7 +31,7 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
 
     Raises:
         UnsupportedModelError: the model keeps something other than keys and values by token, or padding changes what
-            it computes.
+            it computes, or `overlap_prefill` is asked for where two passes would disturb each other.
     """
     padded, scheduler = config.padded, config.scheduler
     model = PaddedModel(loaded.model)
@@ -45,21 +51,29 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
         loaded.eos_token_ids,
         seed=config.model.seed,
     )
-    executor = PaddedExecutor(
-        model,
-        MODES[padded.padded_mode],
+    tally = Tally()
+    places = Places(
+        Queue(),
+        Batch(model, room, tally),
         room,
+        Seats(sampler, scheduler.max_num_seqs),
+        tally,
         Grouping(
             padded.prefill_group,
             padded.group_padding,
             scheduler.max_num_batched_tokens,
             padded.prefill_group * _LOOKAHEAD,
         ),
-        Seats(sampler, scheduler.max_num_seqs),
-        clock,
         # A model that is not told positions takes them from columns, of which it may know only so many.
         None if model.takes_positions else loaded.max_model_len,
+    )
+    executor = PaddedExecutor(
+        model,
+        MODES[padded.padded_mode],
+        places,
+        clock,
         scheduler.prefill_chunk,
+        Background(model.device, clock) if _overlaps(padded, model) else None,
     )
     return PaddedEngine(
         executor,
@@ -68,3 +82,15 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
         PaddedAdmission(room, loaded.vocab_size, loaded.max_model_len),
         clock,
     )
+
+
+def _overlaps(config: PaddedConfig, model: PaddedModel) -> bool:
+    """Whether groups are prefilled while the batch runs."""
+    if config.overlap_prefill is None:
+        return config.padded_mode == "embedding" and model.device.type == "cuda" and model.is_pure
+    if config.overlap_prefill and not model.is_pure:
+        raise UnsupportedModelError(
+            f"overlap_prefill cannot be on for {type(model.model).__name__}: its rotary embeddings change with what "
+            "they see, so that two passes cannot run side by side"
+        )
+    return config.overlap_prefill

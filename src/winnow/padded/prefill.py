@@ -1,5 +1,6 @@
 """Prefilling a group of queries apart from the running batch."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass
 
@@ -26,22 +27,40 @@ class Prefilled:
     """Of each sequence's last token, [n, V]."""
     prompt_logprobs: dict[Sequence, list[LogprobDict]]
     """Of those that ask for them: one for each token of the prompt but the first."""
+    tally: Tally
+    """What it took."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that lie on the device."""
+        return [self.logits, *(tensor for layer in self.cache.layers for tensor in layer.tensors)]
+
+
+class PrefillStoppedError(Exception):
+    """A prefill was told to stop."""
 
 
 def prefill(
     model: PaddedModel,
-    tally: Tally,
     sequences: SequenceType[Sequence],
     shape: KVShape,
     extent: Extent,
     chunk: int | None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Prefilled:
     """Compute all tokens of `sequences` together, padded on the left to the longest.
+
+    Reads the sequences and changes nothing, so that it may run beside a pass of the batch.
 
     Args:
         extent: of the tensors to make, which must hold them.
         chunk: most columns of one forward pass; None: all at once.
+        stopped: asked before each forward pass whether to give up.
+
+    Raises:
+        PrefillStoppedError: it was.
     """
+    tally = Tally(prefills=1)
     inputs = PaddedInputs.of([sequence.token_ids for sequence in sequences], model.device)
     cache = PaddedCache(shape, model.device)
     cache.resize(extent)
@@ -50,6 +69,8 @@ def prefill(
     found: dict[Sequence, list[LogprobDict]] = {sequences[row]: [] for row in asked}
     logits = torch.empty(0)
     for first in range(0, inputs.width, chunk or inputs.width):
+        if stopped():
+            raise PrefillStoppedError
         last = min(first + (chunk or inputs.width), inputs.width)
         logits = inputs.forward(model, cache, first, last, None if asked else [last - first - 1])
         tally.count(len(sequences), last - first, sum(inputs.counts(first, last)))
@@ -57,10 +78,7 @@ def prefill(
             found[sequences[row]] += _prompt_logprobs(
                 sequences[row], logits[row], first - inputs.padding[row]
             )
-    for sequence in sequences:
-        sequence.num_computed = sequence.num_tokens
-    tally.prefills += 1
-    return Prefilled(tuple(sequences), cache, logits[:, -1], found)
+    return Prefilled(tuple(sequences), cache, logits[:, -1], found, tally)
 
 
 def _prompt_logprobs(sequence: Sequence, logits: Tensor, first: int) -> list[LogprobDict]:

@@ -1,6 +1,6 @@
 """What the forward passes of a padded batch come to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass
@@ -26,9 +26,18 @@ class Tally:
     released: int = 0
     """Leading columns cut because they were padding for everyone."""
     prefill_seconds: float = 0.0
+    """In which a prefill was computed, or waited for, while the batch stood still."""
     decode_seconds: float = 0.0
+    """Of passes of the batch."""
+    overlapped_seconds: float = 0.0
+    """Of these, those in which a prefill was computed at the same time."""
 
     def count(self, rows: int, width: int, tokens: int) -> None:
         """Count a forward pass in which `tokens` positions were those of unfinished queries."""
         self.positions += rows * width
         self.idle += rows * width - tokens
+
+    def add(self, other: "Tally") -> None:
+        """Add another's counters."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
