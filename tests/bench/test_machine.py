@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+import torch
+
 from winnow.bench.machine import Machine, cpu_cache_bytes, report_head
 
 
@@ -23,6 +26,11 @@ def test_last_level_caches_of_all_sockets_count_once_each(tmp_path: Path) -> Non
 
 def test_a_system_that_does_not_say_has_a_usual_cache(tmp_path: Path) -> None:
     assert cpu_cache_bytes(tmp_path) == 32 * 2**20
+
+
+def test_without_a_gpu_auto_is_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert Machine.here("auto") == Machine.here("cpu")
 
 
 def test_a_report_can_be_placed() -> None:

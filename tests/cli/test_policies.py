@@ -87,7 +87,7 @@ def test_json_holds_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("snapvk", "no policy is called 'snapvk'; did you mean snapkv?"),
         ("KV-Compress", "did you mean kv-compress?"),
-        ("qqqqq", "no policy is called 'qqqqq' (`winnow policies` lists them)"),
+        ("qqqqq", "no policy is called 'qqqqq'; Known: full, winnow, "),
     ],
 )
 def test_an_unknown_name_is_one_line_and_exit_code_2(

@@ -13,5 +13,5 @@ def count_tokens(text: str) -> int:
 
 def plain_settings(**options: Any) -> TaskSettings:
     """Settings with a stand-in for the model."""
-    options = {"max_prompt_tokens": 10**6, **options}
+    options = {"max_model_len": 10**6, **options}
     return TaskSettings(count_tokens=count_tokens, truncate=lambda text, most: text, **options)

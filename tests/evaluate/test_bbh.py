@@ -87,7 +87,7 @@ def test_more_examples_than_there_are(data: Path) -> None:
 
 def test_a_prompt_too_long_for_the_model() -> None:
     with pytest.raises(EvaluationError, match=r"has \d+ tokens.*1024.*1500.*fewer --shots"):
-        BBH.samples(replace(SETTINGS, max_prompt_tokens=1500))
+        BBH.samples(replace(SETTINGS, max_model_len=1500))
 
 
 @pytest.mark.parametrize("name", ["bbh/snarks.json", "cot-prompts/snarks.txt"])

@@ -48,9 +48,9 @@ def test_the_search_is_short_where_units_are_alike() -> None:
 
 
 def test_a_length_beyond_the_model_is_refused() -> None:
-    check_lengths(plain_settings(tokens=(512, 4096), max_prompt_tokens=4096))
+    check_lengths(plain_settings(tokens=(512, 4096), max_model_len=4096))
     with pytest.raises(EvaluationError, match="--tokens 4097: the model takes 4096 at most"):
-        check_lengths(plain_settings(tokens=(512, 4097), max_prompt_tokens=4096))
+        check_lengths(plain_settings(tokens=(512, 4097), max_model_len=4096))
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 9))

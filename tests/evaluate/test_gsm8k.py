@@ -87,7 +87,7 @@ def test_more_examples_than_there_are(data: Path, shots: int) -> None:
 
 def test_a_prompt_too_long_for_the_model() -> None:
     with pytest.raises(EvaluationError, match=r"gsm8k/\d+ has \d+ tokens.*256.*600.*fewer --shots"):
-        GSM8K.samples(replace(SETTINGS, max_prompt_tokens=600))
+        GSM8K.samples(replace(SETTINGS, max_model_len=600))
 
 
 @pytest.mark.parametrize("name", ["test.jsonl", "train.jsonl"])

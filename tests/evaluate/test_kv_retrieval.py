@@ -86,13 +86,13 @@ def test_sizes_without_file_or_room_are_left_out_unless_they_are_named(tmp_path:
         return {sample.category for sample in made(**options)}
 
     assert categories() == {"75-keys", "grown"}
-    assert categories(max_prompt_tokens=2000) == {"grown"}
+    assert categories(max_model_len=2000) == {"grown"}
     write(tmp_path, row())
     assert categories(data=tmp_path) == {"140-keys", "grown"}
     with pytest.raises(
         EvaluationError, match=r"75-keys: prompt and answer take \d+ tokens, the model 2000; .* grown"
     ):
-        made(categories=("75-keys",), max_prompt_tokens=2000)
+        made(categories=("75-keys",), max_model_len=2000)
     with pytest.raises(
         DatasetError, match=r"no file kv-retrieval-75_keys.jsonl .* by the project Lost in the Middle"
     ):

@@ -16,7 +16,7 @@ def count_words(text: str) -> int:
 
 
 def made(task: NeedleTask = NEEDLE, **options: Any) -> list[Sample]:
-    settings = TaskSettings(count_words, lambda text, most: text, max_prompt_tokens=10_000, **options)
+    settings = TaskSettings(count_words, lambda text, most: text, max_model_len=10_000, **options)
     return task.samples(settings)
 
 

@@ -120,7 +120,7 @@ def test_a_length_that_holds_nothing_is_refused() -> None:
     ):
         made("niah_single_2", tokens=(100,))
     with pytest.raises(EvaluationError, match="--tokens 8192: the model takes 4096 at most"):
-        made("vt", tokens=(8192,), max_prompt_tokens=4096)
+        made("vt", tokens=(8192,), max_model_len=4096)
 
 
 def test_lists_of_words_come_to_an_end() -> None:

@@ -64,7 +64,8 @@ def test_finds_packed_files_and_says_where_missing_ones_are_published(tmp_path):
     plain = write(tmp_path / "a.jsonl", "{}")
     assert find_file(tmp_path, "a.jsonl", "by X") == plain
     with pytest.raises(
-        DatasetError, match=r"no file b.jsonl \(or b.jsonl.gz\); it is published by the project X"
+        DatasetError,
+        match=r"--data: .* has no file b.jsonl \(or b.jsonl.gz\); it is published by the project X",
     ):
         find_file(tmp_path, "b.jsonl", "by the project X")
 

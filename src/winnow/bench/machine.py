@@ -34,7 +34,9 @@ class Machine:
 
     @classmethod
     def here(cls, device: torch.device | str = "cpu") -> "Machine":
-        """This machine, for work on `device`."""
+        """This machine, for work on `device`; "auto" is a GPU where there is one."""
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
         on_gpu = torch.device(device).type == "cuda"
         properties = torch.cuda.get_device_properties(device) if on_gpu else None
         return cls(

@@ -1,7 +1,6 @@
 """`winnow policies`: what can decide which KVs stay, as a table or one in full."""
 
 import argparse
-import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from winnow.cli.errors import UsageError
+from winnow.errors import known_names
 from winnow.eviction import PRESETS, Preset
 from winnow.eviction.describe import PARTS, brief_policy, first_line, full, full_preset
 
@@ -52,7 +52,7 @@ def execute(namespace: argparse.Namespace) -> int:
     """Print, and return the exit code."""
     name: str | None = namespace.name
     if name is not None and name not in PRESETS:
-        raise UsageError(_unknown(name))
+        raise UsageError(f"no policy is called {name!r}; {known_names(name.lower(), PRESETS)}")
     if namespace.json:
         told = [full_preset(*item) for item in PRESETS.items() if name in (None, item[0])]
         print(json.dumps(told if name is None else told[0], indent=2))
@@ -66,12 +66,6 @@ def execute(namespace: argparse.Namespace) -> int:
         for line in _pages(name, PRESETS[name]):
             console.print(line)
     return 0
-
-
-def _unknown(name: str) -> str:
-    nearest = difflib.get_close_matches(name.lower(), PRESETS, n=1)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"no policy is called {name!r}{hint} (`winnow policies` lists them)"
 
 
 def _table() -> Table:

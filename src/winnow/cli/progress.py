@@ -1,5 +1,6 @@
 """Progress on standard error: a live display on a terminal, else a plain line every few seconds."""
 
+import argparse
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -32,6 +33,13 @@ class Progress(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+def add_progress_flag(parser: "argparse._ActionsContainer", plain: str = "a line every 5 s") -> None:
+    """How progress is shown; `plain` says what there is where no terminal is."""
+    parser.add_argument(
+        "--progress", choices=MODES, default="auto", help=f"auto: live on a terminal, else {plain}"
+    )
 
 
 def open_progress(mode: str, stream: TextIO) -> Progress:

@@ -25,7 +25,7 @@ from winnow.cli.engine import (
 )
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
-from winnow.cli.progress import MODES, open_progress
+from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.cli.summary import Summary
 from winnow.config import EngineConfig
 from winnow.fingerprint import Fingerprint, fingerprint
@@ -71,9 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--summary", metavar="FILE.json", type=Path, help="write the closing table as JSON too"
     )
-    parser.add_argument(
-        "--progress", choices=MODES, default="auto", help="auto: live on a terminal, else a line every 5 s"
-    )
+    add_progress_flag(parser)
     add_engine_flags(parser)
     add_sampling_flags(parser, "sampling, for lines that do not say")
 

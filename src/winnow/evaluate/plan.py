@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from winnow.llm import LLM
 
 # Of `TaskSettings`: what a model brings, not a user.
-_OF_THE_MODEL = ("count_tokens", "truncate", "max_prompt_tokens")
+_OF_THE_MODEL = ("count_tokens", "truncate", "max_model_len")
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 import json
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from winnow.evaluate.charts import draw
+from winnow.evaluate.origin import origin
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.tables import all_tables
 from winnow.figures import can_draw
@@ -43,13 +43,10 @@ def largest_error(prompts: int) -> float:
 
 
 def _markdown(evaluation: Evaluation, head: Mapping[str, Any], pictures: Sequence[str]) -> list[str]:
-    machine = head["machine"]
-    device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
     lines = [
         f"# winnow eval {evaluation.task}",
         "",
-        f"- command: `{shlex.join(head['command'])}`",
-        f"- commit {head['commit'] or 'unknown'}, {head['date']}, {device}, torch {machine['torch_version']}",
+        *origin(head),
         f"- model: {head['model']}",
         f"- {evaluation.prompts} prompts per cell: the standard error of a mean over all of them is at most "
         f"{largest_error(evaluation.prompts):.2f}; all cells see the same prompts, so differences are known better",

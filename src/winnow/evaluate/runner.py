@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winnow.errors import ContextLengthError, EvaluationError, InvalidRequestError
-from winnow.evaluate.answers import outcome_of
 from winnow.evaluate.asks import Ask, make_asks, shared_cells
 from winnow.evaluate.cell import Cell
 from winnow.evaluate.journal import OutcomeJournal
@@ -16,6 +15,7 @@ from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.prompt import Prompt, PromptMaker
 from winnow.evaluate.result import CellResult, Evaluation, Refusal
 from winnow.evaluate.sample import Sample
+from winnow.evaluate.scoring import outcome_of
 from winnow.outputs import EngineStats, RequestOutput
 
 if TYPE_CHECKING:

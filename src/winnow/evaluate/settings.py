@@ -34,6 +34,6 @@ def settings_for(llm: "LLM", **options: Any) -> TaskSettings:
     return TaskSettings(
         count_tokens=lambda text: len(encode(text)),
         truncate=truncate,
-        max_prompt_tokens=llm.max_model_len,
+        max_model_len=llm.max_model_len,
         **options,
     )

@@ -1,11 +1,11 @@
 """A measurement of one table as files: its numbers as JSON, the table as Markdown."""
 
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from winnow.evaluate.origin import origin
 from winnow.evaluate.report import RESULTS, TABLES
 from winnow.text_table import TextTable
 
@@ -28,13 +28,10 @@ def write_table_report(
     """
     results, tables = directory / RESULTS, directory / TABLES
     results.write_text(json.dumps({**head, "task": name, **values}, indent=1) + "\n", encoding="utf-8")
-    machine = head["machine"]
-    device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
     lines = [
         f"# winnow eval {name}",
         "",
-        f"- command: `{shlex.join(head['command'])}`",
-        f"- commit {head['commit'] or 'unknown'}, {head['date']}, {device}, torch {machine['torch_version']}",
+        *origin(head),
         f"- model: {head['model']}",
         "",
         note,

@@ -45,7 +45,7 @@ def make_tasks(config: BatchMaxConfig, tokenizer: Any) -> tuple[BenchTask, ...]:
     settings = TaskSettings(
         count_tokens,
         truncate=lambda text, _: text,  # prompts are made as long as they may be
-        max_prompt_tokens=config.prompt_tokens,
+        max_model_len=config.prompt_tokens,
         samples=config.samples,
         tokens=(config.prompt_tokens,),
         categories=config.task_names,

@@ -1,10 +1,10 @@
 """The results as a page of Markdown, with the figures."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from winnow.evaluate.origin import origin_of_run
 from winnow.text_table import TextTable
 
 NOTES = """\
@@ -40,14 +40,7 @@ def page(
     """
     lines = ["# BATON: four ways to batch", ""]
     for head in heads:
-        machine = head["machine"]
-        lines += [
-            f"    {shlex.join(head['command'])}",
-            "",
-            f"(commit {head['commit']}; {machine['cpu']}, {machine['cores']} cores, torch {machine['torch_version']}; "
-            f"{head['date'][:10]})",
-            "",
-        ]
+        lines += origin_of_run(head)
     lines += [*facts, "", NOTES]
     for table in tables:
         lines += table.markdown()

@@ -1,7 +1,6 @@
 """The tables and the picture as files."""
 
 import json
-import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 from winnow.bench.h2h.continuations import Continuations
 from winnow.bench.h2h.tables import longbench_table, perplexity_table
 from winnow.evaluate.charts import draw
+from winnow.evaluate.origin import origin
 from winnow.evaluate.perplexity import Perplexity
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.tables import all_tables
@@ -69,13 +69,10 @@ def _rows(numbers: dict[str, Any]) -> str:
 
 
 def _head(head: Mapping[str, Any], evaluation: Evaluation) -> list[str]:
-    machine = head["machine"]
     return [
         "# Eviction policies head to head",
         "",
-        f"- command: `{shlex.join(head['command'])}`",
-        f"- commit {head['commit'] or 'unknown'}, {head['date']}, {machine['cpu']}, {machine['cores']} cores, "
-        f"torch {machine['torch_version']}",
+        *origin(head),
         f"- {head['model']}, tasks of `winnow eval {evaluation.task}`, "
         f"{' and '.join(f'{n:,}' for n in evaluation.lengths)} tokens, {evaluation.prompts} prompts per cell",
         "",

@@ -1,11 +1,11 @@
 """The results as a page of Markdown, with the figures."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from winnow.bench.kv_compress.paper import BATCHES, BEST_GAIN, UNTOLD
+from winnow.evaluate.origin import origin_of_run
 from winnow.text_table import TextTable
 
 NOTES = f"""\
@@ -42,16 +42,10 @@ def page(
     """
     parts = [
         "# KV-Compress: throughput, batch and accuracy against compression\n",
-        *map(_origin, heads),
+        *("\n".join(origin_of_run(head)) for head in heads),
         " ".join(facts) + "\n",
         NOTES,
         *("\n".join(table.markdown()) for table in tables),
         *(f"![{path.stem.replace('_', ' ')}]({path.name})\n" for path in figures),
     ]
     return "\n".join(parts)
-
-
-def _origin(head: Mapping[str, Any]) -> str:
-    machine = head["machine"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch_version']}"
-    return f"    {shlex.join(head['command'])}\n\n(commit {head['commit']}; {where}; {head['date'][:10]})\n"

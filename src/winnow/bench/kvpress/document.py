@@ -1,9 +1,9 @@
 """The comparison as a page of Markdown."""
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from winnow.evaluate.origin import origin
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.tables import all_tables
 
@@ -22,14 +22,11 @@ _SETTING = """\
 
 def markdown(evaluation: Evaluation, head: Mapping[str, Any]) -> list[str]:
     """The lines of the page."""
-    machine = head["machine"]
     lines = [
         "# Winnow beside kvpress",
         "",
-        f"- command: `{shlex.join(head['command'])}`",
-        f"- commit {head['commit'] or 'unknown'}, {head['date']}, {machine['cpu']}, {machine['cores']} cores, "
-        f"{head['threads']} of them used, torch {machine['torch_version']}",
-        f"- {head['peer']}; {head['model']}; {evaluation.prompts} prompts per cell",
+        *origin(head),
+        f"- {head['peer']}; {head['model']}; cores used: {head['threads']}; {evaluation.prompts} prompts per cell",
         "",
         _SETTING,
         "",

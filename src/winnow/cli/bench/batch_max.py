@@ -14,7 +14,7 @@ from winnow.cli.bench.report import check_json_path, console, print_tables, type
 from winnow.cli.engine import demo_model, silence_transformers
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import require_writable
-from winnow.cli.progress import MODES
+from winnow.cli.progress import add_progress_flag
 from winnow.units import format_bytes
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="keep what each task came to; the same command goes on from there",
     )
-    parser.add_argument(
-        "--progress", choices=MODES, default="auto", help="auto: live on a terminal, else a line per stage"
-    )
+    add_progress_flag(parser, plain="a line per stage")
     add_flags(parser, BatchMaxConfig, "the experiment")
 
 

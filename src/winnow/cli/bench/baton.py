@@ -13,8 +13,7 @@ from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import require_writable
-from winnow.cli.progress import MODES as PROGRESS_MODES
-from winnow.cli.progress import open_progress
+from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.config import EngineConfig, EvictionConfig
 from winnow.figures import can_draw
 
@@ -73,12 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--journal", metavar="FILE", type=Path, help="keep every run there, to go on from", default=None
     )
     parser.add_argument("--overwrite", action="store_true", help="start the journal afresh")
-    parser.add_argument(
-        "--progress",
-        choices=PROGRESS_MODES,
-        default="auto",
-        help="auto: live on a terminal, else a line every 5 s",
-    )
+    add_progress_flag(parser)
     add_flags(parser, Cells, "the work", defaults=_SHOWN)
     add_engine_flags(parser, _OWN, {"dtype": _DTYPE})
     # Options are checked for a padded engine, which most cells have.
@@ -104,10 +98,7 @@ def execute(namespace: argparse.Namespace) -> int:
     silence_transformers()
     if namespace.threads is not None:
         torch.set_num_threads(namespace.threads)
-    device = options.get("device", "auto")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    head = report_head(typed_command(), Machine.here(device))
+    head = report_head(typed_command(), Machine.here(options.get("device", "auto")))
     model = Path(options.get("model") or demo_model())
     experiment = Experiment(cells, options, open_llm, vocab_size(model), head)
     measured = _measure(namespace, experiment, model)

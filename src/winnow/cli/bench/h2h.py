@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.cli.engine import add_engine_flags, engine_options, open_llm, silence_transformers
 from winnow.cli.eval import typed
-from winnow.cli.meter import Meter
+from winnow.cli.eval.cells import add_compression_flag
+from winnow.cli.eval.display import show_evaluation
+from winnow.cli.eval.prompts import add_prompt_flags, prompt_settings
 from winnow.cli.paths import require_writable
-from winnow.cli.progress import MODES, open_progress
+from winnow.cli.progress import add_progress_flag
 from winnow.eviction import PRESETS
 
 if TYPE_CHECKING:
     from winnow.bench.h2h.continuations import Continuations
     from winnow.evaluate.perplexity import Perplexity
     from winnow.evaluate.result import Evaluation
-    from winnow.evaluate.runner import EvaluationProgress
     from winnow.llm import LLM
 
 SUMMARY = "eviction presets head to head: accuracy by category, perplexity, beside the papers' numbers"
@@ -55,29 +56,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=tuple(name for name in PRESETS if name not in _NOT_COMPARED),
         help="default: all",
     )
-    parser.add_argument(
-        "--compression",
-        dest="compressions",
-        metavar="R,...",
-        type=typed.compressions,
-        default=(2.0, 4.0, 8.0, 16.0),
-        help="tokens judged per KV kept (default: 2,4,8,16)",
-    )
+    add_compression_flag(parser, (2.0, 4.0, 8.0, 16.0))
     parser.add_argument("--query", choices=_QUERIES, default="both", help="(default: both)")
-    parser.add_argument(
-        "--samples",
-        metavar="N",
-        type=typed.count(1),
-        default=3,
-        help="of each category (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tokens",
-        metavar="N,...",
-        type=typed.lengths,
-        default=(1024,),
-        help="of prompt and answer (default: 1024)",
-    )
+    add_prompt_flags(parser, samples=3)
     parser.add_argument(
         "--windows",
         metavar="N",
@@ -93,22 +74,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of a window (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed",
-        dest="task_seed",
-        metavar="N",
-        type=typed.count(0),
-        default=0,
-        help="of the prompts (default: 0)",
-    )
-    parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, help="write h2h.json, h2h.md and a picture there"
     )
     parser.add_argument(
         "--journal", metavar="DIR", type=Path, help="keep what is done there, to go on from; left out: -o's"
     )
-    parser.add_argument(
-        "--progress", choices=MODES, default="auto", help="auto: live on a terminal, else a line every 5 s"
-    )
+    add_progress_flag(parser)
     add_engine_flags(parser, _OWN, _DEFAULTS)
 
 
@@ -148,15 +119,9 @@ def _evaluate(namespace: argparse.Namespace, llm: "LLM", cells: Any, journal: Pa
     from winnow.evaluate.settings import settings_for
     from winnow.evaluate.tasks import load_task
 
-    settings = settings_for(llm, samples=namespace.samples, tokens=namespace.tokens, seed=namespace.task_seed)
+    settings = settings_for(llm, **prompt_settings(namespace))
     plan = EvaluationPlan(_TASK, load_task(_TASK), settings, cells, CONTROLS)
-    with open_progress(namespace.progress, sys.stderr) as progress:
-        meter = Meter()
-
-        def show(now: "EvaluationProgress") -> None:
-            if progress.due():
-                progress.show(meter.snapshot(now.done, now.total, 0, now.stats, now.cell))
-
+    with show_evaluation(namespace.progress) as show:
         return evaluate(llm, plan, journal=None if journal is None else journal / JOURNAL, on_step=show)
 
 

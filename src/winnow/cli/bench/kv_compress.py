@@ -17,7 +17,7 @@ from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import require_writable
-from winnow.cli.progress import MODES, open_progress
+from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.figures import can_draw
 from winnow.outputs import EngineStats
@@ -85,9 +85,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="write kv_compress.md and the figures there (needs matplotlib)",
     )
-    parser.add_argument(
-        "--progress", choices=MODES, default="auto", help="auto: live on a terminal, else a line every 5 s"
-    )
+    add_progress_flag(parser)
     add_flags(parser, Grid, "the work", defaults=_SHOWN)
     shown = {"dtype": _DTYPE, "max_model_len": "the longest prompt with its answer"}
     add_flags(parser, ModelConfig, "model", skip=_OWN, defaults=shown)
@@ -169,10 +167,7 @@ def execute(namespace: argparse.Namespace) -> int:
     study = Study(plan.grid, shown)
     if plan.resume and plan.json is not None and plan.json.exists():
         study.resume(_read_report(plan.json))
-    device = options.get("device", "auto")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    head = report_head(typed_command(), Machine.here(device))
+    head = report_head(typed_command(), Machine.here(options.get("device", "auto")))
 
     if study.missing:
         study.heads.append(head)

@@ -14,15 +14,16 @@ from winnow.bench.presets import model_cache
 from winnow.cli.engine import add_engine_flags, engine_options, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.eval import typed
-from winnow.cli.meter import Meter
+from winnow.cli.eval.cells import add_compression_flag
+from winnow.cli.eval.display import show_evaluation
+from winnow.cli.eval.prompts import add_prompt_flags, prompt_settings
 from winnow.cli.paths import require_writable
-from winnow.cli.progress import MODES, open_progress
+from winnow.cli.progress import add_progress_flag
 from winnow.errors import known_names
 
 if TYPE_CHECKING:
     from winnow.bench.kvpress.compare import Comparison
     from winnow.evaluate.result import Evaluation
-    from winnow.evaluate.runner import EvaluationProgress
     from winnow.llm import LLM
 
 SUMMARY = "answers beside NVIDIA's kvpress: same prompts, same KVs kept, bytes held"
@@ -65,37 +66,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--presses", metavar="A,B,...", type=typed.names, default=tuple(PRESSES), help="default: all"
     )
-    parser.add_argument(
-        "--compression",
-        dest="compressions",
-        metavar="R,...",
-        type=typed.compressions,
-        default=(4.0, 8.0),
-        help="tokens judged per KV kept (default: 4,8)",
-    )
+    add_compression_flag(parser, (4.0, 8.0))
     parser.add_argument("--query", choices=QUERIES, default="both", help="(default: both)")
-    parser.add_argument(
-        "--samples",
-        metavar="N",
-        type=typed.count(1),
-        default=5,
-        help="of each category (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tokens",
-        metavar="N",
-        type=typed.count(1),
-        default=1024,
-        help="of prompt and answer (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        dest="task_seed",
-        metavar="N",
-        type=typed.count(0),
-        default=0,
-        help="of the prompts (default: 0)",
-    )
+    add_prompt_flags(parser, samples=5)
     parser.add_argument("--threads", metavar="N", type=typed.count(1), help="of both; left out: every core")
     parser.add_argument(
         "--folder",
@@ -107,9 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, help=f"write {_NAME}.json and {_NAME}.md there"
     )
-    parser.add_argument(
-        "--progress", choices=MODES, default="auto", help="auto: live on a terminal, else a line every 5 s"
-    )
+    add_progress_flag(parser)
     add_engine_flags(parser, _OWN, {"kv_floor": _KV_FLOOR})
 
 
@@ -145,9 +116,7 @@ def execute(namespace: argparse.Namespace) -> int:
         with Console(stderr=True).status(f"an environment with {PACKAGE}"):
             environment.prepare([PACKAGE], sources=SOURCES)
         with open_llm(needs | options) as llm:
-            settings = settings_for(
-                llm, samples=namespace.samples, tokens=(namespace.tokens,), seed=namespace.task_seed
-            )
+            settings = settings_for(llm, **prompt_settings(namespace))
             head = run_head(llm, needs | options) | {"peer": PACKAGE, "threads": threads}
             evaluation = _run(namespace, comparison, llm, settings, environment, folder, threads)
     except PeerError as error:
@@ -181,12 +150,7 @@ def _run(
     folder: Path,
     threads: int,
 ) -> "Evaluation":
-    with open_progress(namespace.progress, sys.stderr) as progress:
-        meter = Meter()
-
-        def show(now: "EvaluationProgress") -> None:
-            if progress.due():
-                progress.show(meter.snapshot(now.done, now.total, 0, now.stats, now.cell))
+    with show_evaluation(namespace.progress) as show:
 
         def tell(query: str) -> None:
             print(f"winnow: kvpress answers, query-{query}", file=sys.stderr)

@@ -16,7 +16,7 @@ from winnow.cli.engine import add_engine_flags, demo_model, engine_options, open
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
-from winnow.cli.progress import MODES, open_progress
+from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.config import EngineConfig
 from winnow.outputs import EngineStats
 from winnow.units import format_bytes
@@ -58,9 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", metavar="N", type=int, default=3, help="times (default: %(default)s)")
     parser.add_argument("--threads", metavar="N", type=int, help="threads of torch")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured as JSON too")
-    parser.add_argument(
-        "--progress", choices=MODES, default="auto", help="auto: live on a terminal, else a line every 5 s"
-    )
+    add_progress_flag(parser)
     add_flags(parser, Workload, "the work")
     add_engine_flags(parser)
 
@@ -119,10 +117,7 @@ def execute(namespace: argparse.Namespace) -> int:
         config = EngineConfig.from_options(options)
         options["kv_memory"] = kv_memory_for(config, plan.kv_seqs, plan.workload.sequence_tokens)
     report = _measure(plan, options, namespace.progress)
-    device = options.get("device", "auto")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    head = report_head(typed_command(), machine := Machine.here(device))
+    head = report_head(typed_command(), machine := Machine.here(options.get("device", "auto")))
     out = console()
     out.print(f"{machine}; commit {head['commit']}", highlight=False, soft_wrap=True)
     out.print(_table(report))

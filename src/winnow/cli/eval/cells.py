@@ -23,15 +23,21 @@ def add_cell_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup"
         default=(),
         help="presets to compare (winnow policies lists them); left out: the full cache alone",
     )
-    cells.add_argument(
+    add_compression_flag(cells, (4.0,))
+    return cells
+
+
+def add_compression_flag(parser: "argparse._ActionsContainer", default: tuple[float, ...]) -> None:
+    """The compressions of cells."""
+    told = ",".join(f"{each:g}" for each in default)
+    parser.add_argument(
         "--compression",
         dest="compressions",
         metavar="R,...",
         type=typed.compressions,
-        default=(4.0,),
-        help="tokens judged per KV kept; 1 is the full cache (default: 4)",
+        default=default,
+        help=f"tokens judged per KV kept; 1 is the full cache (default: {told})",
     )
-    return cells
 
 
 def add_data_flag(work: "argparse._ArgumentGroup") -> None:

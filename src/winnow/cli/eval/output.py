@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from winnow.cli.bench.report import console, print_tables, typed_command
 from winnow.cli.errors import UsageError
 from winnow.cli.paths import require_writable
-from winnow.cli.progress import MODES
+from winnow.cli.progress import add_progress_flag
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
@@ -25,9 +25,7 @@ def add_output_flags(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="DIR", type=Path, help="write tables, plots, every score and the journal"
     )
     out.add_argument("--overwrite", action="store_true", help="start afresh in DIR")
-    out.add_argument(
-        "--progress", choices=MODES, default="auto", help="auto: live on a terminal, else a line every 5 s"
-    )
+    add_progress_flag(out)
 
 
 def check_output(namespace: argparse.Namespace) -> None:
@@ -48,15 +46,10 @@ def check_output(namespace: argparse.Namespace) -> None:
 
 def run_head(llm: "LLM", options: dict[str, Any]) -> dict[str, Any]:
     """What every output begins with: the command, when, where, the model and the engine's options."""
-    import torch
-
     from winnow.bench.machine import Machine, report_head
 
-    device = options.get("device", "auto")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     model = llm.config.model.model
-    return report_head(typed_command(), Machine.here(device)) | {
+    return report_head(typed_command(), Machine.here(options.get("device", "auto"))) | {
         "model": "the demo model" if model is None else str(model),
         "engine": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
     }
@@ -64,9 +57,10 @@ def run_head(llm: "LLM", options: dict[str, Any]) -> dict[str, Any]:
 
 def show_tables(head: dict[str, Any], amount: str, tables: Iterable["TextTable"]) -> None:
     """Tables on standard output, below what says how, where, when and how much was measured."""
+    from winnow.evaluate.origin import device_name
+
     out = console()
-    machine = head["machine"]
-    device = machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
     out.print(shlex.join(head["command"]), highlight=False, markup=False, soft_wrap=True)
-    out.print(f"{device}; commit {head['commit']}; {head['date']}; {amount}", highlight=False, soft_wrap=True)
+    where = device_name(head["machine"])
+    out.print(f"{where}; commit {head['commit']}; {head['date']}; {amount}", highlight=False, soft_wrap=True)
     print_tables(out, tables)

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 from winnow.cli.engine import add_engine_flags, engine_options, open_llm
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
+from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
-from winnow.cli.meter import Meter
-from winnow.cli.progress import open_progress
+from winnow.cli.eval.prompts import add_prompt_flags, prompt_settings
 from winnow.evaluate.tasks import Task, load_task
 
 if TYPE_CHECKING:
     from winnow.evaluate.plan import EvaluationPlan
     from winnow.evaluate.result import Evaluation
-    from winnow.evaluate.runner import EvaluationProgress
     from winnow.llm import LLM
 
 DESCRIPTION = """\
@@ -59,16 +58,7 @@ def configure(parser: argparse.ArgumentParser, name: str, task: Task) -> None:
         "(default: recent,random)",
     )
     work = parser.add_argument_group("the work")
-    work.add_argument(
-        "--samples", metavar="N", type=typed.count(1), help="of each category; left out: the task's own"
-    )
-    work.add_argument(
-        "--tokens",
-        metavar="N,...",
-        type=typed.lengths,
-        default=(1024,),
-        help="of prompt and answer together, where the task's length is free (default: 1024)",
-    )
+    add_prompt_flags(work)
     work.add_argument(
         "--questions",
         metavar="K",
@@ -81,14 +71,6 @@ def configure(parser: argparse.ArgumentParser, name: str, task: Task) -> None:
     )
     work.add_argument("--categories", metavar="A,...", type=typed.names, default=(), help="only these")
     add_data_flag(work)
-    work.add_argument(
-        "--seed",
-        dest="task_seed",
-        metavar="N",
-        type=typed.count(0),
-        default=0,
-        help="of the prompts (default: 0)",
-    )
     work.add_argument(
         "--chat",
         choices=("auto", "on", "off"),
@@ -130,13 +112,11 @@ def _plan(
 
     settings = settings_for(
         llm,
+        **prompt_settings(namespace),
         data=namespace.data,
-        samples=namespace.samples,
-        tokens=namespace.tokens,
         questions=namespace.questions,
         shots=namespace.shots,
         categories=namespace.categories,
-        seed=namespace.task_seed,
     )
     return EvaluationPlan(
         namespace.task, load_task(namespace.task), settings, cells, controls, namespace.chat
@@ -147,13 +127,7 @@ def _run(namespace: argparse.Namespace, llm: "LLM", plan: "EvaluationPlan") -> "
     from winnow.evaluate.report import JOURNAL
     from winnow.evaluate.runner import evaluate
 
-    with open_progress(namespace.progress, sys.stderr) as progress:
-        meter = Meter()
-
-        def show(now: "EvaluationProgress") -> None:
-            if progress.due():
-                progress.show(meter.snapshot(now.done, now.total, 0, now.stats, now.cell))
-
+    with show_evaluation(namespace.progress) as show:
         return evaluate(
             llm,
             plan,

@@ -71,7 +71,7 @@ def find_file(directory: Path, name: str, published: str) -> Path:
     for candidate in _candidates(directory, name):
         if candidate.is_file():
             return candidate
-    raise DatasetError(f"{directory} has no file {name} (or {name}.gz); it is published {published}")
+    raise DatasetError(f"--data: {directory} has no file {name} (or {name}.gz); it is published {published}")
 
 
 def has_file(directory: Path, name: str) -> bool:

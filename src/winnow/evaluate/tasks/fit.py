@@ -11,8 +11,8 @@ _FIRST_GUESS = 16
 def check_lengths(settings: TaskSettings) -> None:
     """Raises EvaluationError for a length that the model does not take, before texts of it are made."""
     for tokens in settings.tokens:
-        if tokens > settings.max_prompt_tokens:
-            raise EvaluationError(f"--tokens {tokens}: the model takes {settings.max_prompt_tokens} at most")
+        if tokens > settings.max_model_len:
+            raise EvaluationError(f"--tokens {tokens}: the model takes {settings.max_model_len} at most")
 
 
 def largest_fitting(cost: Callable[[int], int], room: int) -> int | None:

@@ -67,11 +67,11 @@ def _published(settings: TaskSettings, category: str) -> list[Sample]:
     for number, example in chosen(random.Random(f"{settings.seed}/{category}"), examples, settings.samples):
         sample = _sample(settings, f"{category}/{number}", category, example)
         tokens = _tokens(settings, sample)
-        if tokens <= settings.max_prompt_tokens:
+        if tokens <= settings.max_model_len:
             samples.append(sample)
         elif category in settings.categories:
             raise EvaluationError(
-                f"{category}: prompt and answer take {tokens} tokens, the model {settings.max_prompt_tokens}; "
+                f"{category}: prompt and answer take {tokens} tokens, the model {settings.max_model_len}; "
                 f"the length of the category {_GROWN} is free"
             )
         else:

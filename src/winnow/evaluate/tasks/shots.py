@@ -30,9 +30,9 @@ def require_room(sample: Sample, settings: TaskSettings) -> Sample:
     """The sample; raises EvaluationError where a prompt of it leaves the model no room for the whole answer."""
     for question in sample.questions:
         tokens = settings.count_tokens(sample.context + question.text)
-        if tokens + question.max_tokens > settings.max_prompt_tokens:
+        if tokens + question.max_tokens > settings.max_model_len:
             raise EvaluationError(
                 f"sample {sample.name} has {tokens} tokens and answers with up to {question.max_tokens}, but the model "
-                f"takes {settings.max_prompt_tokens} together: fewer --shots make it shorter"
+                f"takes {settings.max_model_len} together: fewer --shots make it shorter"
             )
     return sample

@@ -17,7 +17,7 @@ class TaskSettings:
     Attributes:
         count_tokens: tokens of a text, without special tokens.
         truncate: text, most tokens -> the text, its middle cut out where it has more tokens than that.
-        max_prompt_tokens: most tokens of a prompt that the model takes, its answer left out.
+        max_model_len: most tokens of a prompt and its answer together that the model takes.
         data: directory with the task's files; None: the sample that ships with Winnow, where there is one.
         samples: of each category; None: as many as the task's own protocol has.
         tokens: lengths of prompt and answer together, for tasks whose length is free.
@@ -29,7 +29,7 @@ class TaskSettings:
 
     count_tokens: CountTokens
     truncate: Callable[[str, int], str]
-    max_prompt_tokens: int
+    max_model_len: int
     data: Path | None = None
     samples: int | None = None
     tokens: tuple[int, ...] = (1024,)

@@ -49,11 +49,11 @@ class LongBenchTask:
         rows = list(enumerate(read_json_lines(path), start=1))
         template = Template.parse(read_json(shipped("longbench") / "dataset2prompt.json").text(name))
         answer_tokens = read_json(shipped("longbench") / "dataset2maxlen.json").fields[name]
-        most = settings.max_prompt_tokens - answer_tokens - _TEMPLATE_ROOM
+        most = settings.max_model_len - answer_tokens - _TEMPLATE_ROOM
         if most < 2:
             raise EvaluationError(
                 f"{name} answers with up to {answer_tokens} tokens and a chat template may take {_TEMPLATE_ROOM}: "
-                f"of the {settings.max_prompt_tokens} tokens that the model takes, none are left for the prompt"
+                f"of the {settings.max_model_len} tokens that the model takes, none are left for the prompt"
             )
         for number, row in chosen(random.Random(f"{settings.seed}/{name}"), rows, settings.samples):
             filled = template.fill(row.text("context"), row.text("input"))

@@ -55,8 +55,8 @@ def _chosen(settings: TaskSettings) -> tuple[str, ...]:
         absent.add("qa_1")
     if len(absent) == 2:
         raise DatasetError(
-            f"{settings.data} has neither {squad.FILES[0]} nor {squad.FILES[1]} of the project SQuAD, nor "
-            f"{hotpot.FILE} of the project HotpotQA; without a data directory every other category is there"
+            f"--data: {settings.data} has neither {squad.FILES[0]} nor {squad.FILES[1]} of the project SQuAD, nor "
+            f"{hotpot.FILE} of the project HotpotQA; without --data every other category is there"
         )
     return tuple(category for category in RECIPES if category not in absent)
 

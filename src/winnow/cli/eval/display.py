@@ -1,0 +1,25 @@
+"""The progress of an evaluation on standard error."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from winnow.cli.meter import Meter
+from winnow.cli.progress import open_progress
+
+if TYPE_CHECKING:
+    from winnow.evaluate.runner import EvaluationProgress
+
+
+@contextmanager
+def show_evaluation(mode: str) -> "Iterator[Callable[[EvaluationProgress], None]]":
+    """What to call after each step; it shows how things stand when it is time. `mode` is one of `progress.MODES`."""
+    with open_progress(mode, sys.stderr) as progress:
+        meter = Meter()
+
+        def show(now: "EvaluationProgress") -> None:
+            if progress.due():
+                progress.show(meter.snapshot(now.done, now.total, 0, now.stats, now.cell))
+
+        yield show
