@@ -1,11 +1,13 @@
 """What a report says of the machine."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from winnow.bench.machine import Machine, cpu_cache_bytes, report_head
+from winnow.cli.bench.report import typed_command
 
 
 def write_cpu(folder: Path, cpu: int, shared_by: str) -> None:
@@ -31,6 +33,12 @@ def test_a_system_that_does_not_say_has_a_usual_cache(tmp_path: Path) -> None:
 def test_without_a_gpu_auto_is_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert Machine.here("auto") == Machine.here("cpu")
+
+
+@pytest.mark.parametrize("program", ["/somewhere/bin/winnow", "/somewhere/winnow/__main__.py"])
+def test_the_command_is_told_as_a_user_types_it(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "bench", "h2h"])
+    assert typed_command() == ["winnow", "bench", "h2h"]
 
 
 def test_a_report_can_be_placed() -> None:

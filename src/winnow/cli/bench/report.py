@@ -48,5 +48,6 @@ def write_json(path: Path | None, report: dict[str, Any]) -> None:
 
 
 def typed_command() -> list[str]:
-    """The command line of this process, the program's name without its directory."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    """The command line as a user types it: the program without its directory, `winnow` after `python -m` too."""
+    program = Path(sys.argv[0]).name
+    return ["winnow" if program == "__main__.py" else program, *sys.argv[1:]]
