@@ -195,6 +195,12 @@ class PaddedConfig:
     )
     prefill_group: int = option(8, "most queries that are prefilled together, apart from the batch")
     group_padding: float = option(0.02, "most padding in such a group, as a part of what it computes")
+    park_memory: int | None = option(
+        None,
+        "most host memory for KVs of queries that are out of the batch, which are computed again if they do not fit; "
+        "left out: as much as kv_memory",
+        parse=parse_bytes,
+    )
     park_above: float = option(1.0, "queries are parked in host memory above this part of kv_memory")
     admit_below: float = option(0.9, "queries join others only up to this part of kv_memory")
     overlap_prefill: bool | None = option(
@@ -211,6 +217,8 @@ class PaddedConfig:
                 f"padded_mode={self.padded_mode}"
             )
         _require("prefill_group", self.prefill_group, 1, 1024)
+        if self.park_memory is not None:
+            object.__setattr__(self, "park_memory", parse_bytes(self.park_memory, "park_memory"))
         for name in ("group_padding", "park_above", "admit_below"):
             _require_number(name, getattr(self, name), 0.0, 1.0)
         if not self.park_above:

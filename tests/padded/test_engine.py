@@ -102,10 +102,13 @@ class TestColumns:
 
 class TestMemory:
     @pytest.mark.parametrize("mode", PADDED_MODES)
-    def test_adversarial_lengths_stay_within_the_memory(self, mode: str) -> None:
-        """Short queries that grow long all at once, then one that needs nearly all of the memory."""
+    @pytest.mark.parametrize("park_columns", [None, 70, 0])
+    def test_adversarial_lengths_stay_within_the_memory(self, mode: str, park_columns: int | None) -> None:
+        """Short queries that grow long all at once, then one that needs nearly all of the memory; host memory for as
+        much again, for a part of the parked, or for nobody."""
         queries = [(prompt(3, seed), 50) for seed in range(5)] + [(prompt(120), 20), (prompt(1), 1)]
-        engine = llama().open(mode, max_num_seqs=8, kv_memory=150 * column_bytes())
+        park_memory = None if park_columns is None else park_columns * column_bytes() or 1
+        engine = llama().open(mode, max_num_seqs=8, kv_memory=150 * column_bytes(), park_memory=park_memory)
         roomy = llama().open(mode, max_num_seqs=8)
         for each in (engine, roomy):
             for index, (tokens, max_tokens) in enumerate(queries):
@@ -117,6 +120,38 @@ class TestMemory:
         assert roomy.stats().tally.parks == 0
         if mode == "embedding":
             assert stats.tally.parks > 0, "the memory was meant to be too small"
+            assert (stats.tally.drops > 0) == (park_columns == 0), "as was that of the host"
+
+    def test_the_parked_find_room_in_host_memory_or_are_computed_again(self) -> None:
+        """One query after the other gives way to a more urgent one; there is room for the KVs of some of them."""
+        dropped = []
+        for park_columns in (200, 60, 1):
+            limit = park_columns * llama().open("static").kv_bytes(1)
+            engine = llama().open("embedding", max_num_seqs=1, park_memory=limit)
+            held = []
+            for priority in range(5):
+                engine.add(str(priority), None, PROMPTS[4], greedy(12), priority=priority)
+                for _ in range(4):
+                    engine.step()
+                    held.append(engine.stats().parked_bytes)
+                engine.check_integrity()
+            answers = finish(engine)
+            assert list(answers) == ["4", "3", "2", "1", "0"]
+            assert all(answer == llama().answers[4][:12] for answer in answers.values())
+            tally = engine.stats().tally
+            assert tally.parks == 4
+            assert tally.prefills == 5 + tally.drops, "who was dropped is computed again, and nobody else"
+            assert max(held) <= limit
+            dropped.append(tally.drops)
+        assert dropped == [0, 2, 4]
+
+    @pytest.mark.parametrize("mode", ["pd", "embedding"])
+    def test_nothing_is_prefilled_that_cannot_be_kept(self, mode: str) -> None:
+        engine = llama().open(mode, max_num_seqs=3, park_memory=1)
+        for index in range(9):
+            engine.add(str(index), None, prompt(6, index), greedy(4 + index))
+        assert len(finish(engine)) == 9
+        assert engine.stats().tally.drops == 0
 
     def test_the_threshold_is_what_parks(self) -> None:
         """The same queries and memory; only `park_above` differs."""

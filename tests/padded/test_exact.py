@@ -42,12 +42,20 @@ def each_case(request: pytest.FixtureRequest) -> Case:
     queries=st.lists(QUERIES, min_size=5, max_size=14),
     max_num_seqs=st.integers(1, 6),
     columns=st.sampled_from([90, 200, 10_000]),
+    park_columns=st.sampled_from([0, 30, 150, 10_000]),
     chunk=st.sampled_from([7, None]),
 )
 def test_tokens_equal_generate_alone(
-    each_case: Case, mode: str, queries: list[Query], max_num_seqs: int, columns: int, chunk: int | None
+    each_case: Case,
+    mode: str,
+    queries: list[Query],
+    max_num_seqs: int,
+    columns: int,
+    park_columns: int,
+    chunk: int | None,
 ) -> None:
-    """`columns` is the KV memory in columns of one row: one long query, a few, or all."""
+    """`columns` and `park_columns` are KV and host memory in columns of one row: one long query, a few, or all; and
+    nothing at all."""
     mode, *background = mode.split(", ")
     column_bytes = each_case.open(mode)._executor._room.column_bytes
     engine = each_case.open(
@@ -55,6 +63,7 @@ def test_tokens_equal_generate_alone(
         overlap_prefill=bool(background),
         max_num_seqs=max_num_seqs,
         kv_memory=columns * column_bytes,
+        park_memory=park_columns * column_bytes or 1,
         prefill_chunk=chunk,
         group_padding=0.3,
     )

@@ -9,13 +9,14 @@ How to drive and to measure it:
     with LLM(path, engine="padded", padded_mode="embedding", max_num_seqs=8, kv_memory="2GiB") as llm:
         llm.submit(prompt, params, priority=1)     # greater is more urgent; the default is 0
         while llm.has_unfinished:
-            for output in llm.step():              # a pass of the batch, or a prefill apart from it
+            for output in llm.step():              # a pass of the batch, or the first tokens of a prefilled group
                 ...                                # an output is `finished` in the step that ends it
             stats = llm.stats()                    # `PaddedStats`: `EngineStats` and what only a padded batch has
         stats.idle_share                           # padded or dead positions over all positions computed
         stats.column_share                         # columns held over max(live length), summed over passes
         stats.kv_bytes_used, stats.kv_bytes_peak   # of the batch's tensors, free columns included
-        stats.tally.positions, .idle, .passes, .prefills, .joins, .parks, .prefill_seconds, .decode_seconds
+        stats.tally.positions, .idle, .passes, .prefills, .joins, .parks, .drops
+        stats.tally.prefill_seconds, .decode_seconds, .overlapped_seconds
 
 `padded_mode` is one of the paper's four (5.1):
 

@@ -103,7 +103,8 @@ class PaddedExecutor:
         safe |= {fork for sequence in unfinished for fork in sequence.forks}
         for sequence in unfinished:
             if sequence not in safe:
-                self._put_back(sequence)
+                sequence.slot = None
+                queue.add(sequence)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class PaddedExecutor:
             batch.elsewhere = 0
             for sequence in underway.sequences:
                 if not sequence.finished:
-                    self._put_back(sequence)
+                    self._queue.add(sequence)
             return underway.failure
         self._arrived, seconds = underway.take()
         self._tally.overlapped_seconds += max(seconds - waited, 0.0)
@@ -162,7 +163,7 @@ class PaddedExecutor:
         group, self._group = self._group, None
         if group is None:
             return
-        if not self._mode.prefills_first:
+        if not self._mode.prefills_first or self._queue.loose_bytes > self._queue.free_bytes:
             self._places.enter(group, keep_rows=self._mode.keeps_rows)
         self._queue.stow()
         self._batch.elsewhere = 0
@@ -198,7 +199,7 @@ class PaddedExecutor:
             prompt_tokens += min(sequence.num_computed, sequence.prompt_len)
             kvs = group.cache.view(row)
             for each in (sequence, *_fork(sequence)):
-                self._queue.park(each, kvs, loose=True)
+                self._queue.hold(each, kvs)
                 asking.append((each, row))
         return self._sample(asking, group.logits, prompt_tokens, group.prompt_logprobs)
 
@@ -219,10 +220,8 @@ class PaddedExecutor:
         for sequence in joiners:
             forks = _fork(sequence)
             if forks:
-                kvs = batch.view(sequence).on_host()
-                for fork in forks:
-                    self._queue.park(fork, kvs)
-                    asking.append((fork, sequences.index(sequence)))
+                self._queue.park(forks, batch.view(sequence))
+                asking += [(fork, sequences.index(sequence)) for fork in forks]
         prompt_tokens = sum(min(sequence.num_computed, sequence.prompt_len) for sequence in joiners)
         return self._sample(asking, logits, prompt_tokens)
 
@@ -239,10 +238,6 @@ class PaddedExecutor:
             logits = logits[rows]
         found = self._seats.sample(sequences, logits)
         return Sampled(sequences, found.token_ids, found.logprobs, prompt_tokens, prompt_logprobs or {})
-
-    def _put_back(self, sequence: Sequence) -> None:
-        sequence.num_computed, sequence.slot = 0, None
-        self._queue.add(sequence)
 
     def _note_start(self, sequences: SequenceType[Sequence]) -> None:
         for sequence in sequences:
@@ -291,6 +286,7 @@ class PaddedExecutor:
             assert queue.length_parked(sequence) == sequence.num_computed, "a parked query lacks KVs"
         assert batch.elsewhere == 0 or self._underway or self._group, "memory is held for nobody"
         assert batch.peak_bytes <= self._room.kv_memory, "the KV memory was exceeded"
+        assert queue.free_bytes >= 0, "the host memory for parked queries was exceeded"
 
 
 def _fork(sequence: Sequence) -> list[Sequence]:

@@ -32,7 +32,7 @@ class Mode(Protocol):
     keeps_rows: bool
     """Whether the row of a finished query stays and is computed for nobody until all are finished."""
     prefills_first: bool
-    """Whether prefilled groups wait apart until enough of them are there, instead of entering the batch at once."""
+    """Whether prefilled groups wait in host memory until enough are there, instead of entering the batch at once."""
 
     def next(self, places: Places) -> Step:
         """The next step, out of at least one unfinished query. There is always one."""
@@ -60,10 +60,14 @@ class PrefillDecode:
     prefills_first = True
 
     def next(self, places: Places) -> Step:
+        queue = places.queue
         if places.batch.running:
             return Decode()
-        if places.waiting_is_urgent or (places.queue.waiting and len(places.queue.parked) < places.max_rows):
-            return Prefill(places.grouping.choose(places.queue.waiting, _fits_alone(places)))
+        if queue.waiting and (places.waiting_is_urgent or len(queue.parked) < places.max_rows):
+            group = places.grouping.choose(queue.waiting, _fits_alone(places))
+            tokens = sum(sequence.num_tokens for sequence in group)
+            if places.waiting_is_urgent or places.room.shape.nbytes * tokens <= queue.free_bytes:
+                return Prefill(group)
         places.embed_parked()
         return Decode()
 
@@ -126,7 +130,9 @@ class Embedding:
             return Prefill([oldest])
 
         def fits(rows: int, columns: int) -> bool:
-            return places.admits(columns, room.nbytes(rows, columns))
+            """One query is sure of its row; the others may have to be parked."""
+            parked_bytes = (rows - 1) * columns * room.shape.nbytes
+            return places.admits(columns, room.nbytes(rows, columns)) and parked_bytes <= queue.free_bytes
 
         return Prefill(places.grouping.choose(queue.waiting, fits))
 

@@ -53,7 +53,7 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
     )
     tally = Tally()
     places = Places(
-        Queue(),
+        Queue(padded.park_memory or config.cache.kv_memory, tally),
         Batch(model, room, tally),
         room,
         Seats(sampler, scheduler.max_num_seqs),

@@ -72,11 +72,10 @@ class Places:
                 self.park(self.queue.least(batch.running))
 
     def park(self, sequence: Sequence) -> None:
-        """Take a running sequence out, its KVs to host memory."""
-        kvs = self.batch.view(sequence).on_host()
+        """Take a running sequence out, its KVs to host memory if that has room."""
+        self.queue.park([sequence], self.batch.view(sequence))
         self.batch.leave(sequence, keep_row=False)
         self.seats.leave(sequence)
-        self.queue.park(sequence, kvs)
         self.tally.parks += 1
         sequence.request.metrics.num_preemptions += 1
 

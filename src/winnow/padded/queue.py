@@ -1,23 +1,30 @@
 """Queries that have no row: those not yet prefilled, and those whose KVs wait outside the batch."""
 
 from bisect import insort
+from collections.abc import Sequence as SequenceType
 from itertools import count
 
 from winnow.engine.request import Sequence
 from winnow.padded.cache import QueryKVs
+from winnow.padded.tally import Tally
 
 
 class Queue:
     """First come, first served, among those of equal priority.
+
+    Args:
+        park_memory: bytes of host memory that KVs may take. What does not fit is dropped and computed again.
 
     Attributes:
         waiting: without KVs; in the order in which they are served.
         parked: with KVs: prefilled before there was a row for them, or taken out of the batch. In order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, park_memory: int, tally: Tally) -> None:
         self.waiting: list[Sequence] = []
         self.parked: list[Sequence] = []
+        self.park_memory = park_memory
+        self._tally = tally
         self._kvs: dict[Sequence, QueryKVs] = {}
         self._loose: set[Sequence] = set()
         self._arrivals: dict[Sequence, int] = {}
@@ -26,33 +33,71 @@ class Queue:
     def __len__(self) -> int:
         return len(self.waiting) + len(self.parked)
 
+    # -- what is parked --------------------------------------------------------------------------------------------
+
     @property
     def loose(self) -> list[Sequence]:
-        """Parked sequences whose KVs still lie in a cache."""
-        return list(self._loose)
+        """Parked sequences whose KVs still lie in a cache, in order."""
+        return [sequence for sequence in self.parked if sequence in self._loose]
+
+    @property
+    def loose_bytes(self) -> int:
+        """Of those KVs; samples that share a prompt's count once."""
+        return self._nbytes(self.loose)
 
     @property
     def stowed(self) -> list[Sequence]:
-        """Parked sequences whose KVs are in host memory."""
+        """Parked sequences whose KVs are in host memory, in order."""
         return [sequence for sequence in self.parked if sequence not in self._loose]
 
     @property
     def stowed_bytes(self) -> int:
-        """Of those KVs; samples that share a prompt's count once."""
-        return sum({id(self._kvs[each]): self._kvs[each].nbytes for each in self.stowed}.values())
+        """Of those KVs, counted likewise."""
+        return self._nbytes(self.stowed)
+
+    @property
+    def free_bytes(self) -> int:
+        """Host memory that is left."""
+        return self.park_memory - self.stowed_bytes
+
+    def length_parked(self, sequence: Sequence) -> int:
+        """KVs of a parked sequence."""
+        return self._kvs[sequence].length
+
+    # -- in and out ------------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence without KVs wait. One that comes back takes its old place."""
+        """Let a sequence wait without KVs, its tokens so far its prompt. One that comes back takes its old place."""
+        sequence.num_computed = 0
         self._arrivals.setdefault(sequence, next(self._clock))
         insort(self.waiting, sequence, key=self._order)
 
-    def park(self, sequence: Sequence, kvs: QueryKVs, *, loose: bool = False) -> None:
-        """Keep a sequence with its KVs until there is a row for it; `loose` KVs lie in a cache, see `stow`."""
-        if loose:
-            self._loose.add(sequence)
-        self._arrivals.setdefault(sequence, next(self._clock))
-        self._kvs[sequence] = kvs
-        insort(self.parked, sequence, key=self._order)
+    def hold(self, sequence: Sequence, kvs: QueryKVs) -> None:
+        """Keep a sequence whose KVs lie in a cache, until it is taken or they are stowed."""
+        self._loose.add(sequence)
+        self._keep(sequence, kvs)
+
+    def stow(self) -> None:
+        """Park those whose KVs still lie in a cache, samples that share them together."""
+        sharing: dict[int, list[Sequence]] = {}
+        for sequence in self.loose:
+            sharing.setdefault(id(self._kvs[sequence]), []).append(sequence)
+        for sequences in sharing.values():
+            kvs = self._kvs[sequences[0]]
+            for sequence in sequences:
+                self.take(sequence)
+            self.park(sequences, kvs)
+
+    def park(self, sequences: SequenceType[Sequence], kvs: QueryKVs) -> None:
+        """Keep sequences that share KVs until there are rows for them: with a copy in host memory, if it has room."""
+        if kvs.nbytes <= self.free_bytes:
+            copy = kvs.on_host()
+            for sequence in sequences:
+                self._keep(sequence, copy)
+        else:
+            self._tally.drops += len(sequences)
+            for sequence in sequences:
+                self.add(sequence)
 
     def take(self, sequence: Sequence) -> QueryKVs | None:
         """Take a sequence out. Returns its KVs, or None where it was waiting without."""
@@ -61,30 +106,27 @@ class Queue:
         (self.waiting if kvs is None else self.parked).remove(sequence)
         return kvs
 
-    def stow(self) -> None:
-        """Copy KVs that still lie in a cache to host memory, samples that share them together."""
-        copies: dict[int, QueryKVs] = {}
-        for sequence in self._loose:
-            kvs = self._kvs[sequence]
-            if id(kvs) not in copies:
-                copies[id(kvs)] = kvs.on_host()
-            self._kvs[sequence] = copies[id(kvs)]
-        self._loose.clear()
-
-    def length_parked(self, sequence: Sequence) -> int:
-        """KVs of a parked sequence."""
-        return self._kvs[sequence].length
-
     def forget(self, sequence: Sequence) -> None:
         """A sequence has ended, wherever it was."""
         self._arrivals.pop(sequence, None)
 
-    def least(self, sequences: list[Sequence]) -> Sequence:
+    def least(self, sequences: SequenceType[Sequence]) -> Sequence:
         """Who gives way: the lowest priority, and among equals the one that came last."""
         return max(sequences, key=self._order)
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._kvs or sequence in self.waiting
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _nbytes(self, parked: SequenceType[Sequence]) -> int:
+        kvs = {id(self._kvs[sequence]): self._kvs[sequence] for sequence in parked}
+        return sum(each.nbytes for each in kvs.values())
+
+    def _keep(self, sequence: Sequence, kvs: QueryKVs) -> None:
+        self._arrivals.setdefault(sequence, next(self._clock))
+        self._kvs[sequence] = kvs
+        insort(self.parked, sequence, key=self._order)
 
     def _order(self, sequence: Sequence) -> tuple[int, int]:
         return -sequence.request.priority, self._arrivals[sequence]

@@ -23,6 +23,8 @@ class Tally:
     """Queries that entered the batch, those that came back too."""
     parks: int = 0
     """Queries taken out of the batch before they were finished."""
+    drops: int = 0
+    """Queries that lost KVs because host memory had no room for them, to compute them again."""
     released: int = 0
     """Leading columns cut because they were padding for everyone."""
     prefill_seconds: float = 0.0
