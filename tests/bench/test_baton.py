@@ -92,6 +92,7 @@ def test_cells_that_are_compared_stand_together_and_are_measured_once() -> None:
     ]
     assert [cell.batch for cell in cells if cell.query_set == SHORT] == [2, 2, 4, 4, 6, 6, 8, 8, 10, 10]
     assert {cell.batch for cell in Cells(batches=(3,))} == {3}
+    assert Cells(sets=("short", "short")).sets == ("short",)
     experiment = Experiment(cells, {}, lambda options: pytest.fail("no engine is needed"), 97, HEAD)
     found = [measured("static", 1.0, batch=4), measured("static", 1.0, batch=4), measured("static", 1.0)]
     missing = experiment.missing(found)

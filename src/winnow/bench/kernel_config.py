@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+from winnow.bench.lists import names
 from winnow.config import ATTENTION_BACKENDS, DTYPES, option, optional_int
 from winnow.errors import ConfigError
 
@@ -62,7 +63,7 @@ class KernelConfig:
     @property
     def backends(self) -> tuple[str, ...]:
         """Their names, in the order typed."""
-        return tuple(name.strip() for name in self.attention_backend.split(","))
+        return names(self.attention_backend)
 
     @property
     def layer_numbers(self) -> int:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+from winnow.bench.lists import names
 from winnow.config import DTYPES, option, optional_int
 from winnow.errors import ConfigError
 from winnow.evaluate.demo_tasks import CATEGORIES
@@ -58,12 +59,12 @@ class BatchMaxConfig:
     @property
     def task_names(self) -> tuple[str, ...]:
         """In the order typed."""
-        return tuple(CATEGORIES) if self.tasks == ALL_TASKS else _names(self.tasks)
+        return tuple(CATEGORIES) if self.tasks == ALL_TASKS else names(self.tasks)
 
     @property
     def rule_names(self) -> tuple[str, ...]:
         """In the order typed."""
-        return _names(self.rules)
+        return names(self.rules)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -71,13 +72,9 @@ class BatchMaxConfig:
         return tuple(size for size in range(1, self.samples + 1) if self.samples % size == 0)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
-
-
-def _check_names(field: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    for name in names:
+def _check_names(field: str, typed: tuple[str, ...], known: tuple[str, ...]) -> None:
+    for name in typed:
         if name not in known:
             raise ConfigError(f"{field} must name some of {', '.join(known)}, got {name!r}")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"{field} must name each once, got {','.join(names)!r}")
+    if len(set(typed)) < len(typed):
+        raise ConfigError(f"{field} must name each once, got {','.join(typed)!r}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from winnow.bench.baton.paper import MIXED, SETS, published_batches
 from winnow.bench.baton.queries import Lengths, draw_lengths
+from winnow.bench.lists import integers, names
 from winnow.config import option
 from winnow.errors import ConfigError
 
@@ -31,17 +32,6 @@ class Cell:
         return {"engine": "padded", "padded_mode": self.mode, "max_num_seqs": self.batch}
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"must be integers with commas between, got {text!r}") from None
-
-
 @dataclass(frozen=True)
 class Cells:
     """The cells that are asked for, and the work in each.
@@ -53,13 +43,13 @@ class Cells:
     sets: tuple[str, ...] = option(
         SETS,
         "mixed: 120 queries with long and short prompts and answers; short: 30 queries; commas between",
-        parse=_names,
+        parse=names,
     )
-    modes: tuple[str, ...] = option(MODES, f"of {', '.join(MODES)}; commas between", parse=_names)
+    modes: tuple[str, ...] = option(MODES, f"of {', '.join(MODES)}; commas between", parse=names)
     batches: tuple[int, ...] = option(
         (),
         "batch sizes, commas between; left out: the paper's, 4,8 for mixed and 2,4,6,8,10 for short",
-        parse=_integers,
+        parse=integers,
     )
     scale: float = option(0.05, "tokens for each of the paper's words in the mixed set")
     short_scale: float = option(1.0, "the same, in the short set")
@@ -68,6 +58,7 @@ class Cells:
 
     def __post_init__(self) -> None:
         for name, known in (("sets", SETS), ("modes", MODES)):
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
             for each in getattr(self, name):
                 if each not in known:
                     raise ConfigError(f"{name} must be of {', '.join(known)}, got {each!r}")

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
+from winnow.bench.lists import integers, numbers
 from winnow.config import option
 from winnow.errors import ConfigError, known_names
 from winnow.eviction import PRESETS
@@ -41,20 +42,6 @@ class Cell:
         return {} if self.preset == FULL else {"eviction": self.preset, "compression": self.compression}
 
 
-def _integers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"must be integers with commas between, got {text!r}") from None
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"must be numbers with commas between, got {text!r}") from None
-
-
 @dataclass(frozen=True)
 class Grid:
     """The cells, and the work in each.
@@ -64,12 +51,12 @@ class Grid:
     """
 
     contexts: tuple[int, ...] = option(
-        (1024, 2048, 3584), "tokens of a prompt with its question, commas between", parse=_integers
+        (1024, 2048, 3584), "tokens of a prompt with its question, commas between", parse=integers
     )
     compressions: tuple[float, ...] = option(
         (1.0, 4.0, 16.0, 64.0),
         "tokens of a prompt per KV kept, before the floor; commas between; the full cache is always measured",
-        parse=_numbers,
+        parse=numbers,
     )
     whole: str = option(WHOLE_PROMPT, "preset whose rounds come after the prompt")
     p_and_d: str = option(P_AND_D, "preset whose rounds come within the prompt and while decoding too (P&D)")
