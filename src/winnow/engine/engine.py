@@ -1,16 +1,15 @@
 """The loop: requests come in, a step is scheduled and computed, answers go out."""
 
 from collections.abc import Callable
-from copy import copy
 
 from transformers import PreTrainedTokenizerBase
 
 from winnow.engine.admission import Admission
-from winnow.engine.answer import Answer, decode_logprobs
 from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.request import Request, Sequence, Watch
+from winnow.engine.roster import Roster
 from winnow.engine.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EngineStats, RequestMetrics, RequestOutput
@@ -36,19 +35,16 @@ class Engine:
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
-        self._tokenizer = tokenizer
-        self._eos_token_ids = eos_token_ids
         self._admission = admission
         self._kv_memory = kv_memory
         self._clock = clock
-        self._requests: dict[str, Request] = {}
-        self._answers: dict[Sequence, Answer] = {}
-        self._prompt_tokens = self._generated_tokens = self._num_steps = 0
+        self._requests = Roster(tokenizer, eos_token_ids, clock)
+        self._num_steps = 0
         self._elapsed = {"schedule": 0.0, "execute": 0.0, "output": 0.0}
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._requests)
+        return len(self._requests) > 0
 
     def add(
         self,
@@ -64,8 +60,7 @@ class Engine:
         Raises:
             InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
         """
-        if request_id in self._requests:
-            raise InvalidRequestError(f"request_id {request_id!r} is in use by an unfinished request")
+        self._requests.require_new(request_id)
         if priority:
             raise InvalidRequestError(f"priority needs engine=padded, got {priority}")
         granted = self._admission.admit(token_ids, params)
@@ -88,20 +83,17 @@ class Engine:
             granted.policy_name,
             watch,
         )
-        self._requests[request_id] = request
-        for sequence in request.sequences:
-            self._answers[sequence] = Answer(sequence, self._tokenizer, self._eos_token_ids)
+        self._requests.add(request)
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns what it had, or None if there is no such request."""
-        request = self._requests.get(request_id)
-        if request is None:
+        if request_id not in self._requests:
             return None
+        request = self._requests[request_id]
         for sequence in request.sequences:
             if not sequence.finished:
-                self._scheduler.finish(sequence, "abort")
-                self._answers[sequence].finish()
+                self._finish(sequence, "abort")
         return self._output(request)
 
     def step(self) -> list[RequestOutput]:
@@ -139,8 +131,8 @@ class Engine:
             kv_bytes_used=cache.used_bytes,
             kv_bytes_peak=cache.peak_bytes,
             kv_bytes_budget=self._kv_memory,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
+            prompt_tokens=self._requests.prompt_tokens,
+            generated_tokens=self._requests.generated_tokens,
             num_preemptions=self._scheduler.num_preemptions,
             num_steps=self._num_steps,
             num_rounds=rounds.rounds,
@@ -184,49 +176,30 @@ class Engine:
 
     def _take(self, plan: StepPlan, result: StepResult, now: float) -> list[Request]:
         """Hand the step's tokens to their sequences. Returns the requests concerned, each once."""
+        requests = self._requests
         touched: dict[Request, None] = {}
         for entry in plan.entries:
             prompt_len = entry.sequence.prompt_len
             if entry.start < prompt_len:
-                self._prompt_tokens += min(entry.end, prompt_len) - entry.start
+                requests.prompt_tokens += min(entry.end, prompt_len) - entry.start
         for index, found in result.prompt_logprobs.items():
-            known = plan.entries[index].sequence.request.prompt_logprobs
-            known += [decode_logprobs(self._tokenizer, logprobs) for logprobs in found]
+            requests.take_prompt_logprobs(plan.entries[index].sequence.request, found)
         for sequence, token, logprobs in zip(plan.samplers, result.token_ids, result.logprobs, strict=True):
-            request = sequence.request
-            touched[request] = None
-            if request.metrics.first_token_time is None:
-                request.metrics.first_token_time = now
-            self._generated_tokens += 1
-            if request.watch is not None and sequence.num_output_tokens == 1:
-                request.watch.after_prompt = self._executor.kept_positions(sequence.running_slot)
-            reason = self._answers[sequence].take(token, logprobs)
+            watch = sequence.request.watch
+            touched[sequence.request] = None
+            if watch is not None and sequence.num_output_tokens == 1:
+                watch.after_prompt = self._executor.kept_positions(sequence.running_slot)
+            reason = requests.take(sequence, token, logprobs, now)
             if reason is not None:
-                if request.watch is not None:
-                    request.watch.at_end = self._executor.kept_positions(sequence.running_slot)
-                self._scheduler.finish(sequence, *reason)
-                self._answers[sequence].finish()
+                if watch is not None:
+                    watch.at_end = self._executor.kept_positions(sequence.running_slot)
+                self._finish(sequence, *reason)
         return list(touched)
 
+    def _finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
+        self._scheduler.finish(sequence, reason, stop_reason)
+        self._requests.end(sequence)
+
     def _output(self, request: Request) -> RequestOutput:
-        finished = request.finished
-        if finished and request.metrics.finished_time is None:
-            request.metrics.finished_time = self._clock()
         layout = self._executor.cache.layout
-        output = RequestOutput(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=[
-                self._answers[sequence].output(eviction_report(sequence, layout))
-                for sequence in request.sequences
-            ],
-            finished=finished,
-            metrics=copy(request.metrics),
-            prompt_logprobs=request.prompt_logprobs or None,
-        )
-        if finished:
-            del self._requests[request.request_id]
-            for sequence in request.sequences:
-                del self._answers[sequence]
-        return output
+        return self._requests.output(request, lambda sequence: eviction_report(sequence, layout))

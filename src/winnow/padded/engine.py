@@ -1,14 +1,13 @@
 """The loop of the padded engine: the same face as the paged one's, over a batch that transformers understands."""
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from winnow.engine.answer import Answer, decode_logprobs
 from winnow.engine.request import Request, Sequence, Watch
+from winnow.engine.roster import Roster
 from winnow.errors import InvalidRequestError
 from winnow.outputs import RequestMetrics, RequestOutput
 from winnow.padded.admission import PaddedAdmission
@@ -33,17 +32,14 @@ class PaddedEngine:
         clock: Callable[[], float],
     ) -> None:
         self._executor = executor
-        self._tokenizer = tokenizer
-        self._eos_token_ids = eos_token_ids
         self._admission = admission
         self._clock = clock
-        self._requests: dict[str, Request] = {}
-        self._answers: dict[Sequence, Answer] = {}
-        self._prompt_tokens = self._generated_tokens = self._num_steps = 0
+        self._requests = Roster(tokenizer, eos_token_ids, clock)
+        self._num_steps = 0
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._requests)
+        return len(self._requests) > 0
 
     def add(
         self,
@@ -59,8 +55,7 @@ class PaddedEngine:
         Raises:
             InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
         """
-        if request_id in self._requests:
-            raise InvalidRequestError(f"request_id {request_id!r} is in use by an unfinished request")
+        self._requests.require_new(request_id)
         if watch is not None:
             raise InvalidRequestError("inspect needs engine=paged: a padded cache keeps all KVs of a query")
         request = Request(
@@ -72,21 +67,19 @@ class PaddedEngine:
             RequestMetrics(arrival_time=self._clock()),
             priority=priority,
         )
-        self._requests[request_id] = request
-        for sequence in request.sequences:
-            self._answers[sequence] = Answer(sequence, self._tokenizer, self._eos_token_ids)
+        self._requests.add(request)
         self._executor.add(request.sequences[0])
 
     @torch.inference_mode()
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns what it had, or None if there is no such request."""
-        request = self._requests.get(request_id)
-        if request is None:
+        if request_id not in self._requests:
             return None
+        request = self._requests[request_id]
         for sequence in request.sequences:
             if not sequence.finished:
                 self._finish(sequence, "abort")
-        return self._output(request)
+        return self._requests.output(request)
 
     @torch.inference_mode()
     def step(self) -> list[RequestOutput]:
@@ -101,22 +94,22 @@ class PaddedEngine:
             if failure is None:
                 sampled = self._executor.step()
         except BaseException:  # also an impatient Ctrl-C: whatever comes next finds a sound engine
-            self._executor.start_anew(self._unfinished)
+            self._executor.start_anew(self._requests.unfinished)
             raise
         if failure is not None:  # of a prefill in the background: the batch is as it was
             raise failure
         now = self._clock()
         touched = self._take(sampled, now)
         self._num_steps += 1
-        return [self._output(request) for request in touched]
+        return [self._requests.output(request) for request in touched]
 
     def stats(self) -> PaddedStats:
         """The engine as it stands."""
         held = self._executor.stats()
         return replace(
             held,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
+            prompt_tokens=self._requests.prompt_tokens,
+            generated_tokens=self._requests.generated_tokens,
             num_steps=self._num_steps,
         )
 
@@ -126,27 +119,20 @@ class PaddedEngine:
 
     def check_integrity(self) -> None:
         """Assert the invariants of batch and queue."""
-        self._executor.check_integrity(self._unfinished)
-
-    @property
-    def _unfinished(self) -> list[Sequence]:
-        return [s for request in self._requests.values() for s in request.sequences if not s.finished]
+        self._executor.check_integrity(self._requests.unfinished)
 
     def _take(self, sampled: Sampled, now: float) -> list[Request]:
         """Hand the step's tokens to their sequences. Returns the requests concerned, each once."""
+        requests = self._requests
         touched: dict[Request, None] = {}
-        self._prompt_tokens += sampled.prompt_tokens
+        requests.prompt_tokens += sampled.prompt_tokens
         for sequence, found in sampled.prompt_logprobs.items():
-            sequence.request.prompt_logprobs += [decode_logprobs(self._tokenizer, each) for each in found]
+            requests.take_prompt_logprobs(sequence.request, found)
         for sequence, token, logprobs in zip(
             sampled.sequences, sampled.token_ids, sampled.logprobs, strict=True
         ):
-            metrics = sequence.request.metrics
             touched[sequence.request] = None
-            if metrics.first_token_time is None:
-                metrics.first_token_time = now
-            self._generated_tokens += 1
-            reason = self._answers[sequence].take(token, logprobs)
+            reason = requests.take(sequence, token, logprobs, now)
             if reason is not None:
                 self._finish(sequence, *reason)
         return list(touched)
@@ -154,23 +140,4 @@ class PaddedEngine:
     def _finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
         self._executor.remove(sequence)
-        self._answers[sequence].finish()
-
-    def _output(self, request: Request) -> RequestOutput:
-        finished = request.finished
-        if finished and request.metrics.finished_time is None:
-            request.metrics.finished_time = self._clock()
-        output = RequestOutput(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=[self._answers[sequence].output(None) for sequence in request.sequences],
-            finished=finished,
-            metrics=copy(request.metrics),
-            prompt_logprobs=request.prompt_logprobs or None,
-        )
-        if finished:
-            del self._requests[request.request_id]
-            for sequence in request.sequences:
-                del self._answers[sequence]
-        return output
+        self._requests.end(sequence)

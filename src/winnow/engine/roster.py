@@ -1,0 +1,102 @@
+"""The unfinished requests of an engine, and their answers as they grow."""
+
+from collections.abc import Callable
+from copy import copy
+
+from transformers import PreTrainedTokenizerBase
+
+from winnow.engine.answer import Answer, Finish, decode_logprobs
+from winnow.engine.request import Request, Sequence
+from winnow.errors import InvalidRequestError
+from winnow.outputs import EvictionReport, LogprobDict, RequestOutput
+
+
+class Roster:
+    """Whom an engine serves: by name, with answers and times. When and how they are computed is the engine's.
+
+    Args:
+        clock: seconds, monotonic; intervals in metrics are differences of it.
+
+    Attributes:
+        prompt_tokens: computed so far, over all requests.
+        generated_tokens: sampled so far, over all requests.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        eos_token_ids: frozenset[int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+        self._answers: dict[Sequence, Answer] = {}
+        self.prompt_tokens = self.generated_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def __getitem__(self, request_id: str) -> Request:
+        return self._requests[request_id]
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        return [s for request in self._requests.values() for s in request.sequences if not s.finished]
+
+    def require_new(self, request_id: str) -> None:
+        """Check a name.
+
+        Raises:
+            InvalidRequestError: an unfinished request has it.
+        """
+        if request_id in self._requests:
+            raise InvalidRequestError(f"request_id {request_id!r} is in use by an unfinished request")
+
+    def add(self, request: Request) -> None:
+        """Begin its answers."""
+        self._requests[request.request_id] = request
+        for sequence in request.sequences:
+            self._answers[sequence] = Answer(sequence, self._tokenizer, self._eos_token_ids)
+
+    def take(self, sequence: Sequence, token: int, logprobs: LogprobDict | None, now: float) -> Finish | None:
+        """Append a token that was sampled at `now`. Returns why the answer ends with it, or None."""
+        metrics = sequence.request.metrics
+        if metrics.first_token_time is None:
+            metrics.first_token_time = now
+        self.generated_tokens += 1
+        return self._answers[sequence].take(token, logprobs)
+
+    def take_prompt_logprobs(self, request: Request, found: list[LogprobDict]) -> None:
+        """Append those of a prompt's next tokens."""
+        request.prompt_logprobs += [decode_logprobs(self._tokenizer, each) for each in found]
+
+    def end(self, sequence: Sequence) -> None:
+        """An answer has ended; its sequence knows why."""
+        self._answers[sequence].finish()
+
+    def output(
+        self, request: Request, report: Callable[[Sequence], EvictionReport | None] = lambda _: None
+    ) -> RequestOutput:
+        """A request as it stands, with what `report` tells of eviction. A finished one is let go."""
+        finished = request.finished
+        if finished and request.metrics.finished_time is None:
+            request.metrics.finished_time = self._clock()
+        output = RequestOutput(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=[self._answers[sequence].output(report(sequence)) for sequence in request.sequences],
+            finished=finished,
+            metrics=copy(request.metrics),
+            prompt_logprobs=request.prompt_logprobs or None,
+        )
+        if finished:
+            del self._requests[request.request_id]
+            for sequence in request.sequences:
+                del self._answers[sequence]
+        return output
