@@ -94,6 +94,10 @@ def test_sizes_without_file_or_room_are_left_out_unless_they_are_named(tmp_path:
     ):
         made(categories=("75-keys",), max_model_len=2000)
     with pytest.raises(
+        DatasetError, match=r"300_keys.jsonl does not ship with Winnow: --data names .* by the project"
+    ):
+        made(categories=("300-keys",))
+    with pytest.raises(
         DatasetError, match=r"no file kv-retrieval-75_keys.jsonl .* by the project Lost in the Middle"
     ):
         made(categories=("75-keys",), data=tmp_path)

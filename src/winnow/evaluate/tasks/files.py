@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 from winnow.errors import DatasetError
 
+_SHIPPED = Path(__file__).parent.parent / "data"
+
 
 @dataclass(frozen=True)
 class Record:
@@ -60,17 +62,22 @@ class Record:
 
 def shipped(task: str) -> Path:
     """Directory of the sample that ships with Winnow for a task."""
-    return Path(__file__).parent.parent / "data" / task
+    return _SHIPPED / task
 
 
 def find_file(directory: Path, name: str, published: str) -> Path:
     """The file of that name in `directory`, packed by gzip (`name` and ".gz") or not.
 
-    Raises DatasetError when there is neither; it says that the file is `published`, such as "by the project X".
+    Raises DatasetError when there is neither; it names --data, which says where files are, and says that the file is
+    `published`, such as "by the project X".
     """
     for candidate in _candidates(directory, name):
         if candidate.is_file():
             return candidate
+    if directory.parent == _SHIPPED:
+        raise DatasetError(
+            f"{name} does not ship with Winnow: --data names a directory that has it; it is published {published}"
+        )
     raise DatasetError(f"--data: {directory} has no file {name} (or {name}.gz); it is published {published}")
 
 
