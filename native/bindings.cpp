@@ -132,6 +132,15 @@ NB_MODULE(_native, m) {
           nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observe"_a,
           "observe_from"_a, "observes"_a);
 
+  nb::class_<KeyRows>(m, "KeyRows")
+      .def(
+          "__init__",
+          [](KeyRows *self, DType dtype, uintptr_t k, int64_t head_dim, uintptr_t slot, uintptr_t length, int64_t rows,
+             int64_t stride) {
+            new (self) KeyRows{dtype, at<char>(k), head_dim, at<int64_t>(slot), at<int32_t>(length), rows, stride};
+          },
+          nb::kw_only(), "dtype"_a, "k"_a, "head_dim"_a, "slot"_a, "length"_a, "rows"_a, "stride"_a);
+
   nb::class_<Workspace>(m, "Workspace").def(nb::init<>());
 
   nb::class_<Kernels>(m, "Kernels")
@@ -158,10 +167,13 @@ NB_MODULE(_native, m) {
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("leverage",
-           [](const Kernels &self, DType dtype, uintptr_t k, int64_t head_dim, uintptr_t slot, uintptr_t length,
-              int64_t rows, int64_t stride, float ridge, uintptr_t worth, int threads) {
-             self.leverage({dtype, at<char>(k), head_dim, at<int64_t>(slot), at<int32_t>(length), rows, stride}, ridge,
-                           at<float>(worth), threads);
+           [](const Kernels &self, const KeyRows &rows, float ridge, uintptr_t worth, int threads) {
+             self.leverage(rows, ridge, at<float>(worth), threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("key_difference",
+           [](const Kernels &self, const KeyRows &rows, uintptr_t worth, int threads) {
+             self.key_difference(rows, at<float>(worth), threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("pool_rows",

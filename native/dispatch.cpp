@@ -14,6 +14,7 @@ namespace winnow {
   void compact(const Pool &, const int64_t *, const int64_t *, int64_t, int);                            \
   void attend(const Attend &, Workspace &);                                                              \
   void leverage(const KeyRows &, float, float *, int);                                                   \
+  void key_difference(const KeyRows &, float *, int);                                                    \
   void pool_rows(const PooledRows &, float *, int);                                                      \
   void rms_norm(const NormRows &, const RmsNorm &, int);                                                 \
   void rotate(const RotaryRows &, const RmsNorm &, const RmsNorm &, int);                                \
@@ -22,8 +23,8 @@ namespace winnow {
   void pack(const PackedWeight &, const char *, int);                                                    \
   void linear(const PackedWeight &, const LinearRows &, int);                                            \
   void greedy(const LogitRows &, int64_t *, int);                                                        \
-  const Kernels kernels{write, compact, attend,      leverage, pool_rows, rms_norm,                      \
-                        rotate, gate,   packed_size, pack,     linear,    greedy};                       \
+  const Kernels kernels{write,  compact, attend,      leverage, key_difference, pool_rows, rms_norm,     \
+                        rotate, gate,    packed_size, pack,     linear,         greedy};                 \
   }
 
 WINNOW_DECLARE(generic)

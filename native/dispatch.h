@@ -18,6 +18,8 @@ struct Kernels {
   void (*attend)(const Attend &, Workspace &);
   /// Ridge leverage of the keys of rows, float [rows, stride]; 0 past a row's length.
   void (*leverage)(const KeyRows &, float ridge, float *worth, int threads);
+  /// Minus the cosine of each key and the mean direction of its row's keys, float [rows, stride]; 0 past the length.
+  void (*key_difference)(const KeyRows &, float *worth, int threads);
   /// Pool what KVs are worth over their neighbours in position, float [rows, stride]; 0 past a row's length.
   void (*pool_rows)(const PooledRows &, float *out, int threads);
   /// Norm rows, in the same pass adding to them.

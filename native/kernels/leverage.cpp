@@ -9,51 +9,36 @@
 #include <numeric>
 #include <vector>
 
+#include "keys.h"
 #include "neighbours.h"
-#include "simd.h"
 
 namespace winnow::WINNOW_ISA {
 
 namespace {
 
-/// Keys of a tile: centred, they stay in the first-level cache.
-constexpr int TILE = 64;
 /// Rows of a product that are summed at once; enough to hide how long a product with addition takes.
 constexpr int PART = 8;
 constexpr int PADDING = WIDTH > PART ? WIDTH : PART;
-/// Work below which waking other threads costs more than it saves, in multiplications.
-constexpr int64_t PARALLEL_FROM = 1 << 18;
+/// KVs below which waking other threads costs more than pooling them.
+constexpr int64_t POOL_PARALLEL_FROM = 4096;
 /// Of the mean eigenvalue: keys that are all alike have none, and are worth nothing.
 constexpr float LEAST_SPREAD = 1e-12f;
 
 /// A thread's memory for one row. Matrices are [padded, padded], of which the upper triangle counts.
 struct Work {
   int padded;
+  Buffer memory;
   float *mean;     // [padded]
-  float *tile;     // [TILE, padded]: keys less their mean
+  float *tile;     // [KEY_TILE, padded]: keys less their mean
   float *moment;   // S, then R
   float *inverse;  // R^-1
 
-  Work(Buffer &buffer, int dim) : padded((dim + PADDING - 1) / PADDING * PADDING) {
-    mean = buffer.get<float>(padded * (1 + TILE + 2 * padded));
+  explicit Work(int dim) : padded((dim + PADDING - 1) / PADDING * PADDING) {
+    mean = memory.get<float>(padded * (1 + KEY_TILE + 2 * padded));
     tile = mean + padded;
-    moment = tile + TILE * padded;
+    moment = tile + KEY_TILE * padded;
     inverse = moment + padded * padded;
   }
-};
-
-/// One row of keys.
-template <class KV>
-struct Keys {
-  const KV *k;
-  const int64_t *slot;
-  int64_t length;
-  int dim;
-
-  const KV *operator[](int64_t i) const { return k + slot[i] * dim; }
-
-  /// Keys of the tile that begins at `first`.
-  int tile(int64_t first) const { return static_cast<int>(std::min<int64_t>(TILE, length - first)); }
 };
 
 /// The mean, summed tile by tile: sums of many floats lose little then.
@@ -61,11 +46,10 @@ template <class KV>
 void find_mean(const Keys<KV> &keys, const Work &work) {
   std::fill(work.mean, work.mean + work.padded, 0.0f);
   const float share = 1.0f / static_cast<float>(keys.length);
-  for (int64_t first = 0; first < keys.length; first += TILE)
+  for (int64_t first = 0; first < keys.length; first += KEY_TILE)
     for (int d = 0; d < keys.dim; d += WIDTH) {
-      const int lanes = std::min(WIDTH, keys.dim - d);
       vf sum{};
-      for (int i = 0; i < keys.tile(first); ++i) sum += get(keys[first + i] + d, lanes);
+      for (int i = 0; i < keys.tile(first); ++i) sum += keys.part(first + i, d);
       store(work.mean + d, load(work.mean + d) + sum);
     }
   for (int d = 0; d < work.padded; ++d) work.mean[d] *= share;
@@ -74,11 +58,9 @@ void find_mean(const Keys<KV> &keys, const Work &work) {
 /// Centre the keys of a tile. Past the row's end the tile keeps what it held, and what comes of that is not used.
 template <class KV>
 void centre(const Keys<KV> &keys, int64_t first, const Work &work) {
-  for (int i = 0; i < keys.tile(first); ++i) {
-    const KV *key = keys[first + i];
+  for (int i = 0; i < keys.tile(first); ++i)
     for (int d = 0; d < keys.dim; d += WIDTH)
-      store(work.tile + i * work.padded + d, get(key + d, std::min(WIDTH, keys.dim - d)) - load(work.mean + d));
-  }
+      store(work.tile + i * work.padded + d, keys.part(first + i, d) - load(work.mean + d));
 }
 
 /// Add the outer products of n keys of the tile.
@@ -160,13 +142,13 @@ void leverage_of_row(const Keys<KV> &keys, float ridge, const Work &work, float 
   find_mean(keys, work);
   std::fill(work.tile, work.moment, 0.0f);
   std::fill(work.moment, work.inverse, 0.0f);
-  for (int64_t first = 0; first < keys.length; first += TILE) {
+  for (int64_t first = 0; first < keys.length; first += KEY_TILE) {
     centre(keys, first, work);
     add_outer(work, keys.tile(first));
   }
   add_ridge(work, keys.dim, keys.length, ridge);
   invert_factor(work, keys.dim);
-  for (int64_t first = 0; first < keys.length; first += TILE) {
+  for (int64_t first = 0; first < keys.length; first += KEY_TILE) {
     centre(keys, first, work);
     squared_lengths(work, keys.tile(first), worth + first);
   }
@@ -190,28 +172,13 @@ void order_of(const int32_t *position, int64_t n, int64_t *order, int64_t *scrat
 }  // namespace
 
 void leverage(const KeyRows &rows, float ridge, float *worth, int threads) {
-  const int dim = static_cast<int>(rows.head_dim);
-#pragma omp parallel num_threads(threads) if (rows.rows * rows.stride * dim * dim >= PARALLEL_FROM)
-  {
-    Buffer buffer;
-    const Work work(buffer, dim);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t r = 0; r < rows.rows; ++r) {
-      const int64_t n = rows.length[r];
-      float *out = worth + r * rows.stride;
-      std::fill(out + n, out + rows.stride, 0.0f);
-      if (n == 0) continue;
-      with_type(rows.dtype, [&](auto type) {
-        using KV = decltype(type);
-        const Keys<KV> keys{reinterpret_cast<const KV *>(rows.k), rows.slot + r * rows.stride, n, dim};
-        leverage_of_row(keys, ridge, work, out);
-      });
-    }
-  }
+  for_rows(
+      rows, worth, threads, rows.head_dim * rows.head_dim, [&] { return Work(static_cast<int>(rows.head_dim)); },
+      [&](const auto &keys, const Work &work, float *out) { leverage_of_row(keys, ridge, work, out); });
 }
 
 void pool_rows(const PooledRows &rows, float *out, int threads) {
-#pragma omp parallel num_threads(threads) if (rows.rows * rows.stride * 64 >= PARALLEL_FROM)
+#pragma omp parallel num_threads(threads) if (rows.rows * rows.stride >= POOL_PARALLEL_FROM)
   {
     std::vector<int64_t> order(rows.stride), scratch(rows.stride);
     std::vector<float> ordered(rows.stride);

@@ -111,6 +111,11 @@ class Batch:
         observes: list[Observe],
     ) -> None: ...
 
+class KeyRows:
+    def __init__(
+        self, *, dtype: DType, k: int, head_dim: int, slot: int, length: int, rows: int, stride: int
+    ) -> None: ...
+
 class Workspace:
     def __init__(self) -> None: ...
 
@@ -147,19 +152,8 @@ class Kernels:
         sinks: int,
         threads: int,
     ) -> None: ...
-    def leverage(
-        self,
-        dtype: DType,
-        k: int,
-        head_dim: int,
-        slot: int,
-        length: int,
-        rows: int,
-        stride: int,
-        ridge: float,
-        worth: int,
-        threads: int,
-    ) -> None: ...
+    def leverage(self, rows: KeyRows, ridge: float, worth: int, threads: int) -> None: ...
+    def key_difference(self, rows: KeyRows, worth: int, threads: int) -> None: ...
     def pool_rows(
         self,
         x: int,

@@ -158,7 +158,7 @@ def test_the_lowest_are_the_first_of_the_order(rows: list[Row], data: st.DataObj
     sorted_worth, order = sort_rows(worth, position.int(), protected, valid)
     key = sort_key(worth, position.int(), protected, valid)
     ranking = Ranking(None, key, length, protected.sum(-1), torch.empty(0), 4)  # type: ignore[arg-type]
-    lowest = ranking.lowest(count)
+    lowest = ranking.lowest(count, int(count.max()))
     for r in range(len(rows)):
         assert set(lowest[0, 0, r].nonzero()[:, 0].tolist()) == set(order[0, 0, r, : count[0, 0, r]].tolist())
     assert torch.equal(ranking.worth, sorted_worth)

@@ -13,7 +13,7 @@ from winnow.eviction.rows import Round
 class Ranking:
     """The rows of B sequences, L layers and H heads, and what their KVs are worth.
 
-    Rows are sorted when somebody asks for their order: whoever knows how many KVs must go needs no more than `lowest`.
+    Rows are sorted when a budget asks for their order; one that knows how many KVs must go needs no more than `lowest`.
 
     Attributes:
         key: int64 [B, L, H, N], orders the KVs of a row as they would go; see `sort_key`.
@@ -45,17 +45,24 @@ class Ranking:
     @cached_property
     def worth(self) -> Tensor:
         """float32 [B, L, H, N], ascending; +inf for protected KVs and past the length."""
-        return _worth_of(self.key.sort(dim=-1).values)
+        return _worth_of(self._sorted)
 
-    def lowest(self, count: Tensor) -> Tensor:
-        """Mark the `count`, int64 [B, L, H], KVs of each row that would go first: bool [B, L, H, N].
+    @cached_property
+    def _sorted(self) -> Tensor:
+        return self.key.sort(dim=-1).values
 
-        At most as many as there are; waits for the device.
+    def lowest(self, count: Tensor, most: int) -> Tensor:
+        """Mark the KVs of each row that would go first: bool [B, L, H, N].
+
+        Args:
+            count: how many of each row, int64 [B, L, H]; no more than it has.
+            most: the largest of them.
         """
-        most = int(count.max())
         if most == 0:
             return torch.zeros_like(self.key, dtype=torch.bool)
-        first = self.key.topk(most, largest=False).values
+        # A few are found much faster than all are sorted.
+        few = most * 4 <= self.key.shape[-1]
+        first = self.key.topk(most, largest=False).values if few else self._sorted
         last = first.gather(-1, (count - 1).clamp_min(0)[..., None])
         return (self.key <= last) & (count > 0)[..., None]
 

@@ -55,22 +55,25 @@ def shrink(
         Blocks that each member gave back; they are free when this returns.
     """
     slots = [member.slot for member in members]
-    longest = int(cache.manager.host_lengths[slots].max())
+    lengths = cache.manager.host_lengths[slots]
     kinds = signals.kinds(slots) if policy.budget.needs_kinds else None
-    rows = RoundRows(cache, _round(cache, policy, members, signals), longest, kinds)
+    rows = RoundRows(cache, _round(cache, policy, members, signals), int(lengths.max()), kinds)
     ranking = _rank(policy, rows)
     kept = torch.minimum(torch.maximum(policy.budget.targets(ranking), ranking.protected), ranking.length)
+    lengths_after = kept.to(torch.int32).cpu().numpy()
     slot, valid = rows.slot.transpose(0, 1), rows.valid.transpose(0, 1)
-    source, target = moves(valid & ~ranking.lowest(ranking.length - kept), kept, slot)
+    goes = ranking.lowest(ranking.length - kept, int((lengths - lengths_after).max()))
+    source, target = moves(valid & ~goes, kept, slot)
     backend.compact(cache.pool, source, target)
     if policy.score.forgets:
         cache.pool.score.flatten(1)[: policy.score.num_scores, slot[valid]] = 0.0
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
         reassign(cache.pool, slot, kept, rotation)
-    blocks = [cache.manager.blocks_held(slot) for slot in slots]
-    cache.manager.shrink(slots, kept.to(torch.int32).cpu().numpy())
-    return [had - cache.manager.blocks_held(slot) for slot, had in zip(slots, blocks, strict=True)]
+    cache.manager.shrink(slots, lengths_after)
+    blocks = -(-lengths // ranking.block_size) - -(-lengths_after // ranking.block_size)
+    freed: list[int] = blocks.sum(axis=(1, 2)).tolist()
+    return freed
 
 
 def moves(stays: Tensor, kept: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:

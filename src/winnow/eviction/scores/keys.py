@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from winnow.eviction.kernels import RowKernels
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores.base import Score
 
@@ -21,12 +22,18 @@ class KeyDifference(Score):
     """Keys unlike the mean direction of the row's keys stay (KeyDiff)."""
 
     def worth(self, rows: LayerRows) -> Tensor:
-        keys = rows.keys()
-        scale = 1.0 / keys.norm(dim=-1).clamp_min(_LEAST_NORM)
-        # Products instead of a normalised copy of all keys, and the sum for the mean, which points the same way.
-        anchor = scale[:, :, None] @ keys
-        along = (keys @ anchor.mT)[..., 0] * scale
-        return -along / anchor.norm(dim=-1).clamp_min(_LEAST_NORM)
+        kernels = RowKernels.of(rows)
+        return key_difference(rows) if kernels is None else kernels.key_difference()
+
+
+def key_difference(rows: LayerRows) -> Tensor:
+    """Minus the cosine of each key and the row's mean direction by plain torch: float32 [B, H, N]."""
+    keys = rows.keys()
+    scale = 1.0 / keys.norm(dim=-1).clamp_min(_LEAST_NORM)
+    # Products instead of a normalised copy of all keys, and the sum for the mean, which points the same way.
+    anchor = scale[:, :, None] @ keys
+    along = (keys @ anchor.mT)[..., 0] * scale
+    return -along / anchor.norm(dim=-1).clamp_min(_LEAST_NORM)
 
 
 _LEAST_NORM = 1e-12

@@ -1,7 +1,6 @@
 """Ridge leverage: what a key is worth beside the other keys of its row."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,12 +8,9 @@ from torch import Tensor
 from winnow.attention import Pool
 from winnow.attention.observation import smooth
 from winnow.errors import ConfigError
+from winnow.eviction.kernels import RowKernels
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores.base import Score
-from winnow.native import native_kernels
-
-if TYPE_CHECKING:
-    from winnow._native import Kernels
 
 
 @dataclass(frozen=True)
@@ -43,17 +39,18 @@ class Leverage(Score):
             )
 
     def worth(self, rows: LayerRows) -> Tensor:
-        kernels = native_kernels() if rows.slot.device.type == "cpu" else None
+        kernels = RowKernels.of(rows)
         if kernels is not None:
-            return native_leverage(kernels, rows, self.ridge, self.pool)
-        worth = torch_leverage(rows, self.ridge)
+            worth = kernels.leverage(self.ridge)
+            return worth if self.pool is None else kernels.pooled(worth, self.pool)
+        worth = leverage(rows, self.ridge)
         if self.pool is None:
             return worth
         return smooth(worth[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
 
 
-def torch_leverage(rows: LayerRows, ridge: float) -> Tensor:
-    """The leverage of each key, not pooled: float32 [B, H, N]; zeros where not valid."""
+def leverage(rows: LayerRows, ridge: float) -> Tensor:
+    """The leverage of each key by plain torch, not pooled: float32 [B, H, N]; zeros where not valid."""
     keys, count = rows.keys(), rows.length[..., None, None].clamp_min(1)
     centred = (keys - keys.sum(dim=2, keepdim=True) / count).masked_fill_(~rows.valid[..., None], 0.0)
     moment = centred.mT @ centred / count
@@ -63,48 +60,6 @@ def torch_leverage(rows: LayerRows, ridge: float) -> Tensor:
     # The inverse of a small matrix and one product are much faster than a triangular system for each key.
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(moment))
     return (centred @ inverse).mul_(centred).sum(dim=-1)
-
-
-def native_leverage(kernels: "Kernels", rows: LayerRows, ridge: float, pool: Pool | None) -> Tensor:
-    """The same by the CPU kernels, pooled if there is a `pool`: equal but for the order of sums."""
-    from winnow import _native
-
-    formats = {
-        torch.float32: _native.DType.f32,
-        torch.bfloat16: _native.DType.bf16,
-        torch.float16: _native.DType.f16,
-    }
-    keys, threads = rows.pool.k, torch.get_num_threads()
-    slot, position, length = rows.slot.contiguous(), rows.position.contiguous(), rows.length.contiguous()
-    num_rows, padded = length.numel(), slot.shape[-1]
-    worth = torch.empty(slot.shape)
-    kernels.leverage(
-        formats[keys.dtype],
-        keys.data_ptr(),
-        keys.shape[-1],
-        slot.data_ptr(),
-        length.data_ptr(),
-        num_rows,
-        padded,
-        ridge,
-        worth.data_ptr(),
-        threads,
-    )
-    if pool is None:
-        return worth
-    pooled = torch.empty_like(worth)
-    kernels.pool_rows(
-        worth.data_ptr(),
-        position.data_ptr(),
-        length.data_ptr(),
-        num_rows,
-        padded,
-        pool.size,
-        pool.kind == "max",
-        pooled.data_ptr(),
-        threads,
-    )
-    return pooled
 
 
 _LEAST_SPREAD = 1e-12

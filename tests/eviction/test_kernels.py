@@ -1,10 +1,11 @@
-"""Leverage of keys, by torch and by the CPU kernels, held against the formula in float64."""
+"""Scores of keys, by torch and by the CPU kernels, held against their formulas in float64."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -12,9 +13,11 @@ from torch import Tensor
 from winnow.attention import PagedCache, Pool
 from winnow.attention.observation import smooth
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
-from winnow.eviction import Leverage
+from winnow.eviction import KeyDifference, Leverage, Score
+from winnow.eviction.kernels import RowKernels
 from winnow.eviction.rows import LayerRows, Round, RoundRows
-from winnow.eviction.scores.leverage import native_leverage, torch_leverage
+from winnow.eviction.scores.keys import key_difference
+from winnow.eviction.scores.leverage import leverage
 
 _native = pytest.importorskip("winnow._native", reason="built without a compiler")
 KERNELS = {name: _native.Kernels(name) for name in _native.instruction_sets()}
@@ -58,21 +61,29 @@ class Case:
         return RoundRows(PagedCache(pool, manager), round_, longest, None).layer(1)
 
 
-def formula(rows: LayerRows, ridge: float) -> Tensor:
-    """x^T (S + ridge m I)^-1 x, row by row in float64; zeros where not valid."""
+def row_by_row(rows: LayerRows, formula: Callable[[Tensor], Tensor]) -> Tensor:
+    """A formula of a row's keys, [n, d] in float64, for all rows, as float32; zeros where not valid."""
     worth = torch.zeros(rows.valid.shape, dtype=torch.float64)
-    for place in torch.cartesian_prod(*(torch.arange(n) for n in rows.length.shape)):
-        b, h = place.tolist()
+    for b, h in torch.cartesian_prod(*(torch.arange(n) for n in rows.length.shape)).tolist():
         n = int(rows.length[b, h])
-        if n == 0:
-            continue
-        x = rows.pool.k.flatten(0, 1)[rows.slot[b, h, :n]].double()
-        x = x - x.mean(dim=0)
-        moment = x.T @ x / n
-        spread = moment.diagonal().mean().clamp_min(1e-12)
-        inverse = torch.linalg.inv(moment + ridge * spread * torch.eye(len(moment)))
-        worth[b, h, :n] = ((x @ inverse) * x).sum(dim=-1)
-    return worth
+        if n > 0:
+            worth[b, h, :n] = formula(rows.pool.k.flatten(0, 1)[rows.slot[b, h, :n]].double())
+    return worth.float()
+
+
+def leverages(keys: Tensor, ridge: float) -> Tensor:
+    """x^T (S + ridge m I)^-1 x."""
+    x = keys - keys.mean(dim=0)
+    moment = x.T @ x / len(x)
+    spread = moment.diagonal().mean().clamp_min(1e-12)
+    inverse = torch.linalg.inv(moment + ridge * spread * torch.eye(len(moment)))
+    return ((x @ inverse) * x).sum(dim=-1)
+
+
+def differences(keys: Tensor) -> Tensor:
+    """Minus the cosine of each key and the mean of all, normalised."""
+    directions = F.normalize(keys, dim=-1)
+    return -directions @ F.normalize(directions.mean(dim=0), dim=0)
 
 
 LENGTHS = st.lists(
@@ -92,53 +103,67 @@ CASES = st.builds(
 @given(case=CASES, ridge=st.sampled_from([0.01, 0.1, 1.0]))
 def test_leverage_is_the_formula(case: Case, ridge: float) -> None:
     rows = case.rows()
-    expected = formula(rows, ridge).float()
-    torch.testing.assert_close(torch_leverage(rows, ridge), expected, rtol=5e-4, atol=5e-4)
-    for name, kernels in KERNELS.items():
-        found = native_leverage(kernels, rows, ridge, None)
-        torch.testing.assert_close(
-            found, expected, rtol=5e-4, atol=5e-4, msg=lambda text, n=name: f"{n}: {text}"
-        )
+    expected = row_by_row(rows, lambda keys: leverages(keys, ridge))
+    torch.testing.assert_close(leverage(rows, ridge), expected, rtol=5e-4, atol=5e-4)
+    for kernels in KERNELS.values():
+        found = RowKernels(kernels, rows).leverage(ridge)
+        torch.testing.assert_close(found, expected, rtol=5e-4, atol=5e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=CASES)
+def test_key_difference_is_the_formula(case: Case) -> None:
+    rows = case.rows()
+    expected = row_by_row(rows, differences)
+    torch.testing.assert_close(key_difference(rows), expected, rtol=1e-5, atol=1e-5)
+    for kernels in KERNELS.values():
+        torch.testing.assert_close(RowKernels(kernels, rows).key_difference(), expected, rtol=1e-5, atol=1e-5)
 
 
 @settings(max_examples=60, deadline=None)
 @given(case=CASES, pool=st.builds(Pool, st.sampled_from([1, 3, 7]), st.sampled_from(["max", "average"])))
 def test_neighbours_are_pooled_in_order_of_position(case: Case, pool: Pool) -> None:
     rows = case.rows()
-    for kernels in KERNELS.values():
-        alone = native_leverage(kernels, rows, 0.1, None)
+    for name in KERNELS:
+        kernels = RowKernels(KERNELS[name], rows)
+        alone = kernels.leverage(0.1)
         expected = smooth(alone[:, :, None], rows.position, rows.valid, pool)[:, :, 0]
-        found = native_leverage(kernels, rows, 0.1, pool)
+        found = kernels.pooled(alone, pool)
         torch.testing.assert_close(found[rows.valid], expected[rows.valid], rtol=1e-6, atol=1e-6)
+
+
+def scored(name: str, rows: LayerRows) -> Tensor:
+    """By both kernels of an instruction set, [2, B, H, N]."""
+    kernels = RowKernels(KERNELS[name], rows)
+    return torch.stack([kernels.pooled(kernels.leverage(0.1), Pool(3, "average")), kernels.key_difference()])
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_row_does_not_feel_other_rows_or_threads(name: str) -> None:
     case = Case([[700, 300], [64, 65]], 64, torch.bfloat16)
-    together = case.rows()
     threads = torch.get_num_threads()
     found = []
     for count in (1, 2):
         torch.set_num_threads(count)
-        found.append(native_leverage(KERNELS[name], together, 0.1, Pool(3, "average")))
+        found.append(scored(name, case.rows()))
     torch.set_num_threads(threads)
     assert torch.equal(*found)
     alone = case.rows()
     alone.slot, alone.position, alone.length = alone.slot[1:], alone.position[1:], alone.length[1:]
-    assert torch.equal(native_leverage(KERNELS[name], alone, 0.1, Pool(3, "average")), found[0][1:])
+    assert torch.equal(scored(name, alone), found[0][:, 1:])
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_keys_that_are_all_alike_are_worth_nothing(name: str) -> None:
+def test_keys_that_are_all_alike_are_worth_nothing_by_leverage(name: str) -> None:
     rows = Case([[40, 1]], 64, torch.bfloat16).rows()
     rows.pool.k.copy_(torch.full_like(rows.pool.k, 1.5))
-    assert not native_leverage(KERNELS[name], rows, 0.1, None).any()
-    assert not torch_leverage(rows, 0.1).any()
+    assert not RowKernels(KERNELS[name], rows).leverage(0.1).any()
+    assert not leverage(rows, 0.1).any()
 
 
-def test_the_score_takes_the_kernels_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("score", [Leverage(), Leverage(pool=Pool(3, "average")), KeyDifference()])
+def test_scores_agree_without_the_kernels(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Case([[90, 33]], 64, torch.bfloat16).rows()
-    score = Leverage(pool=Pool(3, "average"))
     by_kernels = score.worth(rows)
-    monkeypatch.setattr("winnow.eviction.scores.leverage.native_kernels", lambda: None)
+    monkeypatch.setattr("winnow.eviction.kernels.native_kernels", lambda: None)
     torch.testing.assert_close(by_kernels[rows.valid], score.worth(rows)[rows.valid], rtol=5e-4, atol=5e-4)
