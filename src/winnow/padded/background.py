@@ -15,7 +15,10 @@ Compute = Callable[[Callable[[], bool]], Prefilled]
 
 
 class Background:
-    """A thread that prefills one group after the other.
+    """Prefills groups, each in a thread that ends with it.
+
+    A thread that stayed would keep a team of OpenMP threads of its own, and where there are more of these than cores, the
+    batch's passes are slower even while nothing is prefilled.
 
     Args:
         device: of the model.
@@ -25,8 +28,6 @@ class Background:
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # The thread starts with the first prefill, and ends when the pool is let go.
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="winnow-prefill")
 
     def start(self, sequences: list[Sequence], compute: Compute) -> "Underway":
         """Begin to prefill a group."""
@@ -35,7 +36,9 @@ class Background:
         ):  # what the caller's stream still does comes first: weights may be on their way
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         stop = Event()
-        future = self._pool.submit(_run, compute, stop, self._stream, self._clock)
+        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="winnow-prefill")
+        future = pool.submit(_run, compute, stop, self._stream, self._clock)
+        pool.shutdown(wait=False)  # takes no more work, and ends when this is done
         return Underway(sequences, future, stop, self._stream)
 
 
