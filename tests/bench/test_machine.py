@@ -1,5 +1,6 @@
 """What a report says of the machine."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from winnow.bench.machine import Machine, cpu_cache_bytes, report_head
+from winnow.bench.results_json import results_json
 from winnow.cli.bench.report import typed_command
 
 
@@ -48,3 +50,11 @@ def test_a_report_can_be_placed() -> None:
     assert head["date"].endswith("+00:00")
     assert head["machine"]["torch_version"] in str(machine)
     assert head["machine"]["cores"] >= 1
+
+
+def test_results_have_a_line_for_each_entry() -> None:
+    numbers = {"task": "demo", "cells": [{"a": 1}, {"a": [2, None]}], "none": []}
+    text = results_json(numbers)
+    assert json.loads(text) == numbers
+    assert text.splitlines()[3:5] == ['{"a": 1},', '{"a": [2, null]}']
+    assert json.loads(results_json({"cells": []})) == {"cells": []}

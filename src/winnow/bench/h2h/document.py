@@ -1,6 +1,5 @@
 """The tables and the picture as files."""
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +8,7 @@ from typing import Any
 
 from winnow.bench.h2h.continuations import Continuations
 from winnow.bench.h2h.tables import longbench_table, perplexity_table
+from winnow.bench.results_json import results_json
 from winnow.evaluate.charts import draw
 from winnow.evaluate.origin import origin
 from winnow.evaluate.perplexity import Perplexity
@@ -49,23 +49,13 @@ def write(
     """Write h2h.json, h2h.md and, where matplotlib is installed, h2h.svg; returns their paths."""
     results, page = directory / f"{NAME}.json", directory / f"{NAME}.md"
     numbers = {**head, **evaluation.to_json(), "perplexity": [each.to_json() for each in found]}
-    results.write_text(_rows(numbers), encoding="utf-8")
+    results.write_text(results_json(numbers, ("cells", "perplexity")), encoding="utf-8")
     pictures = _picture(directory, evaluation) if can_draw() else []
     lines = _head(head, evaluation) + [text for path in pictures for text in (f"![scores]({path.name})", "")]
     for table in tables(evaluation, found, continuations):
         lines += table.markdown()
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return [results, page, *pictures]
-
-
-def _rows(numbers: dict[str, Any]) -> str:
-    """JSON with a line for each entry of the long lists, so that a change shows which ones it touched."""
-    parts = []
-    for name, value in numbers.items():
-        entries = value if name in ("cells", "perplexity") else None
-        text = json.dumps(value) if entries is None else "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]"
-        parts.append(f"{json.dumps(name)}: {text}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def _head(head: Mapping[str, Any], evaluation: Evaluation) -> list[str]:

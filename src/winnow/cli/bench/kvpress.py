@@ -1,7 +1,6 @@
 """`winnow bench kvpress`: answers under Winnow's presets beside NVIDIA's kvpress."""
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -160,8 +159,9 @@ def _run(
 
 def _write(directory: Path, head: dict[str, Any], evaluation: "Evaluation") -> None:
     from winnow.bench.kvpress.document import markdown
+    from winnow.bench.results_json import results_json
 
     results, tables = directory / f"{_NAME}.json", directory / f"{_NAME}.md"
-    results.write_text(json.dumps(head | evaluation.to_json(), indent=1) + "\n", encoding="utf-8")
+    results.write_text(results_json(head | evaluation.to_json()), encoding="utf-8")
     tables.write_text("\n".join(markdown(evaluation, head)) + "\n", encoding="utf-8")
     print(f"winnow: wrote {results} and {tables}", file=sys.stderr)
