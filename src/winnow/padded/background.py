@@ -17,8 +17,8 @@ Compute = Callable[[Callable[[], bool]], Prefilled]
 class Background:
     """Prefills groups, each in a thread that ends with it.
 
-    A thread that stayed would keep a team of OpenMP threads of its own, and where there are more of these than cores, the
-    batch's passes are slower even while nothing is prefilled.
+    A thread that stayed would keep a team of OpenMP threads of its own, and where there are more of these than cores,
+    the batch's passes are slower even while nothing is prefilled.
 
     Args:
         device: of the model.
@@ -31,9 +31,8 @@ class Background:
 
     def start(self, sequences: list[Sequence], compute: Compute) -> "Underway":
         """Begin to prefill a group."""
-        if (
-            self._stream is not None
-        ):  # what the caller's stream still does comes first: weights may be on their way
+        if self._stream is not None:
+            # What the caller's stream still does comes first: weights may be on their way.
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         stop = Event()
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="winnow-prefill")
