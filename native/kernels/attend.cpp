@@ -154,14 +154,6 @@ void fold(const float *logits, Operand *weights, float *sums, float &most, float
   mass += horizontal_sum(total);
 }
 
-/// What the pass after this one reads and changes lies as scattered as blocks: ask for it early.
-void prefetch_scores(const Cache &cache, const int64_t *slot, bool with_position) {
-  for (int i = 0; i < TILE; i += 16) {  // 64 bytes hold as many
-    for (int64_t n = 0; n < cache.num_scores; ++n) __builtin_prefetch(cache.score + n * cache.num_slots + slot[i], 1, 2);
-    if (with_position) __builtin_prefetch(cache.position + slot[i], 0, 2);
-  }
-}
-
 template <class KV, class Operand>
 void attend_item(const Attend &call, const Item &item, const Item *next_item, Lookahead<KV> &ahead,
                  const Scratch<Operand> &scratch, float *partials, float *kept_weights, float *outputs,
@@ -191,7 +183,6 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       ahead.find(next, call, item, first + TILE);
     else if (next_item)
       ahead.find(next, call, *next_item, next_item->first_key);
-    if (item.kept >= 0) prefetch_scores(cache, tile.slot, batch.observes[batch.observe[item.seq]].exclude_first > 0);
     const int width = round_up(tile.n, WIDTH);
     float *kept = item.kept < 0 ? nullptr : kept_weights + item.kept + (first - item.first_key) / TILE * kept_size(group);
     if (tile.out_of_sight) {
