@@ -23,7 +23,7 @@ class BatchMaxConfig:
     )
     tasks: str = option(ALL_TASKS, f"commas between them; of {', '.join(CATEGORIES)}; or {ALL_TASKS}")
     rules: str = option(
-        "average,key-difference",
+        "average,key-difference,leverage",
         f"what Algorithm 1 evicts by, commas between them; of {', '.join(RULES)}; the paper's is average",
     )
     samples: int = option(
