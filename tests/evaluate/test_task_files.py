@@ -71,7 +71,9 @@ def test_finds_packed_files_and_says_where_missing_ones_are_published(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data", [b"\x1f\x8b\x08", b"no gzip", gzip.compress(b"x" * 999)[:-9], gzip.compress(b"\xff")]
+    "data",
+    [b"\x1f\x8b\x08", b"no gzip", gzip.compress(b"x" * 999)[:-9], gzip.compress(b"\xff")],
+    ids=["head", "other", "cut", "not UTF-8"],  # without the time that gzip writes down
 )
 def test_a_broken_file_is_named(tmp_path, data):
     path = tmp_path / "rows.jsonl.gz"
