@@ -60,7 +60,7 @@ def cheapest(rows: list[Row], excess: int, block_size: int) -> tuple[int, float]
     return most, best[most]
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(batch=sequences(), block_size=st.integers(1, 4), data=st.data())
 def test_frees_what_is_asked_at_the_least_cost(
     batch: list[list[Row]], block_size: int, data: st.DataObject
