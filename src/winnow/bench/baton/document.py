@@ -1,12 +1,6 @@
-"""The results as a page of Markdown, with the figures."""
+"""What the page of results says besides its tables."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
-from winnow.evaluate.origin import origin_of_run
-from winnow.text_table import TextTable
-
+TITLE = "BATON: four ways to batch"
 NOTES = """\
 - **seconds to complete**: from the first submission, all queries at once, to the last token; medians where a cell was
   run more than once. Prompts are passages of prose, answers greedy. The end of text does not end them, a drawn length
@@ -23,26 +17,3 @@ NOTES = """\
   favours it most: 1.79x at batch 2 with 24 to 200. 1.94x there takes passes that are themselves slower in the baseline.
   Here static batches share cache, kernels and steps with the other modes.
 """
-
-
-def page(
-    heads: Sequence[Mapping[str, Any]],
-    facts: Sequence[str],
-    tables: Sequence[TextTable],
-    figures: Sequence[Path],
-) -> str:
-    """Everything that a reader of the results needs.
-
-    Args:
-        heads: of `report_head`, one for each command and commit that measured something.
-        facts: sentences about work, model and answers.
-        figures: PNG files beside the page.
-    """
-    lines = ["# BATON: four ways to batch", ""]
-    for head in heads:
-        lines += origin_of_run(head)
-    lines += [*facts, "", NOTES]
-    for table in tables:
-        lines += table.markdown()
-    lines += [text for path in figures for text in (f"![{path.stem.replace('_', ' ')}]({path.name})", "")]
-    return "\n".join(lines).rstrip() + "\n"

@@ -1,13 +1,8 @@
-"""The results as a page of Markdown, with the figures."""
-
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+"""What the page of results says besides its tables."""
 
 from winnow.bench.kv_compress.paper import BATCHES, BEST_GAIN, UNTOLD
-from winnow.evaluate.origin import origin_of_run
-from winnow.text_table import TextTable
 
+TITLE = "KV-Compress: throughput, batch and accuracy against compression"
 NOTES = f"""\
 - **gain**: total tokens per second beside the full cache within the same KV memory.
 - **bound**: the gain if decoding took no time, from the time of the same prompts with one new token each, no eviction.
@@ -25,27 +20,3 @@ NOTES = f"""\
 
 The paper's best gain is {BEST_GAIN:g}x; {BATCHES}. It does not tell {UNTOLD}.
 """
-
-
-def page(
-    heads: Sequence[Mapping[str, Any]],
-    facts: Sequence[str],
-    tables: Sequence[TextTable],
-    figures: Sequence[Path],
-) -> str:
-    """Everything that a reader of the results needs.
-
-    Args:
-        heads: of `report_head`, one for each start that measured something.
-        facts: sentences about work and memory.
-        figures: PNG files beside the page.
-    """
-    parts = [
-        "# KV-Compress: throughput, batch and accuracy against compression\n",
-        *("\n".join(origin_of_run(head)) for head in heads),
-        " ".join(facts) + "\n",
-        NOTES,
-        *("\n".join(table.markdown()) for table in tables),
-        *(f"![{path.stem.replace('_', ' ')}]({path.name})\n" for path in figures),
-    ]
-    return "\n".join(parts)

@@ -182,9 +182,11 @@ def _write_page(
     output: Path, measured: "list[Measured]", facts: list[str], tables: "list[TextTable]", rows: "list[Row]"
 ) -> None:
     from winnow.bench.baton.charts import draw_all
-    from winnow.bench.baton.document import page
+    from winnow.bench.baton.document import NOTES, TITLE
+    from winnow.bench.page import page
 
     heads = {(*each.head["command"], each.head["commit"]): each.head for each in measured}
     figures = [path for path in draw_all(rows, output) if path.suffix == ".png"]
-    (output / "baton.md").write_text(page(list(heads.values()), facts, tables, figures), encoding="utf-8")
+    text = page(TITLE, list(heads.values()), facts, NOTES, tables, figures)
+    (output / "baton.md").write_text(text, encoding="utf-8")
     print(f"winnow: wrote {output / 'baton.md'} and {len(figures)} figures", file=sys.stderr)

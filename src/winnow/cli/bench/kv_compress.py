@@ -280,7 +280,9 @@ def _write_page(
     out: Path, study: "Study", facts: list[str], tables: list["TextTable"], rows: list["Row"]
 ) -> None:
     from winnow.bench.kv_compress.charts import draw_all
-    from winnow.bench.kv_compress.document import page
+    from winnow.bench.kv_compress.document import NOTES, TITLE
+    from winnow.bench.page import page
 
     figures = [path for path in draw_all(study.grid, rows, out) if path.suffix == ".png"]
-    (out / "kv_compress.md").write_text(page(study.heads, facts, tables, figures), encoding="utf-8")
+    text = page(TITLE, study.heads, [" ".join(facts)], NOTES, tables, figures)
+    (out / "kv_compress.md").write_text(text, encoding="utf-8")
