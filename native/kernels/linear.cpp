@@ -20,6 +20,9 @@ namespace {
 constexpr int PANEL = MAX_VECTORS * WIDTH;
 /// Rows and inputs of a task: its sums, rows and piece of the panel fit into the caches nearest to a core.
 constexpr int64_t ROW_BLOCK = 16 * MAX_ROWS, INPUT_BLOCK = 2048;
+/// Inputs of a task that has all rows there are: its piece of the panel stays in the first-level cache while they pass by,
+/// and the next piece is on its way to the second.
+constexpr int64_t STREAMED_BLOCK = 192;
 /// Products below which waking other threads costs more than they save.
 constexpr int64_t PARALLEL_FROM = 1 << 16;
 
@@ -100,6 +103,8 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int threads) {
   const T *packed = reinterpret_cast<const T *>(weight.packed), *bias = reinterpret_cast<const T *>(rows.bias);
   const T *add = reinterpret_cast<const T *>(rows.add);
   T *to = reinterpret_cast<T *>(rows.out);
+  const bool streams = blocks == 1;
+  const int64_t block = streams ? STREAMED_BLOCK : INPUT_BLOCK;
 #pragma omp parallel num_threads(threads) if (rows.rows * in * out >= PARALLEL_FROM)
   {
     TaskRows<Operand, T> task_rows(reinterpret_cast<const T *>(rows.x), rows.x_stride);
@@ -108,10 +113,14 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int threads) {
     for (int64_t task = 0; task < tasks; ++task) {
       const int64_t panel = task / blocks, first = task % blocks * ROW_BLOCK;
       const int64_t count = std::min(ROW_BLOCK, rows.rows - first);
-      for (int64_t i = 0; i < in; i += INPUT_BLOCK) {
-        const int64_t inputs = std::min(INPUT_BLOCK, in - i);
-        product_columns<MAX_VECTORS>(count, task_rows.inputs(first, count, i, inputs), task_rows.stride(),
-                                     packed + panel * PANEL * in + i * PANEL, PANEL, sums, PANEL, inputs, i > 0);
+      for (int64_t i = 0; i < in; i += block) {
+        const int64_t inputs = std::min(block, in - i);
+        const Operand *x = task_rows.inputs(first, count, i, inputs);
+        const T *b = packed + panel * PANEL * in + i * PANEL;
+        if (streams)
+          product_streaming<MAX_VECTORS>(count, x, task_rows.stride(), b, sums, PANEL, inputs, i > 0);
+        else
+          product_columns<MAX_VECTORS>(count, x, task_rows.stride(), b, PANEL, sums, PANEL, inputs, i > 0);
       }
       const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, out - feature);
       for (int64_t r = 0; r < count; ++r) {

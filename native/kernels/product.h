@@ -51,9 +51,11 @@ inline vf multiply_add(vf sum, const bf16 *a, vf b) {
 #endif
 
 /// R rows by V vectors of C, kept in registers. Strides count elements; b_stride those of N alone.
-template <int R, int V, class A, class B>
+///
+/// ahead: a stream that is asked for from memory in passing, LINES lines of it at every step along K.
+template <int R, int V, int LINES = 0, class A, class B>
 inline void product_part(const A *a, int a_stride, const B *b, int b_stride, float *c, int c_stride, int k,
-                         bool accumulate) {
+                         bool accumulate, const char *ahead = nullptr) {
   constexpr int PAIR = pair_size<A>();
   vf sum[R][V];
 #pragma GCC unroll 16
@@ -61,6 +63,8 @@ inline void product_part(const A *a, int a_stride, const B *b, int b_stride, flo
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) sum[r][v] = accumulate ? load(c + r * c_stride + v * WIDTH) : vf{};
   for (int i = 0; i < k; i += PAIR) {
+#pragma GCC unroll 4
+    for (int line = 0; line < LINES; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     vf from_b[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) from_b[v] = load_operand<A>(b + i * b_stride + v * WIDTH * PAIR);
@@ -81,24 +85,57 @@ constexpr int MAX_ROWS = 6, MAX_VECTORS = 4;  // 24 sums, 4 of B and one of A ou
 constexpr int MAX_ROWS = 4, MAX_VECTORS = 2;  // of 16
 #endif
 
-template <int V, class A, class B>
-inline void product_columns(int rows, const A *a, int a_stride, const B *b, int b_stride, float *c, int c_stride, int k,
-                            bool accumulate) {
-  for (; rows >= MAX_ROWS; rows -= MAX_ROWS, a += MAX_ROWS * a_stride, c += MAX_ROWS * c_stride)
-    product_part<MAX_ROWS, V>(a, a_stride, b, b_stride, c, c_stride, k, accumulate);
+/// As product_part, of 1 to MAX_ROWS rows.
+template <int V, int LINES = 0, class A, class B>
+inline void product_rows(int rows, const A *a, int a_stride, const B *b, int b_stride, float *c, int c_stride, int k,
+                         bool accumulate, const char *ahead = nullptr) {
   switch (rows) {
-#define WINNOW_ROWS(n)                                                              \
-  case n:                                                                           \
-    product_part<n, V>(a, a_stride, b, b_stride, c, c_stride, k, accumulate); \
-    break;
+#define WINNOW_ROWS(n)                                                                          \
+  case n:                                                                                       \
+    return product_part<n, V, LINES>(a, a_stride, b, b_stride, c, c_stride, k, accumulate, ahead);
     WINNOW_ROWS(1)
     WINNOW_ROWS(2)
     WINNOW_ROWS(3)
-#if defined(__AVX512F__)
     WINNOW_ROWS(4)
+#if defined(__AVX512F__)
     WINNOW_ROWS(5)
+    WINNOW_ROWS(6)
 #endif
 #undef WINNOW_ROWS
+  }
+}
+
+template <int V, class A, class B>
+inline void product_columns(int rows, const A *a, int a_stride, const B *b, int b_stride, float *c, int c_stride, int k,
+                            bool accumulate) {
+  // Parts as equal as can be: one of a row or two would wait for its own sums.
+  for (int parts = (rows + MAX_ROWS - 1) / MAX_ROWS; parts > 0; --parts) {
+    const int n = (rows + parts - 1) / parts;
+    product_rows<V>(n, a, a_stride, b, b_stride, c, c_stride, k, accumulate);
+    rows -= n, a += n * a_stride, c += n * c_stride;
+  }
+}
+
+/// As product_columns; meanwhile what follows B's k inputs in memory is brought nearer, as many bytes again.
+template <int V, class A, class B>
+inline void product_streaming(int rows, const A *a, int a_stride, const B *b, float *c, int c_stride, int k,
+                              bool accumulate) {
+  constexpr int WIDE = V * WIDTH;
+  const int steps = k / pair_size<A>();
+  const char *ahead = reinterpret_cast<const char *>(b + k * WIDE), *const end = ahead + k * WIDE * sizeof(B);
+  int parts = (rows + MAX_ROWS - 1) / MAX_ROWS;
+  const int64_t each = (end - ahead + parts * 64 - 1) / (parts * 64);  // lines for each part
+  for (; parts > 0; --parts) {
+    const int n = (rows + parts - 1) / parts;
+    if (ahead >= end)
+      product_rows<V>(n, a, a_stride, b, WIDE, c, c_stride, k, accumulate);
+    else if (each <= steps)
+      product_rows<V, 1>(n, a, a_stride, b, WIDE, c, c_stride, k, accumulate, ahead), ahead += 64 * steps;
+    else if (each <= 2 * steps)
+      product_rows<V, 2>(n, a, a_stride, b, WIDE, c, c_stride, k, accumulate, ahead), ahead += 128 * steps;
+    else
+      product_rows<V, 4>(n, a, a_stride, b, WIDE, c, c_stride, k, accumulate, ahead), ahead += 256 * steps;
+    rows -= n, a += n * a_stride, c += n * c_stride;
   }
 }
 
