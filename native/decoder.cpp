@@ -4,6 +4,10 @@ namespace winnow {
 
 namespace {
 
+/// Tokens that pass through a part of the layer together: what lies between its products stays in the caches, and a prefill
+/// step needs no more memory for it than this. A multiple of the rows that `linear` takes at once.
+constexpr int64_t TOKENS_AT_ONCE = 576;
+
 void multiply(const Kernels &kernels, const Linear &linear, const char *x, char *out, const char *add, int64_t rows,
               int threads) {
   kernels.linear(linear.weight, {x, linear.weight.in_features, linear.bias, add, out, rows}, threads);
@@ -18,27 +22,40 @@ char *rows_of(Buffer &buffer, const DecoderLayer &layer, int64_t tokens, int64_t
 
 void before_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens,
                       const Rotation &rotation, char *qkv, DecoderWorkspace &work, int threads) {
-  const int64_t size = layer.hidden_size();
-  char *normed = rows_of(work.normed, layer, tokens, size);
-  // Without anything to add the norm only reads its rows.
-  kernels.rms_norm({layer.dtype(), const_cast<char *>(x), nullptr, normed, tokens, size}, layer.input_norm, threads);
-  multiply(kernels, layer.qkv, normed, qkv, nullptr, tokens, threads);
-  kernels.rotate({layer.dtype(), qkv, layer.qkv.weight.out_features, tokens, layer.num_query_heads, layer.num_kv_heads,
-                  layer.head_dim, rotation.cos, rotation.sin, rotation.rotary_dim},
-                 layer.query_norm, layer.key_norm, threads);
+  const int64_t size = layer.hidden_size(), width = layer.qkv.weight.out_features;
+  const int64_t element = bytes_of(layer.dtype());
+  char *normed = rows_of(work.normed, layer, std::min(tokens, TOKENS_AT_ONCE), size);
+  for (int64_t first = 0; first < tokens; first += TOKENS_AT_ONCE) {
+    const int64_t n = std::min(TOKENS_AT_ONCE, tokens - first);
+    const char *in = x + first * size * element;
+    char *heads = qkv + first * width * element;
+    const int64_t turned = first * rotation.rotary_dim * element;
+    // Without anything to add the norm only reads its rows.
+    kernels.rms_norm({layer.dtype(), const_cast<char *>(in), nullptr, normed, n, size}, layer.input_norm, threads);
+    multiply(kernels, layer.qkv, normed, heads, nullptr, n, threads);
+    kernels.rotate({layer.dtype(), heads, width, n, layer.num_query_heads, layer.num_kv_heads, layer.head_dim,
+                    rotation.cos + turned, rotation.sin + turned, rotation.rotary_dim},
+                   layer.query_norm, layer.key_norm, threads);
+  }
 }
 
 void after_attention(const Kernels &kernels, const DecoderLayer &layer, const char *residual, const char *attended,
                      int64_t tokens, char *out, DecoderWorkspace &work, int threads) {
   const int64_t size = layer.hidden_size(), inner = layer.down.weight.in_features;
-  char *normed = rows_of(work.normed, layer, tokens, size);
-  char *gate_up = rows_of(work.gate_up, layer, tokens, 2 * inner), *gated = rows_of(work.gated, layer, tokens, inner);
-  // `out` is the residual stream from here on: the layer's input may belong to somebody else.
-  multiply(kernels, layer.output, attended, out, nullptr, tokens, threads);
-  kernels.rms_norm({layer.dtype(), out, residual, normed, tokens, size}, layer.post_norm, threads);
-  multiply(kernels, layer.gate_up, normed, gate_up, nullptr, tokens, threads);
-  kernels.gate({layer.dtype(), gate_up, gated, tokens, inner}, layer.activation, threads);
-  multiply(kernels, layer.down, gated, out, out, tokens, threads);
+  const int64_t read = layer.output.weight.in_features, element = bytes_of(layer.dtype());
+  const int64_t most = std::min(tokens, TOKENS_AT_ONCE);
+  char *normed = rows_of(work.normed, layer, most, size);
+  char *gate_up = rows_of(work.gate_up, layer, most, 2 * inner), *gated = rows_of(work.gated, layer, most, inner);
+  for (int64_t first = 0; first < tokens; first += TOKENS_AT_ONCE) {
+    const int64_t n = std::min(TOKENS_AT_ONCE, tokens - first), at = first * size * element;
+    // `out` is the residual stream from here on: the layer's input may belong to somebody else.
+    char *stream = out + at;
+    multiply(kernels, layer.output, attended + first * read * element, stream, nullptr, n, threads);
+    kernels.rms_norm({layer.dtype(), stream, residual + at, normed, n, size}, layer.post_norm, threads);
+    multiply(kernels, layer.gate_up, normed, gate_up, nullptr, n, threads);
+    kernels.gate({layer.dtype(), gate_up, gated, n, inner}, layer.activation, threads);
+    multiply(kernels, layer.down, gated, stream, stream, n, threads);
+  }
 }
 
 }  // namespace winnow
