@@ -5,6 +5,10 @@
 #ifdef WINNOW_X86
 #include <cpuid.h>
 #endif
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace winnow {
 
@@ -32,6 +36,23 @@ WINNOW_DECLARE(generic)
 WINNOW_DECLARE(avx2)
 WINNOW_DECLARE(avx512)
 WINNOW_DECLARE(avx512_bf16)
+
+/// Instruction sets that only attention makes use of; all else is that of AVX512-BF16.
+#define WINNOW_DECLARE_ATTENTION(isa)                                 \
+  namespace isa {                                                     \
+  void attend(const Attend &, Workspace &);                           \
+  const Kernels kernels = with_attention(avx512_bf16::kernels, attend); \
+  }
+
+constexpr Kernels with_attention(Kernels kernels, void (*attend)(const Attend &, Workspace &)) {
+  kernels.attend = attend;
+  return kernels;
+}
+
+WINNOW_DECLARE_ATTENTION(amx_emulated)
+#ifdef WINNOW_AMX
+WINNOW_DECLARE_ATTENTION(amx)
+#endif
 #endif
 
 namespace {
@@ -53,6 +74,40 @@ bool has_avx512() {
 }
 
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+/// What CPUID says of AMX, among others.
+unsigned leaf_7_edx() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) ? d : 0;
+}
+
+constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
+#endif
+
+#ifdef WINNOW_AMX
+/// Whether the system keeps tile registers when it switches between threads: bits of XCR0.
+bool system_keeps_tiles() {
+  constexpr unsigned TILE_CONFIG = 1u << 17, TILE_DATA = 1u << 18;
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
+  asm("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+  return (a & TILE_CONFIG) && (a & TILE_DATA);
+}
+
+/// Tile registers are large: Linux gives them to processes that ask.
+bool may_use_tiles() {
+#ifdef __linux__
+  constexpr long ASK_FOR_STATE = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA) == 0;
+#else
+  return false;
+#endif
+}
+
+bool has_amx() {
+  constexpr unsigned NEEDED = AMX_BF16 | AMX_TILE;
+  return has_avx512_bf16() && (leaf_7_edx() & NEEDED) == NEEDED && system_keeps_tiles() && may_use_tiles();
+}
 #endif
 
 const Level LEVELS[] = {
@@ -60,7 +115,11 @@ const Level LEVELS[] = {
 #ifdef WINNOW_X86
     {"avx2", &avx2::kernels, has_avx2},
     {"avx512", &avx512::kernels, has_avx512},
+    {"amx_emulated", &amx_emulated::kernels, has_avx512_bf16},  // for tests; the next one runs wherever it does
     {"avx512_bf16", &avx512_bf16::kernels, has_avx512_bf16},
+#endif
+#ifdef WINNOW_AMX
+    {"amx", &amx::kernels, has_amx},
 #endif
 };
 
@@ -75,9 +134,7 @@ std::vector<std::string> instruction_sets() {
 
 bool has_matrix_units() {
 #ifdef WINNOW_X86
-  unsigned a, b, c, d;
-  constexpr unsigned AMX_BF16 = 1u << 22;  // of leaf 7, in edx
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & AMX_BF16);
+  return leaf_7_edx() & AMX_BF16;
 #else
   return false;
 #endif

@@ -38,10 +38,10 @@ struct Kernels {
   void (*greedy)(const LogitRows &, int64_t *tokens, int threads);
 };
 
-/// Instruction sets that this build holds and this processor runs, slowest first.
+/// Instruction sets that this build holds and this processor runs, slowest first. One is an emulation, never the last.
 std::vector<std::string> instruction_sets();
 
-/// Whether the processor multiplies matrices of bf16 (AMX). The kernels do not, but others do.
+/// Whether the processor multiplies matrices of bf16 (AMX). Linear layers here do not make use of it, but others do.
 bool has_matrix_units();
 
 /// The kernels of an instruction set out of `instruction_sets()`.

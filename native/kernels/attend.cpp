@@ -263,6 +263,7 @@ void attend_as(const Attend &call, Workspace &work) {
   {
     Buffer &memory = work.threads[omp_get_thread_num()];
     const Scratch<Operand> scratch(memory, plan.max_rows, padded);
+    const TileRegisters<Operand> registers(plan.max_rows);  // of the passes of `observe` too
 #pragma omp for schedule(dynamic, 1)
     for (size_t turn = 1; turn < plan.turns.size(); ++turn) {
       Lookahead<KV> ahead;

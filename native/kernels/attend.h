@@ -9,6 +9,7 @@
 
 #include "../types.h"
 #include "pack.h"
+#include "tile_product.h"
 
 namespace winnow::WINNOW_ISA {
 

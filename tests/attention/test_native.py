@@ -16,6 +16,7 @@ from winnow.attention import AttentionSpec, Group, Observe, Pool, ReferenceBacke
 from winnow.attention.native import NativeBackend
 
 ISAS = _native.instruction_sets()
+TILE_ISAS = [isa for isa in ISAS if isa.startswith("amx")]
 # Largest difference from the reference, relative to what is compared, and absolute below 1.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -78,7 +79,7 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
         longest=draw(st.sampled_from([0, 30, 400, 3000])),
         kv_heads=kv_heads,
         group=group,
-        head_dim=draw(st.sampled_from([4, 16, 64, 72, 80])),
+        head_dim=draw(st.sampled_from([4, 16, 40, 64, 72, 80])),
         block_size=draw(st.sampled_from([1, 4, 5, 16, 32])),
         dtype=draw(st.sampled_from(list(TOLERANCE))),
         num_scores=2,
@@ -88,6 +89,49 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
     window = draw(st.one_of(st.none(), st.integers(1, 500)))
     softcap = draw(st.one_of(st.none(), st.just(1.5)))
     compare(batch, isa, AttentionSpec(0.3, window, softcap, sinks))
+
+
+@pytest.mark.parametrize("isa", TILE_ISAS)
+@pytest.mark.parametrize("head_dim", [16, 24, 32, 40, 64, 80, 128])
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("longest", [0, 300])
+def test_rests_of_tile_registers(isa: str, head_dim: int, group: int, longest: int) -> None:
+    """One row and one key fewer and more than registers hold, and items hold."""
+    counts = [1, 5, 6, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97]
+    observe = Observe((Term.ATTENTION, Term.VALUE_AWARE))
+    batch = paged_batch(
+        head_dim,
+        counts,
+        longest=longest,
+        kv_heads=1,
+        group=group,
+        head_dim=head_dim,
+        dtype=torch.bfloat16,
+        num_scores=2,
+        observe=[observe] * len(counts),
+    )
+    compare(batch, isa, AttentionSpec(0.3))
+
+
+@pytest.mark.parametrize("isa", TILE_ISAS)
+def test_tile_registers_multiply_chunks_alone(isa: str) -> None:
+    """Decoding is the same as without them, bit for bit; chunks are not, since they sum in another order."""
+
+    def run(isa: str, counts: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        observe = [Observe((Term.ATTENTION,))] * len(counts)
+        batch = paged_batch(5, counts, longest=700, head_dim=64, dtype=dtype, observe=observe)
+        computes = backend(isa)
+        computes.write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
+        out = computes.attend(batch.cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
+        return out, batch.cache.pool.score
+
+    def same_bits(counts: list[int], dtype: torch.dtype) -> tuple[bool, bool]:
+        with_tiles, without = run(isa, counts, dtype), run("avx512_bf16", counts, dtype)
+        return torch.equal(with_tiles[0], without[0]), torch.equal(with_tiles[1], without[1])
+
+    assert same_bits([1, 1, 7], torch.bfloat16) == (True, True)  # 14 rows
+    assert same_bits([40], torch.bfloat16) == (False, False)
+    assert same_bits([40], torch.float16) == same_bits([40], torch.float32) == (True, True)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -178,6 +222,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_the_instruction_set_can_be_named() -> None:
     code = "from winnow.native import native_kernels; native_kernels()"
     assert run(code, WINNOW_ISA="generic").returncode == 0
+    assert _native.instruction_sets()[-1] != "amx_emulated"  # what is taken when none is named
     refused = run(code, WINNOW_ISA="avx1024")
     assert "ConfigError: WINNOW_ISA: instruction set must be one of generic" in refused.stderr
     assert "got avx1024" in refused.stderr

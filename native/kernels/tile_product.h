@@ -1,0 +1,78 @@
+// The product of product.h out of tile registers, for pairs of bf16 and at least as many rows as a register has.
+//
+// A register holds 16 rows of A and 32 columns, or 16 pairs of rows of B and 16 columns, each as they lie in memory, or
+// [16, 16] of C. Rows and inner products that fill no register are left to vectors: what a decode step multiplies is the
+// same with tile registers and without.
+#pragma once
+
+#include "product.h"
+#include "tile_registers.h"
+
+namespace winnow::WINNOW_ISA {
+
+#if defined(WINNOW_TILES)
+
+constexpr int TMM_DEPTH = TMM_BYTES / 2, TMM_COLUMNS = TMM_BYTES / 4;
+
+/// R by V registers of C, each 1 or 2; k is a multiple of TMM_DEPTH. Four hold C, two A and two B.
+template <int R, int V>
+inline void tile_part(const bf16 *a, int a_stride, const bf16 *b, int b_stride, float *c, int c_stride, int k,
+                      bool accumulate) {
+  constexpr bool BELOW = R == 2, BESIDE = V == 2, BOTH = BELOW && BESIDE;
+  const int64_t a_bytes = a_stride * 2, b_bytes = b_stride * 4, c_bytes = c_stride * 4;
+  float *below = c + TMM_ROWS * c_stride;
+  if (accumulate) {
+    load_tmm<0>(c, c_bytes);
+    if constexpr (BESIDE) load_tmm<1>(c + TMM_COLUMNS, c_bytes);
+    if constexpr (BELOW) load_tmm<2>(below, c_bytes);
+    if constexpr (BOTH) load_tmm<3>(below + TMM_COLUMNS, c_bytes);
+  } else {
+    zero_tmm<0>();
+    if constexpr (BESIDE) zero_tmm<1>();
+    if constexpr (BELOW) zero_tmm<2>();
+    if constexpr (BOTH) zero_tmm<3>();
+  }
+  for (; k > 0; k -= TMM_DEPTH, a += TMM_DEPTH, b += TMM_DEPTH * b_stride) {
+    load_tmm<4>(a, a_bytes);
+    if constexpr (BELOW) load_tmm<5>(a + TMM_ROWS * a_stride, a_bytes);
+    load_tmm<6>(b, b_bytes);
+    if constexpr (BESIDE) load_tmm<7>(b + TMM_COLUMNS * 2, b_bytes);
+    multiply_tmm<0, 4, 6>();
+    if constexpr (BESIDE) multiply_tmm<1, 4, 7>();
+    if constexpr (BELOW) multiply_tmm<2, 5, 6>();
+    if constexpr (BOTH) multiply_tmm<3, 5, 7>();
+  }
+  store_tmm<0>(c, c_bytes);
+  if constexpr (BESIDE) store_tmm<1>(c + TMM_COLUMNS, c_bytes);
+  if constexpr (BELOW) store_tmm<2>(below, c_bytes);
+  if constexpr (BOTH) store_tmm<3>(below + TMM_COLUMNS, c_bytes);
+}
+
+/// n is a multiple of TMM_COLUMNS.
+template <int R>
+inline void tile_rows(int n, const bf16 *a, int a_stride, const bf16 *b, int b_stride, float *c, int c_stride, int k,
+                      bool accumulate) {
+  for (; n >= 2 * TMM_COLUMNS; n -= 2 * TMM_COLUMNS, b += 4 * TMM_COLUMNS, c += 2 * TMM_COLUMNS)
+    tile_part<R, 2>(a, a_stride, b, b_stride, c, c_stride, k, accumulate);
+  if (n) tile_part<R, 1>(a, a_stride, b, b_stride, c, c_stride, k, accumulate);
+}
+
+/// Preferred to the template of product.h. The thread holds TileRegisters for as many rows.
+inline void product(int rows, int n, int k, const bf16 *a, int a_stride, const bf16 *b, int b_stride, float *c, int c_stride,
+                    bool accumulate) {
+  const int deep = k / TMM_DEPTH * TMM_DEPTH, whole = deep ? rows / TMM_ROWS * TMM_ROWS : 0;
+  int row = 0;
+  for (; whole - row >= 2 * TMM_ROWS; row += 2 * TMM_ROWS)
+    tile_rows<2>(n, a + row * a_stride, a_stride, b, b_stride, c + row * c_stride, c_stride, deep, accumulate);
+  if (row < whole)
+    tile_rows<1>(n, a + row * a_stride, a_stride, b, b_stride, c + row * c_stride, c_stride, deep, accumulate);
+  if (whole && deep < k)
+    product<bf16>(whole, n, k - deep, a + deep, a_stride, b + deep * b_stride, b_stride, c, c_stride, true);
+  if (whole < rows)
+    product<bf16>(rows - whole, n, k, a + whole * a_stride, a_stride, b, b_stride, c + whole * c_stride, c_stride,
+                  accumulate);
+}
+
+#endif
+
+}  // namespace winnow::WINNOW_ISA
