@@ -236,6 +236,7 @@ NB_MODULE(_native, m) {
            },
            nb::call_guard<nb::gil_scoped_release>());
 
-  m.def("instruction_sets", &instruction_sets, "Those that this processor runs, slowest first.");
+  m.def("instruction_sets", &instruction_sets,
+        "Those that this processor runs, slowest first. One is an emulation, never the last.");
   m.def("has_matrix_units", &has_matrix_units, "Whether the processor multiplies matrices of bf16 (AMX).");
 }

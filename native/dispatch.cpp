@@ -37,17 +37,17 @@ WINNOW_DECLARE(avx2)
 WINNOW_DECLARE(avx512)
 WINNOW_DECLARE(avx512_bf16)
 
-/// Instruction sets that only attention makes use of; all else is that of AVX512-BF16.
-#define WINNOW_DECLARE_ATTENTION(isa)                                 \
-  namespace isa {                                                     \
-  void attend(const Attend &, Workspace &);                           \
-  const Kernels kernels = with_attention(avx512_bf16::kernels, attend); \
-  }
-
-constexpr Kernels with_attention(Kernels kernels, void (*attend)(const Attend &, Workspace &)) {
+static Kernels with_attention(Kernels kernels, void (*attend)(const Attend &, Workspace &)) {
   kernels.attend = attend;
   return kernels;
 }
+
+/// Instruction sets that only attention makes use of; all else is that of AVX512-BF16.
+#define WINNOW_DECLARE_ATTENTION(isa)                                   \
+  namespace isa {                                                       \
+  void attend(const Attend &, Workspace &);                             \
+  const Kernels kernels = with_attention(avx512_bf16::kernels, attend); \
+  }
 
 WINNOW_DECLARE_ATTENTION(amx_emulated)
 #ifdef WINNOW_AMX

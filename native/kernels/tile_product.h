@@ -1,8 +1,7 @@
 // The product of product.h out of tile registers, for pairs of bf16 and at least as many rows as a register has.
 //
-// A register holds 16 rows of A and 32 columns, or 16 pairs of rows of B and 16 columns, each as they lie in memory, or
-// [16, 16] of C. Rows and inner products that fill no register are left to vectors: what a decode step multiplies is the
-// same with tile registers and without.
+// A register holds 16 rows of A by 32 of K, or 16 pairs along K by 16 columns of B, each as they lie in memory, or 16
+// rows by 16 columns of C. What fills none is left to vectors: fewer than 16 rows, as decoding has them, and the rest of K.
 #pragma once
 
 #include "product.h"
@@ -58,8 +57,8 @@ inline void tile_rows(int n, const bf16 *a, int a_stride, const bf16 *b, int b_s
 }
 
 /// Preferred to the template of product.h. The thread holds TileRegisters for as many rows.
-inline void product(int rows, int n, int k, const bf16 *a, int a_stride, const bf16 *b, int b_stride, float *c, int c_stride,
-                    bool accumulate) {
+inline void product(int rows, int n, int k, const bf16 *a, int a_stride, const bf16 *b, int b_stride, float *c,
+                    int c_stride, bool accumulate) {
   const int deep = k / TMM_DEPTH * TMM_DEPTH, whole = deep ? rows / TMM_ROWS * TMM_ROWS : 0;
   int row = 0;
   for (; whole - row >= 2 * TMM_ROWS; row += 2 * TMM_ROWS)

@@ -37,8 +37,8 @@ static_assert(sizeof(TileConfig) == 64 && offsetof(TileConfig, row_bytes) == 16 
 
 #if defined(__AMX_BF16__)
 
-// Not the intrinsics: GCC 12's name registers by macros, which no template can use, and do not say that they read memory, so
-// that what is to be read may be written after them.
+// Not the intrinsics: GCC 12's name registers by macros, which no template can use, and do not say that they read
+// memory, so that what is to be read may be written after them.
 inline void configure_tmm(const TileConfig &config) { asm volatile("ldtilecfg %0" : : "m"(config)); }
 
 inline void release_tmm() { asm volatile("tilerelease"); }
@@ -78,7 +78,8 @@ class EmulatedTiles {
     std::memcpy(config_, &config, sizeof config_);
     require(config_[0] == 1);
     for (int i = 1; i < 64; ++i) require(config_[i] == 0 || (i >= 16 && i < 32) || (i >= 48 && i < 56));
-    for (int t = 0; t < NUM_TMM; ++t) require(rows(t) <= TMM_ROWS && row_bytes(t) <= TMM_BYTES && row_bytes(t) % 4 == 0);
+    for (int t = 0; t < NUM_TMM; ++t)
+      require(rows(t) <= TMM_ROWS && row_bytes(t) <= TMM_BYTES && row_bytes(t) % 4 == 0);
   }
 
   void release() { config_[0] = 0; }
@@ -124,8 +125,8 @@ inline void store_tmm(void *to, int64_t stride) {
     std::memcpy(static_cast<char *>(to) + r * stride, emulated_tiles[T].row[r], emulated_tiles.row_bytes(T));
 }
 
-/// As Intel's manual has it: both of each pair are summed apart, and together added to C. There numbers below the smallest
-/// normal one count as zero; here they do not.
+/// As Intel's manual has it: both of each pair are summed apart, and together added to C. There numbers below the
+/// smallest normal one count as zero; here they do not.
 template <int C, int A, int B>
 inline void multiply_tmm() {
   constexpr int PAIRS = TMM_BYTES / 4;
@@ -151,8 +152,8 @@ inline void multiply_tmm() {
 
 #endif
 
-/// Held by a thread whose products have up to `most_rows` rows; without a whole register of them it needs none. Released at
-/// the end, since other libraries configure them for themselves.
+/// Held by a thread whose products have up to `most_rows` rows; without a whole register of them it needs none.
+/// Released at the end, since other libraries configure them for themselves.
 template <>
 class TileRegisters<bf16> {
  public:
