@@ -1,7 +1,7 @@
 """The CPU kernels (`native/`), if this installation has them.
 
 `WINNOW_ISA` names the instruction set to use, one of `winnow._native.instruction_sets()`; without it the fastest that
-the processor runs is taken.
+the processor runs is taken. `amx_emulated` is slow and for tests: AMX's tile registers on processors without them.
 """
 
 import os

@@ -50,7 +50,7 @@ class LayerKernels:
 
     @property
     def beside_matrix_units(self) -> bool:
-        """Whether the processor multiplies matrices of bfloat16 (AMX), which the kernels do not use."""
+        """Whether the processor multiplies matrices of bfloat16 (AMX), which `linear` does not use."""
         return _native.has_matrix_units()
 
     def packs(self, weight: Tensor) -> bool:
