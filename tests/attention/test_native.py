@@ -92,12 +92,14 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("isa", TILE_ISAS)
-@pytest.mark.parametrize("head_dim", [16, 24, 32, 40, 64, 80, 128])
+@pytest.mark.parametrize("head_dim", [16, 24, 40, 64, 80, 128])
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("longest", [0, 300])
-def test_rests_of_tile_registers(isa: str, head_dim: int, group: int, longest: int) -> None:
-    """One row and one key fewer and more than registers hold, and items hold."""
+@pytest.mark.parametrize("most", [16, 31, 97])
+def test_rests_of_tile_registers(isa: str, head_dim: int, group: int, longest: int, most: int) -> None:
+    """One row and one key fewer and more than registers hold, and items hold; `most` is what a batch needs them for."""
     counts = [1, 5, 6, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97]
+    counts = [count for count in counts if count <= most]
     observe = Observe((Term.ATTENTION, Term.VALUE_AWARE))
     batch = paged_batch(
         head_dim,
