@@ -322,7 +322,23 @@ def test_nobody_holds_more_than_was_promised(
         computed = sequence.num_tokens
         simulation.step()
         if sequence.slot is not None and not policy.when.pressure:
-            assert cache.blocks_held(sequence.slot) <= eviction.peak_blocks(cache.layout, computed)
+            held = cache.blocks_held(sequence.slot)
+            assert held <= eviction.peak_blocks(cache.layout, computed)
+            if computed > prompt_len:
+                assert held <= eviction.decode_blocks(cache.layout, computed)
+
+
+def test_nobody_keeps_room_for_a_prompt_that_is_behind_it() -> None:
+    # With a budget of 8 a row peaks at 8 + 8 KVs in its prompt, four blocks, and at 8 + 4 later, three. Seven hold both.
+    simulation = Simulation(num_blocks=ROWS * 7)
+    first = simulation.add(24, 40, policy=EVERY_8)
+    while first.sequences[0].num_output_tokens < 3:
+        simulation.step()
+    second = simulation.add(24, 4, policy=EVERY_8)
+    simulation.step()
+    assert second.sequences[0].slot is not None
+    simulation.run()
+    assert simulation.scheduler.num_preemptions == 0
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])

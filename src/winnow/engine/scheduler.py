@@ -197,8 +197,12 @@ class Scheduler:
         """Blocks that a running sequence takes until its known tokens and another block of them are computed."""
         layout = self._cache.layout
         held = self._cache.blocks_held(sequence.running_slot)
-        more = max(_peak_blocks(sequence, layout, ahead=layout.block_size) - held, 0)
-        return min(more, layout.rows_per_seq) if sequence.is_decoding else more
+        if not sequence.is_decoding:
+            return max(_peak_blocks(sequence, layout, ahead=layout.block_size) - held, 0)
+        # The peak of its prompt is behind it.
+        num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
+        most = layout.blocks_for(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
+        return min(max(most - held, 0), layout.rows_per_seq)
 
     def _entry(self, sequence: Sequence, count: int) -> PlannedSequence:
         """The plan of a sequence: who samples if its last token is computed, and who forks off."""

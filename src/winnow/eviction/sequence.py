@@ -136,7 +136,11 @@ class SequenceEviction:
         )
         if num_tokens <= self.context_len:
             return prefill
-        return max(prefill, self._blocks_above_target(layout, self._most_added(num_tokens), num_tokens))
+        return max(prefill, self.decode_blocks(layout, num_tokens))
+
+    def decode_blocks(self, layout: CacheLayout, num_tokens: int) -> int:
+        """Most blocks that a sequence holds from the end of its context on, until it has `num_tokens` tokens."""
+        return self._blocks_above_target(layout, self._most_added(num_tokens), num_tokens)
 
     def _most_added(self, num_tokens: int) -> int:
         """Most tokens that a row holds above the target at any time after the context."""
