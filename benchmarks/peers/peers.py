@@ -58,13 +58,15 @@ def _within(load: Load) -> str:
 
 def _winnow(load: Load) -> list[Configuration]:
     base = {"kv_seqs": load.kv_seqs, "dtype": "bfloat16"}
-    # Both evict within the prompt and while decoding.
-    per_head = {"eviction": "kv-compress-pd", "compression": 4.0}
-    strict = {"eviction": "batch-max", "compression": 4.0}
+    # All evict within the prompt and while decoding.
+    policies = ("winnow-pd", "kv-compress-pd", "batch-max")
+    compressed = [
+        Configuration(f"{name} 4x", _within(load), base | {"eviction": name, "compression": 4.0})
+        for name in policies
+    ]
     return [
         Configuration("full cache", _within(load), base),
-        Configuration("kv-compress-pd 4x", _within(load), base | per_head),
-        Configuration("batch-max 4x", _within(load), base | strict),
+        *compressed,
         Configuration("full cache, no limit", "all", base | {"kv_seqs": load.requests}),
     ]
 
