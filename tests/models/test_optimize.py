@@ -1,5 +1,7 @@
 """Fused layers and packed products give what transformers' own layers give, or stay out of the way."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -385,6 +387,42 @@ def test_pages_let_go_come_back_from_their_file(tmp_path: Path) -> None:
     trim_heap()
     for name, value in values.items():
         assert torch.equal(mapped[name], value) and torch.equal(own[name], value)
+
+
+def resident_of_files() -> int:
+    """Bytes of files that this process has mapped and in memory."""
+    told = Path("/proc/self/status").read_text().split("RssFile:")[1]
+    return int(told.split()[0]) * 2**10
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
+def test_pages_that_others_map_too_are_let_go(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    values = {"a": torch.randn(4096, 1024)}
+    save_file(values, file)
+    holding = f"import mmap; f = open({str(file)!r}, 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); "
+    holding += "sum(m[:: mmap.PAGESIZE]); print('held', flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", holding], text=True, **pipes) as other:
+        assert other.stdout.readline() == "held\n"
+        mapped = load_file(file)
+        assert torch.equal(mapped["a"], values["a"])
+        before = resident_of_files()
+        release_pages(mapped.values())
+        assert before - resident_of_files() > 0.9 * values["a"].nbytes
+        assert torch.equal(mapped["a"], values["a"])
+        other.communicate("\n")
+
+
+def test_pages_that_were_written_keep_what_was_written(tmp_path: Path) -> None:
+    values = {"a": torch.randn(4096, 64), "b": torch.randn(4096, 64)}
+    save_file(values, tmp_path / "weights.safetensors")
+    mapped = load_file(tmp_path / "weights.safetensors")
+    mapped["a"][2000] = 7
+    release_pages(mapped.values())
+    values["a"][2000] = 7
+    for name, value in values.items():
+        assert torch.equal(mapped[name], value)
 
 
 @pytest.mark.parametrize("architecture", FUSED)
