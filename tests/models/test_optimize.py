@@ -400,7 +400,9 @@ def test_pages_that_others_map_too_are_let_go(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     values = {"a": torch.randn(4096, 1024)}
     save_file(values, file)
-    holding = f"import mmap; f = open({str(file)!r}, 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); "
+    holding = (
+        f"import mmap; f = open({str(file)!r}, 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); "
+    )
     holding += "sum(m[:: mmap.PAGESIZE]); print('held', flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", holding], text=True, **pipes) as other:
