@@ -4,10 +4,15 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
-_MADV_PAGEOUT = 21
+_MADV_DONTNEED, _MADV_PAGEOUT = 4, 21
+# A page's entry in pagemap: 8 bytes, and what their highest bits say.
+_ENTRY = 8
+_OF_FILE, _HELD = np.uint64(1 << 61), np.uint64(3 << 62)
 
 
 def release_pages(tensors: Iterable[Tensor]) -> None:
@@ -24,7 +29,23 @@ def release_pages(tensors: Iterable[Tensor]) -> None:
         start = -(-tensor.data_ptr() // page) * page
         end = (tensor.data_ptr() + tensor.nbytes) // page * page
         if end > start:
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_PAGEOUT)
+            # Paging out keeps what is written nowhere else, but also all that other processes have mapped too.
+            advice = _MADV_PAGEOUT if _has_own_pages(start, end) else _MADV_DONTNEED
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+
+
+def _has_own_pages(start: int, end: int) -> bool:
+    """Whether some pages between two addresses hold what no file does; True where Linux does not tell."""
+    num_bytes = (end - start) // mmap.PAGESIZE * _ENTRY
+    try:
+        with Path("/proc/self/pagemap").open("rb") as pagemap:
+            pagemap.seek(start // mmap.PAGESIZE * _ENTRY)
+            told = pagemap.read(num_bytes)
+    except OSError:
+        return True
+    entries = np.frombuffer(told, dtype=np.uint64)
+    own = (entries & _HELD != 0) & (entries & _OF_FILE == 0)
+    return len(told) < num_bytes or bool(own.any())
 
 
 def is_file_backed(tensor: Tensor) -> bool:

@@ -8,11 +8,13 @@ from transformers import PreTrainedModel
 
 from winnow.models.geometry import ModelGeometry
 from winnow.models.memory import is_file_backed, release_pages, trim_heap
-from winnow.models.packed_linear import MakeLinear, linear_maker, pack_linears, unpack_linears
+from winnow.models.packed_embedding import PackedEmbedding
+from winnow.models.packed_linear import MakeLinear, PackedLinear, linear_maker, pack_linears, unpack_linears
 from winnow.models.residuals import decoder_layers
 from winnow.native import native_kernels
 
 if TYPE_CHECKING:
+    from winnow.models.fused.kernels import LayerKernels
     from winnow.models.fused.layer import FusedLayer
     from winnow.models.fused.probe import LayerCall
 
@@ -53,7 +55,7 @@ def optimize_model(model: PreTrainedModel, geometry: ModelGeometry, trained_len:
     if last is not None:
         last.only_wanted = True
         last.only_wanted = selection_is_harmless(model, trained_len)
-    _pack_head(model, make_linear)
+    _pack_head(model, layer_kernels, make_linear, trained_len)
     trim_heap()
 
 
@@ -70,16 +72,42 @@ def _pack_layer(layer: nn.Module, call: "LayerCall", make_linear: MakeLinear) ->
         unpack_linears(replaced)
 
 
-def _pack_head(model: PreTrainedModel, make_linear: MakeLinear) -> None:
-    """Pack the output head.
+def _pack_head(
+    model: PreTrainedModel, kernels: "LayerKernels", make_linear: MakeLinear, trained_len: int
+) -> None:
+    """Pack the output head, unless that would leave a second copy of its weight in memory.
 
-    A head that shares its weight with the embedding is packed only where the weight is a view of its file: then the
-    embedding's rows are read from there, and no second copy takes memory.
+    A head that shares its weight with the embedding is packed where the embedding's rows can be read out of the packed
+    weight, or where the weight is a view of its file: then they are read from there.
     """
-    head = model.get_output_embeddings()
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if type(head) is not nn.Linear:
         return
-    if head.weight is model.get_input_embeddings().weight and not is_file_backed(head.weight):
-        return
     model.set_output_embeddings(make_linear(head.weight, head.bias))
+    tied = head.weight is embedding.weight
+    if tied and not _share_rows(model, kernels, trained_len) and not is_file_backed(head.weight):
+        model.set_output_embeddings(head)
+        return
     release_pages([head.weight])
+
+
+def _share_rows(model: PreTrainedModel, kernels: "LayerKernels", trained_len: int) -> bool:
+    """Let the embedding read its rows out of the packed head. Returns whether that leaves the model as it was."""
+    from winnow.models.fused.probe import trial_logits
+
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if (
+        not isinstance(head, PackedLinear)
+        or type(embedding) is not nn.Embedding
+        or embedding.max_norm is not None
+    ):
+        return False
+    expected = trial_logits(model, trained_len)
+    model.set_input_embeddings(PackedEmbedding(head, kernels))
+    try:
+        same = torch.equal(trial_logits(model, trained_len), expected)
+    except (AttributeError, RuntimeError, TypeError):  # it reads the embedding's weight by itself
+        same = False
+    if not same:
+        model.set_input_embeddings(embedding)
+    return same

@@ -114,6 +114,11 @@ def run_model(model: PreTrainedModel, max_position: int, step: Any, wanted: int 
     return logits
 
 
+def trial_logits(model: PreTrainedModel, max_position: int) -> Tensor:
+    """Logits of random tokens, [1, T, V], to be compared before and after a change to the model."""
+    return run_model(model, max_position, _Recorder())
+
+
 def selection_is_harmless(model: PreTrainedModel, max_position: int) -> bool:
     """Whether logits stay the same if the last layer computes only the tokens whose logits are wanted."""
     alone = run_model(model, max_position, _Recorder(torch.tensor([0])), wanted=0)

@@ -1,0 +1,280 @@
+"""What a process of Winnow keeps in memory, from its imports to its peak, beside its weights and its KV memory.
+
+    python benchmarks/resident_memory.py
+    python benchmarks/resident_memory.py --eviction full,batch-max --compression 8 --json runs/memory.json
+    python benchmarks/resident_memory.py --requests 4 --prompt-tokens 64 --new-tokens 8 --kv-seqs 2
+
+Every configuration answers the work in a fresh process, which reads its resident set from /proc (Linux): after
+`import torch`, after the imports of an engine, with the model loaded, and at its highest while it answers. Pages of
+files, such as the code of libraries, count as resident though processes share them; so they stand apart.
+
+Extras that are installed can be imported by transformers: what an installation costs is measured in one without them.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from winnow.bench.lists import names
+from winnow.bench.presets import PRESETS, Preset, model_cache
+from winnow.bench.workload import Workload
+from winnow.errors import ConfigError
+from winnow.text_table import TextTable
+
+MIB = 2**20
+TIMEOUT = 1800
+# What an engine may take besides its weights and KVs, and by how much all of it may be exceeded.
+ALLOWANCE, FACTOR = 200 * MIB, 1.2
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Bytes of a process that lie in memory."""
+
+    anonymous: int
+    """Of the process alone."""
+    of_files: int
+    """Mapped from files, or shared."""
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.anonymous + self.of_files
+
+    @classmethod
+    def now(cls) -> "Resident":
+        """Of this process."""
+        sizes = memory_sizes()
+        return cls(sizes["RssAnon"], sizes["RssFile"] + sizes["RssShmem"])
+
+    def __str__(self) -> str:
+        return f"{mib(self.total)} ({mib(self.anonymous)} + {mib(self.of_files)})"
+
+
+def memory_sizes() -> dict[str, int]:
+    """What Linux tells of this process's memory, in bytes by name."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    told = (line.split() for line in lines if line.endswith(" kB"))
+    return {name.rstrip(":"): int(size) * 2**10 for name, size, _ in told}
+
+
+def forget_peak() -> None:
+    """Let the peak that Linux remembers begin anew."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+def mib(size: float) -> str:
+    """Whole MiB."""
+    return f"{size / MIB:.0f}"
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The memory of one process, in the order of its life; peaks are those of a stage alone."""
+
+    torch: Resident
+    """With torch imported."""
+    imports: Resident
+    """With all imported that an engine needs."""
+    loading_peak: int
+    """Weights are read and packed; bytes."""
+    loaded: Resident
+    """With the model and an empty cache."""
+    answered: Resident
+    """After the last answer."""
+    answering_peak: int
+    """Bytes."""
+
+    @property
+    def peak(self) -> int:
+        """Of the whole life, in bytes."""
+        return max(self.loading_peak, self.answering_peak)
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> "Stages":
+        """From `asdict`."""
+        return cls(**{n: v if isinstance(v, int) else Resident(**v) for n, v in told.items()})
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one process does."""
+
+    options: dict[str, Any]
+    """Of `LLM`."""
+    workload: Workload
+    vocab_size: int
+    threads: int
+
+    def measure(self) -> Stages:
+        """Do it in this process, which has imported nothing of size yet."""
+        import torch as pytorch
+
+        torch = Resident.now()
+        pytorch.set_num_threads(self.threads)
+        from winnow import LLM, SamplingParams
+
+        imports = Resident.now()
+        prompts = self.workload.prompts(self.vocab_size)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=self.workload.new_tokens, ignore_eos=True, detokenize=False
+        )
+        forget_peak()
+        with LLM(**self.options) as llm:
+            loading_peak, loaded = memory_sizes()["VmHWM"], Resident.now()
+            forget_peak()
+            llm.generate(prompts, params)
+            return Stages(torch, imports, loading_peak, loaded, Resident.now(), memory_sizes()["VmHWM"])
+
+
+def measure_apart(case: Case, name: str) -> Stages:
+    """The same in a process of its own.
+
+    Raises:
+        PeerError: it failed; holds the end of what it said.
+    """
+    from winnow.bench.environment import call
+
+    words = [sys.executable, Path(__file__).resolve(), "--case", json.dumps(asdict(case))]
+    told = call(words, f"the process of {name}", TIMEOUT)
+    return Stages.from_json(json.loads(told.splitlines()[-1]))
+
+
+def serve(text: str) -> None:
+    """The main function of that process: measure, print one line of JSON."""
+    case = json.loads(text)
+    stages = Case(**case | {"workload": Workload(**case["workload"])}).measure()
+    print("\n" + json.dumps(asdict(stages)))
+
+
+def weight_bytes(options: dict[str, Any]) -> int:
+    """Of a model, each weight counted once."""
+    from winnow.config import ModelConfig
+    from winnow.models import load_plain_model
+
+    model = load_plain_model(ModelConfig(model=options["model"], dtype=options["dtype"])).model
+    return sum(weight.nbytes for weight in model.parameters())
+
+
+def table(title: str, found: dict[str, Stages], weights: int, kv_memory: int) -> TextTable:
+    """Stages down, configurations across."""
+    limit = FACTOR * (weights + kv_memory + ALLOWANCE)
+    told: dict[str, Callable[[Stages], str]] = {
+        "torch imported": lambda stages: str(stages.torch),
+        "all imported": lambda stages: str(stages.imports),
+        "loading, peak": lambda stages: mib(stages.loading_peak),
+        "loaded": lambda stages: str(stages.loaded),
+        "answered": lambda stages: str(stages.answered),
+        "answering, peak": lambda stages: mib(stages.answering_peak),
+        "weights": lambda _: mib(weights),
+        "KV memory": lambda _: mib(kv_memory),
+        "limit": lambda _: mib(limit),
+        "peak - limit": lambda stages: f"{(stages.peak - limit) / MIB:+.0f}",
+    }
+    rows = tuple((name, tuple(map(tell, found.values()))) for name, tell in told.items())
+    notes = (
+        "MiB; in brackets what is the process's own + what is mapped from files",
+        f"limit: {FACTOR} x (weights + KV memory + {mib(ALLOWANCE)})",
+    )
+    return TextTable(title, "resident", tuple(found), rows, notes)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments, checked; `workload` holds the preset's with what was typed in its place."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", choices=PRESETS, default="w1", help="model and work (default: %(default)s)")
+    parser.add_argument(
+        "--eviction",
+        type=names,
+        default=("full", "batch-max", "kv-compress-pd"),
+        help="presets of eviction, commas between (default: full,batch-max,kv-compress-pd)",
+    )
+    parser.add_argument(
+        "--compression", type=float, default=4.0, help="of those that evict (default: %(default)g)"
+    )
+    for name in ("requests", "prompt_tokens", "new_tokens"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="in place of the work's own")
+    parser.add_argument("--kv-seqs", type=int, help="KV memory for so many whole sequences")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=int, default=cores, help="of torch (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    arguments = parser.parse_args(argv)
+    preset = PRESETS[arguments.work]
+    arguments.kv_seqs = preset.kv_seqs if arguments.kv_seqs is None else arguments.kv_seqs
+    typed = {name: getattr(arguments, name) for name in ("requests", "prompt_tokens", "new_tokens")}
+    try:
+        arguments.workload = replace(
+            preset.workload, **{name: value for name, value in typed.items() if value is not None}
+        )
+    except ConfigError as error:
+        parser.error(str(error))
+    return arguments
+
+
+def configurations(arguments: argparse.Namespace, preset: Preset) -> dict[str, dict[str, Any]]:
+    """Options of `LLM` by name, the KV memory the same for all.
+
+    Raises:
+        ConfigError: a value is out of range, or no such preset.
+    """
+    from winnow.bench.room import kv_memory_for
+    from winnow.config import EngineConfig
+    from winnow.eviction import preset_of
+
+    options = {"model": str(preset.shape.save(model_cache())), "dtype": preset.dtype}
+    config = EngineConfig.from_options(options | {"compression": arguments.compression})
+    options |= {"kv_memory": kv_memory_for(config, arguments.kv_seqs, arguments.workload.sequence_tokens)}
+    found = {}
+    for eviction in arguments.eviction:
+        preset_of(eviction)  # a name that nobody knows is refused before anything is measured
+        if eviction == "full":
+            found[eviction] = options
+        else:
+            name = f"{eviction} {arguments.compression:g}x"
+            found[name] = options | {"eviction": eviction, "compression": arguments.compression}
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure every configuration, print the table."""
+    arguments = parse(argv)
+    preset = PRESETS[arguments.work]
+    from winnow.bench.environment import PeerError
+    from winnow.bench.machine import Machine, report_head
+    from winnow.cli.bench.report import console, print_tables, write_json
+
+    found = {}
+    try:
+        cases = configurations(arguments, preset)
+        for name, options in cases.items():
+            case = Case(options, arguments.workload, preset.shape.vocab_size, arguments.threads)
+            found[name] = measure_apart(case, name)
+    except (ConfigError, PeerError) as error:
+        raise SystemExit(f"error: {error}") from None
+    options = next(iter(cases.values()))
+    weights, kv_memory = weight_bytes(options), options["kv_memory"]
+
+    machine = replace(Machine.here(), threads=arguments.threads)
+    head = report_head([Path(sys.argv[0]).name, *(sys.argv[1:] if argv is None else argv)], machine)
+    work = arguments.workload
+    title = (
+        f"{machine}; commit {head['commit']}, {head['date']}; "
+        f"{work.requests} requests of {work.prompt_tokens} + {work.new_tokens} tokens"
+    )
+    print_tables(console(), [table(title, found, weights, kv_memory)])
+    sizes = {name: asdict(stages) for name, stages in found.items()}
+    write_json(arguments.json, head | {"weights": weights, "kv_memory": kv_memory, "resident": sizes})
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--case"]:
+        serve(sys.argv[2])
+    else:
+        main()
