@@ -157,7 +157,7 @@ class Buffer {
 
 /// What attention needs besides its inputs.
 struct Workspace {
-  Buffer partials, statistics, kept, outputs, sums;
+  Buffer partials, statistics, kept, told, outputs, sums;
   std::vector<Buffer> threads;
 };
 

@@ -8,6 +8,8 @@ namespace winnow::WINNOW_ISA {
 
 namespace {
 
+int64_t keys_of_item(int64_t rows) { return rows <= FEW_ROWS ? FEW_ROWS_KEYS : MANY_ROWS_KEYS; }
+
 /// Whether the weights of a query are all that its scores need.
 bool tells_by_weights(const Observe &observe, int64_t terms) {
   const auto last = observe.terms.begin() + terms;
@@ -24,39 +26,50 @@ Plan::Plan(const Attend &call) {
   // Chunks come last in a batch and cost most: they go first, so that no thread is left with one at the end.
   for (int64_t seq = batch.num_seqs() - 1; seq >= 0; --seq) {
     const int64_t count = batch.counts[seq];
-    const Observe *told = batch.observe[seq] < 0 ? nullptr : &batch.observes[batch.observe[seq]];
-    const int64_t from = told ? std::max<int64_t>(0, batch.observe_from[seq] - batch.position[batch.starts[seq]]) : count;
-    const int64_t terms = told && from < count ? used_terms(*told, cache) : 0;
+    const Observe *observe = batch.observe[seq] < 0 ? nullptr : &batch.observes[batch.observe[seq]];
+    const int64_t from = observe ? std::max<int64_t>(0, batch.observe_from[seq] - batch.position[batch.starts[seq]]) : count;
+    const int64_t terms = observe && from < count ? used_terms(*observe, cache) : 0;
     for (int64_t head = 0; head < cache.num_heads; ++head) {
       const Row row(cache, batch.slots[seq], call.layer, head);
+      const int64_t unit = static_cast<int64_t>(units.size()), first_item = static_cast<int64_t>(items.size());
+      const bool by_weights = terms && tells_by_weights(*observe, terms);
       int64_t weights = -1;
-      if (terms && count == 1 && tells_by_weights(*told, terms)) {
+      if (by_weights && count == 1) {
         weights = kept;
         kept += (row.length + TILE - 1) / TILE * kept_size(group);
       }
+      // The last queries have the longest row and may be the fewest: where theirs is one item, everybody's is.
+      const bool by_items = by_weights && count > 1 && row.length <= keys_of_item(((count - 1) % most_queries + 1) * group);
       for (int64_t query = (count - 1) / most_queries * most_queries; query >= 0; query -= most_queries) {
         const int64_t queries = std::min(most_queries, count - query), rows = queries * group;
         const int64_t last = row.length - count + query + queries;
-        const int64_t keys = rows <= FEW_ROWS ? FEW_ROWS_KEYS : MANY_ROWS_KEYS;
+        const int64_t keys = keys_of_item(rows);
         const int64_t pieces = std::max<int64_t>(1, (last + keys - 1) / keys);
         max_rows = std::max(max_rows, rows);
         if (pieces > 1) merges.push_back({seq, head, query, queries, partials, pieces});
+        const bool tells = by_items && query + queries > from;
         for (int64_t piece = 0; piece < pieces; ++piece) {
           const int64_t first = piece * keys;
           add_item({seq, head, query, queries, first, std::min(last, first + keys), pieces > 1 ? partials : -1,
                     weights < 0 ? -1 : weights + first / TILE * kept_size(group),
-                    weights < 0 || pieces > 1 ? -1 : static_cast<int64_t>(units.size())},
+                    tells || (weights >= 0 && pieces == 1) ? unit : -1, tells ? told : -1},
                    rows);
           if (pieces > 1) partials += rows * (padded + 2);
+        }
+        if (tells) {
+          const int64_t tiles = (last + TILE - 1) / TILE;
+          told += tiles * terms * group * TILE;
+          most_kept = std::max(most_kept, tiles * kept_size(rows));
         }
       }
       if (terms) {
         const bool by_item = weights >= 0 && items.back().unit >= 0;
         for (int64_t key = 0; key < row.length && !by_item; key += OBSERVED_KEYS)
-          observed.emplace_back(static_cast<int64_t>(units.size()), key);
-        units.push_back({seq, head, from, weights, sums, told});
-        if (told->pool_size) sums += terms * group * row.length;
-        for (int64_t term = 0; term < terms; ++term) keeps_outputs |= told->terms[term] == Term::value_aware;
+          observed.emplace_back(unit, key);
+        units.push_back({seq, head, from, weights, sums, observe, first_item,
+                         by_items ? static_cast<int64_t>(items.size()) : first_item});
+        if (observe->pool_size) sums += terms * group * row.length;
+        for (int64_t term = 0; term < terms; ++term) keeps_outputs |= observe->terms[term] == Term::value_aware;
       }
     }
   }
@@ -154,6 +167,7 @@ void fold(const float *logits, Operand *weights, float *sums, float &most, float
   mass += horizontal_sum(total);
 }
 
+/// kept_weights: where the item's weights are kept, or null.
 template <class KV, class Operand>
 void attend_item(const Attend &call, const Item &item, const Item *next_item, Lookahead<KV> &ahead,
                  const Scratch<Operand> &scratch, float *partials, float *kept_weights, float *outputs,
@@ -184,7 +198,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
     else if (next_item)
       ahead.find(next, call, *next_item, next_item->first_key);
     const int width = round_up(tile.n, WIDTH);
-    float *kept = item.kept < 0 ? nullptr : kept_weights + item.kept + (first - item.first_key) / TILE * kept_size(group);
+    float *kept = kept_weights ? kept_weights + (first - item.first_key) / TILE * kept_size(rows) : nullptr;
     if (tile.out_of_sight) {
       if (kept) {
         std::fill(kept, kept + rows * TILE, UNSEEN);
@@ -257,21 +271,26 @@ void attend_as(const Attend &call, Workspace &work) {
   float *statistics = statistics_of(call, work);
   float *outputs = plan.keeps_outputs ? work.outputs.get<float>(call.batch.num_tokens() * call.num_query_heads * padded)
                                       : nullptr;
+  float *told = work.told.get<float>(plan.told);
   work.sums.get<float>(plan.sums);
   if (static_cast<int>(work.threads.size()) < call.threads) work.threads.resize(call.threads);
 #pragma omp parallel num_threads(call.threads)
   {
     Buffer &memory = work.threads[omp_get_thread_num()];
-    const Scratch<Operand> scratch(memory, plan.max_rows, padded);
+    const Scratch<Operand> scratch(memory, plan.max_rows, padded, plan.most_kept);
     const TileRegisters<Operand> registers(plan.max_rows);  // of the passes of `observe` too
 #pragma omp for schedule(dynamic, 1)
     for (size_t turn = 1; turn < plan.turns.size(); ++turn) {
       Lookahead<KV> ahead;
       for (int64_t i = plan.turns[turn - 1]; i < plan.turns[turn]; ++i) {
         const Item &item = plan.items[i];
-        attend_item<KV>(call, item, i + 1 < plan.turns[turn] ? &plan.items[i + 1] : nullptr, ahead, scratch, partials, kept,
-                        outputs, statistics);
-        if (item.unit >= 0) observe_kept(call, plan.units[item.unit], item.first_key, item.last_key, kept, statistics);
+        float *weights = item.told >= 0 ? scratch.extra : item.kept >= 0 ? kept + item.kept : nullptr;
+        attend_item<KV>(call, item, i + 1 < plan.turns[turn] ? &plan.items[i + 1] : nullptr, ahead, scratch, partials,
+                        weights, outputs, statistics);
+        if (item.told >= 0)
+          observe_item(call, plan.units[item.unit], item, weights, statistics, told + item.told);
+        else if (item.unit >= 0)
+          observe_kept(call, plan.units[item.unit], item.first_key, item.last_key, kept, statistics);
       }
     }
     if (!plan.merges.empty()) {

@@ -1,8 +1,8 @@
 // What the passes of attention share: the plan of a call, tiles of a row, and one query's logits.
 //
-// A call runs in passes, each a parallel loop over independent pieces: attention of every item, and the scores of rows
-// that are one item; items of one row merged; the other scores; scores pooled. Which piece does what depends on the batch alone, never on the number of
-// threads, so neither do the results.
+// A call runs in passes, each a parallel loop over independent pieces: attention of every item, the scores of rows that are
+// one item, and what the items of a chunk tell the scores; items of one row merged; the other scores; scores pooled. Which
+// piece does what depends on the batch alone, never on the number of threads, so neither do the results.
 #pragma once
 
 #include <limits>
@@ -25,8 +25,9 @@ struct Item {
   int64_t seq, head, first_query, num_queries;
   int64_t first_key, last_key;
   int64_t partial;  // where its unfinished result goes, in floats; -1: it is the only item of these queries
-  int64_t kept;     // where its weights are kept for the scores, in floats; -1: nowhere
-  int64_t unit;     // whose scores it can finish by itself, since it is a whole row; -1: none
+  int64_t kept;     // where its weights are kept for the scores, in floats; -1: nowhere, or in its thread's memory
+  int64_t unit;     // whose scores it finishes, being a whole row, or tells; -1: nobody's
+  int64_t told;     // where what its queries tell the scores is left, in floats; -1: nowhere
 };
 
 /// Items of the same queries.
@@ -38,9 +39,10 @@ struct Merge {
 /// A row whose scores change.
 struct Unit {
   int64_t seq, head, first_query;  // queries before it do not count
-  int64_t kept;                    // the weights of its only query, in floats; -1: they are computed anew
+  int64_t kept;                    // the weights of its only query, in floats; -1: nowhere
   int64_t sums;                    // where its sums lie, in floats
   const Observe *observe;
+  int64_t first_item, last_item;   // the items that tell its scores; none: probabilities are computed anew
 };
 
 struct Plan {
@@ -49,7 +51,8 @@ struct Plan {
   std::vector<Merge> merges;
   std::vector<Unit> units;
   std::vector<std::pair<int64_t, int64_t>> observed;  // (unit, first key) of the pieces that `observe` works on
-  int64_t partials = 0, kept = 0, sums = 0;           // floats
+  int64_t partials = 0, kept = 0, sums = 0, told = 0;  // floats
+  int64_t most_kept = 0;                              // floats that an item keeps in its thread's memory
   bool keeps_outputs = false;                         // in float32, for Term::value_aware
   int64_t max_rows = 0;
 
@@ -60,11 +63,11 @@ struct Plan {
   int64_t turn_keys_ = 0;
 };
 
-/// The weights of a tile that decoding keeps for `observe`: e^(logit - most) for [group, TILE], UNSEEN where the query does
-/// not see a KV, and then `most` for [group]. So no exponential is computed twice.
+/// The weights of a tile that attention keeps for the scores: e^(logit - most) for [rows, TILE], UNSEEN where the query does
+/// not see a KV, and then `most` for [rows]. So no exponential is computed twice.
 constexpr float UNSEEN = -1.0f;
 
-inline int64_t kept_size(int64_t group) { return group * (TILE + 1); }
+inline int64_t kept_size(int64_t rows) { return rows * (TILE + 1); }
 
 /// Keys of a piece of `observe`.
 constexpr int64_t OBSERVED_KEYS = 4 * TILE;
@@ -199,6 +202,11 @@ inline float *statistics_of(const Attend &call, Workspace &work) {
 /// The scores of the keys [first_key, last_key) of a decoding sequence, from the weights that attention kept.
 void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *kept_weights,
                   const float *statistics);
+
+/// What the queries of an item tell the scores, from the weights that it kept: sums for each of its tiles, terms, and query
+/// heads, [tiles, terms, group, TILE].
+void observe_item(const Attend &call, const Unit &unit, const Item &item, const float *kept_weights,
+                  const float *statistics, float *told);
 
 /// Passes that change scores. Called by all threads of a team, after attention is complete.
 template <class KV>

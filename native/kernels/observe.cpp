@@ -1,8 +1,9 @@
 // What attention tells the scores: the second look at the rows whose policy asks (winnow.attention.Observe).
 //
-// Probabilities come from the weights that attention kept (decoding) or from a second product with the keys (the queries
-// of a prompt that count; pooling; values), and the statistics of the first pass. Sums over queries are made key by key, so a piece is
-// some keys of a row, and the order of the additions is that of the queries.
+// Probabilities come from weights that attention kept and the statistics of the first pass: of a decoding row, whose scores
+// are then finished, and of the items of a chunk, which leave sums to be added up. Where weights are not enough (pooling,
+// values) or the row is cut into several items of the same queries, they come from a second product with the keys. Sums over
+// queries are made key by key, so a piece is some keys of a row, and the order of the additions is that of the queries.
 #include <cmath>
 #include <numeric>
 
@@ -215,6 +216,33 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
   }
 }
 
+/// The scores of some keys of a unit, from what the items of its row told.
+void add_told(const Attend &call, const Plan &plan, const Unit &unit, int64_t first_key, int64_t last_key,
+              const float *told) {
+  const Observe &observe = *unit.observe;
+  const int64_t group = call.group(), terms = used_terms(observe, call.cache);
+  const Row row(call.cache, call.batch.slots[unit.seq], call.layer, unit.head);
+  std::vector<float> sums(group * TILE);
+  int64_t slot[TILE];
+  float out[TILE];
+  for (int64_t first = first_key; first < last_key; first += TILE) {
+    const int64_t n = std::min<int64_t>(TILE, last_key - first);
+    row.slots(first, n, slot);
+    for (int64_t term = 0; term < terms; ++term) {
+      const int64_t heads = grouped_at_once(observe, observe.terms[term]) ? 1 : group;
+      std::fill(sums.begin(), sums.end(), 0.0f);
+      for (int64_t i = unit.last_item; i-- > unit.first_item;) {  // they lie in falling order of their queries
+        const Item &item = plan.items[i];
+        if (item.told < 0 || item.last_key <= first) continue;
+        const float *from = told + item.told + (first / TILE * terms + term) * group * TILE;
+        for (int64_t j = 0; j < heads * TILE; j += WIDTH) store(&sums[j], load(&sums[j]) + load(from + j));
+      }
+      aggregate(sums.data(), heads, TILE, n, observe, out);
+      put_scores(call.cache, term, slot, out, n, observe.replace);
+    }
+  }
+}
+
 /// Pool the sums of a unit over neighbours in position and write its scores.
 void pool_unit(const Attend &call, const Unit &unit, const float *pooled_sums) {
   const Cache &cache = call.cache;
@@ -308,11 +336,73 @@ void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64
   }
 }
 
+void observe_item(const Attend &call, const Unit &unit, const Item &item, const float *kept_weights,
+                  const float *statistics, float *told) {
+  const Cache &cache = call.cache;
+  const Batch &batch = call.batch;
+  const Observe &observe = *unit.observe;
+  const int64_t group = call.group(), rows = item.num_queries * group, terms = used_terms(observe, cache);
+  const Row row(cache, batch.slots[unit.seq], call.layer, unit.head);
+  const int64_t before = row.length - batch.counts[unit.seq] + item.first_query;  // keys that all its queries see
+  const int64_t first_token = batch.starts[unit.seq] + item.first_query;
+  const bool below = has_term(observe, terms, Term::below_average);
+  const bool plain = terms == 1 && observe.terms[0] == Term::attention && !observe.exclude_first &&
+                     !grouped_at_once(observe, Term::attention);
+  std::vector<float> memory(TileSums::size(0, group)), factors(rows);
+  TileSums work(memory.data(), group);
+  int64_t slot[TILE];
+  int32_t position[TILE] = {};
+
+  for (int64_t first = 0; first < item.last_key; first += TILE, told += terms * group * TILE) {
+    const int64_t n = std::min<int64_t>(TILE, item.last_key - first);
+    const int width = round_up(static_cast<int>(n), WIDTH);
+    const float *kept = kept_weights + first / TILE * kept_size(rows), *most = kept + rows * TILE;
+    // Queries before the first one that counts, and those that see nothing of this tile, tell nothing.
+    const int64_t first_query = std::max({int64_t{0}, unit.first_query - item.first_query, first - before});
+    for (int64_t r = first_query * group; r < rows; ++r) {
+      const int64_t at = (first_token + r / group) * call.num_query_heads + unit.head * group + r % group;
+      // Mostly the tile's maximum is the row's.
+      const float higher = statistics[2 * at], inverse = statistics[2 * at + 1];
+      factors[r] = most[r] == higher ? inverse : inverse * std::exp(most[r] - higher);
+    }
+    if (plain) {
+      for (int64_t h = 0; h < group; ++h)
+        for (int j = 0; j < TILE; j += WIDTH) {
+          vf sum{};
+          for (int64_t r = first_query * group + h; r < rows && j < width; r += group)
+            sum += vmax(load(kept + r * TILE + j), vf{}) * factors[r];
+          store(told + h * TILE + j, sum);
+        }
+      continue;
+    }
+    if (observe.exclude_first) {
+      row.slots(first, n, slot);
+      for (int64_t i = 0; i < n; ++i) position[i] = cache.position[slot[i]];
+    }
+    work.sums = told;
+    std::fill(told, told + terms * group * TILE, 0.0f);
+    for (int64_t query = first_query; query < item.num_queries; ++query) {
+      const int64_t now = batch.position[first_token + query], sees = before + query + 1;
+      for (int64_t h = 0; h < group; ++h)
+        for (int j = 0; j < width; j += WIDTH) {
+          const vf weight = load(kept + (query * group + h) * TILE + j);
+          vf p = vmax(weight, vf{}) * factors[query * group + h], counted = weight < 0.0f ? vf{} : broadcast(1.0f);
+          forget_near(observe, position + j, now, p, counted);
+          store(work.p + h * TILE + j, p);
+          store(work.counted + j, counted);
+        }
+      const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, sees, now)) : 0.0f;
+      add_query(observe, terms, group, width, average, work);
+    }
+  }
+}
+
 template <class KV>
 void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thread_memory) {
   const float *kept = work.kept.get<float>(plan.kept), *statistics = statistics_of(call, work);
   const float *outputs = plan.keeps_outputs ? work.outputs.get<float>(0) : nullptr;
   float *sums = work.sums.get<float>(plan.sums);
+  const float *told = work.told.get<float>(plan.told);
 #pragma omp for schedule(dynamic, 4)
   for (size_t i = 0; i < plan.observed.size(); ++i) {
     const Unit &unit = plan.units[plan.observed[i].first];
@@ -321,6 +411,8 @@ void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thre
     const int64_t last_key = std::min(row.length, first_key + OBSERVED_KEYS);
     if (unit.kept >= 0)
       observe_kept(call, unit, first_key, last_key, kept, statistics);
+    else if (unit.first_item < unit.last_item)
+      add_told(call, plan, unit, first_key, last_key, told);
     else
       observe_piece<KV>(call, unit, first_key, last_key, statistics, outputs, sums, thread_memory);
   }
