@@ -30,19 +30,16 @@ int64_t visible_keys(const Attend &call, const Row &row, int64_t sees, int64_t q
   return count;
 }
 
-/// |v_j - o|^2 for the keys of a tile and one output, [padded].
-template <class KV>
-void squared_distances(const Tile<KV> &tile, const float *output, int dim, float *out) {
-  for (int j = 0; j < tile.n; ++j) {
+/// |v_j - o|^2 for the values of a tile, packed as keys are, [dim, TILE], and one output.
+void squared_distances(const float *values, const float *output, int dim, int width, float *out) {
+  for (int j = 0; j < width; j += WIDTH) {
     vf total{};
-    for (int d = 0; d < dim; d += WIDTH) {
-      const vf v = d + WIDTH <= dim ? load(tile.value[j] + d) : load_part(tile.value[j] + d, dim - d);
-      const vf difference = v - load(output + d);  // both are zero beyond dim
+    for (int d = 0; d < dim; ++d) {
+      const vf difference = load(values + d * TILE + j) - output[d];
       total += difference * difference;
     }
-    out[j] = horizontal_sum(total);
+    store(out + j, total);
   }
-  std::fill(out + tile.n, out + TILE, 0.0f);
 }
 
 /// One more query head of a group, joined to those before it; the mean is divided at the end.
@@ -163,18 +160,25 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
   const int64_t terms = used_terms(observe, cache), block = std::max<int64_t>(1, ITEM_ROWS / group);
   const Row row(cache, batch.slots[unit.seq], call.layer, unit.head);
   const int64_t before = row.length - count;  // keys that every query of the chunk sees
-  const Scratch<Operand> scratch(memory, block * group, padded, TileSums::size(terms, group));
-  const TileSums work(scratch.extra, group);
   const bool below = has_term(observe, terms, Term::below_average);
   const bool value_aware = has_term(observe, terms, Term::value_aware);
+  const int64_t sums_size = TileSums::size(terms, group);
+  const Scratch<Operand> scratch(memory, block * group, padded, sums_size + (value_aware ? padded * TILE : 0));
+  const TileSums work(scratch.extra, group);
+  float *values = scratch.extra + sums_size;
 
-  for (int64_t first = first_key; first < last_key; first += TILE) {
-    Tile<KV> tile;
-    tile.find(call, row, first, last_key, batch.position[start + unit.first_query]);
+  Tile<KV> tiles[2];
+  tiles[0].find(call, row, first_key, last_key, batch.position[start + unit.first_query]);
+  for (int64_t first = first_key, turn = 0; first < last_key; first += TILE, turn ^= 1) {
+    Tile<KV> &tile = tiles[turn], &next = tiles[first + TILE < last_key ? turn ^ 1 : turn];
+    if (&next != &tile) next.find(call, row, first + TILE, last_key, batch.position[start + unit.first_query]);
     if (observe.exclude_first && !call.window) tile.positions(cache, tile.position);
     const int width = round_up(tile.n, WIDTH);
     std::fill(work.sums, work.sums + terms * group * TILE, 0.0f);
-    if (!tile.out_of_sight) pack_keys(tile.key, tile.key, tile.n, dim, scratch.keys);
+    if (!tile.out_of_sight) {
+      pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
+      if (value_aware) pack_keys(tile.value, next.value, tile.n, dim, values);
+    }
     const int64_t first_query = std::max(unit.first_query, first - before);  // others see nothing of this tile
     for (int64_t query = first_query; query < count && !tile.out_of_sight; query += block) {
       const int64_t queries = std::min(block, count - query);
@@ -195,7 +199,7 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
             store(work.p + h * TILE + j, p);
             store(work.counted + j, counted);
           }
-          if (value_aware) squared_distances(tile, outputs + at * padded, dim, work.distance + h * TILE);
+          if (value_aware) squared_distances(values, outputs + at * padded, dim, width, work.distance + h * TILE);
         }
         const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, sees, position)) : 0.0f;
         add_query(observe, terms, group, width, average, work);
