@@ -208,10 +208,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     preset = PRESETS[arguments.work]
     arguments.kv_seqs = preset.kv_seqs if arguments.kv_seqs is None else arguments.kv_seqs
-    typed = {name: getattr(arguments, name) for name in ("requests", "prompt_tokens", "new_tokens")}
     try:
-        arguments.workload = replace(
-            preset.workload, **{name: value for name, value in typed.items() if value is not None}
+        arguments.workload = preset.workload_with(
+            requests=arguments.requests,
+            prompt_tokens=arguments.prompt_tokens,
+            new_tokens=arguments.new_tokens,
         )
     except ConfigError as error:
         parser.error(str(error))

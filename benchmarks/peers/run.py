@@ -112,10 +112,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("rounds", "threads", "timeout", "kv_seqs"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}")
-    typed = {name: getattr(arguments, name) for name in ("requests", "prompt_tokens", "new_tokens")}
     try:
-        arguments.workload = replace(
-            preset.workload, **{name: value for name, value in typed.items() if value is not None}
+        arguments.workload = preset.workload_with(
+            requests=arguments.requests,
+            prompt_tokens=arguments.prompt_tokens,
+            new_tokens=arguments.new_tokens,
         )
     except ConfigError as error:
         parser.error(str(error))

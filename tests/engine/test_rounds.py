@@ -329,7 +329,7 @@ def test_nobody_holds_more_than_was_promised(
 
 
 def test_nobody_keeps_room_for_a_prompt_that_is_behind_it() -> None:
-    # With a budget of 8 a row peaks at 8 + 8 KVs in its prompt, four blocks, and at 8 + 4 later, three. Seven hold both.
+    # At a budget of 8 rows peak at 8 + 8 KVs in their prompt, four blocks, and at 8 + 4 later, three; seven hold both.
     simulation = Simulation(num_blocks=ROWS * 7)
     first = simulation.add(24, 40, policy=EVERY_8)
     while first.sequences[0].num_output_tokens < 3:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,14 @@ class Preset:
     workload: Workload
     dtype: str
     kv_seqs: int
+
+    def workload_with(self, **numbers: int | None) -> Workload:
+        """Its work with `numbers` in place of its own, but for those that are None.
+
+        Raises:
+            ConfigError: a number is out of range.
+        """
+        return replace(self.workload, **{name: value for name, value in numbers.items() if value is not None})
 
 
 PRESETS = {

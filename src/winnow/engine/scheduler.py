@@ -201,7 +201,9 @@ class Scheduler:
             return max(_peak_blocks(sequence, layout, ahead=layout.block_size) - held, 0)
         # The peak of its prompt is behind it.
         num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
-        most = layout.blocks_for(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
+        most = (
+            layout.blocks_for(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
+        )
         return min(max(most - held, 0), layout.rows_per_seq)
 
     def _entry(self, sequence: Sequence, count: int) -> PlannedSequence:
