@@ -15,7 +15,7 @@ namespace winnow::WINNOW_ISA {
 namespace {
 
 // Where a KV takes all attention, leaving it out would change the output without bound; so 1 - p is kept above this.
-constexpr float LEAST_REST = 1e-6f;
+constexpr float LEAST_REST = 1e-4f;
 
 /// KVs that a query of a row sees.
 int64_t visible_keys(const Attend &call, const Row &row, int64_t sees, int64_t query_position) {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -173,7 +173,7 @@ def told(term: Term, seen: Seen) -> float:
         case Term.BELOW_AVERAGE:
             return float(seen.weight < seen.average)
         case Term.VALUE_AWARE:
-            return (seen.weight / max(1 - seen.weight, 1e-6)) ** 2 * seen.moved
+            return (seen.weight / max(1 - seen.weight, 1e-4)) ** 2 * seen.moved
 
 
 def aggregate(group: Group, values: list[float]) -> float:
@@ -206,6 +206,20 @@ def scores(case: Case) -> dict[tuple[int, int, int, int], float]:
     return found
 
 
+@example(  # a window of one KV, which takes all attention
+    seed=2,
+    counts=[1, 1, 2],
+    heads=1,
+    group=4,
+    window=1,
+    softcap=None,
+    with_sinks=False,
+    terms=(Term.VALUE_AWARE,),
+    aggregation=Group.SUM,
+    exclude_first=0,
+    replace=False,
+    small_temporaries=False,
+)
 @settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**31),

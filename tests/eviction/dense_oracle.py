@@ -466,7 +466,7 @@ class DenseSequence:
         p = row.paid[:, queries, j]
         if power is not None:
             return np.stack([p**power, power * RELATIVE * p**power], axis=-1)
-        v, o, least = row.value[j], row.out[:, queries], 1e-6
+        v, o, least = row.value[j], row.out[:, queries], 1e-4
         rest, far = 1.0 - p, ((v - o) ** 2).sum(axis=-1)
         off_rest = RELATIVE * rest + ROUNDING
         off_far = RELATIVE * far + 2 * ROUNDING * (v @ v + (o * o).sum(axis=-1))

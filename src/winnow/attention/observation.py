@@ -7,7 +7,8 @@ from torch import Tensor
 from winnow.attention.observe import Group, Observe, Pool, Term
 
 # Where a KV takes all attention, leaving it out would change the output without bound; so 1 - p is kept above this.
-_LEAST_REST = 1e-6
+# With much less the score would tell nothing but float32's errors in p and v - o.
+_LEAST_REST = 1e-4
 
 
 class Observation:
