@@ -22,6 +22,7 @@ from typing import Any
 
 from winnow.bench.lists import names
 from winnow.bench.presets import PRESETS, Preset, model_cache
+from winnow.bench.work_arguments import add_work_arguments, take_work
 from winnow.bench.workload import Workload
 from winnow.errors import ConfigError
 from winnow.text_table import TextTable
@@ -189,7 +190,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--work", choices=PRESETS, default="w1", help="model and work (default: %(default)s)")
+    add_work_arguments(parser)
     parser.add_argument(
         "--eviction",
         type=names,
@@ -199,23 +200,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--compression", type=float, default=4.0, help="of those that evict (default: %(default)g)"
     )
-    for name in ("requests", "prompt_tokens", "new_tokens"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="in place of the work's own")
-    parser.add_argument("--kv-seqs", type=int, help="KV memory for so many whole sequences")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of torch (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
     arguments = parser.parse_args(argv)
-    preset = PRESETS[arguments.work]
-    arguments.kv_seqs = preset.kv_seqs if arguments.kv_seqs is None else arguments.kv_seqs
-    try:
-        arguments.workload = preset.workload_with(
-            requests=arguments.requests,
-            prompt_tokens=arguments.prompt_tokens,
-            new_tokens=arguments.new_tokens,
-        )
-    except ConfigError as error:
-        parser.error(str(error))
+    take_work(parser, arguments)
     return arguments
 
 

@@ -29,8 +29,8 @@ from tokenizer import save_with_tokenizer
 from winnow.bench.environment import CONVERT_SECONDS, Environment, PeerError, alone, call
 from winnow.bench.machine import Machine, report_head
 from winnow.bench.presets import PRESETS
+from winnow.bench.work_arguments import add_work_arguments, take_work
 from winnow.bench.workload import Workload
-from winnow.errors import ConfigError
 
 FOLDER = Path("runs") / "peers"
 
@@ -88,10 +88,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--peers", default=",".join(PEERS), help="commas between them (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
-    parser.add_argument("--work", choices=PRESETS, default="w1", help="model and work (default: %(default)s)")
-    for name in ("requests", "prompt_tokens", "new_tokens"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="in place of the work's own")
-    parser.add_argument("--kv-seqs", type=int, help="KV memory for so many whole sequences")
+    add_work_arguments(parser)
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of everyone (default: %(default)s)")
     parser.add_argument(
@@ -107,19 +104,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in arguments.peers:
         if name not in PEERS:
             parser.error(f"--peers must name some of {', '.join(PEERS)}, got {name!r}")
-    preset = PRESETS[arguments.work]
-    arguments.kv_seqs = preset.kv_seqs if arguments.kv_seqs is None else arguments.kv_seqs
+    take_work(parser, arguments)
     for name in ("rounds", "threads", "timeout", "kv_seqs"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}")
-    try:
-        arguments.workload = preset.workload_with(
-            requests=arguments.requests,
-            prompt_tokens=arguments.prompt_tokens,
-            new_tokens=arguments.new_tokens,
-        )
-    except ConfigError as error:
-        parser.error(str(error))
     return arguments
 
 
