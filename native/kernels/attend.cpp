@@ -58,7 +58,7 @@ Plan::Plan(const Attend &call) {
         }
         if (tells) {
           const int64_t tiles = (last + TILE - 1) / TILE;
-          told += tiles * terms * group * TILE;
+          told += tiles * terms * told_heads(*observe, group) * TILE;
           most_kept = std::max(most_kept, tiles * kept_size(rows));
         }
       }

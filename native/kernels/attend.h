@@ -77,6 +77,11 @@ inline bool grouped_at_once(const Observe &observe, Term term) {
   return term == Term::group_squared || (observe.group == Group::max && !observe.replace);
 }
 
+/// Query heads that items tell of apart: only where they become one number after all queries, and not by adding.
+inline int64_t told_heads(const Observe &observe, int64_t group) {
+  return observe.group == Group::max && observe.replace ? group : 1;
+}
+
 /// Terms that have a score to go to.
 inline int64_t used_terms(const Observe &observe, const Cache &cache) {
   return std::min<int64_t>(observe.terms.size(), cache.num_scores);
@@ -203,8 +208,8 @@ inline float *statistics_of(const Attend &call, Workspace &work) {
 void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *kept_weights,
                   const float *statistics);
 
-/// What the queries of an item tell the scores, from the weights that it kept: sums for each of its tiles, terms, and query
-/// heads, [tiles, terms, group, TILE].
+/// What the queries of an item tell the scores, from the weights that it kept: sums for each of its tiles and terms,
+/// [tiles, terms, told_heads, TILE].
 void observe_item(const Attend &call, const Unit &unit, const Item &item, const float *kept_weights,
                   const float *statistics, float *told);
 

@@ -80,6 +80,12 @@ inline void forget_near(const Observe &observe, const int32_t *position, int64_t
   counted = near ? vf{} : counted;
 }
 
+/// `p` and `counted` of a weight that attention kept, where `factor` makes it a probability.
+inline void from_weight(vf weight, float factor, vf &p, vf &counted) {
+  p = vmax(weight, vf{}) * factor;  // UNSEEN is below zero
+  counted = weight < 0.0f ? vf{} : broadcast(1.0f);
+}
+
 /// A thread's memory for one tile.
 struct TileSums {
   float *p;         // [group, TILE], see told
@@ -224,24 +230,23 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
 void add_told(const Attend &call, const Plan &plan, const Unit &unit, int64_t first_key, int64_t last_key,
               const float *told) {
   const Observe &observe = *unit.observe;
-  const int64_t group = call.group(), terms = used_terms(observe, call.cache);
+  const int64_t terms = used_terms(observe, call.cache), heads = told_heads(observe, call.group());
   const Row row(call.cache, call.batch.slots[unit.seq], call.layer, unit.head);
-  std::vector<float> sums(group * TILE);
+  std::vector<float> sums(heads * TILE);
   int64_t slot[TILE];
   float out[TILE];
   for (int64_t first = first_key; first < last_key; first += TILE) {
     const int64_t n = std::min<int64_t>(TILE, last_key - first);
     row.slots(first, n, slot);
     for (int64_t term = 0; term < terms; ++term) {
-      const int64_t heads = grouped_at_once(observe, observe.terms[term]) ? 1 : group;
       std::fill(sums.begin(), sums.end(), 0.0f);
       for (int64_t i = unit.last_item; i-- > unit.first_item;) {  // they lie in falling order of their queries
         const Item &item = plan.items[i];
         if (item.told < 0 || item.last_key <= first) continue;
-        const float *from = told + item.told + (first / TILE * terms + term) * group * TILE;
+        const float *from = told + item.told + (first / TILE * terms + term) * heads * TILE;
         for (int64_t j = 0; j < heads * TILE; j += WIDTH) store(&sums[j], load(&sums[j]) + load(from + j));
       }
-      aggregate(sums.data(), heads, TILE, n, observe, out);
+      aggregate(sums.data(), grouped_at_once(observe, observe.terms[term]) ? 1 : heads, TILE, n, observe, out);
       put_scores(call.cache, term, slot, out, n, observe.replace);
     }
   }
@@ -324,8 +329,8 @@ void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64
       for (int64_t h = 0; h < group; ++h) {
         const float factor = statistic[2 * h + 1] * std::exp(most[h] - statistic[2 * h]);
         for (int64_t j = 0; j < n; j += WIDTH) {
-          const vf weight = load(kept + h * TILE + j);
-          vf p = vmax(weight, vf{}) * factor, counted = weight < 0.0f ? vf{} : broadcast(1.0f);
+          vf p, counted;
+          from_weight(load(kept + h * TILE + j), factor, p, counted);
           forget_near(observe, tile_position + j, position, p, counted);
           store(out + j, join(load(out + j), told(kind, p, counted, average, nullptr), h, observe.group));
         }
@@ -350,14 +355,15 @@ void observe_item(const Attend &call, const Unit &unit, const Item &item, const 
   const int64_t before = row.length - batch.counts[unit.seq] + item.first_query;  // keys that all its queries see
   const int64_t first_token = batch.starts[unit.seq] + item.first_query;
   const bool below = has_term(observe, terms, Term::below_average);
-  const bool plain = terms == 1 && observe.terms[0] == Term::attention && !observe.exclude_first &&
-                     !grouped_at_once(observe, Term::attention);
-  std::vector<float> memory(TileSums::size(0, group)), factors(rows);
-  TileSums work(memory.data(), group);
+  const int64_t heads = told_heads(observe, group);
+  const bool adds_up = terms == 1 && observe.terms[0] == Term::attention && !observe.exclude_first &&
+                       observe.group != Group::max;
+  std::vector<float> memory(TileSums::size(terms, group)), factors(rows);
+  const TileSums work(memory.data(), group);
   int64_t slot[TILE];
   int32_t position[TILE] = {};
 
-  for (int64_t first = 0; first < item.last_key; first += TILE, told += terms * group * TILE) {
+  for (int64_t first = 0; first < item.last_key; first += TILE, told += terms * heads * TILE) {
     const int64_t n = std::min<int64_t>(TILE, item.last_key - first);
     const int width = round_up(static_cast<int>(n), WIDTH);
     const float *kept = kept_weights + first / TILE * kept_size(rows), *most = kept + rows * TILE;
@@ -369,34 +375,39 @@ void observe_item(const Attend &call, const Unit &unit, const Item &item, const 
       const float higher = statistics[2 * at], inverse = statistics[2 * at + 1];
       factors[r] = most[r] == higher ? inverse : inverse * std::exp(most[r] - higher);
     }
-    if (plain) {
-      for (int64_t h = 0; h < group; ++h)
-        for (int j = 0; j < TILE; j += WIDTH) {
-          vf sum{};
-          for (int64_t r = first_query * group + h; r < rows && j < width; r += group)
-            sum += vmax(load(kept + r * TILE + j), vf{}) * factors[r];
-          store(told + h * TILE + j, sum);
-        }
+    if (adds_up) {
+      for (int j = 0; j < TILE; j += WIDTH) {
+        vf sum{};
+        for (int64_t r = first_query * group; r < rows && j < width; ++r)
+          sum += vmax(load(kept + r * TILE + j), vf{}) * factors[r];
+        store(told + j, sum * share(observe, group));
+      }
       continue;
     }
     if (observe.exclude_first) {
       row.slots(first, n, slot);
       for (int64_t i = 0; i < n; ++i) position[i] = cache.position[slot[i]];
     }
-    work.sums = told;
-    std::fill(told, told + terms * group * TILE, 0.0f);
+    std::fill(work.sums, work.sums + terms * group * TILE, 0.0f);
     for (int64_t query = first_query; query < item.num_queries; ++query) {
       const int64_t now = batch.position[first_token + query], sees = before + query + 1;
       for (int64_t h = 0; h < group; ++h)
         for (int j = 0; j < width; j += WIDTH) {
-          const vf weight = load(kept + (query * group + h) * TILE + j);
-          vf p = vmax(weight, vf{}) * factors[query * group + h], counted = weight < 0.0f ? vf{} : broadcast(1.0f);
+          vf p, counted;
+          from_weight(load(kept + (query * group + h) * TILE + j), factors[query * group + h], p, counted);
           forget_near(observe, position + j, now, p, counted);
           store(work.p + h * TILE + j, p);
           store(work.counted + j, counted);
         }
       const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, sees, now)) : 0.0f;
       add_query(observe, terms, group, width, average, work);
+    }
+    for (int64_t term = 0; term < terms; ++term) {
+      const float *sums = work.sums + term * group * TILE;
+      if (heads == group)
+        std::copy(sums, sums + group * TILE, told + term * group * TILE);
+      else
+        aggregate(sums, grouped_at_once(observe, observe.terms[term]) ? 1 : group, TILE, TILE, observe, told + term * TILE);
     }
   }
 }
