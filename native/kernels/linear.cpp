@@ -7,8 +7,8 @@
 // a panel's piece stays in the second-level cache while all rows pass by. Every output is summed by one thread and in one
 // order, whatever the other rows are: a row's result depends neither on the batch nor on the number of threads.
 #include <algorithm>
+#include <memory>
 #include <type_traits>
-#include <vector>
 
 #include "../layers.h"
 #include "product.h"
@@ -23,6 +23,8 @@ constexpr int64_t ROW_BLOCK = 16 * MAX_ROWS, INPUT_BLOCK = 2048;
 /// Inputs of a task that has all rows there are: its piece of the panel stays in the first-level cache while they pass by,
 /// and the next piece is on its way to the second.
 constexpr int64_t STREAMED_BLOCK = 192;
+/// Inputs of a piece that becomes floats on the way, once for all rows of a task; it stays in the first-level cache.
+constexpr int64_t WIDENED_BLOCK = 16384 / (4 * PANEL);
 /// Products below which waking other threads costs more than they save.
 constexpr int64_t PARALLEL_FROM = 1 << 16;
 
@@ -43,41 +45,13 @@ void pack_weight(const PackedWeight &weight, const T *dense, int threads) {
       }
 }
 
-/// The rows of a task as their products take them: as they are, or as floats.
-template <class Operand, class T>
-class TaskRows {
- public:
-  TaskRows(const T *x, int64_t stride) : x_(x), stride_(stride) {}
-
-  /// Inputs from `first` on of `rows` rows, `stride()` apart.
-  const Operand *inputs(int64_t row, int64_t rows, int64_t first, int64_t count) {
-    if constexpr (std::is_same_v<Operand, T>) {
-      return x_ + row * stride_ + first;
-    } else {
-      floats_.resize(ROW_BLOCK * INPUT_BLOCK);
-      for (int64_t r = 0; r < rows; ++r) {
-        const T *from = x_ + (row + r) * stride_ + first;
-        float *to = floats_.data() + r * INPUT_BLOCK;
-        int64_t i = 0;
-        for (; i + WIDTH <= count; i += WIDTH) store(to + i, load(from + i));
-        for (; i < count; ++i) to[i] = to_float(from[i]);
-      }
-      return floats_.data();
-    }
-  }
-
-  int64_t stride() const {
-    if constexpr (std::is_same_v<Operand, T>)
-      return stride_;
-    else
-      return INPUT_BLOCK;
-  }
-
- private:
-  const T *x_;
-  int64_t stride_;
-  std::vector<float> floats_;
-};
+/// Numbers as floats.
+template <class T>
+void to_floats(const T *from, int64_t n, float *to) {
+  int64_t i = 0;
+  for (; i + WIDTH <= n; i += WIDTH) store(to + i, load(from + i));
+  for (; i < n; ++i) to[i] = to_float(from[i]);
+}
 
 /// Sums of one row of a panel, with the bias and what is to be added, to where they belong.
 template <class T>
@@ -98,29 +72,47 @@ void finish_row(const float *sums, const T *bias, const T *add, T *out, int64_t 
 template <class T>
 void multiply(const PackedWeight &weight, const LinearRows &rows, int threads) {
   using Operand = typename OperandOf<T>::type;
+  constexpr bool WIDENS = !std::is_same_v<Operand, T>;
   const int64_t in = weight.in_features, out = weight.out_features;
   const int64_t blocks = (rows.rows + ROW_BLOCK - 1) / ROW_BLOCK, tasks = num_panels(out) * blocks;
   const T *packed = reinterpret_cast<const T *>(weight.packed), *bias = reinterpret_cast<const T *>(rows.bias);
-  const T *add = reinterpret_cast<const T *>(rows.add);
+  const T *add = reinterpret_cast<const T *>(rows.add), *given = reinterpret_cast<const T *>(rows.x);
   T *to = reinterpret_cast<T *>(rows.out);
   const bool streams = blocks == 1;
-  const int64_t block = streams ? STREAMED_BLOCK : INPUT_BLOCK;
+  const int64_t block = WIDENS ? WIDENED_BLOCK : streams ? STREAMED_BLOCK : INPUT_BLOCK;
+  const std::unique_ptr<float[]> widened(WIDENS ? new float[rows.rows * in] : nullptr);
 #pragma omp parallel num_threads(threads) if (rows.rows * in * out >= PARALLEL_FROM)
   {
-    TaskRows<Operand, T> task_rows(reinterpret_cast<const T *>(rows.x), rows.x_stride);
+    const Operand *x;
+    int64_t x_stride;
+    if constexpr (WIDENS) {
+      x = widened.get(), x_stride = in;
+#pragma omp for schedule(static)
+      for (int64_t r = 0; r < rows.rows; ++r) to_floats(given + r * rows.x_stride, in, widened.get() + r * in);
+    } else {
+      x = given, x_stride = rows.x_stride;
+    }
     alignas(64) float sums[ROW_BLOCK * PANEL];
+    alignas(64) float piece[WIDENS ? WIDENED_BLOCK * PANEL : 1];
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < tasks; ++task) {
       const int64_t panel = task / blocks, first = task % blocks * ROW_BLOCK;
       const int64_t count = std::min(ROW_BLOCK, rows.rows - first);
       for (int64_t i = 0; i < in; i += block) {
         const int64_t inputs = std::min(block, in - i);
-        const Operand *x = task_rows.inputs(first, count, i, inputs);
         const T *b = packed + panel * PANEL * in + i * PANEL;
-        if (streams)
-          product_streaming<MAX_VECTORS>(count, x, task_rows.stride(), b, sums, PANEL, inputs, i > 0);
-        else
-          product_columns<MAX_VECTORS>(count, x, task_rows.stride(), b, PANEL, sums, PANEL, inputs, i > 0);
+        const char *ahead = reinterpret_cast<const char *>(b + inputs * PANEL);
+        const char *end = streams ? ahead + inputs * PANEL * sizeof(T) : ahead;
+        const auto multiply_by = [&](const auto *from) {
+          product_streaming<MAX_VECTORS>(count, x + first * x_stride + i, x_stride, from, sums, PANEL, inputs, i > 0, ahead,
+                                         end);
+        };
+        if (WIDENS && count > MAX_ROWS) {
+          to_floats(b, inputs * PANEL, piece);
+          multiply_by(piece);
+        } else {
+          multiply_by(b);
+        }
       }
       const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, out - feature);
       for (int64_t r = 0; r < count; ++r) {

@@ -81,6 +81,8 @@ inline void product_part(const A *a, int a_stride, const B *b, int b_stride, flo
 
 #if defined(__AVX512F__)
 constexpr int MAX_ROWS = 6, MAX_VECTORS = 4;  // 24 sums, 4 of B and one of A out of 32 registers
+#elif defined(__AVX2__)
+constexpr int MAX_ROWS = 6, MAX_VECTORS = 2;  // 12, 2 and one of 16
 #else
 constexpr int MAX_ROWS = 4, MAX_VECTORS = 2;  // of 16
 #endif
@@ -97,7 +99,7 @@ inline void product_rows(int rows, const A *a, int a_stride, const B *b, int b_s
     WINNOW_ROWS(2)
     WINNOW_ROWS(3)
     WINNOW_ROWS(4)
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
     WINNOW_ROWS(5)
     WINNOW_ROWS(6)
 #endif
@@ -116,13 +118,12 @@ inline void product_columns(int rows, const A *a, int a_stride, const B *b, int 
   }
 }
 
-/// As product_columns; meanwhile what follows B's k inputs in memory is brought nearer, as many bytes again.
+/// As product_columns; meanwhile memory from `ahead` to `end` is brought nearer.
 template <int V, class A, class B>
 inline void product_streaming(int rows, const A *a, int a_stride, const B *b, float *c, int c_stride, int k,
-                              bool accumulate) {
+                              bool accumulate, const char *ahead, const char *end) {
   constexpr int WIDE = V * WIDTH;
   const int steps = k / pair_size<A>();
-  const char *ahead = reinterpret_cast<const char *>(b + k * WIDE), *const end = ahead + k * WIDE * sizeof(B);
   int parts = (rows + MAX_ROWS - 1) / MAX_ROWS;
   const int64_t each = (end - ahead + parts * 64 - 1) / (parts * 64);  // lines for each part
   for (; parts > 0; --parts) {

@@ -2,6 +2,7 @@
 
 import statistics
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -11,7 +12,9 @@ from winnow.bench.timing import Call, interleave
 # Far beyond the last-level cache, so that what is read comes from memory.
 _TIMES_CACHE = 8
 _LEAST_BYTES = 256 * 2**20
-_MATRIX_SIZES = (1024, 2048)
+_MATRIX_SIZES = (256, 1024, 2048, 4096, 8192)
+# Torch multiplies 16-bit matrices a hundred times slower than float32 where the processor has no instructions for them.
+_LONGEST_PRODUCT = 0.25  # seconds
 _REPEATS = 7
 
 
@@ -24,11 +27,12 @@ class Limits:
     copy: float
     """Bytes read and bytes written together."""
     matmul: float
-    """Floating-point operations of a matrix product, a multiplication and an addition counted as two."""
+    """Floating-point operations of a matrix product in the type or in float32, whichever is faster, a multiplication and an
+    addition counted as two."""
 
     @classmethod
     def measure(cls, dtype: torch.dtype, device: torch.device) -> "Limits":
-        """Takes about two seconds; `dtype` is that of the matrices."""
+        """Takes a few seconds; `dtype` is that of the matrices."""
         num_bytes = max(_LEAST_BYTES, _TIMES_CACHE * Machine.here(device).last_level_cache)
         buffer = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
         target = torch.empty_like(buffer)
@@ -36,13 +40,20 @@ class Limits:
         readers: list[Call] = [buffer.sum, buffer.amax, buffer.view(torch.int64).sum]
         read = max(_rate(reader, buffer.nbytes, device) for reader in readers)
         copy = _rate(lambda: target.copy_(buffer), 2 * buffer.nbytes, device)
-        matmul = max(_matmul_rate(size, dtype, device) for size in _MATRIX_SIZES)
+        matmul = max(_matmul_rate(each, device) for each in {dtype, torch.float32})
         return cls(read, copy, matmul)
 
 
-def _matmul_rate(size: int, dtype: torch.dtype, device: torch.device) -> float:
-    a, b = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
-    return _rate(lambda: a @ b, 2 * size**3, device)
+def _matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
+    """Of the best size, the larger ones left out where they would take long."""
+    best = 0.0
+    for size in _MATRIX_SIZES:
+        operations = 2 * size**3
+        if best and operations / best > _LONGEST_PRODUCT:
+            break
+        a, b = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
+        best = max(best, _rate(partial(torch.mm, a, b), operations, device))
+    return best
 
 
 def _rate(call: Call, amount: int, device: torch.device) -> float:
