@@ -1,5 +1,6 @@
 // Attention over paged rows: streaming softmax over tiles of keys, for decoding and for prefill chunks alike.
 #include "attend.h"
+#include "direct.h"
 
 #include <cmath>
 #include <omp.h>
@@ -182,6 +183,9 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
   // How many keys the item's first query sees; each further one sees one more.
   const int64_t sees = row.length - batch.counts[item.seq] + item.first_query + 1;
 
+  constexpr bool MAY_BE_DIRECT = std::is_same_v<Operand, float> && WIDTH <= 8;
+  const bool direct = MAY_BE_DIRECT && rows <= MOST_DIRECT_ROWS<KV>;
+
   // Nearly every tile of nearly every model: its logits need no pass of their own.
   const bool only_scales = call.scale > 0 && call.softcap == 0 && call.window == 0;
   pack_queries<KV>(call, token, item.num_queries, item.head, scratch.queries);
@@ -206,8 +210,13 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       }
       continue;
     }
-    pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
-    product(rows, width, padded, scratch.queries, padded, scratch.keys, TILE, scratch.logits, TILE, false);
+    if constexpr (MAY_BE_DIRECT) {
+      if (direct) direct_logits(rows, tile.key, next.key, tile.n, dim, scratch.queries, padded, scratch.logits);
+    }
+    if (!direct) {
+      pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
+      product(rows, width, padded, scratch.queries, padded, scratch.keys, TILE, scratch.logits, TILE, false);
+    }
     for (int r = 0; r < rows; ++r) {
       const int64_t query = r / group;
       float *logits = scratch.logits + r * TILE;
@@ -219,9 +228,14 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
            padded, highest, plain ? call.scale : 1.0f, kept ? kept + r * TILE : nullptr);
       if (kept) kept[rows * TILE + r] = scratch.most[r];
     }
-    pack_values(tile.value, next.value, tile.n, dim, scratch.values);
-    product(rows, padded, round_up(tile.n, pair_size<Operand>()), scratch.weights, TILE, scratch.values, padded,
-            scratch.sums, padded, true);
+    if constexpr (MAY_BE_DIRECT) {
+      if (direct) direct_sums(rows, tile.value, next.value, tile.n, dim, scratch.weights, padded, scratch.sums);
+    }
+    if (!direct) {
+      pack_values(tile.value, next.value, tile.n, dim, scratch.values);
+      product(rows, padded, round_up(tile.n, pair_size<Operand>()), scratch.weights, TILE, scratch.values, padded,
+              scratch.sums, padded, true);
+    }
   }
 
   ahead.found = next_item != nullptr;

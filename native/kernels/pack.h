@@ -37,10 +37,12 @@ inline void transpose(__m512i r[16]) {
     r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
   }
 }
+
+inline void transpose(vf r[WIDTH]) { transpose(reinterpret_cast<__m512i *>(r)); }
 #elif defined(__AVX2__)
-/// Transpose 8 x 8 of 32 bits.
-inline void transpose(__m256 r[8]) {
-  __m256 t[8], u[8];
+/// Transpose 8 x 8.
+inline void transpose(vf r[WIDTH]) {
+  vf t[8], u[8];
   for (int i = 0; i < 4; ++i) {
     t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
     t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
@@ -55,6 +57,13 @@ inline void transpose(__m256 r[8]) {
     r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
     r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
   }
+}
+#else
+inline void transpose(vf r[WIDTH]) {
+  vf t[WIDTH] = {};
+  for (int i = 0; i < WIDTH; ++i)
+    for (int j = 0; j < WIDTH; ++j) t[i][j] = r[j][i];
+  for (int i = 0; i < WIDTH; ++i) r[i] = t[i];
 }
 #endif
 
@@ -75,16 +84,7 @@ inline void pack_keys(const KV *const *key, const KV *const *next, int n, int di
           __builtin_prefetch(next[first + i] + d, 0, 2);
           rows[i] = d + WIDTH <= dim ? load(from) : load_part(from, dim - d);
         }
-#if defined(__AVX512F__)
-        transpose(reinterpret_cast<__m512i *>(rows));
-#elif defined(__AVX2__)
-        transpose(reinterpret_cast<__m256 *>(rows));
-#else
-        vf columns[WIDTH] = {};
-        for (int i = 0; i < WIDTH; ++i)
-          for (int j = 0; j < WIDTH; ++j) columns[i][j] = rows[j][i];
-        for (int i = 0; i < WIDTH; ++i) rows[i] = columns[i];
-#endif
+        transpose(rows);
         for (int i = 0; i < WIDTH; ++i) store(out + (d + i) * TILE + first, rows[i]);
       }
   } else {

@@ -1,0 +1,143 @@
+// Products of few rows with keys and values as they lie in the pool.
+//
+// A decoding sequence has as many rows as query heads in a group. So few use a key or value too seldom to pay for bringing it
+// into the operand forms of product.h (pack.h) where those are floats.
+#pragma once
+
+#include "pack.h"
+
+namespace winnow::WINNOW_ISA {
+
+/// Rows that are multiplied at once: their sums stay in registers.
+constexpr int DIRECT_ROWS = 4;
+/// Beyond so many rows packing pays, sooner where there is nothing to widen.
+template <class KV>
+constexpr int MOST_DIRECT_ROWS = sizeof(KV) == 2 ? 2 * DIRECT_ROWS : DIRECT_ROWS;
+
+/// The sums of WIDTH vectors, one in each lane.
+inline vf sums_of(const vf x[WIDTH]) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  vf pairs[4], quads[2];
+  for (int i = 0; i < 4; ++i)
+    pairs[i] = (vf)_mm256_unpacklo_ps((__m256)x[2 * i], (__m256)x[2 * i + 1]) +
+               (vf)_mm256_unpackhi_ps((__m256)x[2 * i], (__m256)x[2 * i + 1]);
+  for (int i = 0; i < 2; ++i)
+    quads[i] = (vf)_mm256_shuffle_ps((__m256)pairs[2 * i], (__m256)pairs[2 * i + 1], 0x44) +
+               (vf)_mm256_shuffle_ps((__m256)pairs[2 * i], (__m256)pairs[2 * i + 1], 0xee);
+  return (vf)_mm256_permute2f128_ps((__m256)quads[0], (__m256)quads[1], 0x20) +
+         (vf)_mm256_permute2f128_ps((__m256)quads[0], (__m256)quads[1], 0x31);
+#else
+  vf rows[WIDTH], total{};
+  for (int i = 0; i < WIDTH; ++i) rows[i] = x[i];
+  transpose(rows);
+  for (int i = 0; i < WIDTH; ++i) total += rows[i];
+  return total;
+#endif
+}
+
+/// Ask for a line of memory wherever one begins among a vector's numbers.
+template <class KV>
+inline void ask_for(const KV *from, int d) {
+  if (d % (64 / static_cast<int>(sizeof(KV))) == 0) __builtin_prefetch(from + d, 0, 2);
+}
+
+/// N keys times R queries: a vector of sums for each, [R][N] of [R][WIDTH].
+template <int R, int N, class KV>
+inline void multiply_some_keys(const KV *const *key, const KV *const *next, int dim, const float *queries, int padded,
+                               vf *out) {
+  vf sum[R][N] = {};
+  for (int d = 0; d < dim; d += WIDTH) {
+    vf q[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) q[r] = load(queries + r * padded + d);
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) {
+      ask_for(next[j], d);
+      const vf k = get(key[j] + d, dim - d < WIDTH ? dim - d : WIDTH);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) sum[r][j] += q[r] * k;
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) out[r * WIDTH + j] = sum[r][j];
+}
+
+template <int R, class KV>
+inline void multiply_keys(const KV *const *key, const KV *const *next, int n, int dim, const float *queries, int padded,
+                          float *logits) {
+  constexpr int N = R <= 2 ? 4 : 2;
+  for (int first = 0; first < n; first += WIDTH) {
+    vf sums[R * WIDTH];
+    for (int i = 0; i < WIDTH; i += N)
+      multiply_some_keys<R, N>(key + first + i, next + first + i, dim, queries, padded, sums + i);
+    for (int r = 0; r < R; ++r) store(logits + r * TILE + first, sums_of(sums + r * WIDTH));
+  }
+}
+
+template <int R, class KV>
+inline void multiply_values(const KV *const *value, const KV *const *next, int n, int dim, const float *weights, int padded,
+                            float *sums) {
+  constexpr int V = R == 1 ? 8 : R <= 3 ? 4 : 2;
+  const auto columns = [&](int d, auto vectors) {
+    constexpr int C = decltype(vectors)::value;
+    vf sum[R][C];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) sum[r][c] = load(sums + r * padded + d + c * WIDTH);
+    for (int j = 0; j < n; ++j) {
+      vf w[R];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) w[r] = broadcast(weights[r * TILE + j]);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        ask_for(next[j], d + c * WIDTH);
+        const vf v = get(value[j] + d + c * WIDTH, C > 1 || dim - d > WIDTH ? WIDTH : dim - d);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sum[r][c] += w[r] * v;
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) store(sums + r * padded + d + c * WIDTH, sum[r][c]);
+  };
+  int d = 0;
+  for (; d + V * WIDTH <= dim; d += V * WIDTH) columns(d, std::integral_constant<int, V>{});
+  for (; d < dim; d += WIDTH) columns(d, std::integral_constant<int, 1>{});
+}
+
+/// Calls f with as many of the rows as are multiplied at once, as a constant, and the first of them.
+template <class F>
+inline void for_direct_rows(int rows, F f) {
+  for (int first = 0; first < rows; first += DIRECT_ROWS) {
+    switch (rows - first) {
+      case 1: f(std::integral_constant<int, 1>{}, first); break;
+      case 2: f(std::integral_constant<int, 2>{}, first); break;
+      case 3: f(std::integral_constant<int, 3>{}, first); break;
+      default: f(std::integral_constant<int, DIRECT_ROWS>{}, first);
+    }
+  }
+}
+
+/// Logits [rows, TILE] of queries [rows, padded] and the first round_up(n, WIDTH) of TILE keys; `key` and `next` as of pack_keys.
+template <class KV>
+inline void direct_logits(int rows, const KV *const *key, const KV *const *next, int n, int dim, const float *queries,
+                          int padded, float *logits) {
+  for_direct_rows(rows, [&](auto count, int first) {
+    multiply_keys<count>(key, first ? key : next, n, dim, queries + first * padded, padded, logits + first * TILE);
+  });
+}
+
+/// Adds weights [rows, TILE] times the first n values to sums [rows, padded].
+template <class KV>
+inline void direct_sums(int rows, const KV *const *value, const KV *const *next, int n, int dim, const float *weights,
+                        int padded, float *sums) {
+  for_direct_rows(rows, [&](auto count, int first) {
+    multiply_values<count>(value, first ? value : next, n, dim, weights + first * TILE, padded, sums + first * padded);
+  });
+}
+
+}  // namespace winnow::WINNOW_ISA
