@@ -20,6 +20,8 @@ class Load:
     """Prompt and answer."""
     kv_seqs: int
     """Whole sequences for which there is KV memory."""
+    float32_kvs: bool = False
+    """OpenVINO holds whole KVs in float32 only, as on processors without AVX-512."""
 
     def units(self, size: int, sequences: int | None = None) -> int:
         """Blocks of `size` tokens for the KVs of `sequences`, by default `kv_seqs`, in 16 bits a number."""
@@ -82,13 +84,14 @@ def _openvino(load: Load) -> list[Configuration]:
 
     blocks = load.units(OPENVINO_BLOCK)
     same_bytes = int(blocks * U8_SAVES)
+    whole, blocks = ("f32", blocks // 2) if load.float32_kvs else ("bf16", blocks)
     # One block more for each sequence: the pipeline takes the next block before it needs it.
     unlimited = load.units(OPENVINO_BLOCK, load.requests) + load.requests
     return [
-        Configuration("bf16 KVs", _within(load), options("bf16", blocks)),
+        Configuration(f"{whole} KVs", _within(load), options(whole, blocks)),
         Configuration("u8 KVs", _within(load), options("u8", same_bytes)),
         Configuration("u8 KVs, eviction to 512", _within(load), options("u8", same_bytes, 512)),
-        Configuration("bf16 KVs, no limit", "all", options("bf16", unlimited)),
+        Configuration(f"{whole} KVs, no limit", "all", options(whole, unlimited)),
     ]
 
 

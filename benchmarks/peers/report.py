@@ -14,7 +14,8 @@ from winnow.bench.workload import Workload
 
 WIDTH = 120
 # Ratios are to the first of these that ran: the fastest engine known for this within the same limit, else our own.
-REFERENCES = (("openvino", "bf16 KVs"), ("winnow", "full cache"))
+OWN = ("winnow", "full cache")
+REFERENCES = (("openvino", "bf16 KVs"), ("openvino", "f32 KVs"), OWN)
 
 
 def show(outcomes: list[Outcome], workload: Workload, machine: Machine, head: dict[str, Any]) -> None:
@@ -33,7 +34,7 @@ def show(outcomes: list[Outcome], workload: Workload, machine: Machine, head: di
 def table(outcomes: list[Outcome]) -> Table:
     """Output tokens per second, and what they are beside the reference."""
     reference = find(outcomes, REFERENCES)
-    own = find(outcomes, REFERENCES[1:])
+    own = find(outcomes, (OWN,))
     ratio = "ratio" if reference is None else f"to {reference.peer.name}"
     shown = Table(box=box.SIMPLE_HEAD)
     for column in ("peer", "version", "configuration", "KV memory for"):

@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from peers import PEERS, Load, Peer
 from protocol import Work
 from report import show
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     work = Work(
         str(model), workload.prompts(preset.shape.vocab_size), workload.new_tokens, arguments.threads, {}
     )
-    load = Load(workload.requests, workload.sequence_tokens, arguments.kv_seqs)
+    float32_kvs = torch.backends.cpu.get_cpu_capability() != "AVX512"
+    load = Load(workload.requests, workload.sequence_tokens, arguments.kv_seqs, float32_kvs)
 
     outcomes: list[Outcome] = []
     places: dict[str, tuple[Path, Path]] = {}

@@ -209,6 +209,11 @@ def test_limits_of_all_peers_hold_the_same_sequences(bench: Any) -> None:
     }
     assert by_name["openvino", "bf16 KVs"]["kv_blocks"] == 288
     assert by_name["openvino", "bf16 KVs, no limit"]["kv_blocks"] == 1184
+    wide = bench.Load(requests=32, sequence_tokens=1152, kv_seqs=8, float32_kvs=True)
+    floats = {each.name: each.options for each in bench.PEERS["openvino"].configurations(wide)}
+    assert floats["f32 KVs"]["kv_blocks"] == 144
+    assert floats["f32 KVs, no limit"]["kv_blocks"] == 1184
+    assert floats["u8 KVs"]["kv_blocks"] == 512
     # As many bytes: 64 numbers and 8 bytes of scales in place of 128 bytes.
     assert by_name["openvino", "u8 KVs"]["kv_blocks"] == 512
     assert by_name["transformers", "generate"]["batch"] == 8

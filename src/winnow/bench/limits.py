@@ -27,8 +27,8 @@ class Limits:
     copy: float
     """Bytes read and bytes written together."""
     matmul: float
-    """Floating-point operations of a matrix product in the type or in float32, whichever is faster, a multiplication and an
-    addition counted as two."""
+    """Floating-point operations of a matrix product, in the type or in float32, whichever is faster; a multiplication and
+    an addition counted as two."""
 
     @classmethod
     def measure(cls, dtype: torch.dtype, device: torch.device) -> "Limits":
