@@ -27,8 +27,10 @@ class Limits:
     copy: float
     """Bytes read and bytes written together."""
     matmul: float
-    """Floating-point operations of a matrix product, in the type or in float32, whichever is faster; a multiplication and
-    an addition counted as two."""
+    """Floating-point operations of a matrix product, a multiplication and an addition counted as two.
+
+    In the type or in float32, whichever is faster.
+    """
 
     @classmethod
     def measure(cls, dtype: torch.dtype, device: torch.device) -> "Limits":
