@@ -2,8 +2,8 @@
 
     python benchmarks/linear_layers.py [--dtype bfloat16] [--rows 1,8,32,512,2048] [--threads 2]
 
-The weights are those of the twelve layers of W1's model, each read once in a pass, so that none waits in a cache. Who takes
-longer than two seconds for a pass is left out of those with more rows.
+The weights are those of the twelve layers of W1's model, each read once in a pass, so that none waits in a cache. Who
+takes longer than two seconds for a pass is left out of those with more rows.
 """
 
 import argparse
