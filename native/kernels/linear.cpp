@@ -80,7 +80,7 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int threads) {
   T *to = reinterpret_cast<T *>(rows.out);
   const bool streams = blocks == 1;
   const int64_t block = WIDENS ? WIDENED_BLOCK : streams ? STREAMED_BLOCK : INPUT_BLOCK;
-  const std::unique_ptr<float[]> widened(WIDENS ? new float[rows.rows * in] : nullptr);
+  const std::unique_ptr<float[]> widened(WIDENS ? new float[rows.rows * in] : nullptr);  // all rows, for all panels
 #pragma omp parallel num_threads(threads) if (rows.rows * in * out >= PARALLEL_FROM)
   {
     const Operand *x;
@@ -107,12 +107,14 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int threads) {
           product_streaming<MAX_VECTORS>(count, x + first * x_stride + i, x_stride, from, sums, PANEL, inputs, i > 0, ahead,
                                          end);
         };
-        if (WIDENS && count > MAX_ROWS) {
-          to_floats(b, inputs * PANEL, piece);
-          multiply_by(piece);
-        } else {
-          multiply_by(b);
+        if constexpr (WIDENS) {
+          if (count > MAX_ROWS) {
+            to_floats(b, inputs * PANEL, piece);
+            multiply_by(piece);
+            continue;
+          }
         }
+        multiply_by(b);
       }
       const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, out - feature);
       for (int64_t r = 0; r < count; ++r) {
