@@ -11,10 +11,9 @@ namespace {
 
 int64_t keys_of_item(int64_t rows) { return rows <= FEW_ROWS ? FEW_ROWS_KEYS : MANY_ROWS_KEYS; }
 
-/// Whether the weights of a query are all that its scores need.
-bool tells_by_weights(const Observe &observe, int64_t terms) {
-  const auto last = observe.terms.begin() + terms;
-  return !observe.pool_size && std::find(observe.terms.begin(), last, Term::value_aware) == last;
+/// Whether the weights of a query, and for one alone the values too, are all that its scores need.
+bool tells_by_weights(const Observe &observe, int64_t terms, int64_t queries) {
+  return !observe.pool_size && (queries == 1 || !has_term(observe, terms, Term::value_aware));
 }
 
 }  // namespace
@@ -33,7 +32,7 @@ Plan::Plan(const Attend &call) {
     for (int64_t head = 0; head < cache.num_heads; ++head) {
       const Row row(cache, batch.slots[seq], call.layer, head);
       const int64_t unit = static_cast<int64_t>(units.size()), first_item = static_cast<int64_t>(items.size());
-      const bool by_weights = terms && tells_by_weights(*observe, terms);
+      const bool by_weights = terms && tells_by_weights(*observe, terms, count);
       int64_t weights = -1;
       if (by_weights && count == 1) {
         weights = kept;
@@ -70,7 +69,7 @@ Plan::Plan(const Attend &call) {
         units.push_back({seq, head, from, weights, sums, observe, first_item,
                          by_items ? static_cast<int64_t>(items.size()) : first_item});
         if (observe->pool_size) sums += terms * group * row.length;
-        for (int64_t term = 0; term < terms; ++term) keeps_outputs |= observe->terms[term] == Term::value_aware;
+        keeps_outputs |= has_term(*observe, terms, Term::value_aware);
       }
     }
   }
@@ -211,7 +210,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       continue;
     }
     if constexpr (MAY_BE_DIRECT) {
-      if (direct) direct_logits(rows, tile.key, next.key, tile.n, dim, scratch.queries, padded, scratch.logits);
+      if (direct) direct_products<Product>(rows, tile.key, next.key, tile.n, dim, scratch.queries, padded, scratch.logits);
     }
     if (!direct) {
       pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
@@ -304,7 +303,7 @@ void attend_as(const Attend &call, Workspace &work) {
         if (item.told >= 0)
           observe_item(call, plan.units[item.unit], item, weights, statistics, told + item.told);
         else if (item.unit >= 0)
-          observe_kept(call, plan.units[item.unit], item.first_key, item.last_key, kept, statistics);
+          observe_kept<KV>(call, plan.units[item.unit], item.first_key, item.last_key, kept, statistics, outputs);
       }
     }
     if (!plan.merges.empty()) {

@@ -87,6 +87,10 @@ inline int64_t used_terms(const Observe &observe, const Cache &cache) {
   return std::min<int64_t>(observe.terms.size(), cache.num_scores);
 }
 
+inline bool has_term(const Observe &observe, int64_t terms, Term term) {
+  return std::find(observe.terms.begin(), observe.terms.begin() + terms, term) != observe.terms.begin() + terms;
+}
+
 /// One thread's memory: operands and results of a tile.
 template <class Operand>
 struct Scratch {
@@ -204,9 +208,10 @@ inline float *statistics_of(const Attend &call, Workspace &work) {
   return work.statistics.get<float>(call.batch.num_tokens() * call.num_query_heads * 2);
 }
 
-/// The scores of the keys [first_key, last_key) of a decoding sequence, from the weights that attention kept.
+/// The scores of the keys [first_key, last_key) of a decoding sequence, from the weights and outputs that attention kept.
+template <class KV>
 void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *kept_weights,
-                  const float *statistics);
+                  const float *statistics, const float *outputs);
 
 /// What the queries of an item tell the scores, from the weights that it kept: sums for each of its tiles and terms,
 /// [tiles, terms, told_heads, TILE].

@@ -41,21 +41,30 @@ inline void ask_for(const KV *from, int d) {
   if (d % (64 / static_cast<int>(sizeof(KV))) == 0) __builtin_prefetch(from + d, 0, 2);
 }
 
-/// N keys times R queries: a vector of sums for each, [R][N] of [R][WIDTH].
-template <int R, int N, class KV>
-inline void multiply_some_keys(const KV *const *key, const KV *const *next, int dim, const float *queries, int padded,
-                               vf *out) {
+/// What a query and a key make: a logit.
+struct Product {
+  static vf add(vf sum, vf a, vf b) { return sum + a * b; }
+};
+
+/// What an output and a value make.
+struct SquaredDistance {
+  static vf add(vf sum, vf a, vf b) { return sum + (a - b) * (a - b); }
+};
+
+/// R rows with N keys or values: a vector of sums for each, [R][N] of [R][WIDTH].
+template <class What, int R, int N, class KV>
+inline void meet_some(const KV *const *each, const KV *const *next, int dim, const float *rows, int padded, vf *out) {
   vf sum[R][N] = {};
   for (int d = 0; d < dim; d += WIDTH) {
-    vf q[R];
+    vf row[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) q[r] = load(queries + r * padded + d);
+    for (int r = 0; r < R; ++r) row[r] = load(rows + r * padded + d);
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) {
       ask_for(next[j], d);
-      const vf k = get(key[j] + d, dim - d < WIDTH ? dim - d : WIDTH);
+      const vf x = get(each[j] + d, dim - d < WIDTH ? dim - d : WIDTH);
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) sum[r][j] += q[r] * k;
+      for (int r = 0; r < R; ++r) sum[r][j] = What::add(sum[r][j], row[r], x);
     }
   }
 #pragma GCC unroll 4
@@ -64,15 +73,14 @@ inline void multiply_some_keys(const KV *const *key, const KV *const *next, int 
     for (int j = 0; j < N; ++j) out[r * WIDTH + j] = sum[r][j];
 }
 
-template <int R, class KV>
-inline void multiply_keys(const KV *const *key, const KV *const *next, int n, int dim, const float *queries, int padded,
-                          float *logits) {
+template <class What, int R, class KV>
+inline void meet(const KV *const *each, const KV *const *next, int n, int dim, const float *rows, int padded, float *out) {
   constexpr int N = R <= 2 ? 4 : 2;
   for (int first = 0; first < n; first += WIDTH) {
     vf sums[R * WIDTH];
     for (int i = 0; i < WIDTH; i += N)
-      multiply_some_keys<R, N>(key + first + i, next + first + i, dim, queries, padded, sums + i);
-    for (int r = 0; r < R; ++r) store(logits + r * TILE + first, sums_of(sums + r * WIDTH));
+      meet_some<What, R, N>(each + first + i, next + first + i, dim, rows, padded, sums + i);
+    for (int r = 0; r < R; ++r) store(out + r * TILE + first, sums_of(sums + r * WIDTH));
   }
 }
 
@@ -122,12 +130,13 @@ inline void for_direct_rows(int rows, F f) {
   }
 }
 
-/// Logits [rows, TILE] of queries [rows, padded] and the first round_up(n, WIDTH) of TILE keys; `key` and `next` as of pack_keys.
-template <class KV>
-inline void direct_logits(int rows, const KV *const *key, const KV *const *next, int n, int dim, const float *queries,
-                          int padded, float *logits) {
+/// What each of the rows [rows, padded] makes with the first round_up(n, WIDTH) of TILE keys or values: [rows, TILE].
+/// `each` and `next` are as pack_keys takes them.
+template <class What, class KV>
+inline void direct_products(int rows, const KV *const *each, const KV *const *next, int n, int dim, const float *with,
+                            int padded, float *out) {
   for_direct_rows(rows, [&](auto count, int first) {
-    multiply_keys<count>(key, first ? key : next, n, dim, queries + first * padded, padded, logits + first * TILE);
+    meet<What, count>(each, first ? each : next, n, dim, with + first * padded, padded, out + first * TILE);
   });
 }
 

@@ -1,13 +1,15 @@
 // What attention tells the scores: the second look at the rows whose policy asks (winnow.attention.Observe).
 //
 // Probabilities come from weights that attention kept and the statistics of the first pass: of a decoding row, whose scores
-// are then finished, and of the items of a chunk, which leave sums to be added up. Where weights are not enough (pooling,
-// values) or the row is cut into several items of the same queries, they come from a second product with the keys. Sums over
-// queries are made key by key, so a piece is some keys of a row, and the order of the additions is that of the queries.
+// are then finished, and of the items of a chunk, which leave sums to be added up. Where weights are not enough (pooling, and
+// values where there are many queries) or the row of a chunk is cut into several items of the same queries, they come from a
+// second product with the keys. Sums over queries are made key by key, so a piece is some keys of a row, and the order of the
+// additions is that of the queries.
 #include <cmath>
 #include <numeric>
 
 #include "attend.h"
+#include "direct.h"
 #include "neighbours.h"
 
 namespace winnow::WINNOW_ISA {
@@ -120,10 +122,6 @@ void add_query(const Observe &observe, int64_t terms, int64_t group, int width, 
       }
     }
   }
-}
-
-bool has_term(const Observe &observe, int64_t terms, Term term) {
-  return std::find(observe.terms.begin(), observe.terms.begin() + terms, term) != observe.terms.begin() + terms;
 }
 
 /// Query heads of a group as one: out [n] from x [heads, stride].
@@ -297,8 +295,9 @@ constexpr int64_t KEYS_AHEAD = 4 * TILE, LINE = 64 / sizeof(float);
 
 }  // namespace
 
+template <class KV>
 void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *kept_weights,
-                  const float *statistics) {
+                  const float *statistics, const float *outputs) {
   const Cache &cache = call.cache;
   const Observe &observe = *unit.observe;
   const int64_t group = call.group(), token = call.batch.starts[unit.seq], position = call.batch.position[token];
@@ -307,6 +306,12 @@ void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64
   const bool below = has_term(observe, terms, Term::below_average);
   const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, row.length, position)) : 0.0f;
   const float *statistic = statistics + 2 * (token * call.num_query_heads + unit.head * group);
+  const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
+  const bool value_aware = has_term(observe, terms, Term::value_aware);
+  const float *output = value_aware ? outputs + (token * call.num_query_heads + unit.head * group) * padded : nullptr;
+  std::vector<float> distance(group * TILE);  // of each value from each query head's output
+  Tile<KV> tiles[2];
+  if (value_aware) tiles[0].find(call, row, first_key, last_key, position);
   int64_t slot[TILE];
   int32_t tile_position[TILE] = {};
   float out[TILE];
@@ -323,6 +328,12 @@ void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64
     row.slots(first, n, slot);
     if (observe.exclude_first)
       for (int64_t i = 0; i < n; ++i) tile_position[i] = cache.position[slot[i]];
+    if (value_aware) {
+      const int64_t turn = (first - first_key) / TILE % 2;
+      Tile<KV> &tile = tiles[turn], &next = tiles[first + TILE < last_key ? turn ^ 1 : turn];
+      if (&next != &tile) next.find(call, row, first + TILE, last_key, position);
+      direct_products<SquaredDistance>(group, tile.value, next.value, n, dim, output, padded, distance.data());
+    }
     for (int64_t term = 0; term < terms; ++term) {
       const Term kind = observe.terms[term];
       std::fill(out, out + TILE, 0.0f);
@@ -332,7 +343,7 @@ void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64
           vf p, counted;
           from_weight(load(kept + h * TILE + j), factor, p, counted);
           forget_near(observe, tile_position + j, position, p, counted);
-          store(out + j, join(load(out + j), told(kind, p, counted, average, nullptr), h, observe.group));
+          store(out + j, join(load(out + j), told(kind, p, counted, average, &distance[h * TILE + j]), h, observe.group));
         }
       }
       if (observe.group == Group::mean || kind == Term::group_squared)
@@ -425,7 +436,7 @@ void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thre
     const Row row(call.cache, call.batch.slots[unit.seq], call.layer, unit.head);
     const int64_t last_key = std::min(row.length, first_key + OBSERVED_KEYS);
     if (unit.kept >= 0)
-      observe_kept(call, unit, first_key, last_key, kept, statistics);
+      observe_kept<KV>(call, unit, first_key, last_key, kept, statistics, outputs);
     else if (unit.first_item < unit.last_item)
       add_told(call, plan, unit, first_key, last_key, told);
     else
@@ -437,6 +448,10 @@ void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thre
       if (plan.units[i].observe->pool_size) pool_unit(call, plan.units[i], sums);
   }
 }
+
+template void observe_kept<float>(const Attend &, const Unit &, int64_t, int64_t, const float *, const float *, const float *);
+template void observe_kept<bf16>(const Attend &, const Unit &, int64_t, int64_t, const float *, const float *, const float *);
+template void observe_kept<f16>(const Attend &, const Unit &, int64_t, int64_t, const float *, const float *, const float *);
 
 template void observe<float>(const Attend &, const Plan &, Workspace &, Buffer &);
 template void observe<bf16>(const Attend &, const Plan &, Workspace &, Buffer &);
