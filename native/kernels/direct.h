@@ -73,6 +73,7 @@ inline void meet_some(const KV *const *each, const KV *const *next, int dim, con
     for (int j = 0; j < N; ++j) out[r * WIDTH + j] = sum[r][j];
 }
 
+/// As direct_products, of R rows.
 template <class What, int R, class KV>
 inline void meet(const KV *const *each, const KV *const *next, int n, int dim, const float *rows, int padded, float *out) {
   constexpr int N = R <= 2 ? 4 : 2;
@@ -84,6 +85,7 @@ inline void meet(const KV *const *each, const KV *const *next, int n, int dim, c
   }
 }
 
+/// As direct_sums, of R rows.
 template <int R, class KV>
 inline void multiply_values(const KV *const *value, const KV *const *next, int n, int dim, const float *weights, int padded,
                             float *sums) {
