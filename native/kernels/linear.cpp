@@ -25,6 +25,8 @@ constexpr int64_t ROW_BLOCK = 16 * MAX_ROWS, INPUT_BLOCK = 2048;
 constexpr int64_t STREAMED_BLOCK = 192;
 /// Inputs of a piece that becomes floats on the way, once for all rows of a task; it stays in the first-level cache.
 constexpr int64_t WIDENED_BLOCK = 16384 / (4 * PANEL);
+/// Rows that are widened together: a prompt of any length needs little memory.
+constexpr int64_t WIDENED_ROWS = 6 * ROW_BLOCK;
 /// Products below which waking other threads costs more than they save.
 constexpr int64_t PARALLEL_FROM = 1 << 16;
 
@@ -136,7 +138,19 @@ void pack(const PackedWeight &weight, const char *dense, int threads) {
 }
 
 void linear(const PackedWeight &weight, const LinearRows &rows, int threads) {
-  with_type(weight.dtype, [&](auto type) { multiply<decltype(type)>(weight, rows, threads); });
+  with_type(weight.dtype, [&](auto type) {
+    using T = decltype(type);
+    const bool widens = !std::is_same_v<typename OperandOf<T>::type, T>;
+    const int64_t most = widens ? WIDENED_ROWS : rows.rows;
+    for (int64_t first = 0; first < rows.rows; first += most) {
+      LinearRows part = rows;
+      part.rows = std::min(most, rows.rows - first);
+      part.x += first * rows.x_stride * sizeof(T);
+      part.out += first * weight.out_features * sizeof(T);
+      if (rows.add) part.add += first * weight.out_features * sizeof(T);
+      multiply<T>(weight, part, threads);
+    }
+  });
 }
 
 }  // namespace winnow::WINNOW_ISA

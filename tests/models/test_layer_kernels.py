@@ -127,7 +127,7 @@ def test_linear(kernels: LayerKernels, dtype: torch.dtype, size: tuple[int, int]
     weight = (torch.randn(size) / size[1] ** 0.5).to(dtype)
     bias = torch.randn(size[0]).to(dtype) if biased else None
     packed = kernels.pack(weight)
-    for rows in (0, 1, 2, 5, 7, 24, 97, 200):
+    for rows in (0, 1, 2, 5, 7, 24, 97, 200, 600):
         x = torch.randn(rows, size[1] + 3).to(dtype)[:, : size[1]]  # rows that do not follow each other
         found = kernels.linear(x, packed, bias)
         expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
