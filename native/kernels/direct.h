@@ -35,11 +35,9 @@ inline vf sums_of(const vf x[WIDTH]) {
 #endif
 }
 
-/// Ask for a line of memory wherever one begins among a vector's numbers.
-template <class KV>
-inline void ask_for(const KV *from, int d) {
-  if (d % (64 / static_cast<int>(sizeof(KV))) == 0) __builtin_prefetch(from + d, 0, 2);
-}
+/// Numbers in a line of memory.
+template <class T>
+constexpr int LINE = 64 / sizeof(T);
 
 /// What a query and a key make: a logit.
 struct Product {
@@ -54,29 +52,37 @@ struct SquaredDistance {
 /// R rows with N keys or values: a vector of sums for each, [R][N] of [R][WIDTH].
 template <class What, int R, int N, class KV>
 inline void meet_some(const KV *const *each, const KV *const *next, int dim, const float *rows, int padded, vf *out) {
+  const KV *from[N];
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) {
+    from[j] = each[j];
+    for (int d = 0; d < dim; d += LINE<KV>) __builtin_prefetch(next[j] + d, 0, 2);
+  }
   vf sum[R][N] = {};
-  for (int d = 0; d < dim; d += WIDTH) {
+  const auto add = [&](int d, auto read) __attribute__((always_inline)) {
     vf row[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) row[r] = load(rows + r * padded + d);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < N; ++j) {
-      ask_for(next[j], d);
-      const vf x = get(each[j] + d, dim - d < WIDTH ? dim - d : WIDTH);
+      const vf x = read(from[j] + d);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) sum[r][j] = What::add(sum[r][j], row[r], x);
     }
-  }
+  };
+  const int whole = dim / WIDTH * WIDTH;
+  for (int d = 0; d < whole; d += WIDTH) add(d, [](const KV *x) { return load(x); });
+  if (whole < dim) add(whole, [&](const KV *x) { return load_part(x, dim - whole); });
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < N; ++j) out[r * WIDTH + j] = sum[r][j];
 }
 
 /// As direct_products, of R rows.
 template <class What, int R, class KV>
 inline void meet(const KV *const *each, const KV *const *next, int n, int dim, const float *rows, int padded, float *out) {
-  constexpr int N = R <= 2 ? 4 : 2;
+  constexpr int N = R == 1 ? WIDTH : R <= 3 ? 4 : 2;
   for (int first = 0; first < n; first += WIDTH) {
     vf sums[R * WIDTH];
     for (int i = 0; i < WIDTH; i += N)
@@ -103,7 +109,7 @@ inline void multiply_values(const KV *const *value, const KV *const *next, int n
       for (int r = 0; r < R; ++r) w[r] = broadcast(weights[r * TILE + j]);
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
-        ask_for(next[j], d + c * WIDTH);
+        if ((d + c * WIDTH) % LINE<KV> == 0) __builtin_prefetch(next[j] + d + c * WIDTH, 0, 2);
         const vf v = get(value[j] + d + c * WIDTH, C > 1 || dim - d > WIDTH ? WIDTH : dim - d);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) sum[r][c] += w[r] * v;

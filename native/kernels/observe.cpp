@@ -291,7 +291,7 @@ void pool_unit(const Attend &call, const Unit &unit, const float *pooled_sums) {
 }
 
 /// Keys whose scores are asked for before their turn: they lie as scattered as blocks.
-constexpr int64_t KEYS_AHEAD = 4 * TILE, LINE = 64 / sizeof(float);
+constexpr int64_t KEYS_AHEAD = 4 * TILE;
 
 }  // namespace
 
@@ -318,7 +318,7 @@ void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64
 
   for (int64_t first = first_key, asked = first_key; first < last_key; first += TILE) {
     // Not in a function of its own: GCC takes one that only prefetches for one that does nothing, and leaves it out.
-    for (; asked < std::min(last_key, first + KEYS_AHEAD); asked += LINE) {
+    for (; asked < std::min(last_key, first + KEYS_AHEAD); asked += LINE<float>) {
       row.slots(asked, 1, slot);
       for (int64_t n = 0; n < cache.num_scores; ++n) __builtin_prefetch(cache.score + n * cache.num_slots + slot[0], 1);
       if (observe.exclude_first) __builtin_prefetch(cache.position + slot[0]);

@@ -188,12 +188,42 @@ inline void put(T *to, vf value, int n) {
     store_part(to, value, n);
 }
 
-inline vf vmax(vf a, vf b) { return a > b ? a : b; }
-inline vf vmin(vf a, vf b) { return a < b ? a : b; }
+// By intrinsics, as above: GCC 12 makes a comparison and a blend of a conditional expression.
+inline vf vmax(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+inline vf vmin(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+/// What an operation makes of the eight lanes, taken in halves.
+template <class Op>
+inline float reduce(vf x, Op op) {
+  __m128 half = op(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  half = op(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(op(half, _mm_movehdup_ps(half)));
+}
+#endif
 
 inline float horizontal_max(vf x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)x);
+#elif defined(__AVX2__)
+  return reduce(x, [](__m128 a, __m128 b) { return _mm_max_ps(a, b); });
 #else
   float out = x[0];
   for (int i = 1; i < WIDTH; ++i) out = x[i] > out ? x[i] : out;
@@ -204,6 +234,8 @@ inline float horizontal_max(vf x) {
 inline float horizontal_sum(vf x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)x);
+#elif defined(__AVX2__)
+  return reduce(x, [](__m128 a, __m128 b) { return _mm_add_ps(a, b); });
 #else
   float out = 0.0f;
   for (int i = 0; i < WIDTH; ++i) out += x[i];
