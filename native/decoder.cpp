@@ -18,6 +18,21 @@ char *rows_of(Buffer &buffer, const DecoderLayer &layer, int64_t tokens, int64_t
   return buffer.get<char>(tokens * size * bytes_of(layer.dtype()));
 }
 
+/// Rows [tokens, hidden_size] -> gated [tokens, inner], what the last product reads.
+void gate_up(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens, char *gated,
+             DecoderWorkspace &work, int threads) {
+  const PackedWeight &weight = layer.gate_up.weight;
+  const int64_t inner = layer.down.weight.in_features;
+  if (kernels.gates(inner)) {
+    kernels.gated_linear(weight, {x, weight.in_features, layer.gate_up.bias, nullptr, gated, tokens}, layer.activation,
+                         threads);
+    return;
+  }
+  char *both = rows_of(work.gate_up, layer, tokens, 2 * inner);
+  multiply(kernels, layer.gate_up, x, both, nullptr, tokens, threads);
+  kernels.gate({layer.dtype(), both, gated, tokens, inner}, layer.activation, threads);
+}
+
 }  // namespace
 
 void before_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens,
@@ -45,15 +60,14 @@ void after_attention(const Kernels &kernels, const DecoderLayer &layer, const ch
   const int64_t read = layer.output.weight.in_features, element = bytes_of(layer.dtype());
   const int64_t most = std::min(tokens, TOKENS_AT_ONCE);
   char *normed = rows_of(work.normed, layer, most, size);
-  char *gate_up = rows_of(work.gate_up, layer, most, 2 * inner), *gated = rows_of(work.gated, layer, most, inner);
+  char *gated = rows_of(work.gated, layer, most, inner);
   for (int64_t first = 0; first < tokens; first += TOKENS_AT_ONCE) {
     const int64_t n = std::min(TOKENS_AT_ONCE, tokens - first), at = first * size * element;
     // `out` is the residual stream from here on: the layer's input may belong to somebody else.
     char *stream = out + at;
     multiply(kernels, layer.output, attended + first * read * element, stream, nullptr, n, threads);
     kernels.rms_norm({layer.dtype(), stream, residual + at, normed, n, size}, layer.post_norm, threads);
-    multiply(kernels, layer.gate_up, normed, gate_up, nullptr, n, threads);
-    kernels.gate({layer.dtype(), gate_up, gated, n, inner}, layer.activation, threads);
+    gate_up(kernels, layer, normed, n, gated, work, threads);
     multiply(kernels, layer.down, gated, stream, stream, n, threads);
   }
 }

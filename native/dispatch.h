@@ -34,6 +34,10 @@ struct Kernels {
   void (*pack)(const PackedWeight &, const char *dense, int threads);
   /// x times the weight, transposed, plus the bias.
   void (*linear)(const PackedWeight &, const LinearRows &, int threads);
+  /// Whether `gated_linear` takes a layer of so many gates.
+  bool (*gates)(int64_t size);
+  /// As linear, of a weight of gates and as many features that they let pass, side by side: activation(gate) * feature.
+  void (*gated_linear)(const PackedWeight &, const LinearRows &, Activation, int threads);
   /// The most probable token of each row, int64 [count].
   void (*greedy)(const LogitRows &, int64_t *tokens, int threads);
 };

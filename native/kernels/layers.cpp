@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "../layers.h"
-#include "simd.h"
+#include "activation.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -43,12 +43,6 @@ void rotate_head(T *x, const T *cos, const T *sin, int64_t half) {
     put(x + i, a * get(cos + i, n) - b * get(sin + i, n), n);
     put(x + half + i, b * get(cos + half + i, n) + a * get(sin + half + i, n), n);
   });
-}
-
-/// x / (1 + e^-y): silu for y = x. The tanh form of gelu is the same with y = 2 sqrt(2 / pi) (x + 0.044715 x^3).
-inline vf activate(vf x, Activation activation) {
-  const vf y = activation == Activation::silu ? x : 1.59576912f * (x + 0.044715f * x * x * x);
-  return x / (1.0f + vexp(-y));
 }
 
 }  // namespace

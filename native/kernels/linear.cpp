@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "../layers.h"
+#include "activation.h"
 #include "product.h"
 
 namespace winnow::WINNOW_ISA {
@@ -55,6 +56,14 @@ void to_floats(const T *from, int64_t n, float *to) {
   for (; i < n; ++i) to[i] = to_float(from[i]);
 }
 
+/// A number as it is after it has been stored.
+template <class T>
+vf rounded(vf x) {
+  T stored[WIDTH];
+  store(stored, x);
+  return load(stored);
+}
+
 /// Sums of one row of a panel, with the bias and what is to be added, to where they belong.
 template <class T>
 void finish_row(const float *sums, const T *bias, const T *add, T *out, int64_t features) {
@@ -62,24 +71,33 @@ void finish_row(const float *sums, const T *bias, const T *add, T *out, int64_t 
     const int n = static_cast<int>(std::min<int64_t>(WIDTH, features - j));
     vf sum = load(sums + j);
     if (bias) sum += get(bias + j, n);
-    if (add) {
-      T rounded[WIDTH];  // a product is rounded before something is added, as everywhere else
-      store(rounded, sum);
-      sum = load(rounded) + get(add + j, n);
-    }
+    if (add) sum = rounded<T>(sum) + get(add + j, n);  // rounded before something is added, as everywhere else
     put(out + j, sum, n);
   }
 }
 
+/// Sums of one row of a panel of gates, and of the same panel of what they let pass, to where the product of both belongs.
 template <class T>
-void multiply(const PackedWeight &weight, const LinearRows &rows, int threads) {
+void finish_gated_row(const float *gate, const float *up, const T *gate_bias, const T *up_bias, Activation activation,
+                      T *out) {
+  for (int64_t j = 0; j < PANEL; j += WIDTH) {
+    vf g = load(gate + j), u = load(up + j);
+    if (gate_bias) g += load(gate_bias + j), u += load(up_bias + j);
+    store(out + j, activate(rounded<T>(g), activation) * rounded<T>(u));
+  }
+}
+
+/// Sums of every task: ROW_BLOCK rows at most, and the panels p, p + apart, ... of the weight, PANELS of them.
+///
+/// finish: called with the sums [PANELS][ROW_BLOCK][PANEL], p, and the first and the number of the rows.
+template <class T, int PANELS, class Finish>
+void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart, int threads, Finish finish) {
   using Operand = typename OperandOf<T>::type;
   constexpr bool WIDENS = !std::is_same_v<Operand, T>;
+  constexpr int64_t SUMS = ROW_BLOCK * PANEL;
   const int64_t in = weight.in_features, out = weight.out_features;
-  const int64_t blocks = (rows.rows + ROW_BLOCK - 1) / ROW_BLOCK, tasks = num_panels(out) * blocks;
-  const T *packed = reinterpret_cast<const T *>(weight.packed), *bias = reinterpret_cast<const T *>(rows.bias);
-  const T *add = reinterpret_cast<const T *>(rows.add), *given = reinterpret_cast<const T *>(rows.x);
-  T *to = reinterpret_cast<T *>(rows.out);
+  const int64_t blocks = (rows.rows + ROW_BLOCK - 1) / ROW_BLOCK, tasks = num_panels(out) / PANELS * blocks;
+  const T *packed = reinterpret_cast<const T *>(weight.packed), *given = reinterpret_cast<const T *>(rows.x);
   const bool streams = blocks == 1;
   const int64_t block = WIDENS ? WIDENED_BLOCK : streams ? STREAMED_BLOCK : INPUT_BLOCK;
   const std::unique_ptr<float[]> widened(WIDENS ? new float[rows.rows * in] : nullptr);  // all rows, for all panels
@@ -94,36 +112,51 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int threads) {
     } else {
       x = given, x_stride = rows.x_stride;
     }
-    alignas(64) float sums[ROW_BLOCK * PANEL];
+    alignas(64) float sums[PANELS * SUMS];
     alignas(64) float piece[WIDENS ? WIDENED_BLOCK * PANEL : 1];
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < tasks; ++task) {
       const int64_t panel = task / blocks, first = task % blocks * ROW_BLOCK;
       const int64_t count = std::min(ROW_BLOCK, rows.rows - first);
-      for (int64_t i = 0; i < in; i += block) {
-        const int64_t inputs = std::min(block, in - i);
-        const T *b = packed + panel * PANEL * in + i * PANEL;
-        const char *ahead = reinterpret_cast<const char *>(b + inputs * PANEL);
-        const char *end = streams ? ahead + inputs * PANEL * sizeof(T) : ahead;
-        const auto multiply_by = [&](const auto *from) {
-          product_streaming<MAX_VECTORS>(count, x + first * x_stride + i, x_stride, from, sums, PANEL, inputs, i > 0, ahead,
-                                         end);
-        };
-        if constexpr (WIDENS) {
-          if (count > MAX_ROWS) {
-            to_floats(b, inputs * PANEL, piece);
-            multiply_by(piece);
-            continue;
+      for (int64_t n = 0; n < PANELS; ++n) {
+        const T *from = packed + (panel + n * apart) * PANEL * in;
+        const T *next_panel = packed + (n + 1 < PANELS ? panel + (n + 1) * apart : panel + 1) * PANEL * in;
+        for (int64_t i = 0; i < in; i += block) {
+          const int64_t inputs = std::min(block, in - i);
+          const T *b = from + i * PANEL;
+          const char *ahead = reinterpret_cast<const char *>(i + inputs < in ? b + inputs * PANEL : next_panel);
+          const char *end = streams ? ahead + inputs * PANEL * sizeof(T) : ahead;
+          const auto multiply_by = [&](const auto *operand) {
+            product_streaming<MAX_VECTORS>(count, x + first * x_stride + i, x_stride, operand, sums + n * SUMS, PANEL,
+                                           inputs, i > 0, ahead, end);
+          };
+          if constexpr (WIDENS) {
+            if (count > MAX_ROWS) {
+              to_floats(b, inputs * PANEL, piece);
+              multiply_by(piece);
+              continue;
+            }
           }
+          multiply_by(b);
         }
-        multiply_by(b);
       }
-      const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, out - feature);
-      for (int64_t r = 0; r < count; ++r) {
-        const int64_t at = (first + r) * out + feature;
-        finish_row(sums + r * PANEL, bias ? bias + feature : nullptr, add ? add + at : nullptr, to + at, features);
-      }
+      finish(sums, panel, first, count);
     }
+  }
+}
+
+/// Calls f with some of the rows after others, where all of them would need too much memory.
+template <class T, class F>
+void for_rows(const LinearRows &rows, int64_t out_features, F f) {
+  const bool widens = !std::is_same_v<typename OperandOf<T>::type, T>;
+  const int64_t most = widens ? WIDENED_ROWS : rows.rows;
+  for (int64_t first = 0; first < rows.rows; first += most) {
+    LinearRows part = rows;
+    part.rows = std::min(most, rows.rows - first);
+    part.x += first * rows.x_stride * sizeof(T);
+    part.out += first * out_features * sizeof(T);
+    if (rows.add) part.add += first * out_features * sizeof(T);
+    f(part);
   }
 }
 
@@ -137,19 +170,42 @@ void pack(const PackedWeight &weight, const char *dense, int threads) {
   });
 }
 
-void linear(const PackedWeight &weight, const LinearRows &rows, int threads) {
+void linear(const PackedWeight &weight, const LinearRows &all, int threads) {
   with_type(weight.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool widens = !std::is_same_v<typename OperandOf<T>::type, T>;
-    const int64_t most = widens ? WIDENED_ROWS : rows.rows;
-    for (int64_t first = 0; first < rows.rows; first += most) {
-      LinearRows part = rows;
-      part.rows = std::min(most, rows.rows - first);
-      part.x += first * rows.x_stride * sizeof(T);
-      part.out += first * weight.out_features * sizeof(T);
-      if (rows.add) part.add += first * weight.out_features * sizeof(T);
-      multiply<T>(weight, part, threads);
-    }
+    const int64_t width = weight.out_features;
+    for_rows<T>(all, width, [&](const LinearRows &rows) {
+      const T *bias = reinterpret_cast<const T *>(rows.bias), *add = reinterpret_cast<const T *>(rows.add);
+      T *out = reinterpret_cast<T *>(rows.out);
+      multiply<T, 1>(weight, rows, 0, threads, [=](const float *sums, int64_t panel, int64_t first, int64_t count) {
+        const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, width - feature);
+        for (int64_t r = 0; r < count; ++r) {
+          const int64_t at = (first + r) * width + feature;
+          finish_row(sums + r * PANEL, bias ? bias + feature : nullptr, add ? add + at : nullptr, out + at, features);
+        }
+      });
+    });
+  });
+}
+
+bool gates(int64_t size) { return size % PANEL == 0; }
+
+void gated_linear(const PackedWeight &weight, const LinearRows &all, Activation activation, int threads) {
+  with_type(weight.dtype, [&](auto type) {
+    using T = decltype(type);
+    const int64_t size = weight.out_features / 2;
+    for_rows<T>(all, size, [&](const LinearRows &rows) {
+      const T *bias = reinterpret_cast<const T *>(rows.bias);
+      T *out = reinterpret_cast<T *>(rows.out);
+      multiply<T, 2>(weight, rows, size / PANEL, threads,
+                     [=](const float *sums, int64_t panel, int64_t first, int64_t count) {
+                       const int64_t feature = panel * PANEL;
+                       const T *gate_bias = bias ? bias + feature : nullptr, *up_bias = bias ? bias + size + feature : nullptr;
+                       for (int64_t r = 0; r < count; ++r)
+                         finish_gated_row(sums + r * PANEL, sums + (ROW_BLOCK + r) * PANEL, gate_bias, up_bias,
+                                          activation, out + (first + r) * size + feature);
+                     });
+    });
   });
 }
 
