@@ -80,12 +80,12 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](Pool *self, uintptr_t k, uintptr_t v, uintptr_t position, uintptr_t score, int64_t num_slots,
-             int64_t num_scores, int64_t block_size, int64_t head_dim, DType dtype) {
-            new (self) Pool{at<char>(k), at<char>(v), at<int32_t>(position), at<float>(score), num_slots,
-                            num_scores,  block_size,  head_dim,              dtype};
+             int64_t num_scores, int64_t block_size, int64_t block_stride, int64_t head_dim, DType dtype) {
+            new (self) Pool{{block_size, block_stride, head_dim}, at<char>(k), at<char>(v), at<int32_t>(position),
+                            at<float>(score), num_slots, num_scores, dtype};
           },
           nb::kw_only(), "k"_a, "v"_a, "position"_a, "score"_a, "num_slots"_a, "num_scores"_a, "block_size"_a,
-          "head_dim"_a, "dtype"_a);
+          "block_stride"_a, "head_dim"_a, "dtype"_a);
 
   nb::class_<Cache, Pool>(m, "Cache")
       .def(
@@ -135,11 +135,12 @@ NB_MODULE(_native, m) {
   nb::class_<KeyRows>(m, "KeyRows")
       .def(
           "__init__",
-          [](KeyRows *self, DType dtype, uintptr_t k, int64_t head_dim, uintptr_t slot, uintptr_t length, int64_t rows,
-             int64_t stride) {
-            new (self) KeyRows{dtype, at<char>(k), head_dim, at<int64_t>(slot), at<int32_t>(length), rows, stride};
+          [](KeyRows *self, DType dtype, uintptr_t k, int64_t head_dim, int64_t block_size, int64_t block_stride,
+             uintptr_t slot, uintptr_t length, int64_t rows, int64_t stride) {
+            new (self) KeyRows{{block_size, block_stride, head_dim}, dtype, at<char>(k), at<int64_t>(slot),
+                               at<int32_t>(length), rows, stride};
           },
-          nb::kw_only(), "dtype"_a, "k"_a, "head_dim"_a, "slot"_a, "length"_a, "rows"_a, "stride"_a);
+          nb::kw_only(), "dtype"_a, "k"_a, "head_dim"_a, "block_size"_a, "block_stride"_a, "slot"_a, "length"_a, "rows"_a, "stride"_a);
 
   nb::class_<Workspace>(m, "Workspace").def(nb::init<>());
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <vector>
 
 namespace winnow {
@@ -13,12 +14,20 @@ enum class DType : int32_t { f32, bf16, f16 };
 
 inline int64_t bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
+/// How keys, or values, lie in memory: block_size of them side by side, and the next block's block_stride elements on.
+struct Blocks {
+  int64_t block_size, block_stride, head_dim;
+
+  /// Where the vector of a slot begins, in elements.
+  int64_t at(int64_t slot) const { return slot / block_size * block_stride + slot % block_size * head_dim; }
+};
+
 /// The memory of a cache; see winnow.cache.KVPool.
-struct Pool {
-  char *k, *v;        // [num_slots, head_dim] of dtype
+struct Pool : Blocks {
+  char *k, *v;        // [num_slots] vectors of dtype
   int32_t *position;  // [num_slots]
   float *score;       // [num_scores, num_slots]
-  int64_t num_slots, num_scores, block_size, head_dim;
+  int64_t num_slots, num_scores;
   DType dtype;
 };
 
@@ -41,20 +50,28 @@ class Row {
 
   const int64_t length;
 
-  /// Flat slot numbers of the KVs [first, first + n).
-  void slots(int64_t first, int64_t n, int64_t *out) const {
+  /// Calls f with each run of the KVs [first, first + n) that lies in one block: how many of them come before it, how many
+  /// they are, and the flat slot number of the first.
+  template <class F>
+  void runs(int64_t first, int64_t n, F f) const {
     const int64_t size = cache_.block_size, entries = cache_.page_entries;
     const int64_t page_size = cache_.num_layers * cache_.num_heads * entries;
     const int64_t block = first / size;
     int64_t offset = first % size, page = block / entries, entry = block % entries;
     for (int64_t i = 0; i < n; offset = 0) {
-      int64_t slot = cache_.pages[table_[page] * page_size + offset_ + entry] * size + offset;
-      for (const int64_t end = std::min(n, i + size - offset); i < end;) out[i++] = slot++;
+      const int64_t count = std::min(n - i, size - offset);
+      f(i, count, cache_.pages[table_[page] * page_size + offset_ + entry] * size + offset);
+      i += count;
       if (++entry == entries) {
         entry = 0;
         ++page;
       }
     }
+  }
+
+  /// Flat slot numbers of the KVs [first, first + n).
+  void slots(int64_t first, int64_t n, int64_t *out) const {
+    runs(first, n, [out](int64_t i, int64_t count, int64_t slot) { std::iota(out + i, out + i + count, slot); });
   }
 
  private:
@@ -113,10 +130,9 @@ struct Attend {
 };
 
 /// Rows of keys that lie anywhere in a pool, padded to `stride` slots each.
-struct KeyRows {
+struct KeyRows : Blocks {
   DType dtype;
-  const char *k;          // [num_slots, head_dim]
-  int64_t head_dim;
+  const char *k;          // [num_slots] vectors
   const int64_t *slot;    // [rows, stride]
   const int32_t *length;  // [rows]: KVs of each row
   int64_t rows, stride;

@@ -140,13 +140,18 @@ struct Tile {
   void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position) {
     const Cache &cache = call.cache;
     n = static_cast<int>(std::min<int64_t>(last - first, TILE));
-    row.slots(first, n, slot);
-    for (int i = n; i < TILE; ++i) slot[i] = slot[n - 1];
     const KV *k = reinterpret_cast<const KV *>(cache.k), *v = reinterpret_cast<const KV *>(cache.v);
-    for (int i = 0; i < TILE; ++i) {
-      key[i] = k + slot[i] * cache.head_dim;
-      value[i] = v + slot[i] * cache.head_dim;
-    }
+    row.runs(first, n, [&](int64_t i, int64_t count, int64_t at) {
+      const int64_t vector = cache.at(at);
+      for (int64_t j = 0; j < count; ++j) {
+        slot[i + j] = at + j;
+        key[i + j] = k + vector + j * cache.head_dim;
+        value[i + j] = v + vector + j * cache.head_dim;
+      }
+    });
+    std::fill(slot + n, slot + TILE, slot[n - 1]);
+    std::fill(key + n, key + TILE, key[n - 1]);
+    std::fill(value + n, value + TILE, value[n - 1]);
     if (call.window > 0) {
       positions(cache, position);
       out_of_sight = query_position - *std::max_element(position, position + n) >= call.window;

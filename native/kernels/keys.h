@@ -14,11 +14,12 @@ constexpr int KEY_TILE = 64;
 template <class KV>
 struct Keys {
   const KV *k;
+  Blocks blocks;
   const int64_t *slot;
   int64_t length;
   int dim;
 
-  const KV *operator[](int64_t i) const { return k + slot[i] * dim; }
+  const KV *operator[](int64_t i) const { return k + blocks.at(slot[i]); }
 
   /// WIDTH elements of key i from `d` on; those past its end are zero.
   vf part(int64_t i, int d) const { return get((*this)[i] + d, std::min(WIDTH, dim - d)); }
@@ -44,7 +45,7 @@ void for_rows(const KeyRows &rows, float *out, int threads, int64_t work_per_key
       with_type(rows.dtype, [&](auto type) {
         using KV = decltype(type);
         const auto dim = static_cast<int>(rows.head_dim);
-        f(Keys<KV>{reinterpret_cast<const KV *>(rows.k), rows.slot + r * rows.stride, n, dim}, work, to);
+        f(Keys<KV>{reinterpret_cast<const KV *>(rows.k), rows, rows.slot + r * rows.stride, n, dim}, work, to);
       });
     }
   }

@@ -19,32 +19,32 @@ void write(const Cache &cache, const Batch &batch, int64_t layer, Heads k, Heads
   const int64_t pieces = batch.num_seqs() * cache.num_heads;
 #pragma omp parallel num_threads(threads) if (batch.num_tokens() > 32)
   {
-    std::vector<int64_t> slots;
 #pragma omp for schedule(dynamic, 4)
     for (int64_t piece = 0; piece < pieces; ++piece) {
       const int64_t seq = piece / cache.num_heads, head = piece % cache.num_heads;
       const int64_t count = batch.counts[seq], start = batch.starts[seq];
       const Row row(cache, batch.slots[seq], layer, head);
-      slots.resize(count);
-      row.slots(row.length - count, count, slots.data());
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t token = start + i, slot = slots[i];
-        std::memcpy(cache.k + slot * bytes, k.data + (token * k.token_stride + head * k.head_stride) * width, bytes);
-        std::memcpy(cache.v + slot * bytes, v.data + (token * v.token_stride + head * v.head_stride) * width, bytes);
-        cache.position[slot] = static_cast<int32_t>(batch.position[token]);
-        clear_scores(cache, slot);
-      }
+      row.runs(row.length - count, count, [&](int64_t i, int64_t n, int64_t slot) {
+        int64_t vector = cache.at(slot) * width;
+        for (int64_t token = start + i; token < start + i + n; ++token, ++slot, vector += bytes) {
+          std::memcpy(cache.k + vector, k.data + (token * k.token_stride + head * k.head_stride) * width, bytes);
+          std::memcpy(cache.v + vector, v.data + (token * v.token_stride + head * v.head_stride) * width, bytes);
+          cache.position[slot] = static_cast<int32_t>(batch.position[token]);
+          clear_scores(cache, slot);
+        }
+      });
     }
   }
 }
 
 void compact(const Pool &pool, const int64_t *source, const int64_t *target, int64_t n, int threads) {
-  const int64_t bytes = pool.head_dim * bytes_of(pool.dtype);
+  const int64_t width = bytes_of(pool.dtype), bytes = pool.head_dim * width;
 #pragma omp parallel for num_threads(threads) if (n > 256)
   for (int64_t i = 0; i < n; ++i) {
     const int64_t from = source[i], to = target[i];
-    std::memcpy(pool.k + to * bytes, pool.k + from * bytes, bytes);
-    std::memcpy(pool.v + to * bytes, pool.v + from * bytes, bytes);
+    const int64_t old_vector = pool.at(from) * width, new_vector = pool.at(to) * width;
+    std::memcpy(pool.k + new_vector, pool.k + old_vector, bytes);
+    std::memcpy(pool.v + new_vector, pool.v + old_vector, bytes);
     pool.position[to] = pool.position[from];
     for (int64_t s = 0; s < pool.num_scores; ++s)
       pool.score[s * pool.num_slots + to] = pool.score[s * pool.num_slots + from];

@@ -53,6 +53,7 @@ class Pool:
         num_slots: int,
         num_scores: int,
         block_size: int,
+        block_stride: int,
         head_dim: int,
         dtype: DType,
     ) -> None: ...
@@ -113,7 +114,17 @@ class Batch:
 
 class KeyRows:
     def __init__(
-        self, *, dtype: DType, k: int, head_dim: int, slot: int, length: int, rows: int, stride: int
+        self,
+        *,
+        dtype: DType,
+        k: int,
+        head_dim: int,
+        block_size: int,
+        block_stride: int,
+        slot: int,
+        length: int,
+        rows: int,
+        stride: int,
     ) -> None: ...
 
 class Workspace:

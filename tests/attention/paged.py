@@ -84,8 +84,8 @@ def paged_batch(
                 table = manager.tables.lookup(torch.tensor([slot], device=device), layer, blocks_of_row)
                 offset = torch.arange(block_size, device=device)
                 where = (table[0, head].long()[:, None] * block_size + offset).flatten()[:n]
-                pool.k.flatten(0, 1)[where] = randn(n, head_dim)
-                pool.v.flatten(0, 1)[where] = randn(n, head_dim)
+                pool.k[pool.place(where)] = randn(n, head_dim)
+                pool.v[pool.place(where)] = randn(n, head_dim)
                 positions = torch.from_numpy(rng.choice(start, n, replace=False))
                 pool.position.flatten()[where] = positions.int().to(device)
         starts.append(start)

@@ -187,8 +187,8 @@ class CacheMachine(RuleBasedStateMachine):
         marks, positions = torch.tensor(sorted(row, key=lambda kv: kv[1])).view(-1, 2).unbind(dim=1)
         k = marks.float()[:, None] * 100 + layer * 10 + torch.arange(DIM) / 10 + head
         assert torch.equal(self.pool.position.flatten()[index].long(), positions.long())
-        assert torch.equal(self.pool.k.flatten(0, 1)[index], k)
-        assert torch.equal(self.pool.v.flatten(0, 1)[index], -k)
+        assert torch.equal(self.pool.k[self.pool.place(index)], k)
+        assert torch.equal(self.pool.v[self.pool.place(index)], -k)
 
     def teardown(self) -> None:
         if not hasattr(self, "manager"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -48,8 +48,8 @@ class Case:
         for done in range(0, longest, 3):  # in turn, so that blocks of all rows lie among each other
             manager.append(slots, [min(3, longest - done)] * len(slots))
         manager.shrink(slots, torch.tensor(self.lengths)[:, None].expand(-1, 2, -1).numpy())
-        # Some directions hardly vary, and most of a key is what all of them share.
-        scale = torch.rand(self.head_dim, generator=generator).square()
+        # Some directions vary little, and most of a key is what all of them share.
+        scale = 0.1 + torch.rand(self.head_dim, generator=generator).square()
         common = 3 * torch.randn(self.head_dim, generator=generator)
         pool.k.copy_(torch.randn(pool.k.shape, generator=generator) * scale + common)
         order = torch.randperm(pool.position.numel(), generator=generator)
@@ -99,15 +99,25 @@ CASES = st.builds(
 )
 
 
+def lost_in_centring(keys: Tensor) -> Tensor:
+    """What float32 may lose of a row's leverages when the mean is taken off: much where all keys are nearly one."""
+    spread = (keys - keys.mean(dim=0)).square().mean().sqrt()
+    off = torch.finfo(torch.float32).eps * keys.abs().max() / spread.clamp_min(1e-6)
+    # x / spread is at most the root of the number of keys, and the leverage is about its square.
+    return (8 * len(keys) ** 0.5 * off).expand(len(keys))
+
+
 @settings(max_examples=60, deadline=None)
 @given(case=CASES, ridge=st.sampled_from([0.01, 0.1, 1.0]))
+@example(case=Case([[0, 2]], head_dim=1, dtype=torch.float32, block_size=1, seed=60), ridge=0.01)
 def test_leverage_is_the_formula(case: Case, ridge: float) -> None:
     rows = case.rows()
     expected = row_by_row(rows, lambda keys: leverages(keys, ridge))
-    torch.testing.assert_close(leverage(rows, ridge), expected, rtol=5e-4, atol=5e-4)
+    tolerance = 5e-4 + float(row_by_row(rows, lost_in_centring).max())
+    torch.testing.assert_close(leverage(rows, ridge), expected, rtol=5e-4, atol=tolerance)
     for kernels in KERNELS.values():
         found = RowKernels(kernels, rows).leverage(ridge)
-        torch.testing.assert_close(found, expected, rtol=5e-4, atol=5e-4)
+        torch.testing.assert_close(found, expected, rtol=5e-4, atol=tolerance)
 
 
 @settings(max_examples=60, deadline=None)

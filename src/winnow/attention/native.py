@@ -104,6 +104,7 @@ class NativeBackend:
                 num_slots=pool.num_blocks * layout.block_size,
                 num_scores=layout.num_scores,
                 block_size=layout.block_size,
+                block_stride=pool.k.stride(0),
                 head_dim=layout.head_dim,
                 dtype=formats[layout.dtype],
             )

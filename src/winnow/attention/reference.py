@@ -47,11 +47,11 @@ class ReferenceBackend:
         )  # [B, H, blocks]
         head = torch.arange(index.shape[1], device=spans.device)
         block = tables[spans.token_sequence[:, None], head, index // block_size]  # [T, H]
-        flat = block.long() * block_size + index % block_size
-        pool.k.flatten(0, 1)[flat] = k.to(pool.k.dtype)
-        pool.v.flatten(0, 1)[flat] = v.to(pool.v.dtype)
-        pool.position.flatten()[flat] = spans.position[:, None].expand_as(flat).to(torch.int32)
-        pool.score.flatten(1)[:, flat] = 0.0
+        place = block.long(), index % block_size
+        pool.k[place] = k.to(pool.k.dtype)
+        pool.v[place] = v.to(pool.v.dtype)
+        pool.position[place] = spans.position[:, None].expand_as(index).to(torch.int32)
+        pool.score[:, *place] = 0.0
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         out = torch.empty_like(q)
@@ -76,10 +76,10 @@ class ReferenceBackend:
         return out
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
-        for field in (pool.k.flatten(0, 1), pool.v.flatten(0, 1), pool.position.flatten()):
-            field[target] = field[source]
-        score = pool.score.flatten(1)
-        score[:, target] = score[:, source]
+        source_place, target_place = pool.place(source), pool.place(target)
+        for field in (pool.k, pool.v, pool.position):
+            field[target_place] = field[source_place]
+        pool.score[:, *target_place] = pool.score[:, *source_place]
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ class RowKernels:
             dtype=formats[keys.dtype],
             k=keys.data_ptr(),
             head_dim=keys.shape[-1],
+            block_size=keys.shape[1],
+            block_stride=keys.stride(0),
             slot=self._slot.data_ptr(),
             length=self._length.data_ptr(),
             rows=self._length.numel(),

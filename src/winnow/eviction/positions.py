@@ -24,11 +24,10 @@ def reassign(pool: KVPool, slot: Tensor, kept: Tensor, rotation: Rotation) -> No
     """
     most = int(kept.max())
     slot, counts = slot[..., :most], torch.arange(most, device=slot.device) < kept[..., None]
-    positions, keys = pool.position.flatten(), pool.k.flatten(0, 1)
-    old = positions[slot]
+    old = pool.position[pool.place(slot)]
     new = ranks(old.masked_fill(~counts, torch.iinfo(old.dtype).max)).int()
     for layer in range(slot.shape[1]):
-        here = slot[:, layer][counts[:, layer]]
+        here = pool.place(slot[:, layer][counts[:, layer]])
         difference = (new - old)[:, layer][counts[:, layer]]
-        keys[here] = rotation.turn(layer, keys[here].float(), difference).to(keys.dtype)
-    positions[slot[counts]] = new[counts]
+        pool.k[here] = rotation.turn(layer, pool.k[here].float(), difference).to(pool.k.dtype)
+    pool.position[pool.place(slot[counts])] = new[counts]

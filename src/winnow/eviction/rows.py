@@ -124,5 +124,5 @@ class LayerRows:
         """Positions from each KV to the last token computed, int64 [B, H, N]; its own query's is 0."""
         return self.round.now[:, None, None] - self.position
 
-    def _vectors(self, pool: Tensor) -> Tensor:
-        return pool.flatten(0, 1)[self.slot].float().masked_fill_(~self.valid[..., None], 0.0)
+    def _vectors(self, vectors: Tensor) -> Tensor:
+        return vectors[self.pool.place(self.slot)].float().masked_fill_(~self.valid[..., None], 0.0)

@@ -102,6 +102,7 @@ class TritonBackend:
                 target,
                 len(source),
                 pool.position.numel(),
+                BLOCK_SIZE=pool.layout.block_size,
                 HEAD_DIM=pool.layout.head_dim,
                 NUM_SCORES=pool.layout.num_scores,
                 BLOCK_N=_MOVES_PER_PROGRAM,

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.rows import find_slots, fold, logits_of, row_length, sees
+from winnow.attention.triton.kernels.rows import find_slots, fold, logits_of, row_length, sees, vectors_at
 
 
 @triton.jit(do_not_specialize=["layer", "tokens"])
@@ -86,7 +86,7 @@ def attend_chunk(
         wanted = inside
         if WINDOW is not None:  # KVs that no query of the tile sees are not read
             wanted = inside & (positions > earliest - WINDOW)
-        at = flat * HEAD_DIM
+        at = vectors_at(flat, BLOCK_SIZE, HEAD_DIM)
         keys = tl.load(
             k_pool + at[None, :] + d[:, None], mask=wanted[None, :] & (d < HEAD_DIM)[:, None], other=0.0
         ).to(DOT)

@@ -7,7 +7,7 @@ whoever else is computed with it.
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.rows import find_slots, fold, logits_of, row_length, sees
+from winnow.attention.triton.kernels.rows import find_slots, fold, logits_of, row_length, sees, vectors_at
 
 
 @triton.jit
@@ -96,7 +96,7 @@ def attend_split(
         visible = sees(age, inside, WINDOW)
         # KVs outside the window are not read. Without one no key waits for its position.
         wanted = inside if WINDOW is None else visible
-        at = flat * HEAD_DIM
+        at = vectors_at(flat, BLOCK_SIZE, HEAD_DIM)
         keys = tl.load(
             k_pool + at[None, :] + d[:, None], mask=wanted[None, :] & (d < HEAD_DIM)[:, None], other=0.0
         ).to(DOT)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.rows import find_slots, row_length
+from winnow.attention.triton.kernels.rows import find_slots, row_length, vectors_at
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -54,7 +54,7 @@ def write_kvs(
         LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
     )  # fmt: skip
     shown = inside[:, None] & (d < HEAD_DIM)[None, :]
-    at = flat[:, None] * HEAD_DIM + d[None, :]
+    at = vectors_at(flat, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
     key = tl.load(k + token * k_token_stride + head[:, None] * k_head_stride + d[None, :], mask=shown)
     tl.store(k_pool + at, key.to(k_pool.dtype.element_ty), shown)
     value = tl.load(v + token * v_token_stride + head[:, None] * v_head_stride + d[None, :], mask=shown)
@@ -75,6 +75,7 @@ def move_kvs(
     target,
     moves,
     pool_slots,
+    BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     NUM_SCORES: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -87,8 +88,8 @@ def move_kvs(
     old = tl.load(source + n, mask=inside, other=0)
     new = tl.load(target + n, mask=inside, other=0)
     shown = inside[:, None] & (d < HEAD_DIM)[None, :]
-    old_at = old[:, None] * HEAD_DIM + d[None, :]
-    new_at = new[:, None] * HEAD_DIM + d[None, :]
+    old_at = vectors_at(old, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
+    new_at = vectors_at(new, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
     tl.store(k_pool + new_at, tl.load(k_pool + old_at, mask=shown), shown)
     tl.store(v_pool + new_at, tl.load(v_pool + old_at, mask=shown), shown)
     tl.store(position_pool + new, tl.load(position_pool + old, mask=inside), inside)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from winnow.attention.triton.kernels.decode import sequence_of
-from winnow.attention.triton.kernels.rows import find_slots, logits_of, row_length, sees
+from winnow.attention.triton.kernels.rows import find_slots, logits_of, row_length, sees, vectors_at
 
 # A KV that is as heavy as the average is not below it, though recomputed logits may differ in their last bits.
 CLEARLY_BELOW: tl.constexpr = tl.constexpr(1.0 - 1e-5)
@@ -111,7 +111,7 @@ def observe_decode(
 def squared_distance(
     v_pool,
     exact,
-    flat,
+    at,
     inside,
     out_row,
     real,
@@ -119,13 +119,13 @@ def squared_distance(
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """|v_j - o_i|^2 of outputs [BLOCK_Q] and values [BLOCK_N], from differences.
+    """|v_j - o_i|^2 of outputs [BLOCK_Q] and of the values `at`, [BLOCK_N], from differences.
 
     Products would be faster and wrong: where one KV takes nearly all attention o is nearly v.
     """
     distance = tl.zeros([BLOCK_Q, BLOCK_N], tl.float32)
     for d in range(HEAD_DIM):
-        value = tl.load(v_pool + flat * HEAD_DIM + d, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(v_pool + at + d, mask=inside, other=0.0).to(tl.float32)
         output = tl.load(exact + out_row * HEAD_DIM + d, mask=real, other=0.0)
         apart = value[None, :] - output[:, None]
         distance += apart * apart
@@ -197,8 +197,9 @@ def observe_chunk(
         LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
     )  # fmt: skip
     positions = tl.load(position_pool + flat, mask=inside, other=0)
+    at = vectors_at(flat, BLOCK_SIZE, HEAD_DIM)
     keys = tl.load(
-        k_pool + flat[None, :] * HEAD_DIM + d[:, None],
+        k_pool + at[None, :] + d[:, None],
         mask=inside[None, :] & (d < HEAD_DIM)[:, None],
         other=0.0,
     ).to(DOT)
@@ -228,7 +229,7 @@ def observe_chunk(
             p = told(p, counted, seen[:, None], TERM)
             if TERM == "value aware":
                 p *= squared_distance(
-                    v_pool, exact, flat, inside, mine, real, HEAD_DIM, BLOCK_Q, BLOCK_N
+                    v_pool, exact, at, inside, mine, real, HEAD_DIM, BLOCK_Q, BLOCK_N
                 )  # fmt: skip
             if AGGREGATE == "max":
                 together = tl.maximum(together, p)

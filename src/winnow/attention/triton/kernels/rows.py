@@ -38,6 +38,12 @@ def find_slots(
 
 
 @triton.jit
+def vectors_at(flat, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Where the keys, or the values, of slots begin: each block's keys stand between its values and those before."""
+    return (flat + flat // BLOCK_SIZE * BLOCK_SIZE) * HEAD_DIM
+
+
+@triton.jit
 def sees(age, inside, WINDOW: tl.constexpr):
     """Whether a query sees a KV that lies `age` positions back."""
     visible = inside & (age >= 0)
