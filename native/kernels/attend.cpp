@@ -33,10 +33,15 @@ Plan::Plan(const Attend &call) {
       const Row row(cache, batch.slots[seq], call.layer, head);
       const int64_t unit = static_cast<int64_t>(units.size()), first_item = static_cast<int64_t>(items.size());
       const bool by_weights = terms && tells_by_weights(*observe, terms, count);
+      // A decoding row of one item finishes its scores at once; those of several wait for all of them.
+      const bool finishes = by_weights && count == 1 && row.length <= keys_of_item(group);
       int64_t weights = -1;
       if (by_weights && count == 1) {
-        weights = kept;
-        kept += (row.length + TILE - 1) / TILE * kept_size(group);
+        const int64_t size = (row.length + TILE - 1) / TILE * kept_size(group);
+        if (finishes)
+          most_kept = std::max(most_kept, size);
+        else
+          weights = kept, kept += size;
       }
       // The last queries have the longest row and may be the fewest: where theirs is one item, everybody's is.
       const bool by_items = by_weights && count > 1 && row.length <= keys_of_item(((count - 1) % most_queries + 1) * group);
@@ -52,7 +57,7 @@ Plan::Plan(const Attend &call) {
           const int64_t first = piece * keys;
           add_item({seq, head, query, queries, first, std::min(last, first + keys), pieces > 1 ? partials : -1,
                     weights < 0 ? -1 : weights + first / TILE * kept_size(group),
-                    tells || (weights >= 0 && pieces == 1) ? unit : -1, tells ? told : -1},
+                    tells || finishes ? unit : -1, tells ? told : -1},
                    rows);
           if (pieces > 1) partials += rows * (padded + 2);
         }
@@ -63,8 +68,7 @@ Plan::Plan(const Attend &call) {
         }
       }
       if (terms) {
-        const bool by_item = weights >= 0 && items.back().unit >= 0;
-        for (int64_t key = 0; key < row.length && !by_item; key += OBSERVED_KEYS)
+        for (int64_t key = 0; key < row.length && !finishes; key += OBSERVED_KEYS)
           observed.emplace_back(unit, key);
         units.push_back({seq, head, from, weights, sums, observe, first_item,
                          by_items ? static_cast<int64_t>(items.size()) : first_item});
@@ -167,11 +171,11 @@ void fold(const float *logits, Operand *weights, float *sums, float &most, float
   mass += horizontal_sum(total);
 }
 
-/// kept_weights: where the item's weights are kept, or null.
+/// kept_weights: where the item's weights are kept, or null. observe: what its scores are finished by right after, or null.
 template <class KV, class Operand>
 void attend_item(const Attend &call, const Item &item, const Item *next_item, Lookahead<KV> &ahead,
-                 const Scratch<Operand> &scratch, float *partials, float *kept_weights, float *outputs,
-                 float *statistics) {
+                 const Scratch<Operand> &scratch, float *partials, const Observe *observe, float *kept_weights,
+                 float *outputs, float *statistics) {
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
   const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
@@ -200,6 +204,8 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       ahead.find(next, call, item, first + TILE);
     else if (next_item)
       ahead.find(next, call, *next_item, next_item->first_key);
+    if (observe)
+      for (int64_t i = 0; i < tile.n; i += LINE<float>) ask_for_scores(cache, *observe, tile.slot[i]);
     const int width = round_up(tile.n, WIDTH);
     float *kept = kept_weights ? kept_weights + (first - item.first_key) / TILE * kept_size(rows) : nullptr;
     if (tile.out_of_sight) {
@@ -297,13 +303,15 @@ void attend_as(const Attend &call, Workspace &work) {
       Lookahead<KV> ahead;
       for (int64_t i = plan.turns[turn - 1]; i < plan.turns[turn]; ++i) {
         const Item &item = plan.items[i];
-        float *weights = item.told >= 0 ? scratch.extra : item.kept >= 0 ? kept + item.kept : nullptr;
+        const Unit *unit = item.unit >= 0 ? &plan.units[item.unit] : nullptr;
+        const bool finishes = unit && item.told < 0;
+        float *weights = unit ? scratch.extra : item.kept >= 0 ? kept + item.kept : nullptr;
         attend_item<KV>(call, item, i + 1 < plan.turns[turn] ? &plan.items[i + 1] : nullptr, ahead, scratch, partials,
-                        weights, outputs, statistics);
-        if (item.told >= 0)
-          observe_item(call, plan.units[item.unit], item, weights, statistics, told + item.told);
-        else if (item.unit >= 0)
-          observe_kept<KV>(call, plan.units[item.unit], item.first_key, item.last_key, kept, statistics, outputs);
+                        finishes ? unit->observe : nullptr, weights, outputs, statistics);
+        if (finishes)
+          observe_kept<KV>(call, *unit, item.first_key, item.last_key, weights, statistics, outputs);
+        else if (unit)
+          observe_item(call, *unit, item, weights, statistics, told + item.told);
       }
     }
     if (!plan.merges.empty()) {

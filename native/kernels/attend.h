@@ -208,12 +208,19 @@ inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_qu
       pack_query(q + (first_token + i) * call.q.token_stride + (head * call.group() + h) * call.q.head_stride, dim, out);
 }
 
+/// Ask for the scores of the keys that share a line of memory, and for their positions where near ones do not count.
+inline void ask_for_scores(const Cache &cache, const Observe &observe, int64_t slot) {
+  asm volatile("");  // GCC takes a function that only prefetches for one that does nothing, and leaves its calls out
+  for (int64_t n = 0; n < cache.num_scores; ++n) __builtin_prefetch(cache.score + n * cache.num_slots + slot, 1);
+  if (observe.exclude_first) __builtin_prefetch(cache.position + slot);
+}
+
 /// (largest logit, 1 / sum of e^(logit - largest)) of every token and query head, [T, num_query_heads, 2].
 inline float *statistics_of(const Attend &call, Workspace &work) {
   return work.statistics.get<float>(call.batch.num_tokens() * call.num_query_heads * 2);
 }
 
-/// The scores of the keys [first_key, last_key) of a decoding sequence, from the weights and outputs that attention kept.
+/// The scores of the keys [first_key, last_key) of a decoding row, from the outputs and the row's weights that attention kept.
 template <class KV>
 void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *kept_weights,
                   const float *statistics, const float *outputs);
@@ -222,6 +229,10 @@ void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64
 /// [tiles, terms, told_heads, TILE].
 void observe_item(const Attend &call, const Unit &unit, const Item &item, const float *kept_weights,
                   const float *statistics, float *told);
+
+/// The scores of some keys of a unit, from what the items of its row told.
+void add_told(const Attend &call, const Plan &plan, const Unit &unit, int64_t first_key, int64_t last_key,
+              const float *told);
 
 /// Passes that change scores. Called by all threads of a team, after attention is complete.
 template <class KV>

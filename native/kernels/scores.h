@@ -1,0 +1,123 @@
+// From probabilities to scores: what the passes of `observe` share.
+#pragma once
+
+#include "attend.h"
+
+namespace winnow::WINNOW_ISA {
+
+// Where a KV takes all attention, leaving it out would change the output without bound; so 1 - p is kept above this.
+constexpr float LEAST_REST = 1e-4f;
+
+/// KVs that a query of a row sees.
+inline int64_t visible_keys(const Attend &call, const Row &row, int64_t sees, int64_t query_position) {
+  if (call.window == 0) return sees;
+  int64_t count = 0;
+  int64_t slots[TILE];
+  for (int64_t first = 0; first < sees; first += TILE) {
+    const int64_t n = std::min<int64_t>(TILE, sees - first);
+    row.slots(first, n, slots);
+    for (int64_t i = 0; i < n; ++i) count += query_position - call.cache.position[slots[i]] < call.window;
+  }
+  return count;
+}
+
+/// One more query head of a group, joined to those before it; the mean is divided at the end.
+inline vf join(vf before, vf x, int64_t head, Group group) {
+  if (head == 0) return x;
+  return group == Group::max ? vmax(before, x) : before + x;
+}
+
+inline float share(const Observe &observe, int64_t group) {
+  return observe.group == Group::mean ? 1.0f / static_cast<float>(group) : 1.0f;
+}
+
+/// What one query head tells about WIDTH KVs of its row.
+///
+/// p: zero where the query does not see a KV, or the KV is too near. counted: 1 where neither is so, else 0. average: 1 / KVs
+/// the query sees. distance: |v - o|^2.
+inline vf told(Term term, vf p, vf counted, float average, const float *distance) {
+  switch (term) {
+    case Term::squared:
+      return p * p;
+    case Term::below_average:
+      return p < average ? counted : vf{};
+    case Term::value_aware: {
+      const vf ratio = p / vmax(1.0f - p, broadcast(LEAST_REST));
+      return ratio * ratio * load(distance);
+    }
+    default:
+      return p;
+  }
+}
+
+/// x, or zero where a KV is fewer than `exclude_first` positions before the query.
+inline vf far(const Observe &observe, const int32_t *position, int64_t query_position, vf x) {
+  if (!observe.exclude_first) return x;
+  const vi age = static_cast<int32_t>(query_position) - load_vector<vi>(position);
+  return age < static_cast<int32_t>(observe.exclude_first) ? vf{} : x;
+}
+
+/// A thread's memory for one tile.
+struct TileSums {
+  float *p;         // [group, TILE], see told
+  float *counted;   // [TILE]
+  float *distance;  // [group, TILE]
+  float *sums;      // [terms, group, TILE]; [terms, 0] where query heads become one at once
+
+  TileSums(float *memory, int64_t group)
+      : p(memory), counted(p + group * TILE), distance(counted + TILE), sums(distance + group * TILE) {}
+
+  static int64_t size(int64_t terms, int64_t group) { return (2 * group + 1 + terms * group) * TILE; }
+};
+
+/// Add what one query tells about the KVs of a tile.
+inline void add_query(const Observe &observe, int64_t terms, int64_t group, int width, float average, const TileSums &tile) {
+  for (int64_t term = 0; term < terms; ++term) {
+    const Term kind = observe.terms[term];
+    const bool at_once = grouped_at_once(observe, kind);
+    float *to = tile.sums + term * group * TILE;
+    for (int j = 0; j < width; j += WIDTH) {
+      vf together{};
+      for (int64_t h = 0; h < group; ++h) {
+        const vf x = told(kind, load(tile.p + h * TILE + j), load(tile.counted + j), average, tile.distance + h * TILE + j);
+        if (at_once)
+          together = join(together, x, h, observe.group);
+        else
+          store(to + h * TILE + j, load(to + h * TILE + j) + x);
+      }
+      if (at_once) {
+        together *= share(observe, group);
+        store(to + j, load(to + j) + (kind == Term::group_squared ? together * together : together));
+      }
+    }
+  }
+}
+
+/// Query heads of a group as one: out [n] from x [heads, stride].
+inline void aggregate(const float *x, int64_t heads, int64_t stride, int64_t n, const Observe &observe, float *out) {
+  for (int64_t i = 0; i < n; ++i) {
+    float together = x[i];
+    for (int64_t h = 1; h < heads; ++h)
+      together = observe.group == Group::max ? std::max(together, x[h * stride + i]) : together + x[h * stride + i];
+    out[i] = together * (heads > 1 ? share(observe, heads) : 1.0f);
+  }
+}
+
+/// Add x, [n], to a score of the slots, or put it in its place. The first slot is the first of a block, or WIDTH after one.
+inline void put_scores(const Cache &cache, int64_t term, const int64_t *slot, const float *x, int64_t n, bool replace) {
+  float *score = cache.score + term * cache.num_slots;
+  const bool adjacent = cache.block_size % WIDTH == 0;  // each WIDTH of them
+  for (int64_t i = 0; i < n;) {
+    float *to = score + slot[i];
+    if (adjacent && i + WIDTH <= n) {
+      const vf value = load(x + i);
+      store(to, replace ? value : load(to) + value);
+      i += WIDTH;
+    } else {
+      *to = replace ? x[i] : *to + x[i];
+      ++i;
+    }
+  }
+}
+
+}  // namespace winnow::WINNOW_ISA
