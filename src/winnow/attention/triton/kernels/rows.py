@@ -39,7 +39,7 @@ def find_slots(
 
 @triton.jit
 def vectors_at(flat, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Where the keys, or the values, of slots begin: each block's keys stand between its values and those before."""
+    """Where the keys, or the values, of slots begin: the pool holds the keys of a block and then its values."""
     return (flat + flat // BLOCK_SIZE * BLOCK_SIZE) * HEAD_DIM
 
 
