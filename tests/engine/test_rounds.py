@@ -266,7 +266,7 @@ POLICIES = [
 ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(
     arrivals=st.lists(
         st.tuples(
