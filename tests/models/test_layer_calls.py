@@ -62,7 +62,7 @@ class Layer:
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("inner", [128, 200], ids=["whole panels of gates", "a part of a panel"])
+@pytest.mark.parametrize("inner", [128, 204], ids=["whole panels of gates", "a part of a panel"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("isa", _native.instruction_sets())
 def test_what_lies_after_attention(isa: str, dtype: torch.dtype, inner: int, biased: bool) -> None:
@@ -72,3 +72,18 @@ def test_what_lies_after_attention(isa: str, dtype: torch.dtype, inner: int, bia
         attended = residual.flip(0).contiguous()
         found = layer.kernels.after_attention(layer.native, residual, attended)
         assert torch.equal(found, layer.after_attention(residual, attended))
+
+
+@pytest.mark.parametrize("isa", _native.instruction_sets())
+def test_any_number_of_threads_gives_the_same_bits(isa: str) -> None:
+    layer = Layer(LayerKernels(_native.Kernels(isa)), torch.bfloat16, 128, biased=True)
+    residual = torch.randn(700, HIDDEN, generator=torch.Generator().manual_seed(0)).bfloat16()
+    before, outs = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            outs.append(layer.kernels.after_attention(layer.native, residual, residual))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
