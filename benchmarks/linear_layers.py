@@ -51,7 +51,7 @@ def ways(all_weights: list[Tensor]) -> dict[str, list[nn.Module]]:
     if kernels is None:
         raise SystemExit("error: this installation has no kernels")
     found: dict[str, list[nn.Module]] = {
-        "winnow": [PackedLinear(weight, None, LayerKernels(kernels)) for weight in all_weights],
+        "winnow": [PackedLinear.pack(weight, None, LayerKernels(kernels)) for weight in all_weights],
         "F.linear": [Plain(weight) for weight in all_weights],
     }
     try:

@@ -18,7 +18,6 @@ from winnow.eviction.describe import brief_policy
 from winnow.inspection import Held, Inspection, read_tokens
 from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.outputs import EngineStats, RequestOutput
-from winnow.padded import open_padded_engine
 from winnow.sampling import SamplingParams
 
 # Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
@@ -336,6 +335,9 @@ class LLM:
 
 def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestEngine]:
     if config.model.engine == "padded":
+        # It works with transformers' own caches, whose import a packed model does without.
+        from winnow.padded import open_padded_engine
+
         plain = load_plain_model(config.model)
         return plain, open_padded_engine(plain, config, time.monotonic)
     policy = preset_of(config.eviction.eviction).policy

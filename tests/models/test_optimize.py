@@ -243,7 +243,7 @@ def kernels() -> LayerKernels:
 def test_packed_products(kernels: LayerKernels, dtype: torch.dtype, bias: bool) -> None:
     plain = nn.Linear(70, 130, bias=bias).to(dtype)
     x = torch.randn(2, 17, 70).to(dtype)
-    packed = PackedLinear(plain.weight, plain.bias, kernels)
+    packed = PackedLinear.pack(plain.weight, plain.bias, kernels)
     eps = 2 * torch.finfo(dtype).eps
     for rows in (x, x[:, :1], x.transpose(0, 1), x[..., :0, :]):
         found, expected = packed(rows), plain(rows)

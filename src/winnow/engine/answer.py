@@ -1,12 +1,14 @@
 """An answer as it grows: its text, its logprobs, and when it ends."""
 
 from dataclasses import replace
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from winnow.engine.request import Sequence
 from winnow.outputs import CompletionOutput, EvictionReport, LogprobDict
 from winnow.sampling import TextStream
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Why an answer ends: the finish reason, and the stop string or token id where there is one.
 Finish = tuple[str, int | str | None]
@@ -16,7 +18,7 @@ class Answer:
     """Takes the sampled or forced tokens of one sequence."""
 
     def __init__(
-        self, sequence: Sequence, tokenizer: PreTrainedTokenizerBase | None, eos_token_ids: frozenset[int]
+        self, sequence: Sequence, tokenizer: "PreTrainedTokenizerBase | None", eos_token_ids: frozenset[int]
     ) -> None:
         self._sequence = sequence
         self._tokenizer = tokenizer
@@ -65,7 +67,7 @@ class Answer:
         )
 
 
-def decode_logprobs(tokenizer: PreTrainedTokenizerBase | None, logprobs: LogprobDict) -> LogprobDict:
+def decode_logprobs(tokenizer: "PreTrainedTokenizerBase | None", logprobs: LogprobDict) -> LogprobDict:
     """Add the tokens' text, where there is a tokenizer."""
     if tokenizer is None:
         return logprobs

@@ -1,8 +1,7 @@
 """The loop: requests come in, a step is scheduled and computed, answers go out."""
 
 from collections.abc import Callable
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from winnow.engine.admission import Admission
 from winnow.engine.eviction_report import eviction_report
@@ -14,6 +13,9 @@ from winnow.engine.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EngineStats, RequestMetrics, RequestOutput
 from winnow.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Engine:
@@ -27,7 +29,7 @@ class Engine:
         self,
         executor: Executor,
         scheduler: Scheduler,
-        tokenizer: PreTrainedTokenizerBase | None,
+        tokenizer: "PreTrainedTokenizerBase | None",
         eos_token_ids: frozenset[int],
         admission: Admission,
         kv_memory: int,

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from copy import copy
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from winnow.engine.answer import Answer, Finish, decode_logprobs
 from winnow.engine.request import Request, Sequence
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EvictionReport, LogprobDict, RequestOutput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Roster:
@@ -24,7 +26,7 @@ class Roster:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase | None,
+        tokenizer: "PreTrainedTokenizerBase | None",
         eos_token_ids: frozenset[int],
         clock: Callable[[], float],
     ) -> None:

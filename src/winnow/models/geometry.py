@@ -1,13 +1,16 @@
 """What a model's attention layers really ask for, learnt by watching one token pass through them."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
 
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class _Probe:
         return torch.zeros_like(q)
 
 
-def probe_geometry(model: PreTrainedModel) -> ModelGeometry:
+def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
     """Run one token through the model and check that its attention is of a kind that the cache can hold.
 
     Raises:
@@ -70,7 +73,7 @@ def probe_geometry(model: PreTrainedModel) -> ModelGeometry:
     return _geometry(name, probe, model.config.get_text_config())
 
 
-def _check_config(name: str, config: PretrainedConfig) -> None:
+def _check_config(name: str, config: "PretrainedConfig") -> None:
     """What a model would say in a mask must not be lost silently, since none is built."""
     known = {"full_attention", "sliding_attention"}
     for kind in getattr(config, "layer_types", None) or ():
@@ -78,7 +81,7 @@ def _check_config(name: str, config: PretrainedConfig) -> None:
             raise UnsupportedModelError(f"{name} is not supported: it has layers of kind {kind!r}")
 
 
-def _geometry(name: str, probe: _Probe, config: PretrainedConfig) -> ModelGeometry:
+def _geometry(name: str, probe: _Probe, config: "PretrainedConfig") -> ModelGeometry:
     num_layers = config.num_hidden_layers
     if sorted(probe.shapes) != list(range(num_layers)):
         raise UnsupportedModelError(

@@ -1,276 +1,82 @@
-"""From a directory to a model ready to run: safetensors only, no code from the directory, no network."""
+"""From a directory to a model ready to run.
 
-import json
-from dataclasses import dataclass
-from functools import cached_property
+What reads a checkpoint imports transformers' model classes, and with them a hundred MiB; a packed model does without.
+"""
+
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.models.binding import ATTENTION_NAME
-from winnow.models.geometry import ModelGeometry, probe_geometry
-from winnow.models.optimize import optimize_model
-from winnow.models.rotation import ModelRotation, find_rotation
-from winnow.models.tokens import token_kinds
+from winnow.models.loaded import LoadedModel, PlainModel
+from winnow.models.packed.files import is_packed
+from winnow.native import native_kernels
 
 DEMO_MODEL = Path(__file__).parent / "demo"
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-# RoPE kinds that choose their frequencies by the largest position of the whole forward pass. In a packed batch one
-# long sequence would change the short ones, so they serve only lengths at which nothing is chosen.
-_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-
-
-@dataclass(frozen=True)
-class PlainModel:
-    """A model as transformers makes it, and what an engine must know of it."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
-    max_model_len: int
-    eos_token_ids: frozenset[int]
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.model.config.get_text_config().vocab_size)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-
-@dataclass(frozen=True)
-class LoadedModel(PlainModel):
-    """A model bound to the paged cache."""
-
-    geometry: ModelGeometry
-    trained_len: int
-    """Longest sequence whose positions the model knows."""
-
-    @cached_property
-    def rotation(self) -> ModelRotation | None:
-        """How keys are rotated at their positions; None: not in a way that Winnow can redo."""
-        return find_rotation(self.model)
-
-    @cached_property
-    def token_kinds(self) -> torch.Tensor:
-        """The kind of every token id, uint8 [vocab_size]."""
-        return token_kinds(self.tokenizer, self.vocab_size)
 
 
 def load_model(config: ModelConfig, *, beyond_trained_len: bool = False) -> LoadedModel:
-    """Load model and tokenizer from a local directory.
+    """Load model and tokenizer from a local directory, published or packed by `winnow pack`.
 
     Args:
         beyond_trained_len: let `max_model_len` exceed what the model was trained for: positions are re-assigned.
 
     Raises:
-        UnsupportedModelError: no such directory, no safetensors, weights missing, or an architecture that attention
-            here does not compute; names the reason.
-        ConfigError: `device`, or `max_model_len` beyond what the model can do.
+        UnsupportedModelError: no such directory, no safetensors, weights missing, an architecture that attention here
+            does not compute, or packed for another processor; names the reason.
+        ConfigError: `device`, `dtype`, or `max_model_len` beyond what the model can do.
     """
-    path = DEMO_MODEL if config.model is None else Path(config.model)
-    model_config = _read_config(path)
-    model_class = _causal_class(model_config)
-    if not model_class.is_backend_compatible():
-        raise UnsupportedModelError(
-            f"{model_class.__name__} is not supported: its attention cannot be replaced "
-            "(transformers' class takes none from AttentionInterface); engine=padded runs it as it is"
-        )
-    wanted = config.max_model_len
-    trained_len = _context_limit(model_config, None if beyond_trained_len else wanted)
-    device = _device(config.device)
-    model = _load_weights(path, model_config, config, device, ATTENTION_NAME)
-    geometry = probe_geometry(model)
-    if config.optimize:
-        optimize_model(model, geometry, trained_len)
-    return LoadedModel(
-        model=model,
-        tokenizer=_load_tokenizer(path),
-        geometry=geometry,
-        max_model_len=wanted or trained_len,
-        trained_len=trained_len,
-        eos_token_ids=_eos_token_ids(path, model_config),
-    )
+    path = _directory(config)
+    if is_packed(path):
+        kernels = native_kernels()
+        if kernels is None:
+            raise UnsupportedModelError(
+                f"model: {path} is packed for Winnow's CPU kernels, which are not installed"
+            )
+        from winnow.models.packed.read import load_packed
+
+        return load_packed(path, config, kernels, beyond_trained_len=beyond_trained_len)
+    from winnow.models.checkpoint import load_checkpoint
+
+    return load_checkpoint(path, config, beyond_trained_len=beyond_trained_len)
 
 
 def load_plain_model(config: ModelConfig) -> PlainModel:
     """Load model and tokenizer from a local directory, with the attention that transformers gives the class.
 
     Raises:
-        UnsupportedModelError, ConfigError: as `load_model`; any causal language model is taken.
+        UnsupportedModelError, ConfigError: as `load_model`; any causal language model is taken that is not packed.
     """
-    path = DEMO_MODEL if config.model is None else Path(config.model)
-    model_config = _read_config(path)
-    _causal_class(model_config)
-    return PlainModel(
-        max_model_len=_context_limit(model_config, config.max_model_len),
-        model=_load_weights(path, model_config, config, _device(config.device), None),
-        tokenizer=_load_tokenizer(path),
-        eos_token_ids=_eos_token_ids(path, model_config),
-    )
-
-
-def _read_config(path: Path) -> PretrainedConfig:
-    if not path.is_dir():
-        raise UnsupportedModelError(f"model: no such directory: {path}")
-    file = path / "config.json"
-    if not file.is_file():
-        raise UnsupportedModelError(f"model: {path} holds no config.json")
-    try:
-        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise UnsupportedModelError(f"model: cannot read {file}: {error}") from None
-    model_type = values.get("model_type")
-    if model_type not in CONFIG_MAPPING:
+    path = _directory(config)
+    if is_packed(path):
         raise UnsupportedModelError(
-            f"model: transformers knows no model_type {model_type!r}, named in {file}"
+            f"model: {path} is packed for engine=paged; engine=padded runs the model as it was published"
         )
-    # auto_map would name code in the directory. It is dropped before anyone could follow it.
-    values.pop("auto_map", None)
-    try:
-        return CONFIG_MAPPING[model_type].from_dict(values)
-    except (ValueError, TypeError, KeyError) as error:
-        raise UnsupportedModelError(f"model: {file} is not a usable configuration: {error}") from None
+    from winnow.models.checkpoint import load_plain_checkpoint
+
+    return load_plain_checkpoint(path, config)
 
 
-def _causal_class(model_config: PretrainedConfig) -> type[PreTrainedModel]:
-    """The model's class, looked up before its weights are read.
+def pack_model(config: ModelConfig, out: Path) -> None:
+    """Load a model as `config` says and write it packed into a directory that is not there yet, or empty.
 
     Raises:
-        UnsupportedModelError: transformers has no causal model of this kind.
+        ConfigError: `out` is in use, or the model cannot be one for the CPU kernels.
+        UnsupportedModelError: as `load_model`, or the model computes something that packing would lose; names it.
     """
-    if type(model_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UnsupportedModelError(
-            f"{model_config.model_type} is not supported: it is not a causal language model"
-        )
-    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
-    return model_class
+    path = _directory(config)
+    if is_packed(path):
+        raise ConfigError(f"model: {path} is packed already")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"the directory to write must be new or empty, got {str(out)!r}")
+    if native_kernels() is None:
+        raise ConfigError("packing needs Winnow's CPU kernels, which are not installed")
+    from winnow.models.packed.write import write_packed
+
+    loaded = load_model(replace(config, device="cpu", optimize=True))
+    out.mkdir(parents=True, exist_ok=True)
+    write_packed(loaded, path, out)
 
 
-def _context_limit(config: PretrainedConfig, wanted: int | None) -> int:
-    """The longest sequence served.
-
-    Raises:
-        ConfigError: more is wanted than the model can do, or nothing is, and the model does not say what it can.
-    """
-    text = config.get_text_config()
-    named = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    limit = next((length for length in named if length), wanted)
-    if limit is None:
-        raise ConfigError(
-            f"max_model_len must be given: {type(config).__name__} names no max_position_embeddings"
-        )
-    reason = "the model's max_position_embeddings"
-    rope = getattr(text, "rope_parameters", None) or {}
-    # Models whose layers differ in kind have one set of parameters for each kind.
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if parameters.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-            limit = min(limit, parameters.get("original_max_position_embeddings") or limit)
-            reason = f"up to which its {parameters['rope_type']} RoPE does not depend on the batch"
-    if wanted is not None and wanted > limit:
-        raise ConfigError(f"max_model_len must be at most {limit}, {reason}, got {wanted}")
-    return int(wanted or limit)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {name!r} is not usable here: {str(error).splitlines()[0]}") from None
-    return device
-
-
-def _dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    if name != "auto":
-        return getattr(torch, name)
-    return torch.float32 if device.type == "cpu" else (config.dtype or torch.bfloat16)
-
-
-def _load_weights(
-    path: Path,
-    model_config: PretrainedConfig,
-    config: ModelConfig,
-    device: torch.device,
-    attention: str | None,
-) -> PreTrainedModel:
-    """The model on its device; `attention` is a name that transformers knows, None its own choice."""
-    model = _make_model(path, model_config, config, _dtype(config.dtype, model_config, device), attention).to(
-        device
-    )
-    return model.eval().requires_grad_(False)
-
-
-def _make_model(
-    path: Path, model_config: PretrainedConfig, config: ModelConfig, dtype: torch.dtype, attention: str | None
-) -> Any:
-    if config.load_format == "dummy":
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            return AutoModelForCausalLM.from_config(
-                model_config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
-            )
-    if not any(path.glob("*.safetensors")):
-        raise UnsupportedModelError(
-            f"model: {path} holds no *.safetensors; other weight formats can carry code and are not read "
-            "(load_format=dummy runs a configuration with random weights)"
-        )
-    try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=model_config,
-            dtype=dtype,
-            attn_implementation=attention,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise UnsupportedModelError(f"model: cannot load {path}: {str(error).splitlines()[0]}") from error
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise UnsupportedModelError(
-            f"model: {path} lacks {len(missing)} of {type(model).__name__}'s weights, such as {missing[0]}"
-        )
-    return model
-
-
-def _load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer, or None where the directory has none: then prompts are token ids."""
-    if not any((path / file).is_file() for file in _TOKENIZER_FILES):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise UnsupportedModelError(f"model: cannot load the tokenizer in {path}: {error}") from error
-
-
-def _eos_token_ids(path: Path, config: PretrainedConfig) -> frozenset[int]:
-    """Tokens that end an answer: those of generation_config.json, else of config.json."""
-    eos = config.get_text_config().eos_token_id
-    if (path / "generation_config.json").is_file():
-        generation = GenerationConfig.from_pretrained(path, local_files_only=True)
-        eos = generation.eos_token_id if generation.eos_token_id is not None else eos
-    ids = [eos] if isinstance(eos, int) else eos or []
-    # What the model cannot say cannot end its answer; default configurations name such tokens.
-    return frozenset(token for token in ids if 0 <= token < config.get_text_config().vocab_size)
+def _directory(config: ModelConfig) -> Path:
+    return DEMO_MODEL if config.model is None else Path(config.model)

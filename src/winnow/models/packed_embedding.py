@@ -23,7 +23,7 @@ class PackedEmbedding(nn.Module):
     def __init__(self, head: PackedLinear, kernels: "LayerKernels") -> None:
         super().__init__()
         packed = head.packed.packed
-        panel, together = _panel_shape(kernels, packed.dtype)
+        panel, together = panel_shape(kernels, packed.dtype)
         # A parameter: where no other is left, it tells the model's type and device.
         self.panels = nn.Parameter(
             packed.view(-1, head.in_features // together, panel, together), requires_grad=False
@@ -38,7 +38,7 @@ class PackedEmbedding(nn.Module):
         return rows.view(dtype)
 
 
-def _panel_shape(kernels: "LayerKernels", dtype: torch.dtype) -> tuple[int, int]:
+def panel_shape(kernels: "LayerKernels", dtype: torch.dtype) -> tuple[int, int]:
     """Rows of a panel, and how many elements of a row lie together; both depend on the instruction set."""
     weight = torch.tensor([[1, 2], [3, 4]], dtype=dtype)
     packed = kernels.pack(weight).packed

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from winnow.models.fused.kernels import LayerKernels
+    from winnow.models.fused.kernels import LayerKernels, PackedWeight
 
 MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]
 """weight [out_features, in_features] and bias [out_features] -> a layer that computes x @ weight.T + bias."""
@@ -27,20 +27,24 @@ class PackedLinear(nn.Module):
     """x @ weight.T + bias, as `nn.Linear`. A row's result does not depend on the rows beside it, to the last bit.
 
     Args:
-        weight: [out_features, in_features]; not kept, so that its memory is free once the caller lets it go.
         bias: [out_features].
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: "LayerKernels") -> None:
+    def __init__(self, packed: "PackedWeight", bias: Tensor | None, kernels: "LayerKernels") -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
+        self.out_features, self.in_features = packed.out_features, packed.in_features
         self.bias = bias if bias is None else bias.detach().contiguous()
-        self.packed = kernels.pack(weight.detach())
-        self._kernels = kernels
+        self.packed = packed
+        self.kernels = kernels
+
+    @classmethod
+    def pack(cls, weight: Tensor, bias: Tensor | None, kernels: "LayerKernels") -> "PackedLinear":
+        """Of a weight [out_features, in_features], which is not kept: its memory is free once the caller lets it go."""
+        return cls(kernels.pack(weight.detach()), bias, kernels)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
-        out = self._kernels.linear(x.reshape(-1, self.in_features), self.packed, self.bias)
+        out = self.kernels.linear(x.reshape(-1, self.in_features), self.packed, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 
 
@@ -65,7 +69,9 @@ def linear_maker(kernels: "LayerKernels", dtype: torch.dtype) -> MakeLinear:
         return OneDnnLinear
 
     def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return PackedLinear(weight, bias, kernels) if kernels.packs(weight) else _plain_linear(weight, bias)
+        return (
+            PackedLinear.pack(weight, bias, kernels) if kernels.packs(weight) else _plain_linear(weight, bias)
+        )
 
     return make
 

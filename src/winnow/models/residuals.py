@@ -3,7 +3,6 @@
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from winnow.errors import UnsupportedModelError
 
@@ -20,7 +19,7 @@ class ResidualWatcher(Protocol):
         """What the layer's attention adds to it, [1, T, hidden_size]."""
 
 
-def watch_residuals(model: PreTrainedModel, num_layers: int) -> None:
+def watch_residuals(model: nn.Module, num_layers: int) -> None:
     """Hook the model's layers, so that a step that is watching is told. Others pay one attribute look-up a layer.
 
     Fused layers have no parts to hook; they tell the step themselves.
@@ -41,7 +40,7 @@ def watch_residuals(model: PreTrainedModel, num_layers: int) -> None:
         attention.register_forward_hook(_leave, with_kwargs=True)
 
 
-def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
+def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
     """The model's layers in order; empty if they cannot be told."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:

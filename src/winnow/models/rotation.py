@@ -1,12 +1,15 @@
 """A model's rotary embedding, learnt by watching what it does to keys, so that stored keys can change position."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from winnow.attention import AttentionSpec
+
+if TYPE_CHECKING:
+    from winnow.models.loaded import CausalModel
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class _KeyProbe:
         return torch.zeros_like(q)
 
 
-def find_rotation(model: PreTrainedModel) -> ModelRotation | None:
+def find_rotation(model: "CausalModel", num_layers: int) -> ModelRotation | None:
     """How the model rotates keys, or None if it does something that turning pairs cannot reproduce.
 
     The frequencies are the model's own buffers; which of them a layer uses, and how it pairs dimensions, is tried out
@@ -61,7 +64,6 @@ def find_rotation(model: PreTrainedModel) -> ModelRotation | None:
     """
     positions = (0, 3, 50)
     keys = [_keys_at(model, position) for position in positions]
-    num_layers = model.config.get_text_config().num_hidden_layers
     candidates = [LayerRotation(torch.empty(0), False)]  # no position at all
     for name, buffer in model.named_buffers():
         if name.endswith("inv_freq") and "original" not in name:
@@ -76,7 +78,7 @@ def find_rotation(model: PreTrainedModel) -> ModelRotation | None:
 
 
 @torch.inference_mode()
-def _keys_at(model: PreTrainedModel, position: int) -> dict[int, Tensor]:
+def _keys_at(model: "CausalModel", position: int) -> dict[int, Tensor]:
     probe = _KeyProbe()
     token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
     model(

@@ -1,15 +1,60 @@
-"""What kind of text a token is, for policies that keep kinds."""
+"""A model's tokenizer, and what kind of text a token is, for policies that keep kinds."""
 
 import string
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
+from winnow.errors import UnsupportedModelError
 from winnow.eviction import PUNCTUATION, SPECIAL
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def token_kinds(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> Tensor:
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def load_tokenizer(path: Path, class_name: str | None = None) -> "PreTrainedTokenizerBase | None":
+    """The tokenizer in a directory, or None where it has none: then prompts are token ids.
+
+    Args:
+        class_name: as `tokenizer_class` gave it: of the class that will be found. Looking for it imports the
+            configurations of all models.
+
+    Raises:
+        UnsupportedModelError: its files cannot be used.
+    """
+    if not any((path / file).is_file() for file in _TOKENIZER_FILES):
+        return None
+    import transformers
+
+    try:
+        kind: Any = getattr(transformers, class_name or "AutoTokenizer", None)
+        if class_name is not None and not _is_tokenizer(kind):
+            raise ValueError(f"transformers has no tokenizer called {class_name!r}")
+        return kind.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise UnsupportedModelError(f"model: cannot load the tokenizer in {path}: {error}") from error
+
+
+def tokenizer_class(tokenizer: "PreTrainedTokenizerBase | None") -> str | None:
+    """By what name transformers exports a tokenizer's class; None: there is none, or it does not."""
+    import transformers
+
+    name = type(tokenizer).__name__
+    found = getattr(transformers, name, None)
+    return name if _is_tokenizer(found) and type(tokenizer) is found else None
+
+
+def _is_tokenizer(kind: object) -> bool:
+    from transformers import PreTrainedTokenizerBase
+
+    return isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerBase)
+
+
+def token_kinds(tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int) -> Tensor:
     """The kind of every token id, uint8 [vocab_size]: SPECIAL, PUNCTUATION, or 0; all 0 without a tokenizer."""
     kinds = torch.zeros(vocab_size, dtype=torch.uint8)
     if tokenizer is None:

@@ -5,6 +5,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from winnow.attention import AttentionSpec
 from winnow.models.fused.kernels import LayerKernels
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.fused.parts import LayerParts, fuse_linears
@@ -51,7 +52,7 @@ def fuse_layer(
         return None
     expected = call.run(layer)
     products = {name: make_linear(*fuse_linears(linears)) for name, linears in _linears(parts).items()}
-    fused = FusedLayer(layer, parts, products, expected.spec, shape, kernels)
+    fused = _fused(layer, parts, products, expected.spec, shape, kernels)
     return fused if call.run(fused).agrees(expected) else None
 
 
@@ -64,8 +65,21 @@ def _same_in_float32(
         return False
     expected = call.run(copy)
     products: dict[str, nn.Module] = {name: _SideBySide(linears) for name, linears in _linears(parts).items()}
-    fused = FusedLayer(copy, parts, products, expected.spec, shape, kernels)
+    fused = _fused(copy, parts, products, expected.spec, shape, kernels)
     return call.run(fused).agrees(expected)
+
+
+def _fused(
+    layer: nn.Module,
+    parts: LayerParts,
+    products: dict[str, nn.Module],
+    spec: AttentionSpec,
+    shape: tuple[int, int, int],
+    kernels: LayerKernels,
+) -> FusedLayer:
+    index = int(layer.self_attn.layer_idx)  # type: ignore[arg-type, union-attr]
+    public = {n: v for n, v in vars(layer).items() if not n.startswith("_") and n != "training"}
+    return FusedLayer(index, parts.norms, parts.activation, products, spec, shape, kernels, public)
 
 
 def _linears(parts: LayerParts) -> dict[str, tuple[nn.Linear, ...]]:

@@ -23,6 +23,7 @@ class NormWeight:
     def __init__(self, weight: Tensor, eps: float, *, one_plus: bool = False) -> None:
         assert weight.is_contiguous(), "the kernel reads the weight as one dense row"
         self.weight = weight  # what `native` points at
+        self.eps, self.one_plus = eps, one_plus
         self.native = _native.RmsNorm(weight.data_ptr(), eps, one_plus)
 
 
@@ -57,12 +58,16 @@ class LayerKernels:
         """Whether a weight can be packed: some kernels take inputs of 16 bits in pairs."""
         return weight.dtype in _DTYPES and (weight.dtype == torch.float32 or weight.shape[1] % 2 == 0)
 
+    def packed_size(self, in_features: int, out_features: int) -> int:
+        """Elements of a packed weight."""
+        return self._kernels.packed_size(in_features, out_features)
+
     def pack(self, weight: Tensor) -> PackedWeight:
         """Copy a weight, [out_features, in_features], into the form that `linear` reads."""
         assert self.packs(weight)
         out_features, in_features = weight.shape
         dense = weight.contiguous()
-        packed = torch.empty(self._kernels.packed_size(in_features, out_features), dtype=weight.dtype)
+        packed = torch.empty(self.packed_size(in_features, out_features), dtype=weight.dtype)
         out = PackedWeight(packed, in_features, out_features)
         self._kernels.pack(out.native, dense.data_ptr(), torch.get_num_threads())
         return out

@@ -4,30 +4,34 @@ With packed weights what lies before attention is one native call, and what lies
 the parts of a small step take longer to reach than to compute.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from winnow import _native
 from winnow.attention import AttentionSpec
-from winnow.models.binding import AttentionStep
 from winnow.models.fused.kernels import NO_NORM, LayerKernels
-from winnow.models.fused.parts import LayerParts
+from winnow.models.fused.parts import LayerNorms
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.residuals import ResidualWatcher, watching
+
+if TYPE_CHECKING:
+    from winnow.models.binding import AttentionStep
 
 
 class FusedLayer(nn.Module):
     """Takes the place of a decoder layer that is built of `LayerParts`.
 
     Args:
-        original: the layer that it replaces; models may look at attributes of their layers.
-        parts: of that layer.
+        layer_idx: its number from the bottom.
         products: the four matrix products by name, each [T, in] -> [T, out]: `qkv` (queries, keys and values side by
             side), `output`, `gate_up` (both side by side), `down`.
         spec: how the layer attends.
         shape: query heads, KV heads and head_dim.
+        attributes: of the layer that it replaces; models may look at them.
 
     Attributes:
         only_wanted: nobody reads the hidden state of tokens whose logits are not wanted, so of those only keys and
@@ -39,36 +43,37 @@ class FusedLayer(nn.Module):
 
     def __init__(
         self,
-        original: nn.Module,
-        parts: LayerParts,
+        layer_idx: int,
+        norms: LayerNorms,
+        activation: _native.Activation,
         products: dict[str, nn.Module],
         spec: AttentionSpec,
         shape: tuple[int, int, int],
         kernels: LayerKernels,
+        attributes: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self.__dict__ |= {
-            n: v for n, v in vars(original).items() if not n.startswith("_") and n != "training"
-        }
-        self.layer_idx = int(original.self_attn.layer_idx)  # type: ignore[arg-type, union-attr]
+        self.__dict__ |= attributes
+        self.layer_idx = layer_idx
         self.only_wanted = False
         self.qkv, self.output = products["qkv"], products["output"]
         self.gate_up, self.down = products["gate_up"], products["down"]
-        # Not `parts` itself, which holds the weights as they were.
-        self._input_norm, self._post_norm = parts.input_norm, parts.post_norm
-        self._head_norms = (parts.query_norm, parts.key_norm)
-        self._activation = parts.activation
-        self._spec = spec
+        self.norms, self.activation, self.spec = norms, activation, spec
         self._shape = shape
         self._kernels = kernels
-        self._native = native_layer(parts, products, shape)
+        self._native = native_layer(norms, activation, products, shape)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether all products are of packed weights, so that two native calls compute the layer."""
+        return self._native is not None
 
     def forward(
         self,
         hidden_states: Tensor,
         *_: Any,
         position_embeddings: tuple[Tensor, Tensor],
-        winnow_step: AttentionStep,
+        winnow_step: "AttentionStep",
         **__: Any,
     ) -> Tensor:
         """hidden_states [1, T, hidden_size] -> the same shape; the input is left as it is.
@@ -89,7 +94,7 @@ class FusedLayer(nn.Module):
         assert wanted is not None, "only a selection makes rows fewer"
         return torch.zeros_like(hidden_states).index_copy_(1, wanted, out[None])
 
-    def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], step: AttentionStep) -> Tensor:
+    def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], step: "AttentionStep") -> Tensor:
         """The layer's input [T, hidden_size] -> what attention read, [T, Hq * d]."""
         query_heads, kv_heads, head_dim = self._shape
         num_heads = query_heads + 2 * kv_heads
@@ -97,11 +102,12 @@ class FusedLayer(nn.Module):
         if self._native is not None:
             qkv = self._kernels.before_attention(self._native, x, cos, sin, num_heads * head_dim)
         else:
-            qkv = self.qkv(self._kernels.rms_norm(x, self._input_norm))
-            self._kernels.rotate(qkv, query_heads, kv_heads, head_dim, cos, sin, *self._head_norms)
+            qkv = self.qkv(self._kernels.rms_norm(x, self.norms.input))
+            norms = self.norms.query, self.norms.key
+            self._kernels.rotate(qkv, query_heads, kv_heads, head_dim, cos, sin, *norms)
         heads = qkv.view(-1, num_heads, head_dim)
         q, k, v = heads.split_with_sizes([query_heads, kv_heads, kv_heads], dim=1)
-        return step.attend(self.layer_idx, q, k, v, self._spec).flatten(1)
+        return step.attend(self.layer_idx, q, k, v, self.spec).flatten(1)
 
     def _finish(self, residual: Tensor, attended: Tensor, watcher: ResidualWatcher | None) -> Tensor:
         """Output projection and feed-forward part. Both arguments [n, ...] -> the layer's output, [n, hidden_size]."""
@@ -111,14 +117,17 @@ class FusedLayer(nn.Module):
         if watcher is not None:
             watcher.leave_attention(self.layer_idx, stream[None])
         # The product's own output becomes the residual stream: the layer's input may belong to somebody else.
-        normed = self._kernels.rms_norm(stream, self._post_norm, add=residual)
-        gated = self._kernels.gate(self.gate_up(normed), self._activation)
+        normed = self._kernels.rms_norm(stream, self.norms.post, add=residual)
+        gated = self._kernels.gate(self.gate_up(normed), self.activation)
         out: Tensor = self.down(gated)
         return out.add_(stream)
 
 
 def native_layer(
-    parts: LayerParts, products: dict[str, nn.Module], shape: tuple[int, int, int]
+    norms: LayerNorms,
+    activation: _native.Activation,
+    products: dict[str, nn.Module],
+    shape: tuple[int, int, int],
 ) -> _native.DecoderLayer | None:
     """The layer as the kernels take it, or None where a product is not theirs. It points into norms and products."""
     packed = {name: product for name, product in products.items() if isinstance(product, PackedLinear)}
@@ -135,11 +144,11 @@ def native_layer(
         gate_up_bias=_address(gate_up.bias),
         down=down.packed.native,
         down_bias=_address(down.bias),
-        input_norm=parts.input_norm.native,
-        query_norm=NO_NORM if parts.query_norm is None else parts.query_norm.native,
-        key_norm=NO_NORM if parts.key_norm is None else parts.key_norm.native,
-        post_norm=parts.post_norm.native,
-        activation=parts.activation,
+        input_norm=norms.input.native,
+        query_norm=NO_NORM if norms.query is None else norms.query.native,
+        key_norm=NO_NORM if norms.key is None else norms.key.native,
+        post_norm=norms.post.native,
+        activation=activation,
         num_query_heads=query_heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,

@@ -10,8 +10,8 @@ class FusedNorm(nn.Module):
 
     def __init__(self, norm: NormWeight, kernels: LayerKernels) -> None:
         super().__init__()
-        self._norm = norm
+        self.norm = norm
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._kernels.rms_norm(x.reshape(-1, x.shape[-1]), self._norm).view_as(x)
+        return self._kernels.rms_norm(x.reshape(-1, x.shape[-1]), self.norm).view_as(x)

@@ -13,19 +13,27 @@ _CLOSE = 1e-5
 
 
 @dataclass(frozen=True)
+class LayerNorms:
+    """The norms of a layer."""
+
+    input: NormWeight
+    query: NormWeight | None
+    """Of each head; None: heads have no norm."""
+    key: NormWeight | None
+    post: NormWeight
+
+
+@dataclass(frozen=True)
 class LayerParts:
     """norm - queries, keys, values - (norms of heads) - attention - output - norm - gate, up - down.
 
     Names alone prove nothing: whether a layer of these parts computes what the whole does is tried out in `probe`.
     """
 
-    input_norm: NormWeight
+    norms: LayerNorms
     qkv: tuple[nn.Linear, ...]
     """Three layers, or one that holds all."""
-    query_norm: NormWeight | None
-    key_norm: NormWeight | None
     output: nn.Linear
-    post_norm: NormWeight
     gate_up: tuple[nn.Linear, ...]
     """Two layers, or one that holds both."""
     down: nn.Linear
@@ -58,7 +66,8 @@ class LayerParts:
         query_norm, key_norm = (
             read_norm(getattr(attention, name, None), head_dim) for name in ("q_norm", "k_norm")
         )
-        return cls(input_norm, qkv, query_norm, key_norm, output[0], post_norm, gate_up, down[0], activation)
+        norms = LayerNorms(input_norm, query_norm, key_norm, post_norm)
+        return cls(norms, qkv, output[0], gate_up, down[0], activation)
 
 
 def fuse_linears(linears: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor | None]:

@@ -1,13 +1,17 @@
 """Whether two layers compute the same: the same queries, keys, values and requests to attention, the same output."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from winnow.attention import AttentionSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from winnow.models.loaded import CausalModel
 
 # Relative to the norm of what is compared. A layer that computes something else is off by far more than rounding.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -80,7 +84,7 @@ class LayerResult:
         )
 
 
-def record_calls(model: PreTrainedModel, layers: nn.ModuleList, max_position: int) -> list[LayerCall]:
+def record_calls(model: "PreTrainedModel", layers: nn.ModuleList, max_position: int) -> list[LayerCall]:
     """How the model calls each of its layers, on tokens far apart."""
     calls: list[LayerCall] = []
 
@@ -97,11 +101,23 @@ def record_calls(model: PreTrainedModel, layers: nn.ModuleList, max_position: in
 
 
 @torch.inference_mode()
-def run_model(model: PreTrainedModel, max_position: int, step: Any, wanted: int | None = None) -> Tensor:
-    """Logits of random tokens, [1, T, V], or of the wanted one alone, [1, 1, V]."""
+def run_model(
+    model: "CausalModel",
+    max_position: int,
+    step: Any,
+    wanted: int | None = None,
+    vocab_size: int | None = None,
+) -> Tensor:
+    """Logits of random tokens, [1, T, V], or of the wanted one alone, [1, 1, V].
+
+    Args:
+        vocab_size: None: what the model's configuration says.
+    """
     last = max_position - 1
     positions = torch.tensor([sorted({min(p, last) for p in (*_POSITIONS, last)})], device=model.device)
-    vocab_size = model.config.get_text_config().vocab_size
+    if vocab_size is None:
+        config: Any = model.config
+        vocab_size = config.get_text_config().vocab_size
     tokens = torch.randint(vocab_size, positions.shape, generator=torch.Generator().manual_seed(0))
     keep = torch.arange(positions.shape[1]) if wanted is None else torch.tensor([wanted])
     logits: Tensor = model(
@@ -114,12 +130,12 @@ def run_model(model: PreTrainedModel, max_position: int, step: Any, wanted: int 
     return logits
 
 
-def trial_logits(model: PreTrainedModel, max_position: int) -> Tensor:
+def trial_logits(model: "CausalModel", max_position: int, vocab_size: int | None = None) -> Tensor:
     """Logits of random tokens, [1, T, V], to be compared before and after a change to the model."""
-    return run_model(model, max_position, _Recorder())
+    return run_model(model, max_position, _Recorder(), vocab_size=vocab_size)
 
 
-def selection_is_harmless(model: PreTrainedModel, max_position: int) -> bool:
+def selection_is_harmless(model: "PreTrainedModel", max_position: int) -> bool:
     """Whether logits stay the same if the last layer computes only the tokens whose logits are wanted."""
     alone = run_model(model, max_position, _Recorder(torch.tensor([0])), wanted=0)
     return _close(run_model(model, max_position, _Recorder(), wanted=0), alone)

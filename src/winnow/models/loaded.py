@@ -1,0 +1,56 @@
+"""What loading a model gives."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from winnow.models.geometry import ModelGeometry
+from winnow.models.rotation import ModelRotation, find_rotation
+from winnow.models.tokens import token_kinds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from winnow.models.packed.decoder import PackedDecoder
+
+    CausalModel: TypeAlias = PreTrainedModel | PackedDecoder
+
+
+@dataclass(frozen=True)
+class PlainModel:
+    """A causal language model, and what an engine must know of it."""
+
+    model: "CausalModel"
+    tokenizer: "PreTrainedTokenizerBase | None"
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+
+@dataclass(frozen=True)
+class LoadedModel(PlainModel):
+    """A model bound to the paged cache."""
+
+    geometry: ModelGeometry
+    trained_len: int
+    """Longest sequence whose positions the model knows."""
+
+    @cached_property
+    def rotation(self) -> ModelRotation | None:
+        """How keys are rotated at their positions; None: not in a way that Winnow can redo."""
+        return find_rotation(self.model, self.geometry.num_layers)
+
+    @cached_property
+    def token_kinds(self) -> torch.Tensor:
+        """The kind of every token id, uint8 [vocab_size]."""
+        return token_kinds(self.tokenizer, self.vocab_size)

@@ -1,0 +1,90 @@
+"""The forward pass of a packed model: embedding, fused layers, norm, head."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from winnow.models.fused.layer import FusedLayer
+from winnow.models.fused.norm import FusedNorm
+from winnow.models.packed_linear import PackedLinear
+
+if TYPE_CHECKING:
+    from winnow.models.binding import AttentionStep
+
+
+class Decoded(NamedTuple):
+    """As transformers' models return them."""
+
+    logits: Tensor
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and sines of position * frequency, both halves of a head alike (Llama).
+
+    Args:
+        frequencies: float32 [pairs].
+        scale: factor of both.
+    """
+
+    def __init__(self, frequencies: Tensor, scale: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inv_freq: Tensor
+        self.register_buffer("inv_freq", frequencies)  # the name by which `winnow.models.rotation` knows them
+        self.scale, self.dtype = scale, dtype
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """int [1, T] -> cos and sin, [1, T, 2 * pairs] each."""
+        angle = positions.to(torch.float32)[..., None] * self.inv_freq
+        cos, sin = ((part * self.scale).to(self.dtype) for part in (angle.cos(), angle.sin()))
+        return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
+
+
+class PackedDecoder(nn.Module):
+    """Is called as transformers' causal models are, and gives what the model gave that it was packed from."""
+
+    def __init__(
+        self,
+        embedding: nn.Module,
+        rotary: RotaryEmbedding,
+        layers: Sequence[FusedLayer],
+        norm: FusedNorm,
+        head: PackedLinear,
+    ) -> None:
+        super().__init__()
+        self.embedding, self.rotary, self.norm, self.head = embedding, rotary, norm, head
+        self.layers = nn.ModuleList(layers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and hidden states."""
+        return self.head.packed.packed.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.head.packed.packed.device
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        logits_to_keep: int | Tensor,
+        winnow_step: "AttentionStep",
+        **_: Any,
+    ) -> Decoded:
+        """input_ids and position_ids, int [1, T] -> logits of tokens [1, n, V].
+
+        Args:
+            logits_to_keep: indices [n] of those tokens; 0: all.
+        """
+        hidden = self.embedding(input_ids)
+        rotation = self.rotary(position_ids)
+        for layer in self.layers:
+            hidden = layer(hidden, position_embeddings=rotation, winnow_step=winnow_step)
+        if isinstance(logits_to_keep, Tensor):
+            hidden = hidden[:, logits_to_keep]
+        else:
+            assert logits_to_keep == 0, "tokens are chosen by index"
+        return Decoded(self.head(self.norm(hidden)))

@@ -1,0 +1,110 @@
+"""What a packed model is, apart from its tensors, as JSON."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from winnow.errors import UnsupportedModelError
+from winnow.models.geometry import ModelGeometry
+from winnow.models.packed.files import DESCRIPTION
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class NormNumbers:
+    """Of a root-mean-square norm."""
+
+    eps: float
+    one_plus: bool
+    """Rows are multiplied by 1 + weight."""
+
+
+@dataclass(frozen=True)
+class LayerNumbers:
+    """Of a decoder layer."""
+
+    scale: float
+    softcap: float | None
+    activation: str
+    input_norm: NormNumbers
+    query_norm: NormNumbers | None
+    key_norm: NormNumbers | None
+    post_norm: NormNumbers
+
+
+@dataclass(frozen=True)
+class Description:
+    """Of a model: embedding - layers - norm - head."""
+
+    format: int
+    packed_from: str
+    """Name of the directory that it was packed from."""
+    dtype: str
+    panel: tuple[int, int]
+    """Rows of a panel, and how many elements of a row lie together: what the processor's kernels read."""
+    geometry: ModelGeometry
+    vocab_size: int
+    hidden_size: int
+    inner_size: int
+    """Between gate, up and down."""
+    trained_len: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer_class: str | None
+    """The tokenizer's, where transformers exports it."""
+    frequencies: tuple[float, ...]
+    """Of the rotary embedding: pairs turn by position * frequency."""
+    rotation_scale: float
+    """Factor of cosines and sines."""
+    tied: bool
+    """The embedding's rows are the head's."""
+    selects: bool
+    """The last layer computes only tokens whose logits are wanted."""
+    norm: NormNumbers
+    layers: tuple[LayerNumbers, ...]
+
+    def write(self, directory: Path) -> None:
+        """Into a directory, at once or not at all."""
+        partial = directory / f"{DESCRIPTION}.partial"
+        partial.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        partial.replace(directory / DESCRIPTION)
+
+    @classmethod
+    def read(cls, directory: Path) -> "Description":
+        """From a directory.
+
+        Raises:
+            UnsupportedModelError: the file cannot be understood; names what is wrong.
+        """
+        file = directory / DESCRIPTION
+        try:
+            told = json.loads(file.read_text(encoding="utf-8"))
+            if told["format"] != FORMAT:
+                raise UnsupportedModelError(
+                    f"model: {file} is of format {told['format']!r}, and this version reads {FORMAT}; "
+                    "pack the model again"
+                )
+            return cls(**told | _parts(told))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UnsupportedModelError(
+                f"model: {file} does not describe a packed model: {error!r}"
+            ) from None
+
+
+def _parts(told: dict[str, Any]) -> dict[str, Any]:
+    """The fields that are more than JSON's own types."""
+    geometry = told["geometry"]
+    return {
+        "panel": tuple(told["panel"]),
+        "geometry": ModelGeometry(**geometry | {"windows": tuple(geometry["windows"])}),
+        "eos_token_ids": tuple(told["eos_token_ids"]),
+        "frequencies": tuple(told["frequencies"]),
+        "norm": NormNumbers(**told["norm"]),
+        "layers": tuple(LayerNumbers(**layer | _norms(layer)) for layer in told["layers"]),
+    }
+
+
+def _norms(layer: dict[str, Any]) -> dict[str, NormNumbers | None]:
+    names = ("input_norm", "query_norm", "key_norm", "post_norm")
+    return {name: layer[name] and NormNumbers(**layer[name]) for name in names}

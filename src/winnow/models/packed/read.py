@@ -1,0 +1,142 @@
+"""From a packed model's directory to a model ready to run."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from winnow import _native
+from winnow.attention import AttentionSpec
+from winnow.config import ModelConfig
+from winnow.errors import ConfigError, UnsupportedModelError
+from winnow.models.context import ContextLimit
+from winnow.models.fused.kernels import LayerKernels, NormWeight, PackedWeight
+from winnow.models.fused.layer import FusedLayer
+from winnow.models.fused.norm import FusedNorm
+from winnow.models.fused.parts import LayerNorms
+from winnow.models.loaded import LoadedModel
+from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
+from winnow.models.packed.description import Description, LayerNumbers, NormNumbers
+from winnow.models.packed.files import OTHERS, PACKED
+from winnow.models.packed_embedding import PackedEmbedding, panel_shape
+from winnow.models.packed_linear import PackedLinear
+from winnow.models.tokens import load_tokenizer
+
+
+def load_packed(
+    path: Path, config: ModelConfig, kernels: _native.Kernels, *, beyond_trained_len: bool
+) -> LoadedModel:
+    """As `winnow.models.loader.load_model`, of a directory that `winnow pack` wrote."""
+    description = Description.read(path)
+    _check_options(path, description, config)
+    limit = ContextLimit(description.trained_len, "as the model was packed")
+    wanted = config.max_model_len
+    trained_len = limit.take(None if beyond_trained_len else wanted)
+    return LoadedModel(
+        model=_Reader(path, description, LayerKernels(kernels)).decoder(),
+        tokenizer=load_tokenizer(path, description.tokenizer_class),
+        vocab_size=description.vocab_size,
+        max_model_len=wanted or trained_len,
+        eos_token_ids=frozenset(description.eos_token_ids),
+        geometry=description.geometry,
+        trained_len=trained_len,
+    )
+
+
+def _check_options(path: Path, description: Description, config: ModelConfig) -> None:
+    """What was settled when the model was packed cannot be asked for otherwise."""
+    if config.dtype not in ("auto", description.dtype):
+        raise ConfigError(
+            f"dtype must be {description.dtype}, in which {path} is packed, got {config.dtype!r}"
+        )
+    if config.device not in ("auto", "cpu"):
+        raise ConfigError(f"device must be cpu, for which {path} is packed, got {config.device!r}")
+    if config.load_format != "auto":
+        raise ConfigError(f"load_format must be auto for {path}, which is packed, got {config.load_format!r}")
+    if not config.optimize:
+        raise ConfigError(f"optimize must be on for {path}, which is packed")
+
+
+class _Reader:
+    """Puts the parts of a model together."""
+
+    def __init__(self, path: Path, description: Description, kernels: LayerKernels) -> None:
+        self._path, self._description, self._kernels = path, description, kernels
+        self._dtype: torch.dtype = getattr(torch, description.dtype)
+        panel = panel_shape(kernels, self._dtype)
+        if panel != description.panel:
+            raise UnsupportedModelError(
+                f"model: {path} is packed for a processor with panels of {description.panel}, and this one's are "
+                f"{panel}; pack {description.packed_from} again here"
+            )
+        self._packed, self._others = self._open(PACKED), self._open(OTHERS)
+
+    def decoder(self) -> PackedDecoder:
+        """The whole model."""
+        told = self._description
+        head = self._linear("head", told.hidden_size, told.vocab_size)
+        if told.tied:
+            embedding: nn.Module = PackedEmbedding(head, self._kernels)
+        else:
+            rows = self._tensor("embedding", (told.vocab_size, told.hidden_size))
+            embedding = nn.Embedding.from_pretrained(rows)
+        layers = [self._layer(index, numbers) for index, numbers in enumerate(told.layers)]
+        layers[-1].only_wanted = told.selects
+        rotary = RotaryEmbedding(torch.tensor(told.frequencies), told.rotation_scale, self._dtype)
+        norm = FusedNorm(self._norm("norm", told.hidden_size, told.norm), self._kernels)
+        return PackedDecoder(embedding, rotary, layers, norm, head).eval()
+
+    def _layer(self, index: int, numbers: LayerNumbers) -> FusedLayer:
+        told, name = self._description, f"layers.{index}"
+        geometry, hidden = told.geometry, told.hidden_size
+        query_heads, kv_heads, head_dim = geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim
+        products: dict[str, nn.Module] = {
+            "qkv": self._linear(f"{name}.qkv", hidden, (query_heads + 2 * kv_heads) * head_dim),
+            "output": self._linear(f"{name}.output", query_heads * head_dim, hidden),
+            "gate_up": self._linear(f"{name}.gate_up", hidden, 2 * told.inner_size),
+            "down": self._linear(f"{name}.down", told.inner_size, hidden),
+        }
+        norms = LayerNorms(
+            self._norm(f"{name}.input_norm", hidden, numbers.input_norm),
+            self._head_norm(f"{name}.query_norm", numbers.query_norm),
+            self._head_norm(f"{name}.key_norm", numbers.key_norm),
+            self._norm(f"{name}.post_norm", hidden, numbers.post_norm),
+        )
+        spec = AttentionSpec(numbers.scale, geometry.windows[index], numbers.softcap)
+        activation: _native.Activation = getattr(_native.Activation, numbers.activation)
+        shape = (query_heads, kv_heads, head_dim)
+        return FusedLayer(index, norms, activation, products, spec, shape, self._kernels)
+
+    def _linear(self, name: str, in_features: int, out_features: int) -> PackedLinear:
+        size = self._kernels.packed_size(in_features, out_features)
+        weight = PackedWeight(self._tensor(name, (size,)), in_features, out_features)
+        bias_name = f"{name}.bias"
+        bias = self._tensor(bias_name, (out_features,)) if bias_name in self._others else None
+        return PackedLinear(weight, bias, self._kernels)
+
+    def _norm(self, name: str, size: int, numbers: NormNumbers) -> NormWeight:
+        return NormWeight(self._tensor(name, (size,)), numbers.eps, one_plus=numbers.one_plus)
+
+    def _head_norm(self, name: str, numbers: NormNumbers | None) -> NormWeight | None:
+        return None if numbers is None else self._norm(name, self._description.geometry.head_dim, numbers)
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor, checked against what the description makes of it: the kernels check no address."""
+        tensor = self._packed.get(name, self._others.get(name))
+        if tensor is None:
+            raise UnsupportedModelError(f"model: {self._path} lacks the tensor {name}")
+        if tensor.shape != shape or tensor.dtype != self._dtype:
+            raise UnsupportedModelError(
+                f"model: {name} in {self._path} must be {self._dtype} of shape {shape}, "
+                f"is {tensor.dtype} of {tuple(tensor.shape)}"
+            )
+        return tensor
+
+    def _open(self, file: str) -> dict[str, Tensor]:
+        """Views of a mapped file: nothing is read yet."""
+        try:
+            with safe_open(self._path / file, framework="pt") as tensors:
+                return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise UnsupportedModelError(f"model: cannot read {self._path / file}: {error}") from None

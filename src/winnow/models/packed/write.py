@@ -1,0 +1,163 @@
+"""From a loaded model to a packed one."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from winnow.errors import UnsupportedModelError
+from winnow.models.fused.kernels import NormWeight
+from winnow.models.fused.layer import FusedLayer
+from winnow.models.fused.norm import FusedNorm
+from winnow.models.fused.probe import trial_logits
+from winnow.models.loaded import LoadedModel
+from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
+from winnow.models.packed.description import FORMAT, Description, LayerNumbers, NormNumbers
+from winnow.models.packed.files import OTHERS, PACKED
+from winnow.models.packed_embedding import PackedEmbedding, panel_shape
+from winnow.models.packed_linear import PackedLinear
+from winnow.models.residuals import decoder_layers
+from winnow.models.tokens import tokenizer_class
+
+# A cache line: weights begin at a multiple of it.
+_ALIGNMENT = 64
+_COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*")
+
+
+def write_packed(loaded: LoadedModel, source: Path, out: Path) -> Description:
+    """Write a model that was loaded from `source`, with its tokenizer's files, into the empty directory `out`.
+
+    Raises:
+        UnsupportedModelError: the model computes something that packing would lose; nothing is written.
+    """
+    decoder, description = take_apart(loaded, source.resolve().name)
+    for path in sorted({path for pattern in _COPIED for path in source.glob(pattern)}):
+        if not path.name.endswith(".index.json"):
+            shutil.copyfile(path, out / path.name)
+    _save_aligned(packed_tensors(decoder), out / PACKED)
+    save_file({name: tensor.contiguous() for name, tensor in other_tensors(decoder)}, out / OTHERS)
+    description.write(out)
+    return description
+
+
+@torch.inference_mode()
+def take_apart(loaded: LoadedModel, name: str) -> tuple[PackedDecoder, Description]:
+    """A decoder of the parts of a loaded model, and its description.
+
+    Raises:
+        UnsupportedModelError: the model is more than these parts.
+    """
+    model: Any = loaded.model
+    class_name = type(model).__name__
+
+    def need(holds: bool, what: str) -> None:
+        if not holds:
+            raise UnsupportedModelError(f"{class_name} cannot be packed: {what}")
+
+    layers: list[Any] = list(decoder_layers(model, loaded.geometry.num_layers))
+    need(bool(layers), "its layers cannot be told")
+    for index, layer in enumerate(layers):
+        fused = isinstance(layer, FusedLayer) and layer.is_native
+        need(fused, f"layer {index} has no fused form on this processor in {loaded.dtype}")
+        need(layer.spec.sinks is None, f"layer {index} has attention sinks")
+    base = model.base_model
+    norm: Any = getattr(base, "norm", None)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    need(isinstance(norm, FusedNorm), "its last norm has no fused form")
+    need(isinstance(head, PackedLinear), "its head is not packed")
+    tied = isinstance(embedding, PackedEmbedding)
+    plain = type(embedding) is nn.Embedding and embedding.max_norm is None
+    need(tied or plain, "its embedding is more than a table")
+    rotary = getattr(base, "rotary_emb", None)
+    frequencies, scale = getattr(rotary, "inv_freq", None), getattr(rotary, "attention_scaling", None)
+    known = isinstance(frequencies, Tensor) and frequencies.ndim == 1 and isinstance(scale, float | int)
+    need(known, "its rotary embedding is of a kind of its own")
+    assert isinstance(frequencies, Tensor) and scale is not None
+
+    numbers = frequencies.float().clone()
+    decoder = PackedDecoder(
+        embedding, RotaryEmbedding(numbers, float(scale), loaded.dtype), layers, norm, head
+    )
+    expected = trial_logits(model, loaded.trained_len)
+    found = trial_logits(decoder, loaded.trained_len, loaded.vocab_size)
+    need(torch.equal(found, expected), "its forward does more than its embedding, layers, norm and head")
+    return decoder, Description(
+        format=FORMAT,
+        packed_from=name,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        panel=panel_shape(head.kernels, loaded.dtype),
+        geometry=loaded.geometry,
+        vocab_size=loaded.vocab_size,
+        hidden_size=head.in_features,
+        inner_size=layers[0].down.in_features,
+        trained_len=loaded.trained_len,
+        eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
+        tokenizer_class=tokenizer_class(loaded.tokenizer),
+        frequencies=tuple(numbers.tolist()),
+        rotation_scale=float(scale),
+        tied=tied,
+        selects=layers[-1].only_wanted,
+        norm=_numbers(norm.norm),
+        layers=tuple(map(_layer_numbers, layers)),
+    )
+
+
+def packed_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
+    """The packed weights by name."""
+    for name, product in products(decoder):
+        yield name, product.packed.packed
+
+
+def other_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
+    """All other tensors by name."""
+    yield "norm", decoder.norm.norm.weight
+    if isinstance(decoder.embedding, nn.Embedding):
+        yield "embedding", decoder.embedding.weight
+    for index, layer in enumerate(decoder.layers):
+        norms = layer.norms
+        for name in ("input", "query", "key", "post"):
+            norm = getattr(norms, name)
+            if norm is not None:
+                yield f"layers.{index}.{name}_norm", norm.weight
+    for name, product in products(decoder):
+        if product.bias is not None:
+            yield f"{name}.bias", product.bias
+
+
+def products(decoder: PackedDecoder) -> Iterator[tuple[str, PackedLinear]]:
+    """The matrix products by name."""
+    yield "head", decoder.head
+    for index, layer in enumerate(decoder.layers):
+        for name in ("qkv", "output", "gate_up", "down"):
+            yield f"layers.{index}.{name}", getattr(layer, name)
+
+
+def _save_aligned(tensors: Iterator[tuple[str, Tensor]], path: Path) -> None:
+    """Write tensors whose sizes are multiples of `_ALIGNMENT` so that each lies at a multiple of it in the file."""
+    named = dict(tensors)
+    save_file(named, path, {"padding": ""})
+    with path.open("rb") as file:
+        begin = 8 + int.from_bytes(file.read(8), "little")
+    if begin % _ALIGNMENT:
+        save_file(named, path, {"padding": " " * (-begin % _ALIGNMENT)})
+
+
+def _layer_numbers(layer: FusedLayer) -> LayerNumbers:
+    norms = layer.norms
+    return LayerNumbers(
+        scale=layer.spec.scale,
+        softcap=layer.spec.softcap,
+        activation=layer.activation.name,
+        input_norm=_numbers(norms.input),
+        query_norm=None if norms.query is None else _numbers(norms.query),
+        key_norm=None if norms.key is None else _numbers(norms.key),
+        post_norm=_numbers(norms.post),
+    )
+
+
+def _numbers(norm: NormWeight) -> NormNumbers:
+    return NormNumbers(norm.eps, norm.one_plus)
