@@ -29,6 +29,7 @@ COMMANDS = {
     "run": "answer a file of prompts, resumable at any moment",
     "generate": "stream the answer to one prompt",
     "inspect": "show which tokens of a prompt survive eviction, in which layer and head",
+    "pack": "keep a model as this processor reads it, to start in a second and with less memory",
     "policies": "list the eviction policies, or show one in full",
     "eval": "measure what eviction costs in accuracy, on tasks with right answers",
     "bench": "measure how fast it is here, beside the machine's limits",

@@ -73,9 +73,7 @@ def pack_model(config: ModelConfig, out: Path) -> None:
         raise ConfigError("packing needs Winnow's CPU kernels, which are not installed")
     from winnow.models.packed.write import write_packed
 
-    loaded = load_model(replace(config, device="cpu", optimize=True))
-    out.mkdir(parents=True, exist_ok=True)
-    write_packed(loaded, path, out)
+    write_packed(load_model(replace(config, device="cpu", optimize=True)), path, out)
 
 
 def _directory(config: ModelConfig) -> Path:

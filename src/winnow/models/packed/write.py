@@ -29,12 +29,13 @@ _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*")
 
 
 def write_packed(loaded: LoadedModel, source: Path, out: Path) -> Description:
-    """Write a model that was loaded from `source`, with its tokenizer's files, into the empty directory `out`.
+    """Write a model that was loaded from `source`, with its tokenizer's files, into a new or empty directory `out`.
 
     Raises:
         UnsupportedModelError: the model computes something that packing would lose; nothing is written.
     """
     decoder, description = take_apart(loaded, source.resolve().name)
+    out.mkdir(parents=True, exist_ok=True)
     for path in sorted({path for pattern in _COPIED for path in source.glob(pattern)}):
         if not path.name.endswith(".index.json"):
             shutil.copyfile(path, out / path.name)

@@ -1,0 +1,223 @@
+"""A packed model gives what the model gave that it was packed from, to the last bit, or is refused by name."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from architectures import ARCHITECTURES, save
+from safetensors.torch import load_file, save_file
+from test_parity import PROMPTS
+from transformers import PretrainedConfig
+
+pytest.importorskip("winnow._native")
+from winnow import LLM, SamplingParams
+from winnow.config import ModelConfig
+from winnow.errors import ConfigError, UnsupportedModelError, WinnowError
+from winnow.models import load_model, pack_model
+from winnow.models.packed.files import DESCRIPTION, OTHERS, PACKED
+from winnow.models.packed.write import write_packed
+
+PACKABLE = ["llama-gqa", "llama-mqa", "llama-mha", "mistral-window", "qwen2", "qwen3", "phi3"]
+WIDE = {"hidden_size": 64, "intermediate_size": 160}
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
+
+
+def changed(config: PretrainedConfig, **values: Any) -> PretrainedConfig:
+    return type(config)(**config.to_dict() | values)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Directories of a model and of the same packed."""
+    path = tmp_path_factory.mktemp("llama")
+    save(ARCHITECTURES["llama-gqa"], path / "model")
+    pack_model(ModelConfig(path / "model"), path / "packed")
+    return path / "model", path / "packed"
+
+
+@pytest.fixture
+def damaged(llama: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of the packed model, to be damaged."""
+    for file in llama[1].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def tell(path: Path, **values: Any) -> None:
+    """Change what a packed model says of itself."""
+    told = json.loads((path / DESCRIPTION).read_text())
+    (path / DESCRIPTION).write_text(json.dumps(told | values))
+
+
+def answers(path: Path, **options: Any) -> list[Any]:
+    with LLM(path, kv_memory="4MiB", **options) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS)
+        llm.check_integrity()
+    return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("architecture", PACKABLE)
+def test_answers_are_the_same(architecture: str, tied: bool, dtype: str, tmp_path: Path) -> None:
+    config = changed(ARCHITECTURES[architecture], tie_word_embeddings=tied, **WIDE)
+    save(config, tmp_path / "model")
+    pack_model(ModelConfig(tmp_path / "model", dtype=dtype), tmp_path / "packed")
+    expected = answers(tmp_path / "model", dtype=dtype, prefill_chunk=32)
+    assert answers(tmp_path / "packed", prefill_chunk=32) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"eviction": "kv-compress-pd", "compression": 3.0, "prefill_chunk": 32},
+        {"eviction": "streaming-shift", "kv_budget": 24, "max_model_len": 900},  # positions are assigned anew
+        {"eviction": "squeeze", "compression": 3.0},  # hidden states are watched
+        {"attention_backend": "reference"},
+    ],
+    ids=lambda options: next(iter(options.values())),
+)
+def test_every_part_of_the_engine_takes_it(llama: tuple[Path, Path], options: dict[str, Any]) -> None:
+    plain, packed = llama
+    assert answers(packed, **options) == answers(plain, **options)
+
+
+def test_rotation_of_other_kinds(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+    }
+    save(changed(ARCHITECTURES["llama-gqa"], rope_parameters=rope), tmp_path / "model")
+    pack_model(ModelConfig(tmp_path / "model"), tmp_path / "packed")
+    assert load_model(ModelConfig(tmp_path / "packed")).model.rotary.scale != 1
+    assert answers(tmp_path / "packed") == answers(tmp_path / "model")
+
+
+def test_weights_are_views_of_their_file_at_whole_cache_lines(llama: tuple[Path, Path]) -> None:
+    model: Any = load_model(ModelConfig(llama[1])).model
+    products = [model.head, *(getattr(layer, name) for layer in model.layers for name in ("qkv", "down"))]
+    maps = Path("/proc/self/maps")
+    for product in products:
+        address = product.packed.packed.data_ptr()
+        assert address % 64 == 0
+        if maps.is_file():
+            [line] = [
+                line
+                for line in maps.read_text().splitlines()
+                if int(line.split("-")[0], 16) <= address < int(line.split()[0].split("-")[1], 16)
+            ]
+            assert line.endswith(PACKED)
+
+
+def test_it_starts_without_the_model_classes_of_transformers(llama: tuple[Path, Path]) -> None:
+    code = (
+        "import sys\n"
+        "from winnow import LLM, SamplingParams\n"
+        f"with LLM({str(llama[1])!r}, kv_memory='4MiB', eviction='batch-max', compression=2.0) as llm:\n"
+        "    [answer] = llm.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))\n"
+        "assert len(answer.outputs[0].token_ids) == 3\n"
+        "print([name for name in ('transformers', 'torch._dynamo', 'sympy') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - set(PACKABLE)))
+def test_what_cannot_be_packed_is_named(architecture: str, tmp_path: Path) -> None:
+    save(ARCHITECTURES[architecture], tmp_path / "model")
+    with pytest.raises(UnsupportedModelError, match=r"(cannot be packed|is not supported): .+"):
+        pack_model(ModelConfig(tmp_path / "model"), tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+
+
+def test_a_model_that_does_more_is_not_packed(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save(ARCHITECTURES["llama-gqa"], path)
+    loaded = load_model(ModelConfig(path))
+    inner: Any = loaded.model
+    inner.model.rotary_emb.register_forward_hook(lambda module, args, out: (out[0] * 1.5, out[1]))
+    with pytest.raises(UnsupportedModelError, match="its forward does more than its embedding, layers"):
+        write_packed(loaded, path, tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+
+
+def test_settled_options_cannot_be_asked_for_otherwise(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    plain, packed = llama
+    config = ModelConfig(packed)
+    for name, value in {
+        "dtype": "bfloat16",
+        "load_format": "dummy",
+        "optimize": False,
+        "device": "cuda",
+    }.items():
+        with pytest.raises(ConfigError, match=f"^{name} must be .*packed"):
+            load_model(replace(config, **{name: value}))
+    with pytest.raises(
+        ConfigError, match="max_model_len must be at most 512, as the model was packed, got 513"
+    ):
+        load_model(replace(config, max_model_len=513))
+    assert load_model(replace(config, max_model_len=100)).max_model_len == 100
+    with pytest.raises(UnsupportedModelError, match="engine=padded runs the model as it was published"):
+        LLM(packed, engine="padded")
+    with pytest.raises(ConfigError, match="is packed already"):
+        pack_model(config, tmp_path / "again")
+    with pytest.raises(ConfigError, match="must be new or empty"):
+        pack_model(ModelConfig(plain), packed)
+
+
+def test_what_goes_with_a_model_comes_along(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save(ARCHITECTURES["llama-gqa"], path)
+    for name in ("LICENSE", "chat_template.jinja", "model.safetensors.index.json"):
+        (path / name).write_text("{}")
+    pack_model(ModelConfig(path), tmp_path / "packed")
+    found = {file.name for file in (tmp_path / "packed").iterdir()}
+    assert found == {
+        "LICENSE", "chat_template.jinja", "config.json", "generation_config.json", DESCRIPTION, OTHERS, PACKED
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"format": 99}, "of format 99, and this version reads 1; pack the model again"),
+        ({"panel": [4, 1]}, r"panels of \(4, 1\), and this one's are .*; pack model again here"),
+        ({"hidden_size": 64}, "head in .* must be .* of shape"),
+        ({"layers": [{}]}, "does not describe a packed model"),
+        ({"unknown": 1}, "does not describe a packed model"),
+        ({"tokenizer_class": "AutoModel"}, "transformers has no tokenizer called 'AutoModel'"),
+    ],
+)
+def test_a_description_that_does_not_fit(damaged: Path, values: dict[str, Any], message: str) -> None:
+    (damaged / "tokenizer.json").write_text("{}")
+    tell(damaged, **values)
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_model(ModelConfig(damaged))
+
+
+def test_damaged_weights(damaged: Path) -> None:
+    whole = (damaged / PACKED).read_bytes()
+    for damage in (b"", whole[: len(whole) // 2]):
+        (damaged / PACKED).write_bytes(damage)
+        with pytest.raises(UnsupportedModelError, match="cannot read"):
+            load_model(ModelConfig(damaged))
+    (damaged / PACKED).write_bytes(whole)
+    others = load_file(damaged / OTHERS)
+    save_file({name: tensor for name, tensor in others.items() if name != "norm"}, damaged / OTHERS)
+    with pytest.raises(UnsupportedModelError, match="lacks the tensor norm"):
+        load_model(ModelConfig(damaged))
+    save_file(others | {"norm": others["norm"].bfloat16()}, damaged / OTHERS)
+    with pytest.raises(UnsupportedModelError, match=r"norm in .* must be torch\.float32 of shape"):
+        load_model(ModelConfig(damaged))
+
+
+def test_without_a_description_it_is_no_packed_model(damaged: Path) -> None:
+    (damaged / DESCRIPTION).unlink()  # written last: the directory is not whole
+    with pytest.raises(WinnowError):
+        load_model(ModelConfig(damaged))
