@@ -34,7 +34,6 @@ class NoModel:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=VOCAB))
         self._logits = torch.zeros(1, 65536, VOCAB, dtype=self.dtype)
 
     def __call__(self, logits_to_keep: torch.Tensor, **_: Any) -> SimpleNamespace:
@@ -53,6 +52,7 @@ def open_engine(layers: int, kv_heads: int, sequences: int, prompt: int) -> Engi
     model = LoadedModel(
         model=NoModel(),
         tokenizer=None,
+        vocab_size=VOCAB,
         geometry=ModelGeometry(layers, kv_heads, kv_heads, 8, (None,) * layers),
         max_model_len=max_model_len,
         trained_len=max_model_len,

@@ -1,6 +1,7 @@
 """What a process of Winnow keeps in memory, from its imports to its peak, beside its weights and its KV memory.
 
     python benchmarks/resident_memory.py
+    python benchmarks/resident_memory.py --packed
     python benchmarks/resident_memory.py --eviction full,batch-max --compression 8 --json runs/memory.json
     python benchmarks/resident_memory.py --requests 4 --prompt-tokens 64 --new-tokens 8 --kv-seqs 2
 
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from winnow.bench.lists import names
@@ -200,6 +202,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--compression", type=float, default=4.0, help="of those that evict (default: %(default)g)"
     )
+    parser.add_argument("--packed", action="store_true", help="run the model as `winnow pack` writes it")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of torch (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
@@ -208,7 +211,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def configurations(arguments: argparse.Namespace, preset: Preset) -> dict[str, dict[str, Any]]:
+def configurations(arguments: argparse.Namespace, model: Path, dtype: str) -> dict[str, dict[str, Any]]:
     """Options of `LLM` by name, the KV memory the same for all.
 
     Raises:
@@ -218,7 +221,7 @@ def configurations(arguments: argparse.Namespace, preset: Preset) -> dict[str, d
     from winnow.config import EngineConfig
     from winnow.eviction import preset_of
 
-    options = {"model": str(preset.shape.save(model_cache())), "dtype": preset.dtype}
+    options = {"model": str(model), "dtype": dtype}
     config = EngineConfig.from_options(options | {"compression": arguments.compression})
     options |= {"kv_memory": kv_memory_for(config, arguments.kv_seqs, arguments.workload.sequence_tokens)}
     found = {}
@@ -232,6 +235,16 @@ def configurations(arguments: argparse.Namespace, preset: Preset) -> dict[str, d
     return found
 
 
+def packed(model: Path, preset: Preset, folder: str) -> Path:
+    """The model packed for this processor, below a folder."""
+    from winnow.config import ModelConfig
+    from winnow.models import pack_model
+
+    directory = Path(folder) / "packed"
+    pack_model(ModelConfig(model, dtype=preset.dtype), directory)
+    return directory
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure every configuration, print the table."""
     arguments = parse(argv)
@@ -241,15 +254,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     from winnow.cli.bench.report import console, print_tables, write_json
 
     found = {}
+    model = preset.shape.save(model_cache())
     try:
-        cases = configurations(arguments, preset)
-        for name, options in cases.items():
-            case = Case(options, arguments.workload, preset.shape.vocab_size, arguments.threads)
-            found[name] = measure_apart(case, name)
+        with TemporaryDirectory() as folder:
+            cases = configurations(
+                arguments, packed(model, preset, folder) if arguments.packed else model, preset.dtype
+            )
+            for name, options in cases.items():
+                case = Case(options, arguments.workload, preset.shape.vocab_size, arguments.threads)
+                found[name] = measure_apart(case, name)
     except (ConfigError, PeerError) as error:
         raise SystemExit(f"error: {error}") from None
-    options = next(iter(cases.values()))
-    weights, kv_memory = weight_bytes(options), options["kv_memory"]
+    kv_memory = next(iter(cases.values()))["kv_memory"]
+    weights = weight_bytes({"model": model, "dtype": preset.dtype})
 
     machine = replace(Machine.here(), threads=arguments.threads)
     head = report_head([Path(sys.argv[0]).name, *(sys.argv[1:] if argv is None else argv)], machine)
@@ -257,6 +274,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     title = (
         f"{machine}; commit {head['commit']}, {head['date']}; "
         f"{work.requests} requests of {work.prompt_tokens} + {work.new_tokens} tokens"
+        f"{', packed model' * arguments.packed}"
     )
     print_tables(console(), [table(title, found, weights, kv_memory)])
     sizes = {name: asdict(stages) for name, stages in found.items()}
