@@ -6,7 +6,7 @@
     python benchmarks/resident_memory.py --requests 4 --prompt-tokens 64 --new-tokens 8 --kv-seqs 2
 
 Every configuration answers the work in a fresh process, which reads its resident set from /proc (Linux): after
-`import torch`, after the imports of an engine, with the model loaded, and at its highest while it answers. Pages of
+`import torch`, after that of Winnow, with the model loaded, and at its highest while it answers. Pages of
 files, such as the code of libraries, count as resident though processes share them; so they stand apart.
 
 Extras that are installed can be imported by transformers: what an installation costs is measured in one without them.
@@ -83,9 +83,9 @@ class Stages:
     torch: Resident
     """With torch imported."""
     imports: Resident
-    """With all imported that an engine needs."""
+    """With Winnow imported."""
     loading_peak: int
-    """Weights are read and packed; bytes."""
+    """What the model needs is imported, weights are read, and packed unless they are; bytes."""
     loaded: Resident
     """With the model and an empty cache."""
     answered: Resident
@@ -169,7 +169,7 @@ def table(title: str, found: dict[str, Stages], weights: int, kv_memory: int) ->
     limit = FACTOR * (weights + kv_memory + ALLOWANCE)
     told: dict[str, Callable[[Stages], str]] = {
         "torch imported": lambda stages: str(stages.torch),
-        "all imported": lambda stages: str(stages.imports),
+        "Winnow imported": lambda stages: str(stages.imports),
         "loading, peak": lambda stages: mib(stages.loading_peak),
         "loaded": lambda stages: str(stages.loaded),
         "answered": lambda stages: str(stages.answered),

@@ -14,12 +14,13 @@ from test_parity import PROMPTS
 from transformers import PretrainedConfig
 
 pytest.importorskip("winnow._native")
-from winnow import LLM, SamplingParams
+from winnow import LLM, SamplingParams, _native
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError, WinnowError
 from winnow.models import load_model, pack_model
 from winnow.models.packed.files import DESCRIPTION, OTHERS, PACKED
 from winnow.models.packed.write import write_packed
+from winnow.models.packed_linear import one_dnn_works
 
 PACKABLE = ["llama-gqa", "llama-mqa", "llama-mha", "mistral-window", "qwen2", "qwen3", "phi3"]
 WIDE = {"hidden_size": 64, "intermediate_size": 160}
@@ -66,6 +67,12 @@ def answers(path: Path, **options: Any) -> list[Any]:
 def test_answers_are_the_same(architecture: str, tied: bool, dtype: str, tmp_path: Path) -> None:
     config = changed(ARCHITECTURES[architecture], tie_word_embeddings=tied, **WIDE)
     save(config, tmp_path / "model")
+    if dtype == "bfloat16" and _native.has_matrix_units() and one_dnn_works():
+        with pytest.raises(
+            UnsupportedModelError, match="layer 0 has no fused form"
+        ):  # its weights are oneDNN's
+            pack_model(ModelConfig(tmp_path / "model", dtype=dtype), tmp_path / "packed")
+        return
     pack_model(ModelConfig(tmp_path / "model", dtype=dtype), tmp_path / "packed")
     expected = answers(tmp_path / "model", dtype=dtype, prefill_chunk=32)
     assert answers(tmp_path / "packed", prefill_chunk=32) == expected
@@ -171,6 +178,12 @@ def test_settled_options_cannot_be_asked_for_otherwise(llama: tuple[Path, Path],
         pack_model(ModelConfig(plain), packed)
 
 
+def test_a_place_that_cannot_be_written(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write"):
+        pack_model(ModelConfig(llama[0]), tmp_path / "file" / "packed")
+
+
 def test_what_goes_with_a_model_comes_along(tmp_path: Path) -> None:
     path = tmp_path / "model"
     save(ARCHITECTURES["llama-gqa"], path)
@@ -191,6 +204,10 @@ def test_what_goes_with_a_model_comes_along(tmp_path: Path) -> None:
         ({"hidden_size": 64}, "head in .* must be .* of shape"),
         ({"layers": [{}]}, "does not describe a packed model"),
         ({"unknown": 1}, "does not describe a packed model"),
+        ({"dtype": "load"}, "dtype out of range"),
+        ({"frequencies": [1.0] * 20}, "frequencies out of range"),
+        ({"eos_token_ids": [97]}, "eos_token_ids out of range"),
+        ({"vocab_size": -97}, "sizes out of range"),
         ({"tokenizer_class": "AutoModel"}, "transformers has no tokenizer called 'AutoModel'"),
     ],
 )

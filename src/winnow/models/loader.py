@@ -6,6 +6,8 @@ What reads a checkpoint imports transformers' model classes, and with them a hun
 from dataclasses import replace
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.loaded import LoadedModel, PlainModel
@@ -73,7 +75,11 @@ def pack_model(config: ModelConfig, out: Path) -> None:
         raise ConfigError("packing needs Winnow's CPU kernels, which are not installed")
     from winnow.models.packed.write import write_packed
 
-    write_packed(load_model(replace(config, device="cpu", optimize=True)), path, out)
+    loaded = load_model(replace(config, device="cpu", optimize=True))
+    try:
+        write_packed(loaded, path, out)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot write {out}: {error}") from None
 
 
 def _directory(config: ModelConfig) -> Path:

@@ -10,6 +10,8 @@ from winnow.models.geometry import ModelGeometry
 from winnow.models.packed.files import DESCRIPTION
 
 FORMAT = 1
+_DTYPES = ("float32", "bfloat16", "float16")
+_ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,26 @@ class Description:
     norm: NormNumbers
     layers: tuple[LayerNumbers, ...]
 
+    def __post_init__(self) -> None:
+        # The kernels trust these numbers; sizes are checked against the tensors.
+        told = self.geometry
+        counts = (told.num_layers, told.num_query_heads, told.num_kv_heads, told.head_dim, *self.panel)
+        sizes = (self.vocab_size, self.hidden_size, self.inner_size, self.trained_len)
+        good = {
+            "dtype": self.dtype in _DTYPES,
+            "geometry": all(_is_count(n) for n in counts) and told.num_query_heads % told.num_kv_heads == 0,
+            "sizes": all(_is_count(n) for n in sizes),
+            "geometry.windows": len(told.windows) == told.num_layers
+            and all(w is None or _is_count(w) for w in told.windows),
+            "layers": len(self.layers) == told.num_layers,
+            "activation": all(layer.activation in _ACTIVATIONS for layer in self.layers),
+            "frequencies": 2 * len(self.frequencies) <= told.head_dim,
+            "eos_token_ids": all(token in range(self.vocab_size) for token in self.eos_token_ids),
+        }
+        for name, holds in good.items():
+            if not holds:
+                raise ValueError(f"{name} out of range")
+
     def write(self, directory: Path) -> None:
         """Into a directory, at once or not at all."""
         partial = directory / f"{DESCRIPTION}.partial"
@@ -90,6 +112,10 @@ class Description:
             raise UnsupportedModelError(
                 f"model: {file} does not describe a packed model: {error!r}"
             ) from None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value > 0
 
 
 def _parts(told: dict[str, Any]) -> dict[str, Any]:
