@@ -143,7 +143,7 @@ class Case:
         """A padded engine around the model, without files; its clock counts calls."""
         config = EngineConfig.from_options({"engine": "padded", "padded_mode": mode, **options})
         ticks = iter(range(10**9))
-        plain = PlainModel(self.model, None, MAX_MODEL_LEN, frozenset())
+        plain = PlainModel(self.model, None, VOCAB, MAX_MODEL_LEN, frozenset())
         return open_padded_engine(plain, config, lambda: float(next(ticks)))
 
 

@@ -13,7 +13,7 @@ DESCRIPTION = """\
 Load a model, arrange its weights as the kernels of this processor read them, and write that to DIR.
 
 Whatever takes a model takes DIR too (--model DIR). It starts without transformers' model classes:
-in a second or two, with some hundred MiB less; and its weights stay in the file, so processes that
+in a second or two, with a hundred MiB less; and its weights stay in the file, so processes that
 run it at the same time share them. DIR suits processors of this kind and --dtype alone; where it
 does not, Winnow says so. Answers are the same.
 

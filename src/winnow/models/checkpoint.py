@@ -118,7 +118,8 @@ def _context_limit(config: PretrainedConfig) -> ContextLimit:
         if parameters.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
             original = parameters.get("original_max_position_embeddings")
             limit = min(filter(None, (limit, original)), default=None)
-            reason = f"up to which its {parameters['rope_type']} RoPE does not depend on the batch"
+            if limit is not None:
+                reason = f"up to which its {parameters['rope_type']} RoPE does not depend on the batch"
     return ContextLimit(limit, reason)
 
 
