@@ -108,6 +108,7 @@ def test_rotation_of_other_kinds(tmp_path: Path) -> None:
 
 def test_weights_are_views_of_their_file_at_whole_cache_lines(llama: tuple[Path, Path]) -> None:
     model: Any = load_model(ModelConfig(llama[1])).model
+    assert [layer.only_wanted for layer in model.layers] == [False, False, True]
     products = [model.head, *(getattr(layer, name) for layer in model.layers for name in ("qkv", "down"))]
     maps = Path("/proc/self/maps")
     for product in products:
