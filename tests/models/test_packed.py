@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 pytest.importorskip("winnow._native")
 from winnow import LLM, SamplingParams, _native
 from winnow.config import ModelConfig
-from winnow.errors import ConfigError, UnsupportedModelError, WinnowError
+from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models import load_model, pack_model
 from winnow.models.packed.files import DESCRIPTION, OTHERS, PACKED
 from winnow.models.packed.write import write_packed
@@ -205,10 +205,10 @@ def test_what_goes_with_a_model_comes_along(tmp_path: Path) -> None:
         ({"hidden_size": 64}, "head in .* must be .* of shape"),
         ({"layers": [{}]}, "does not describe a packed model"),
         ({"unknown": 1}, "does not describe a packed model"),
-        ({"dtype": "load"}, "dtype out of range"),
-        ({"frequencies": [1.0] * 20}, "frequencies out of range"),
-        ({"eos_token_ids": [97]}, "eos_token_ids out of range"),
-        ({"vocab_size": -97}, "sizes out of range"),
+        ({"dtype": "load"}, "dtype must be one of .*, got 'load'"),
+        ({"frequencies": [1.0] * 20}, "frequencies must be at most 4, got 20"),
+        ({"eos_token_ids": [97]}, "eos_token_ids must be below 97, got 97"),
+        ({"vocab_size": -97}, "vocab_size must be a whole number above 0, got -97"),
         ({"tokenizer_class": "AutoModel"}, "transformers has no tokenizer called 'AutoModel'"),
     ],
 )
@@ -237,5 +237,5 @@ def test_damaged_weights(damaged: Path) -> None:
 
 def test_without_a_description_it_is_no_packed_model(damaged: Path) -> None:
     (damaged / DESCRIPTION).unlink()  # written last: the directory is not whole
-    with pytest.raises(WinnowError):
+    with pytest.raises(UnsupportedModelError, match="cannot load"):
         load_model(ModelConfig(damaged))

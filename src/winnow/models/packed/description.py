@@ -67,24 +67,33 @@ class Description:
     layers: tuple[LayerNumbers, ...]
 
     def __post_init__(self) -> None:
-        # The kernels trust these numbers; sizes are checked against the tensors.
-        told = self.geometry
-        counts = (told.num_layers, told.num_query_heads, told.num_kv_heads, told.head_dim, *self.panel)
-        sizes = (self.vocab_size, self.hidden_size, self.inner_size, self.trained_len)
-        good = {
-            "dtype": self.dtype in _DTYPES,
-            "geometry": all(_is_count(n) for n in counts) and told.num_query_heads % told.num_kv_heads == 0,
-            "sizes": all(_is_count(n) for n in sizes),
-            "geometry.windows": len(told.windows) == told.num_layers
-            and all(w is None or _is_count(w) for w in told.windows),
-            "layers": len(self.layers) == told.num_layers,
-            "activation": all(layer.activation in _ACTIVATIONS for layer in self.layers),
-            "frequencies": 2 * len(self.frequencies) <= told.head_dim,
-            "eos_token_ids": all(token in range(self.vocab_size) for token in self.eos_token_ids),
+        # The kernels trust these numbers; sizes are also checked against the tensors.
+        told, together = self.geometry, self.panel[1]
+        counts = asdict(told) | {
+            n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
         }
-        for name, holds in good.items():
-            if not holds:
-                raise ValueError(f"{name} out of range")
+        del counts["windows"]
+        for name, count in counts.items():
+            _require(name, count, _is_count(count), "a whole number above 0")
+        _require("dtype", self.dtype, self.dtype in _DTYPES, f"one of {_DTYPES}")
+        shared = told.num_query_heads % told.num_kv_heads == 0
+        _require("num_query_heads", told.num_query_heads, shared, f"a multiple of {told.num_kv_heads}")
+        for name in ("hidden_size", "inner_size"):
+            _require(name, counts[name], counts[name] % together == 0, f"a multiple of {together}")
+        windows = all(window is None or _is_count(window) for window in told.windows)
+        of_all = len(told.windows) == told.num_layers
+        _require(
+            "windows", told.windows, windows and of_all, f"{told.num_layers} of whole numbers above 0 or null"
+        )
+        _require("layers", len(self.layers), len(self.layers) == told.num_layers, f"{told.num_layers}")
+        for layer in self.layers:
+            _require(
+                "activation", layer.activation, layer.activation in _ACTIVATIONS, f"one of {_ACTIVATIONS}"
+            )
+        most = told.head_dim // 2
+        _require("frequencies", len(self.frequencies), len(self.frequencies) <= most, f"at most {most}")
+        for token in self.eos_token_ids:
+            _require("eos_token_ids", token, token in range(self.vocab_size), f"below {self.vocab_size}")
 
     def write(self, directory: Path) -> None:
         """Into a directory, at once or not at all."""
@@ -109,9 +118,12 @@ class Description:
                 )
             return cls(**told | _parts(told))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UnsupportedModelError(
-                f"model: {file} does not describe a packed model: {error!r}"
-            ) from None
+            raise UnsupportedModelError(f"model: {file} does not describe a packed model: {error}") from None
+
+
+def _require(name: str, value: object, holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} must be {what}, got {value!r}")
 
 
 def _is_count(value: object) -> bool:

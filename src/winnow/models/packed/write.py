@@ -28,13 +28,14 @@ _ALIGNMENT = 64
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*")
 
 
-def write_packed(loaded: LoadedModel, source: Path, out: Path) -> Description:
+def write_packed(loaded: LoadedModel, source: Path, out: Path) -> None:
     """Write a model that was loaded from `source`, with its tokenizer's files, into a new or empty directory `out`.
 
     Raises:
         UnsupportedModelError: the model computes something that packing would lose; nothing is written.
     """
-    decoder, description = take_apart(loaded, source.resolve().name)
+    decoder = take_apart(loaded)
+    description = describe(decoder, loaded, source.resolve().name)
     out.mkdir(parents=True, exist_ok=True)
     for path in sorted({path for pattern in _COPIED for path in source.glob(pattern)}):
         if not path.name.endswith(".index.json"):
@@ -42,12 +43,11 @@ def write_packed(loaded: LoadedModel, source: Path, out: Path) -> Description:
     _save_aligned(packed_tensors(decoder), out / PACKED)
     save_file({name: tensor.contiguous() for name, tensor in other_tensors(decoder)}, out / OTHERS)
     description.write(out)
-    return description
 
 
 @torch.inference_mode()
-def take_apart(loaded: LoadedModel, name: str) -> tuple[PackedDecoder, Description]:
-    """A decoder of the parts of a loaded model, and its description.
+def take_apart(loaded: LoadedModel) -> PackedDecoder:
+    """A decoder of the parts of a loaded model.
 
     Raises:
         UnsupportedModelError: the model is more than these parts.
@@ -70,39 +70,42 @@ def take_apart(loaded: LoadedModel, name: str) -> tuple[PackedDecoder, Descripti
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     need(isinstance(norm, FusedNorm), "its last norm has no fused form")
     need(isinstance(head, PackedLinear), "its head is not packed")
-    tied = isinstance(embedding, PackedEmbedding)
     plain = type(embedding) is nn.Embedding and embedding.max_norm is None
-    need(tied or plain, "its embedding is more than a table")
+    need(plain or isinstance(embedding, PackedEmbedding), "its embedding is more than a table")
     rotary = getattr(base, "rotary_emb", None)
     frequencies, scale = getattr(rotary, "inv_freq", None), getattr(rotary, "attention_scaling", None)
     known = isinstance(frequencies, Tensor) and frequencies.ndim == 1 and isinstance(scale, float | int)
     need(known, "its rotary embedding is of a kind of its own")
     assert isinstance(frequencies, Tensor) and scale is not None
 
-    numbers = frequencies.float().clone()
-    decoder = PackedDecoder(
-        embedding, RotaryEmbedding(numbers, float(scale), loaded.dtype), layers, norm, head
-    )
+    turns = RotaryEmbedding(frequencies.float(), float(scale), loaded.dtype)
+    decoder = PackedDecoder(embedding, turns, layers, norm, head)
     expected = trial_logits(model, loaded.trained_len)
     found = trial_logits(decoder, loaded.trained_len, loaded.vocab_size)
     need(torch.equal(found, expected), "its forward does more than its embedding, layers, norm and head")
-    return decoder, Description(
+    return decoder
+
+
+def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Description:
+    """All of a decoder that is no tensor; `name` is that of the directory it was loaded from."""
+    layers: list[Any] = list(decoder.layers)
+    return Description(
         format=FORMAT,
         packed_from=name,
         dtype=str(loaded.dtype).removeprefix("torch."),
-        panel=panel_shape(head.kernels, loaded.dtype),
+        panel=panel_shape(decoder.head.kernels, loaded.dtype),
         geometry=loaded.geometry,
         vocab_size=loaded.vocab_size,
-        hidden_size=head.in_features,
+        hidden_size=decoder.head.in_features,
         inner_size=layers[0].down.in_features,
         trained_len=loaded.trained_len,
         eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
         tokenizer_class=tokenizer_class(loaded.tokenizer),
-        frequencies=tuple(numbers.tolist()),
-        rotation_scale=float(scale),
-        tied=tied,
+        frequencies=tuple(decoder.rotary.inv_freq.tolist()),
+        rotation_scale=decoder.rotary.scale,
+        tied=isinstance(decoder.embedding, PackedEmbedding),
         selects=layers[-1].only_wanted,
-        norm=_numbers(norm.norm),
+        norm=_numbers(decoder.norm.norm),
         layers=tuple(map(_layer_numbers, layers)),
     )
 
