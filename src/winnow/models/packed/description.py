@@ -35,6 +35,12 @@ class LayerNumbers:
     key_norm: NormNumbers | None
     post_norm: NormNumbers
 
+    @property
+    def norms(self) -> list[NormNumbers]:
+        """Those that the layer has."""
+        every = (self.input_norm, self.query_norm, self.key_norm, self.post_norm)
+        return [norm for norm in every if norm is not None]
+
 
 @dataclass(frozen=True)
 class Description:
@@ -68,6 +74,8 @@ class Description:
 
     def __post_init__(self) -> None:
         # The kernels trust these numbers; sizes are also checked against the tensors.
+        pair = len(self.panel) == 2 and all(map(_is_count, self.panel))
+        _require("panel", self.panel, pair, "two whole numbers above 0")
         told, together = self.geometry, self.panel[1]
         counts = asdict(told) | {
             n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
@@ -86,6 +94,17 @@ class Description:
             "windows", told.windows, windows and of_all, f"{told.num_layers} of whole numbers above 0 or null"
         )
         _require("layers", len(self.layers), len(self.layers) == told.num_layers, f"{told.num_layers}")
+        norms = [self.norm, *(norm for layer in self.layers for norm in layer.norms)]
+        numbers = {
+            "rotation_scale": [self.rotation_scale],
+            "frequencies": self.frequencies,
+            "scale": [layer.scale for layer in self.layers],
+            "softcap": [layer.softcap for layer in self.layers if layer.softcap is not None],
+            "eps": [norm.eps for norm in norms],
+        }
+        for name, values in numbers.items():
+            for value in values:
+                _require(name, value, type(value) in (int, float), "a number")
         for layer in self.layers:
             _require(
                 "activation", layer.activation, layer.activation in _ACTIVATIONS, f"one of {_ACTIVATIONS}"
@@ -144,5 +163,7 @@ def _parts(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _norms(layer: dict[str, Any]) -> dict[str, NormNumbers | None]:
-    names = ("input_norm", "query_norm", "key_norm", "post_norm")
-    return {name: layer[name] and NormNumbers(**layer[name]) for name in names}
+    every: dict[str, NormNumbers | None] = {n: NormNumbers(**layer[n]) for n in ("input_norm", "post_norm")}
+    for name in ("query_norm", "key_norm"):
+        every[name] = None if layer[name] is None else NormNumbers(**layer[name])
+    return every
