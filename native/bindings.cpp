@@ -132,6 +132,14 @@ NB_MODULE(_native, m) {
           nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observe"_a,
           "observe_from"_a, "observes"_a);
 
+  nb::class_<AttentionSpec>(m, "AttentionSpec")
+      .def(
+          "__init__",
+          [](AttentionSpec *self, float scale, int64_t window, float softcap, uintptr_t sinks) {
+            new (self) AttentionSpec{scale, window, softcap, at<float>(sinks)};
+          },
+          nb::kw_only(), "scale"_a, "window"_a, "softcap"_a, "sinks"_a);
+
   nb::class_<KeyRows>(m, "KeyRows")
       .def(
           "__init__",
@@ -160,10 +168,9 @@ NB_MODULE(_native, m) {
            nb::call_guard<nb::gil_scoped_release>())
       .def("attend",
            [](const Kernels &self, Workspace &work, const Cache &cache, const Batch &batch, int64_t layer, uintptr_t q,
-              int64_t q_token, int64_t q_head, uintptr_t out, int64_t num_query_heads, float scale, int64_t window,
-              float softcap, uintptr_t sinks, int threads) {
-             self.attend({cache, batch, layer, heads(q, q_token, q_head), at<char>(out), num_query_heads, scale, window,
-                          softcap, at<float>(sinks), threads},
+              int64_t q_token, int64_t q_head, uintptr_t out, int64_t num_query_heads, const AttentionSpec &spec,
+              int threads) {
+             self.attend({spec, cache, batch, layer, heads(q, q_token, q_head), at<char>(out), num_query_heads, threads},
                          work);
            },
            nb::call_guard<nb::gil_scoped_release>())
@@ -228,6 +235,14 @@ NB_MODULE(_native, m) {
            [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, uintptr_t residual,
               uintptr_t attended, int64_t tokens, uintptr_t out, int threads) {
              after_attention(self, layer, at<char>(residual), at<char>(attended), tokens, at<char>(out), work, threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("decoder_layer",
+           [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, int64_t index, uintptr_t x,
+              uintptr_t cos, uintptr_t sin, int64_t rotary_dim, const AttentionSpec &spec, const Cache &cache,
+              const Batch &batch, Workspace &attention_work, uintptr_t out, int threads) {
+             decoder_layer(self, layer, index, at<char>(x), {at<char>(cos), at<char>(sin), rotary_dim}, spec,
+                           {cache, batch, attention_work}, at<char>(out), work, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("greedy",

@@ -72,4 +72,20 @@ void after_attention(const Kernels &kernels, const DecoderLayer &layer, const ch
   }
 }
 
+void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t index, const char *x,
+                   const Rotation &rotation, const AttentionSpec &spec, const PagedStep &step, char *out,
+                   DecoderWorkspace &work, int threads) {
+  const int64_t tokens = step.batch.num_tokens(), width = layer.qkv.weight.out_features;
+  const int64_t head = layer.head_dim, head_bytes = head * bytes_of(layer.dtype());
+  char *qkv = rows_of(work.qkv, layer, tokens, width);
+  char *attended = rows_of(work.attended, layer, tokens, layer.output.weight.in_features);
+  before_attention(kernels, layer, x, tokens, rotation, qkv, work, threads);
+  const Heads q{qkv, width, head};
+  const Heads k{qkv + layer.num_query_heads * head_bytes, width, head};
+  const Heads v{k.data + layer.num_kv_heads * head_bytes, width, head};
+  kernels.write(step.cache, step.batch, index, k, v, threads);
+  kernels.attend({spec, step.cache, step.batch, index, q, attended, layer.num_query_heads, threads}, step.work);
+  after_attention(kernels, layer, x, attended, tokens, out, work, threads);
+}
+
 }  // namespace winnow

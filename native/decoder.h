@@ -1,4 +1,4 @@
-// A decoder layer of Llama's kind, as two calls: what lies before attention, and what lies after it.
+// A decoder layer of Llama's kind, as one call, or as two: what lies before attention, and what lies after it.
 #pragma once
 
 #include "dispatch.h"
@@ -32,7 +32,7 @@ struct Rotation {
 
 /// What the layer needs between its products; the same memory serves every layer.
 struct DecoderWorkspace {
-  Buffer normed, gate_up, gated;
+  Buffer normed, gate_up, gated, qkv, attended;
 };
 
 /// x [tokens, hidden_size] -> normed and rotated queries and keys, and values:
@@ -44,5 +44,16 @@ void before_attention(const Kernels &, const DecoderLayer &, const char *x, int6
 /// output, [tokens, hidden_size].
 void after_attention(const Kernels &, const DecoderLayer &, const char *residual, const char *attended, int64_t tokens,
                      char *out, DecoderWorkspace &, int threads);
+
+/// A batch over the cache that a layer attends to.
+struct PagedStep {
+  const Cache &cache;
+  const Batch &batch;
+  Workspace &work;
+};
+
+/// The whole layer, the index-th of the cache: x [tokens, hidden_size] -> out, of the same shape.
+void decoder_layer(const Kernels &, const DecoderLayer &, int64_t index, const char *x, const Rotation &,
+                   const AttentionSpec &, const PagedStep &, char *out, DecoderWorkspace &, int threads);
 
 }  // namespace winnow

@@ -112,18 +112,22 @@ struct Heads {
   int64_t token_stride, head_stride;
 };
 
-/// One layer's attention over a batch; see winnow.attention.AttentionSpec. out is [T, num_query_heads, head_dim], dense.
-struct Attend {
+/// See winnow.attention.AttentionSpec.
+struct AttentionSpec {
+  float scale;
+  int64_t window;      // 0: none
+  float softcap;       // 0: none
+  const float *sinks;  // [num_query_heads], or null
+};
+
+/// One layer's attention over a batch. out is [T, num_query_heads, head_dim], dense.
+struct Attend : AttentionSpec {
   const Cache &cache;
   const Batch &batch;
   int64_t layer;
   Heads q;
   char *out;
   int64_t num_query_heads;
-  float scale;
-  int64_t window;      // 0: none
-  float softcap;       // 0: none
-  const float *sinks;  // [num_query_heads], or null
   int threads;
 
   int64_t group() const { return num_query_heads / cache.num_heads; }

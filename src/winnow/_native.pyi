@@ -112,6 +112,9 @@ class Batch:
         observes: list[Observe],
     ) -> None: ...
 
+class AttentionSpec:
+    def __init__(self, *, scale: float, window: int, softcap: float, sinks: int) -> None: ...
+
 class KeyRows:
     def __init__(
         self,
@@ -157,10 +160,7 @@ class Kernels:
         q_head_stride: int,
         out: int,
         num_query_heads: int,
-        scale: float,
-        window: int,
-        softcap: float,
-        sinks: int,
+        spec: AttentionSpec,
         threads: int,
     ) -> None: ...
     def leverage(self, rows: KeyRows, ridge: float, worth: int, threads: int) -> None: ...
@@ -238,6 +238,22 @@ class Kernels:
         residual: int,
         attended: int,
         tokens: int,
+        out: int,
+        threads: int,
+    ) -> None: ...
+    def decoder_layer(
+        self,
+        work: DecoderWorkspace,
+        layer: DecoderLayer,
+        index: int,
+        x: int,
+        cos: int,
+        sin: int,
+        rotary_dim: int,
+        spec: AttentionSpec,
+        cache: Cache,
+        batch: Batch,
+        attention_work: Workspace,
         out: int,
         threads: int,
     ) -> None: ...

@@ -1,20 +1,24 @@
-"""The two native calls of a decoder layer against the kernels that they are made of, to the last bit."""
+"""The native calls of a decoder layer against what they are made of, to the last bit."""
 
 import pytest
 import torch
+from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
+from winnow.attention import AttentionSpec, Observe, PagedCache, Term  # noqa: E402
+from winnow.attention.native import NativeBackend  # noqa: E402
+from winnow.attention.native_step import NativeSpec  # noqa: E402
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight, PackedWeight  # noqa: E402
 
-HIDDEN, HEADS, HEAD_DIM = 48, 3, 16
+HIDDEN, QUERY_HEADS, KV_HEADS, HEAD_DIM = 48, 4, 2, 16
 
 
 class Layer:
     """A layer of random weights with `inner` gates, as kernels and as their parts take it."""
 
     def __init__(self, kernels: LayerKernels, dtype: torch.dtype, inner: int, biased: bool) -> None:
-        self.kernels, width = kernels, HEADS * HEAD_DIM
+        self.kernels, width = kernels, QUERY_HEADS * HEAD_DIM
         generator = torch.Generator().manual_seed(inner)
 
         def linear(out_features: int, in_features: int) -> tuple[PackedWeight, Tensor | None]:
@@ -22,6 +26,7 @@ class Layer:
             bias = torch.randn(out_features, generator=generator).to(dtype) if biased else None
             return kernels.pack(weight.to(dtype)), bias
 
+        self.qkv = linear(self.qkv_width, HIDDEN)
         self.output, self.down = linear(HIDDEN, width), linear(HIDDEN, inner)
         self.gate_up = linear(2 * inner, HIDDEN)
         self.norm = NormWeight(torch.randn(HIDDEN, generator=generator).to(dtype), 1e-5)
@@ -31,8 +36,8 @@ class Layer:
             return 0 if of is None else of.data_ptr()
 
         self.native = _native.DecoderLayer(
-            qkv=self.output[0].native,  # not used here
-            qkv_bias=0,
+            qkv=self.qkv[0].native,
+            qkv_bias=bias(self.qkv[1]),
             output=self.output[0].native,
             output_bias=bias(self.output[1]),
             gate_up=self.gate_up[0].native,
@@ -44,10 +49,14 @@ class Layer:
             key_norm=NO_NORM,
             post_norm=self.norm.native,
             activation=self.activation,
-            num_query_heads=HEADS,
-            num_kv_heads=HEADS,
+            num_query_heads=QUERY_HEADS,
+            num_kv_heads=KV_HEADS,
             head_dim=HEAD_DIM,
         )
+
+    @property
+    def qkv_width(self) -> int:
+        return (QUERY_HEADS + 2 * KV_HEADS) * HEAD_DIM
 
     def after_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
         """Part by part."""
@@ -61,6 +70,58 @@ class Layer:
         return product(gated, self.down) + stream
 
 
+def in_two_calls(
+    layer: Layer,
+    backend: NativeBackend,
+    cache: PagedCache,
+    batch: PagedBatch,
+    x: Tensor,
+    rotation: Tensor,
+    spec: AttentionSpec,
+) -> Tensor:
+    """The layer with attention called in between."""
+    qkv = layer.kernels.before_attention(layer.native, x, rotation, rotation, layer.qkv_width)
+    heads = qkv.view(len(x), -1, HEAD_DIM)
+    q, k, v = heads.split_with_sizes([QUERY_HEADS, KV_HEADS, KV_HEADS], dim=1)
+    backend.write(cache, batch.spans, batch.layer, k, v)
+    attended = backend.attend(cache, batch.spans, batch.layer, q, spec)
+    return layer.kernels.after_attention(layer.native, x, attended.flatten(1))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AttentionSpec(0.25),
+        AttentionSpec(
+            0.3, window=40, softcap=2.0, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)
+        ),
+    ],
+    ids=["plain", "window, softcap and sinks"],
+)
+@pytest.mark.parametrize("counts", [(1, 1, 1), (1, 30, 1, 61)], ids=["decoding", "with chunks"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("isa", _native.instruction_sets())
+def test_whole_layer_in_one_call(
+    isa: str, dtype: torch.dtype, counts: tuple[int, ...], spec: AttentionSpec
+) -> None:
+    kernels = _native.Kernels(isa)
+    layer, backend = Layer(LayerKernels(kernels), dtype, 128, biased=True), NativeBackend(kernels)
+    observe = [Observe((Term.ATTENTION,))] * len(counts)
+    batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=observe)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(sum(counts), HIDDEN, generator=generator).to(dtype)
+    rotation = torch.randn(sum(counts), HEAD_DIM, generator=generator).to(dtype)
+    ours, theirs = batch.with_own_pool(), batch.with_own_pool()
+    step = backend.step(ours, batch.spans)
+    found = layer.kernels.decoder_layer(
+        layer.native, batch.layer, x, rotation, rotation, NativeSpec(spec), step
+    )
+    assert torch.equal(found, in_two_calls(layer, backend, theirs, batch, x, rotation, spec))
+    for field in ("k", "v", "position", "score"):
+        a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("inner", [128, 204], ids=["whole panels of gates", "a part of a panel"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -68,8 +129,9 @@ class Layer:
 def test_what_lies_after_attention(isa: str, dtype: torch.dtype, inner: int, biased: bool) -> None:
     layer = Layer(LayerKernels(_native.Kernels(isa)), dtype, inner, biased)
     for tokens in (1, 7, 97, 700):
-        residual = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens)).to(dtype)
-        attended = residual.flip(0).contiguous()
+        generator = torch.Generator().manual_seed(tokens)
+        residual = torch.randn(tokens, HIDDEN, generator=generator).to(dtype)
+        attended = torch.randn(tokens, QUERY_HEADS * HEAD_DIM, generator=generator).to(dtype)
         found = layer.kernels.after_attention(layer.native, residual, attended)
         assert torch.equal(found, layer.after_attention(residual, attended))
 
@@ -77,12 +139,14 @@ def test_what_lies_after_attention(isa: str, dtype: torch.dtype, inner: int, bia
 @pytest.mark.parametrize("isa", _native.instruction_sets())
 def test_any_number_of_threads_gives_the_same_bits(isa: str) -> None:
     layer = Layer(LayerKernels(_native.Kernels(isa)), torch.bfloat16, 128, biased=True)
-    residual = torch.randn(700, HIDDEN, generator=torch.Generator().manual_seed(0)).bfloat16()
+    generator = torch.Generator().manual_seed(0)
+    residual = torch.randn(700, HIDDEN, generator=generator).bfloat16()
+    attended = torch.randn(700, QUERY_HEADS * HEAD_DIM, generator=generator).bfloat16()
     before, outs = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            outs.append(layer.kernels.after_attention(layer.native, residual, residual))
+            outs.append(layer.kernels.after_attention(layer.native, residual, attended))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(outs[0], outs[1])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from winnow.attention.interface import AttentionSpec, PagedCache
+from winnow.attention.native_step import NativeSpec, NativeStep
 from winnow.attention.observe import Observe
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool
@@ -59,7 +60,7 @@ class NativeBackend:
         )
         queries = _dense(q, layout.dtype)
         out = torch.empty(q.shape, dtype=layout.dtype)
-        sinks = None if spec.sinks is None else spec.sinks.detach().float().contiguous()
+        native_spec = NativeSpec(spec)
         self._kernels.attend(
             self._work,
             self._native_cache(cache),
@@ -70,13 +71,15 @@ class NativeBackend:
             queries.stride(1),
             out.data_ptr(),
             q.shape[1],
-            spec.scale,
-            spec.window or 0,
-            spec.softcap or 0.0,
-            0 if sinks is None else sinks.data_ptr(),
+            native_spec.native,
             torch.get_num_threads(),
         )
         return out.to(q.dtype)
+
+    def step(self, cache: PagedCache, spans: Spans) -> NativeStep:
+        """The step for layers that attend within their own native call."""
+        batch = self._native_batch(spans)
+        return NativeStep(self._native_cache(cache), batch, self._work, cache.pool.layout.dtype)
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         source, target = source.contiguous(), target.contiguous()

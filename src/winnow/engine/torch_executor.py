@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionSpec, Observe, PagedCache, Spans
+from winnow.attention.native import NativeBackend
+from winnow.attention.native_step import NativeStep
 from winnow.cache import BlockCopies, CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.config import EngineConfig
 from winnow.engine.decode_graph import CapturableBackend, CudaCapture, DecodeGraphs
@@ -34,6 +36,8 @@ class _AttentionStep:
     """Which tokens count for the similarity of hidden states, [T]."""
     wanted: Tensor | None
     """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
+    native: NativeStep | None
+    """The same for the kernels, where they may compute whole layers."""
     hidden: list[Tensor] = field(default_factory=list)
     """What the layer in progress received."""
 
@@ -116,6 +120,7 @@ class TorchExecutor:
             self._signals,
             self._signals.note(plan),
             None if len(wanted) == len(spans.position) else wanted,
+            self._native_step(spans),
         )
         rows = self._forward(plan, spans, step, wanted)
         self._signals.fork(plan)
@@ -192,6 +197,9 @@ class TorchExecutor:
             observe_from=[first for _, first in told],
         )
 
+    def _native_step(self, spans: Spans) -> NativeStep | None:
+        return self._backend.step(self._paged, spans) if isinstance(self._backend, NativeBackend) else None
+
     def _forward(self, plan: StepPlan, spans: Spans, step: _AttentionStep, wanted: Tensor) -> Tensor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""
         tokens: list[int] = []
@@ -214,7 +222,7 @@ class TorchExecutor:
 
     def decode_logits(self, tokens: Tensor, spans: Spans) -> Tensor:
         """The logits, [B, V], of sequences that bring one token each, int64 [1, B]; their rows have room for it."""
-        step = _AttentionStep(self._backend, self._paged, spans, self._signals, None, None)
+        step = _AttentionStep(self._backend, self._paged, spans, self._signals, None, None, None)
         output = self._model.model(
             input_ids=tokens,
             position_ids=spans.position[None],

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from winnow import _native
+from winnow.attention.native_step import NativeSpec, NativeStep
 
 _DTYPES = {
     torch.float32: _native.DType.f32,
@@ -139,6 +140,46 @@ class LayerKernels:
             residual.data_ptr(),
             attended.data_ptr(),
             residual.shape[0],
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def decoder_layer(
+        self,
+        layer: "_native.DecoderLayer",
+        index: int,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        spec: NativeSpec,
+        step: NativeStep,
+    ) -> Tensor:
+        """A whole layer, attention over the cache included.
+
+        Args:
+            index: the layer's number in the cache.
+            x: its input, [T, hidden_size], dense, of the type of the layer's weights and of the cache.
+            cos, sin: [T, rotary_dim].
+
+        Returns:
+            Its output, [T, hidden_size].
+        """
+        assert x.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
+        assert x.dtype == cos.dtype == sin.dtype == step.dtype and cos.shape == sin.shape
+        out = torch.empty_like(x)
+        self._kernels.decoder_layer(
+            self._work,
+            layer,
+            index,
+            x.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.shape[1],
+            spec.native,
+            step.cache,
+            step.batch,
+            step.work,
             out.data_ptr(),
             torch.get_num_threads(),
         )

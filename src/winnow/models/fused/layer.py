@@ -1,7 +1,7 @@
 """A whole decoder layer in one forward: four matrix products, attention, and four passes between them.
 
-With packed weights what lies before attention is one native call, and what lies after it another: called one by one,
-the parts of a small step take longer to reach than to compute.
+With packed weights the layer is one native call where the kernels attend too; else what lies before attention is one,
+and what lies after it another. Called one by one, the parts of a small step take longer to reach than to compute.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from winnow import _native
 from winnow.attention import AttentionSpec
+from winnow.attention.native_step import NativeSpec, NativeStep
 from winnow.models.fused.kernels import NO_NORM, LayerKernels
 from winnow.models.fused.parts import LayerNorms
 from winnow.models.packed_linear import PackedLinear
@@ -62,10 +63,11 @@ class FusedLayer(nn.Module):
         self._shape = shape
         self._kernels = kernels
         self._native = native_layer(norms, activation, products, shape)
+        self._native_spec = NativeSpec(spec)
 
     @property
     def is_native(self) -> bool:
-        """Whether all products are of packed weights, so that two native calls compute the layer."""
+        """Whether all products are of packed weights, so that native calls compute the layer."""
         return self._native is not None
 
     def forward(
@@ -84,8 +86,15 @@ class FusedLayer(nn.Module):
         residual = hidden_states[0]
         if watcher is not None:
             watcher.enter_layer(hidden_states)
-        attended = self._attend(residual, position_embeddings, winnow_step)
         wanted: Tensor | None = getattr(winnow_step, "wanted", None) if self.only_wanted else None
+        native: NativeStep | None = getattr(winnow_step, "native", None)
+        if self._native is not None and native is not None and watcher is None and wanted is None:
+            cos, sin = position_embeddings[0][0], position_embeddings[1][0]
+            whole = self._kernels.decoder_layer(
+                self._native, self.layer_idx, residual, cos, sin, self._native_spec, native
+            )
+            return whole[None]
+        attended = self._attend(residual, position_embeddings, winnow_step)
         if wanted is not None and watcher is None:
             residual, attended = residual[wanted], attended[wanted]
         out = self._finish(residual, attended, watcher)
