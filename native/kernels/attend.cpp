@@ -171,6 +171,14 @@ void fold(const float *logits, Operand *weights, float *sums, float &most, float
   mass += horizontal_sum(total);
 }
 
+/// Ask for the vectors `first` to n of the next tile, which a shorter present one does not ask for in passing.
+template <class KV>
+void ask_for_rest(const KV *const *next, int first, int n, int dim) {
+  asm volatile("");  // see ask_for_scores
+  for (int j = first; j < n; ++j)
+    for (int d = 0; d < dim; d += LINE<KV>) __builtin_prefetch(next[j] + d, 0, 2);
+}
+
 /// kept_weights: where the item's weights are kept, or null. observe: what its scores are finished by right after, or null.
 template <class KV, class Operand>
 void attend_item(const Attend &call, const Item &item, const Item *next_item, Lookahead<KV> &ahead,
@@ -186,9 +194,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
   // How many keys the item's first query sees; each further one sees one more.
   const int64_t sees = row.length - batch.counts[item.seq] + item.first_query + 1;
 
-  constexpr bool MAY_BE_DIRECT = std::is_same_v<Operand, float> && WIDTH <= 8;
-  const bool direct = MAY_BE_DIRECT && rows <= MOST_DIRECT_ROWS<KV>;
-
+  const bool direct = rows <= MOST_DIRECT_ROWS<KV>;
   // Nearly every tile of nearly every model: its logits need no pass of their own.
   const bool only_scales = call.scale > 0 && call.softcap == 0 && call.window == 0;
   pack_queries<KV>(call, token, item.num_queries, item.head, scratch.queries);
@@ -215,10 +221,10 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       }
       continue;
     }
-    if constexpr (MAY_BE_DIRECT) {
-      if (direct) direct_products<Product>(rows, tile.key, next.key, tile.n, dim, scratch.queries, padded, scratch.logits);
-    }
-    if (!direct) {
+    ask_for_rest(next.key, width, next.n, dim);
+    if (direct) {
+      direct_products<Product>(rows, tile.key, next.key, tile.n, dim, scratch.queries, padded, scratch.logits);
+    } else {
       pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
       product(rows, width, padded, scratch.queries, padded, scratch.keys, TILE, scratch.logits, TILE, false);
     }
@@ -233,10 +239,10 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
            padded, highest, plain ? call.scale : 1.0f, kept ? kept + r * TILE : nullptr);
       if (kept) kept[rows * TILE + r] = scratch.most[r];
     }
-    if constexpr (MAY_BE_DIRECT) {
-      if (direct) direct_sums(rows, tile.value, next.value, tile.n, dim, scratch.weights, padded, scratch.sums);
-    }
-    if (!direct) {
+    ask_for_rest(next.value, width, next.n, dim);
+    if (direct) {
+      direct_sums(rows, tile.value, next.value, tile.n, dim, scratch.weights, padded, scratch.sums);
+    } else {
       pack_values(tile.value, next.value, tile.n, dim, scratch.values);
       product(rows, padded, round_up(tile.n, pair_size<Operand>()), scratch.weights, TILE, scratch.values, padded,
               scratch.sums, padded, true);

@@ -127,6 +127,17 @@ struct Scratch {
   }
 };
 
+/// Whether WIDTH slots from the first of a block on, or from WIDTH after one, lie side by side.
+inline bool adjacent(const Cache &cache) { return cache.block_size % WIDTH == 0; }
+
+/// Positions of the KVs in n slots of a row, the first one as `adjacent` says.
+inline void positions_of(const Cache &cache, const int64_t *slot, int64_t n, int32_t *out) {
+  int64_t i = 0;
+  if (adjacent(cache))
+    for (; i + WIDTH <= n; i += WIDTH) store_vector(out + i, load_vector<vi>(cache.position + slot[i]));
+  for (; i < n; ++i) out[i] = cache.position[slot[i]];
+}
+
 /// Where up to TILE KVs of a row lie. Pointers past the last repeat it: what is read there is finite and weighs nothing.
 template <class KV>
 struct Tile {
@@ -159,7 +170,8 @@ struct Tile {
   }
 
   void positions(const Cache &cache, int32_t *out) const {
-    for (int i = 0; i < TILE; ++i) out[i] = cache.position[slot[i]];
+    positions_of(cache, slot, n, out);
+    std::fill(out + n, out + TILE, out[n - 1]);
   }
 };
 

@@ -1,7 +1,7 @@
 // Products of few rows with keys and values as they lie in the pool.
 //
 // A decoding sequence has as many rows as query heads in a group. So few use a key or value too seldom to pay for bringing it
-// into the operand forms of product.h (pack.h) where those are floats.
+// into the operand forms of product.h (pack.h): its elements, or pairs of them, are multiplied where they lie.
 #pragma once
 
 #include "pack.h"
@@ -12,11 +12,28 @@ namespace winnow::WINNOW_ISA {
 constexpr int DIRECT_ROWS = 4;
 /// Beyond so many rows packing pays, sooner where there is nothing to widen.
 template <class KV>
-constexpr int MOST_DIRECT_ROWS = sizeof(KV) == 2 ? 2 * DIRECT_ROWS : DIRECT_ROWS;
+constexpr int MOST_DIRECT_ROWS = sizeof(KV) == 4 ? DIRECT_ROWS : WIDTH == 16 ? 2 * DIRECT_ROWS - 1 : 2 * DIRECT_ROWS;
 
 /// The sums of WIDTH vectors, one in each lane.
 inline vf sums_of(const vf x[WIDTH]) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  __m512 pairs[8], quads[4], halves[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const __m512 a = (__m512)x[2 * i], b = (__m512)x[2 * i + 1];
+    pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = pairs[2 * i], b = pairs[2 * i + 1];
+    quads[i] = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  }
+  const auto fold = [](__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  for (int i = 0; i < 2; ++i) halves[i] = fold(quads[2 * i], quads[2 * i + 1]);
+  return (vf)fold(halves[0], halves[1]);
+#elif defined(__AVX2__)
   vf pairs[4], quads[2];
   for (int i = 0; i < 4; ++i)
     pairs[i] = (vf)_mm256_unpacklo_ps((__m256)x[2 * i], (__m256)x[2 * i + 1]) +
@@ -79,9 +96,34 @@ inline void meet_some(const KV *const *each, const KV *const *next, int dim, con
     for (int j = 0; j < N; ++j) out[r * WIDTH + j] = sum[r][j];
 }
 
+#if defined(__AVX512BF16__)
+/// The same of rows and keys that are multiplied in pairs.
+template <class What, int R, int N>
+inline void meet_some(const bf16 *const *each, const bf16 *const *next, int dim, const bf16 *rows, int padded, vf *out) {
+  static_assert(std::is_same_v<What, Product>);
+  __m512 sum[R][N] = {};
+  for (int d = 0; d < dim; d += 2 * WIDTH) {
+    __m512bh row[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) row[r] = (__m512bh)load_pairs(rows + r * padded + d, dim - d);
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) {
+      __builtin_prefetch(next[j] + d, 0, 2);
+      const __m512bh x = (__m512bh)load_pairs(each[j] + d, dim - d);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) sum[r][j] = _mm512_dpbf16_ps(sum[r][j], row[r], x);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) out[r * WIDTH + j] = (vf)sum[r][j];
+}
+#endif
+
 /// As direct_products, of R rows.
-template <class What, int R, class KV>
-inline void meet(const KV *const *each, const KV *const *next, int n, int dim, const float *rows, int padded, float *out) {
+template <class What, int R, class KV, class Operand>
+inline void meet(const KV *const *each, const KV *const *next, int n, int dim, const Operand *rows, int padded, float *out) {
   constexpr int N = R == 1 ? WIDTH : R <= 3 ? 4 : 2;
   for (int first = 0; first < n; first += WIDTH) {
     vf sums[R * WIDTH];
@@ -125,6 +167,53 @@ inline void multiply_values(const KV *const *value, const KV *const *next, int n
   for (; d < dim; d += WIDTH) columns(d, std::integral_constant<int, 1>{});
 }
 
+#if defined(__AVX512BF16__)
+/// The same of weights and values that are multiplied in pairs: those of two KVs.
+template <int R>
+inline void multiply_values(const bf16 *const *value, const bf16 *const *next, int n, int dim, const bf16 *weights, int padded,
+                            float *sums) {
+  const auto columns = [&](int d, auto vectors) {
+    constexpr int C = decltype(vectors)::value;
+    const auto at = [=](int r, int c) { return sums + r * padded + d + c * WIDTH; };
+    const auto there = [=](int c) { return C > 2 || c == 0 || d + WIDTH < padded; };  // the last pair of vectors may be one
+    __m512 sum[R][C];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) sum[r][c] = there(c) ? _mm512_loadu_ps(at(r, c)) : _mm512_setzero_ps();
+    for (int j = 0; j < n; j += 2) {
+      __m512bh pair[R];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        int32_t bits;
+        std::memcpy(&bits, weights + r * TILE + j, sizeof bits);
+        pair[r] = (__m512bh)_mm512_set1_epi32(bits);
+      }
+#pragma GCC unroll 2
+      for (int c = 0; c < C; c += 2) {
+        const int from = d + c * WIDTH, left = dim - from;
+        __builtin_prefetch(next[j] + from, 0, 2);
+        __builtin_prefetch(next[j + 1] + from, 0, 2);
+        const Interleaved both(load_pairs(value[j] + from, left), load_pairs(value[j + 1] + from, left));
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          sum[r][c] = _mm512_dpbf16_ps(sum[r][c], pair[r], (__m512bh)both.low);
+          sum[r][c + 1] = _mm512_dpbf16_ps(sum[r][c + 1], pair[r], (__m512bh)both.high);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c)
+        if (there(c)) _mm512_storeu_ps(at(r, c), sum[r][c]);
+  };
+  int d = 0;
+  for (; d + 4 * WIDTH <= dim; d += 4 * WIDTH) columns(d, std::integral_constant<int, 4>{});
+  for (; d < dim; d += 2 * WIDTH) columns(d, std::integral_constant<int, 2>{});
+}
+#endif
+
 /// Calls f with as many of the rows as are multiplied at once, as a constant, and the first of them.
 template <class F>
 inline void for_direct_rows(int rows, F f) {
@@ -140,8 +229,8 @@ inline void for_direct_rows(int rows, F f) {
 
 /// What each of the rows [rows, padded] makes with the first round_up(n, WIDTH) of TILE keys or values: [rows, TILE].
 /// `each` and `next` are as pack_keys takes them.
-template <class What, class KV>
-inline void direct_products(int rows, const KV *const *each, const KV *const *next, int n, int dim, const float *with,
+template <class What, class KV, class Operand>
+inline void direct_products(int rows, const KV *const *each, const KV *const *next, int n, int dim, const Operand *with,
                             int padded, float *out) {
   for_direct_rows(rows, [&](auto count, int first) {
     meet<What, count>(each, first ? each : next, n, dim, with + first * padded, padded, out + first * TILE);
@@ -149,8 +238,8 @@ inline void direct_products(int rows, const KV *const *each, const KV *const *ne
 }
 
 /// Adds weights [rows, TILE] times the first n values to sums [rows, padded].
-template <class KV>
-inline void direct_sums(int rows, const KV *const *value, const KV *const *next, int n, int dim, const float *weights,
+template <class KV, class Operand>
+inline void direct_sums(int rows, const KV *const *value, const KV *const *next, int n, int dim, const Operand *weights,
                         int padded, float *sums) {
   for_direct_rows(rows, [&](auto count, int first) {
     multiply_values<count>(value, first ? value : next, n, dim, weights + first * TILE, padded, sums + first * padded);

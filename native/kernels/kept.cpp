@@ -66,8 +66,7 @@ void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64
     const int64_t n = std::min<int64_t>(TILE, last_key - first);
     const float *kept = kept_weights + first / TILE * kept_size(group), *most = kept + group * TILE;
     row.slots(first, n, slot);
-    if (observe.exclude_first)
-      for (int64_t i = 0; i < n; ++i) tile_position[i] = cache.position[slot[i]];
+    if (observe.exclude_first) positions_of(cache, slot, n, tile_position);
     if (value_aware) {
       const int64_t turn = (first - first_key) / TILE % 2;
       Tile<KV> &tile = tiles[turn], &next = tiles[first + TILE < last_key ? turn ^ 1 : turn];
@@ -135,7 +134,7 @@ void observe_item(const Attend &call, const Unit &unit, const Item &item, const 
     }
     if (observe.exclude_first) {
       row.slots(first, n, slot);
-      for (int64_t i = 0; i < n; ++i) position[i] = cache.position[slot[i]];
+      positions_of(cache, slot, n, position);
     }
     std::fill(work.sums, work.sums + terms * group * TILE, 0.0f);
     for (int64_t query = first_query; query < item.num_queries; ++query) {

@@ -67,6 +67,26 @@ inline void transpose(vf r[WIDTH]) {
 }
 #endif
 
+#if defined(__AVX512BF16__)
+/// Elements of two rows by turns, from each half of them: as pairs along K.
+struct Interleaved {
+  __m512i low, high;
+
+  Interleaved(__m512i a, __m512i b) {
+    alignas(64) static constexpr uint16_t LOW[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                     8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i lanes = _mm512_load_si512(LOW);
+    low = _mm512_permutex2var_epi16(a, lanes, b);
+    high = _mm512_permutex2var_epi16(a, _mm512_add_epi16(lanes, _mm512_set1_epi16(16)), b);
+  }
+};
+
+/// The first 32 of n elements, zeros where there are fewer.
+inline __m512i load_pairs(const bf16 *from, int n) {
+  return _mm512_maskz_loadu_epi16(n >= 2 * WIDTH ? ~0u : (1u << n) - 1, from);
+}
+#endif
+
 /// Keys as B of the product with queries: [padded / PAIR][TILE][PAIR], the first round_up(n, WIDTH) columns of it.
 ///
 /// key: TILE pointers, of which those from n on repeat a valid one. next: what will be packed after it, asked for from memory
@@ -93,10 +113,8 @@ inline void pack_keys(const KV *const *key, const KV *const *next, int n, int di
     for (int first = 0; first < n; first += WIDTH)
       for (int d = 0; d < padded; d += 2 * WIDTH) {
         __m512i rows[WIDTH];
-        const int have = dim - d < 2 * WIDTH ? dim - d : 2 * WIDTH;
-        const __mmask32 mask = have == 2 * WIDTH ? ~0u : (1u << have) - 1;
         for (int i = 0; i < WIDTH; ++i) {
-          rows[i] = _mm512_maskz_loadu_epi16(mask, key[first + i] + d);
+          rows[i] = load_pairs(key[first + i] + d, dim - d);
           __builtin_prefetch(next[first + i] + d, 0, 2);
         }
         transpose(rows);
@@ -117,21 +135,14 @@ inline void pack_values(const KV *const *value, const KV *const *next, int n, in
         __builtin_prefetch(next[i] + d, 0, 2), store(out + i * padded + d, d + WIDTH <= dim ? load(value[i] + d) : load_part(value[i] + d, dim - d));
   } else {
 #if defined(__AVX512BF16__)
-    // Lanes of the low and the high half of both rows, by turns from the first and from the second.
-    alignas(64) static constexpr uint16_t LOW[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                                     8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const __m512i low = _mm512_load_si512(LOW), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     for (int i = 0; i < n; i += 2)
       for (int d = 0; d < padded; d += 2 * WIDTH) {
-        const int have = dim - d < 2 * WIDTH ? dim - d : 2 * WIDTH;
-        const __mmask32 mask = have == 2 * WIDTH ? ~0u : (1u << have) - 1;
-        const __m512i a = _mm512_maskz_loadu_epi16(mask, value[i] + d);
-        const __m512i b = _mm512_maskz_loadu_epi16(mask, value[i + 1] + d);
+        const Interleaved both(load_pairs(value[i] + d, dim - d), load_pairs(value[i + 1] + d, dim - d));
         __builtin_prefetch(next[i] + d, 0, 2);
         __builtin_prefetch(next[i + 1] + d, 0, 2);
         bf16 *to = out + (i * padded / 2 + d) * 2;
-        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
-        if (padded - d > WIDTH) _mm512_storeu_si512(to + 2 * WIDTH, _mm512_permutex2var_epi16(a, high, b));
+        _mm512_storeu_si512(to, both.low);
+        if (padded - d > WIDTH) _mm512_storeu_si512(to + 2 * WIDTH, both.high);
       }
 #endif
   }

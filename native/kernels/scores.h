@@ -103,13 +103,13 @@ inline void aggregate(const float *x, int64_t heads, int64_t stride, int64_t n, 
   }
 }
 
-/// Add x, [n], to a score of the slots, or put it in its place. The first slot is the first of a block, or WIDTH after one.
+/// Add x, [n], to a score of the slots, or put it in its place. The first slot is as `adjacent` says.
 inline void put_scores(const Cache &cache, int64_t term, const int64_t *slot, const float *x, int64_t n, bool replace) {
   float *score = cache.score + term * cache.num_slots;
-  const bool adjacent = cache.block_size % WIDTH == 0;  // each WIDTH of them
+  const bool by_vectors = adjacent(cache);
   for (int64_t i = 0; i < n;) {
     float *to = score + slot[i];
-    if (adjacent && i + WIDTH <= n) {
+    if (by_vectors && i + WIDTH <= n) {
       const vf value = load(x + i);
       store(to, replace ? value : load(to) + value);
       i += WIDTH;
