@@ -3,9 +3,10 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from architectures import ARCHITECTURES, save
@@ -18,6 +19,7 @@ from winnow import LLM, SamplingParams, _native
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models import load_model, pack_model
+from winnow.models.packed import apart
 from winnow.models.packed.files import DESCRIPTION, OTHERS, PACKED
 from winnow.models.packed.write import write_packed
 from winnow.models.packed_linear import one_dnn_works
@@ -61,10 +63,28 @@ def answers(path: Path, **options: Any) -> list[Any]:
     return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
 
 
+@pytest.fixture
+def code_of_transformers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """`answers` of a published model with everything that transformers computes between its parts."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise UnsupportedModelError("not taken apart")
+
+    def compute(path: Path, **options: Any) -> list[Any]:
+        with monkeypatch.context() as patch:
+            patch.setattr(apart, "take_apart", refuse)
+            assert load_model(ModelConfig(path)).decoder is None
+            return answers(path, **options)
+
+    return compute
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("architecture", PACKABLE)
-def test_answers_are_the_same(architecture: str, tied: bool, dtype: str, tmp_path: Path) -> None:
+def test_answers_are_the_same(
+    architecture: str, tied: bool, dtype: str, tmp_path: Path, code_of_transformers: Callable[..., list[Any]]
+) -> None:
     config = changed(ARCHITECTURES[architecture], tie_word_embeddings=tied, **WIDE)
     save(config, tmp_path / "model")
     if dtype == "bfloat16" and _native.has_matrix_units() and one_dnn_works():
@@ -74,8 +94,9 @@ def test_answers_are_the_same(architecture: str, tied: bool, dtype: str, tmp_pat
             pack_model(ModelConfig(tmp_path / "model", dtype=dtype), tmp_path / "packed")
         return
     pack_model(ModelConfig(tmp_path / "model", dtype=dtype), tmp_path / "packed")
-    expected = answers(tmp_path / "model", dtype=dtype, prefill_chunk=32)
+    expected = code_of_transformers(tmp_path / "model", dtype=dtype, prefill_chunk=32)
     assert answers(tmp_path / "packed", prefill_chunk=32) == expected
+    assert answers(tmp_path / "model", dtype=dtype, prefill_chunk=32) == expected
 
 
 @pytest.mark.parametrize(
@@ -88,12 +109,24 @@ def test_answers_are_the_same(architecture: str, tied: bool, dtype: str, tmp_pat
     ],
     ids=lambda options: next(iter(options.values())),
 )
-def test_every_part_of_the_engine_takes_it(llama: tuple[Path, Path], options: dict[str, Any]) -> None:
+def test_every_part_of_the_engine_takes_it(
+    llama: tuple[Path, Path], options: dict[str, Any], code_of_transformers: Callable[..., list[Any]]
+) -> None:
     plain, packed = llama
-    assert answers(packed, **options) == answers(plain, **options)
+    expected = code_of_transformers(plain, **options)
+    assert answers(packed, **options) == expected
+    assert answers(plain, **options) == expected
 
 
-def test_rotation_of_other_kinds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_who_computes_a_published_model(architecture: str, tmp_path: Path) -> None:
+    save(ARCHITECTURES[architecture], tmp_path / "model")
+    loaded = load_model(ModelConfig(tmp_path / "model"))
+    assert (loaded.computes is loaded.model) == (architecture not in PACKABLE)
+    assert load_model(ModelConfig(tmp_path / "model", optimize=False)).decoder is None
+
+
+def test_rotation_of_other_kinds(tmp_path: Path, code_of_transformers: Callable[..., list[Any]]) -> None:
     rope = {
         "rope_type": "yarn",
         "rope_theta": 10000.0,
@@ -103,7 +136,7 @@ def test_rotation_of_other_kinds(tmp_path: Path) -> None:
     save(changed(ARCHITECTURES["llama-gqa"], rope_parameters=rope), tmp_path / "model")
     pack_model(ModelConfig(tmp_path / "model"), tmp_path / "packed")
     assert load_model(ModelConfig(tmp_path / "packed")).model.rotary.scale != 1
-    assert answers(tmp_path / "packed") == answers(tmp_path / "model")
+    assert answers(tmp_path / "packed") == code_of_transformers(tmp_path / "model")
 
 
 def test_weights_are_views_of_their_file_at_whole_cache_lines(llama: tuple[Path, Path]) -> None:

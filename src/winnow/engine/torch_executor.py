@@ -210,7 +210,7 @@ class TorchExecutor:
             if decoded is not None:
                 return decoded if step.wanted is None else decoded[wanted]
         device = self._model.device
-        output = self._model.model(
+        output = self._model.computes(
             input_ids=torch.tensor([tokens], device=device),
             position_ids=spans.position[None],
             use_cache=False,
@@ -223,7 +223,7 @@ class TorchExecutor:
     def decode_logits(self, tokens: Tensor, spans: Spans) -> Tensor:
         """The logits, [B, V], of sequences that bring one token each, int64 [1, B]; their rows have room for it."""
         step = _AttentionStep(self._backend, self._paged, spans, self._signals, None, None, None)
-        output = self._model.model(
+        output = self._model.computes(
             input_ids=tokens,
             position_ids=spans.position[None],
             use_cache=False,

@@ -42,10 +42,9 @@ def load_checkpoint(path: Path, config: ModelConfig, *, beyond_trained_len: bool
     device = _device(config.device)
     model = _load_weights(path, model_config, config, device, ATTENTION_NAME)
     geometry = probe_geometry(model)
-    if config.optimize:
-        optimize_model(model, geometry, trained_len)
     return LoadedModel(
         model=model,
+        decoder=optimize_model(model, geometry, trained_len) if config.optimize else None,
         tokenizer=load_tokenizer(path),
         vocab_size=_vocab_size(model_config),
         geometry=geometry,

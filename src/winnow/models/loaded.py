@@ -44,6 +44,13 @@ class LoadedModel(PlainModel):
     geometry: ModelGeometry
     trained_len: int
     """Longest sequence whose positions the model knows."""
+    decoder: "PackedDecoder | None" = None
+    """The parts of `model` without transformers' code between them, where they compute the same."""
+
+    @property
+    def computes(self) -> "CausalModel":
+        """What computes a step."""
+        return self.model if self.decoder is None else self.decoder
 
     @cached_property
     def rotation(self) -> ModelRotation | None:

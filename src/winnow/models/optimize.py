@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from winnow.errors import UnsupportedModelError
 from winnow.models.geometry import ModelGeometry
 from winnow.models.memory import is_file_backed, release_pages, trim_heap
 from winnow.models.packed_embedding import PackedEmbedding
@@ -17,23 +18,31 @@ if TYPE_CHECKING:
     from winnow.models.fused.kernels import LayerKernels
     from winnow.models.fused.layer import FusedLayer
     from winnow.models.fused.probe import LayerCall
+    from winnow.models.packed.decoder import PackedDecoder
 
 
-def optimize_model(model: PreTrainedModel, geometry: ModelGeometry, trained_len: int) -> None:
+def optimize_model(
+    model: PreTrainedModel, geometry: ModelGeometry, trained_len: int
+) -> "PackedDecoder | None":
     """Replace what can be replaced, layer by layer, so that no more than one layer's weights exist twice.
 
     A replacement that does not reproduce transformers' own layer is dropped, and the layer stays as it is.
+
+    Returns:
+        The model without transformers' code between its parts, where that gives the same logits: a step of few tokens
+        is as long as its Python.
     """
     kernels = native_kernels()
     layers = decoder_layers(model, geometry.num_layers)
     if model.device.type != "cpu" or kernels is None or not layers:
-        return
+        return None
     # They load the kernels, which an installation may lack.
     from winnow.models.fused.build import fuse_layer
     from winnow.models.fused.kernels import LayerKernels
     from winnow.models.fused.norm import FusedNorm
     from winnow.models.fused.parts import read_norm
     from winnow.models.fused.probe import record_calls, selection_is_harmless
+    from winnow.models.packed.apart import take_apart
 
     layer_kernels = LayerKernels(kernels)
     make_linear = linear_maker(layer_kernels, model.dtype)
@@ -57,6 +66,10 @@ def optimize_model(model: PreTrainedModel, geometry: ModelGeometry, trained_len:
         last.only_wanted = selection_is_harmless(model, trained_len)
     _pack_head(model, layer_kernels, make_linear, trained_len)
     trim_heap()
+    try:
+        return take_apart(model, geometry.num_layers, trained_len)
+    except UnsupportedModelError:
+        return None
 
 
 @torch.inference_mode()

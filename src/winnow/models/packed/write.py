@@ -5,22 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from winnow.errors import UnsupportedModelError
 from winnow.models.fused.kernels import NormWeight
 from winnow.models.fused.layer import FusedLayer
-from winnow.models.fused.norm import FusedNorm
-from winnow.models.fused.probe import trial_logits
 from winnow.models.loaded import LoadedModel
-from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
+from winnow.models.packed.apart import take_apart
+from winnow.models.packed.decoder import PackedDecoder
 from winnow.models.packed.description import FORMAT, Description, LayerNumbers, NormNumbers
 from winnow.models.packed.files import OTHERS, PACKED
 from winnow.models.packed_embedding import PackedEmbedding, panel_shape
 from winnow.models.packed_linear import PackedLinear
-from winnow.models.residuals import decoder_layers
 from winnow.models.tokens import tokenizer_class
 
 # A cache line: weights begin at a multiple of it.
@@ -34,7 +30,7 @@ def write_packed(loaded: LoadedModel, source: Path, out: Path) -> None:
     Raises:
         UnsupportedModelError: the model computes something that packing would lose; nothing is written.
     """
-    decoder = take_apart(loaded)
+    decoder = take_apart(loaded.model, loaded.geometry.num_layers, loaded.trained_len)
     description = describe(decoder, loaded, source.resolve().name)
     out.mkdir(parents=True, exist_ok=True)
     for path in sorted({path for pattern in _COPIED for path in source.glob(pattern)}):
@@ -43,47 +39,6 @@ def write_packed(loaded: LoadedModel, source: Path, out: Path) -> None:
     _save_aligned(packed_tensors(decoder), out / PACKED)
     save_file({name: tensor.contiguous() for name, tensor in other_tensors(decoder)}, out / OTHERS)
     description.write(out)
-
-
-@torch.inference_mode()
-def take_apart(loaded: LoadedModel) -> PackedDecoder:
-    """A decoder of the parts of a loaded model.
-
-    Raises:
-        UnsupportedModelError: the model is more than these parts.
-    """
-    model: Any = loaded.model
-    class_name = type(model).__name__
-
-    def need(holds: bool, what: str) -> None:
-        if not holds:
-            raise UnsupportedModelError(f"{class_name} cannot be packed: {what}")
-
-    layers: list[Any] = list(decoder_layers(model, loaded.geometry.num_layers))
-    need(bool(layers), "its layers cannot be told")
-    for index, layer in enumerate(layers):
-        fused = isinstance(layer, FusedLayer) and layer.is_native
-        need(fused, f"layer {index} has no fused form on this processor in {loaded.dtype}")
-        need(layer.spec.sinks is None, f"layer {index} has attention sinks")
-    base = model.base_model
-    norm: Any = getattr(base, "norm", None)
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    need(isinstance(norm, FusedNorm), "its last norm has no fused form")
-    need(isinstance(head, PackedLinear), "its head is not packed")
-    plain = type(embedding) is nn.Embedding and embedding.max_norm is None
-    need(plain or isinstance(embedding, PackedEmbedding), "its embedding is more than a table")
-    rotary = getattr(base, "rotary_emb", None)
-    frequencies, scale = getattr(rotary, "inv_freq", None), getattr(rotary, "attention_scaling", None)
-    known = isinstance(frequencies, Tensor) and frequencies.ndim == 1 and isinstance(scale, float | int)
-    need(known, "its rotary embedding is of a kind of its own")
-    assert isinstance(frequencies, Tensor) and scale is not None
-
-    turns = RotaryEmbedding(frequencies.float(), float(scale), loaded.dtype)
-    decoder = PackedDecoder(embedding, turns, layers, norm, head)
-    expected = trial_logits(model, loaded.trained_len)
-    found = trial_logits(decoder, loaded.trained_len, loaded.vocab_size)
-    need(torch.equal(found, expected), "its forward does more than its embedding, layers, norm and head")
-    return decoder
 
 
 def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Description:

@@ -1,0 +1,55 @@
+"""From a model of transformers to a decoder of its parts."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from winnow.errors import UnsupportedModelError
+from winnow.models.fused.layer import FusedLayer
+from winnow.models.fused.norm import FusedNorm
+from winnow.models.fused.probe import trial_logits
+from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
+from winnow.models.packed_embedding import PackedEmbedding
+from winnow.models.packed_linear import PackedLinear
+from winnow.models.residuals import decoder_layers
+
+
+@torch.inference_mode()
+def take_apart(model: Any, num_layers: int, trained_len: int) -> PackedDecoder:
+    """A decoder of the parts of an optimized model of transformers: they are shared, the code between them is not.
+
+    Raises:
+        UnsupportedModelError: the model is more than these parts.
+    """
+    class_name, dtype = type(model).__name__, model.dtype
+
+    def need(holds: bool, what: str) -> None:
+        if not holds:
+            raise UnsupportedModelError(f"{class_name} cannot be packed: {what}")
+
+    layers: list[Any] = list(decoder_layers(model, num_layers))
+    need(bool(layers), "its layers cannot be told")
+    for index, layer in enumerate(layers):
+        fused = isinstance(layer, FusedLayer) and layer.is_native
+        need(fused, f"layer {index} has no fused form on this processor in {dtype}")
+        need(layer.spec.sinks is None, f"layer {index} has attention sinks")
+    base = model.base_model
+    norm: Any = getattr(base, "norm", None)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    need(isinstance(norm, FusedNorm), "its last norm has no fused form")
+    need(isinstance(head, PackedLinear), "its head is not packed")
+    plain = type(embedding) is nn.Embedding and embedding.max_norm is None
+    need(plain or isinstance(embedding, PackedEmbedding), "its embedding is more than a table")
+    rotary = getattr(base, "rotary_emb", None)
+    frequencies, scale = getattr(rotary, "inv_freq", None), getattr(rotary, "attention_scaling", None)
+    known = isinstance(frequencies, Tensor) and frequencies.ndim == 1 and isinstance(scale, float | int)
+    need(known, "its rotary embedding is of a kind of its own")
+    assert isinstance(frequencies, Tensor) and scale is not None
+
+    turns = RotaryEmbedding(frequencies.float(), float(scale), dtype)
+    decoder = PackedDecoder(embedding, turns, layers, norm, head)
+    expected = trial_logits(model, trained_len)
+    found = trial_logits(decoder, trained_len, model.config.get_text_config().vocab_size)
+    need(torch.equal(found, expected), "its forward does more than its embedding, layers, norm and head")
+    return decoder
