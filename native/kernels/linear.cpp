@@ -24,7 +24,9 @@ constexpr int64_t ROW_BLOCK = 16 * MAX_ROWS, INPUT_BLOCK = 2048;
 /// Inputs of a task that has all rows there are. Few rows: its piece of the panel stays in the first-level cache while they
 /// pass by, and the next piece is on its way to the second. More rows give the second-level cache time to follow, and the
 /// sums of a longer piece are stored less often.
-constexpr int64_t STREAMED_BLOCK = 192, STREAMED_BLOCK_OF_MANY = 768, STREAMED_MANY = 4 * MAX_ROWS;
+constexpr int64_t STREAMED_BLOCK = 192, STREAMED_BLOCK_OF_MANY = 768;
+/// Rows that are still few.
+constexpr int64_t STREAMED_FEW = 4 * MAX_ROWS;
 /// Inputs of a piece that becomes floats on the way, once for all rows of a task; it stays in the first-level cache.
 constexpr int64_t WIDENED_BLOCK = 16384 / (4 * PANEL);
 /// Rows that are widened together: a prompt of any length needs little memory.
@@ -100,10 +102,8 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
   const int64_t blocks = (rows.rows + ROW_BLOCK - 1) / ROW_BLOCK, tasks = num_panels(out) / PANELS * blocks;
   const T *packed = reinterpret_cast<const T *>(weight.packed), *given = reinterpret_cast<const T *>(rows.x);
   const bool streams = blocks == 1;
-  const int64_t block = WIDENS                         ? WIDENED_BLOCK
-                        : !streams                     ? INPUT_BLOCK
-                        : rows.rows <= STREAMED_MANY ? STREAMED_BLOCK
-                                                       : STREAMED_BLOCK_OF_MANY;
+  const int64_t streamed = rows.rows <= STREAMED_FEW ? STREAMED_BLOCK : STREAMED_BLOCK_OF_MANY;
+  const int64_t block = WIDENS ? WIDENED_BLOCK : streams ? streamed : INPUT_BLOCK;
   const std::unique_ptr<float[]> widened(WIDENS ? new float[rows.rows * in] : nullptr);  // all rows, for all panels
 #pragma omp parallel num_threads(threads) if (rows.rows * in * out >= PARALLEL_FROM)
   {
