@@ -19,6 +19,7 @@ from winnow import LLM, SamplingParams, _native
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models import load_model, pack_model
+from winnow.models.fused.kernels import LayerKernels
 from winnow.models.packed import apart
 from winnow.models.packed.files import DESCRIPTION, OTHERS, PACKED
 from winnow.models.packed.write import write_packed
@@ -116,6 +117,21 @@ def test_every_part_of_the_engine_takes_it(
     expected = code_of_transformers(plain, **options)
     assert answers(packed, **options) == expected
     assert answers(plain, **options) == expected
+
+
+def test_a_step_computes_whole_layers(llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    compute = LayerKernels.decoder_layer
+
+    def count(self: LayerKernels, layer: Any, index: int, *args: Any) -> Any:
+        calls.append(index)
+        return compute(self, layer, index, *args)
+
+    monkeypatch.setattr(LayerKernels, "decoder_layer", count)
+    with LLM(llama[0], kv_memory="4MiB") as llm:
+        llm.generate([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
+    # The last layer of the prompt's step computes only the token whose logits are wanted, which is not the whole layer.
+    assert calls == [0, 1, *(0, 1, 2) * 2]
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
