@@ -140,6 +140,20 @@ NB_MODULE(_native, m) {
           },
           nb::kw_only(), "scale"_a, "window"_a, "softcap"_a, "sinks"_a);
 
+  nb::class_<StackedLayer>(m, "StackedLayer")
+      .def(
+          "__init__",
+          [](StackedLayer *self, const DecoderLayer &layer, const AttentionSpec &spec, int64_t index) {
+            new (self) StackedLayer{layer, spec, index};
+          },
+          "layer"_a, "spec"_a, "index"_a);
+
+  nb::class_<DecoderStack>(m, "DecoderStack")
+      .def(
+          "__init__",
+          [](DecoderStack *self, std::vector<StackedLayer> layers) { new (self) DecoderStack{std::move(layers)}; },
+          "layers"_a);
+
   nb::class_<KeyRows>(m, "KeyRows")
       .def(
           "__init__",
@@ -232,17 +246,26 @@ NB_MODULE(_native, m) {
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("after_attention",
-           [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, uintptr_t residual,
-              uintptr_t attended, int64_t tokens, uintptr_t out, int threads) {
-             after_attention(self, layer, at<char>(residual), at<char>(attended), tokens, at<char>(out), work, threads);
+           [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, uintptr_t x, uintptr_t attended,
+              int64_t tokens, int threads) {
+             after_attention(self, layer, at<char>(x), at<char>(attended), tokens, work, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("decoder_layer",
            [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, int64_t index, uintptr_t x,
               uintptr_t cos, uintptr_t sin, int64_t rotary_dim, const AttentionSpec &spec, const Cache &cache,
-              const Batch &batch, Workspace &attention_work, uintptr_t out, int threads) {
+              const Batch &batch, Workspace &attention_work, int threads) {
              decoder_layer(self, layer, index, at<char>(x), {at<char>(cos), at<char>(sin), rotary_dim}, spec,
-                           {cache, batch, attention_work}, at<char>(out), work, threads);
+                           {cache, batch, attention_work}, work, threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("decoder_stack",
+           [](const Kernels &self, DecoderWorkspace &work, const DecoderStack &stack, uintptr_t x, uintptr_t cos,
+              uintptr_t sin, int64_t rotary_dim, const Cache &cache, const Batch &batch, Workspace &attention_work,
+              int64_t num_wanted, uintptr_t wanted, uintptr_t out, int threads) {
+             decoder_stack(self, stack, at<char>(x), {at<char>(cos), at<char>(sin), rotary_dim},
+                           {cache, batch, attention_work}, {num_wanted, at<int64_t>(wanted), at<char>(out)}, work,
+                           threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("greedy",

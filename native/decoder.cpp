@@ -1,5 +1,7 @@
 #include "decoder.h"
 
+#include <cstring>
+
 namespace winnow {
 
 namespace {
@@ -54,27 +56,30 @@ void before_attention(const Kernels &kernels, const DecoderLayer &layer, const c
   }
 }
 
-void after_attention(const Kernels &kernels, const DecoderLayer &layer, const char *residual, const char *attended,
-                     int64_t tokens, char *out, DecoderWorkspace &work, int threads) {
+void after_attention(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended, int64_t tokens,
+                     DecoderWorkspace &work, int threads) {
   const int64_t size = layer.hidden_size(), inner = layer.down.weight.in_features;
   const int64_t read = layer.output.weight.in_features, element = bytes_of(layer.dtype());
   const int64_t most = std::min(tokens, TOKENS_AT_ONCE);
+  char *projected = rows_of(work.projected, layer, most, size);
   char *normed = rows_of(work.normed, layer, most, size);
   char *gated = rows_of(work.gated, layer, most, inner);
   for (int64_t first = 0; first < tokens; first += TOKENS_AT_ONCE) {
-    const int64_t n = std::min(TOKENS_AT_ONCE, tokens - first), at = first * size * element;
-    // `out` is the residual stream from here on: the layer's input may belong to somebody else.
-    char *stream = out + at;
-    multiply(kernels, layer.output, attended + first * read * element, stream, nullptr, n, threads);
-    kernels.rms_norm({layer.dtype(), stream, residual + at, normed, n, size}, layer.post_norm, threads);
+    const int64_t n = std::min(TOKENS_AT_ONCE, tokens - first);
+    char *stream = x + first * size * element;
+    multiply(kernels, layer.output, attended + first * read * element, projected, nullptr, n, threads);
+    kernels.rms_norm({layer.dtype(), stream, projected, normed, n, size}, layer.post_norm, threads);
     gate_up(kernels, layer, normed, n, gated, work, threads);
     multiply(kernels, layer.down, gated, stream, stream, n, threads);
   }
 }
 
-void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t index, const char *x,
-                   const Rotation &rotation, const AttentionSpec &spec, const PagedStep &step, char *out,
-                   DecoderWorkspace &work, int threads) {
+namespace {
+
+/// A layer up to what its tokens read: [tokens, num_query_heads * head_dim].
+const char *attend(const Kernels &kernels, const DecoderLayer &layer, int64_t index, const char *x,
+                   const Rotation &rotation, const AttentionSpec &spec, const PagedStep &step, DecoderWorkspace &work,
+                   int threads) {
   const int64_t tokens = step.batch.num_tokens(), width = layer.qkv.weight.out_features;
   const int64_t head = layer.head_dim, head_bytes = head * bytes_of(layer.dtype());
   char *qkv = rows_of(work.qkv, layer, tokens, width);
@@ -85,7 +90,37 @@ void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t in
   const Heads v{k.data + layer.num_kv_heads * head_bytes, width, head};
   kernels.write(step.cache, step.batch, index, k, v, threads);
   kernels.attend({spec, step.cache, step.batch, index, q, attended, layer.num_query_heads, threads}, step.work);
-  after_attention(kernels, layer, x, attended, tokens, out, work, threads);
+  return attended;
+}
+
+/// Some rows of x, each of so many bytes, one after the other.
+void select(const char *x, int64_t row_bytes, const Wanted &wanted, char *out) {
+  for (int64_t i = 0; i < wanted.count; ++i)
+    std::memcpy(out + i * row_bytes, x + wanted.tokens[i] * row_bytes, row_bytes);
+}
+
+}  // namespace
+
+void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t index, char *x, const Rotation &rotation,
+                   const AttentionSpec &spec, const PagedStep &step, DecoderWorkspace &work, int threads) {
+  const char *attended = attend(kernels, layer, index, x, rotation, spec, step, work, threads);
+  after_attention(kernels, layer, x, attended, step.batch.num_tokens(), work, threads);
+}
+
+void decoder_stack(const Kernels &kernels, const DecoderStack &stack, char *x, const Rotation &rotation,
+                   const PagedStep &step, const Wanted &wanted, DecoderWorkspace &work, int threads) {
+  for (const auto &[layer, spec, index] : stack.layers) {
+    if (wanted.all() || index != stack.layers.back().index) {
+      decoder_layer(kernels, layer, index, x, rotation, spec, step, work, threads);
+      continue;
+    }
+    const char *attended = attend(kernels, layer, index, x, rotation, spec, step, work, threads);
+    const int64_t read = layer.output.weight.in_features, element = bytes_of(layer.dtype());
+    char *read_by_wanted = rows_of(work.wanted, layer, wanted.count, read);
+    select(attended, read * element, wanted, read_by_wanted);
+    select(x, layer.hidden_size() * element, wanted, wanted.out);
+    after_attention(kernels, layer, wanted.out, read_by_wanted, wanted.count, work, threads);
+  }
 }
 
 }  // namespace winnow

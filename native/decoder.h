@@ -1,4 +1,5 @@
-// A decoder layer of Llama's kind, as one call, or as two: what lies before attention, and what lies after it.
+// Decoder layers of Llama's kind: all of a model as one call, one as a call, or one as two: what lies before attention, and
+// what lies after it.
 #pragma once
 
 #include "dispatch.h"
@@ -32,7 +33,7 @@ struct Rotation {
 
 /// What the layer needs between its products; the same memory serves every layer.
 struct DecoderWorkspace {
-  Buffer normed, gate_up, gated, qkv, attended;
+  Buffer normed, gate_up, gated, qkv, attended, projected, wanted;
 };
 
 /// x [tokens, hidden_size] -> normed and rotated queries and keys, and values:
@@ -40,10 +41,9 @@ struct DecoderWorkspace {
 void before_attention(const Kernels &, const DecoderLayer &, const char *x, int64_t tokens, const Rotation &, char *qkv,
                       DecoderWorkspace &, int threads);
 
-/// residual [tokens, hidden_size], the layer's input, and attended [tokens, num_query_heads * head_dim] -> the layer's
-/// output, [tokens, hidden_size].
-void after_attention(const Kernels &, const DecoderLayer &, const char *residual, const char *attended, int64_t tokens,
-                     char *out, DecoderWorkspace &, int threads);
+/// x [tokens, hidden_size], the layer's input, becomes its output; attended [tokens, num_query_heads * head_dim].
+void after_attention(const Kernels &, const DecoderLayer &, char *x, const char *attended, int64_t tokens,
+                     DecoderWorkspace &, int threads);
 
 /// A batch over the cache that a layer attends to.
 struct PagedStep {
@@ -52,8 +52,34 @@ struct PagedStep {
   Workspace &work;
 };
 
-/// The whole layer, the index-th of the cache: x [tokens, hidden_size] -> out, of the same shape.
-void decoder_layer(const Kernels &, const DecoderLayer &, int64_t index, const char *x, const Rotation &,
-                   const AttentionSpec &, const PagedStep &, char *out, DecoderWorkspace &, int threads);
+/// The whole layer, the index-th of the cache: x [tokens, hidden_size] becomes its output.
+void decoder_layer(const Kernels &, const DecoderLayer &, int64_t index, char *x, const Rotation &, const AttentionSpec &,
+                   const PagedStep &, DecoderWorkspace &, int threads);
+
+/// A layer, how it attends, and its number in the cache.
+struct StackedLayer {
+  DecoderLayer layer;
+  AttentionSpec spec;
+  int64_t index;
+};
+
+/// The layers of a model, from the bottom up.
+struct DecoderStack {
+  std::vector<StackedLayer> layers;
+};
+
+/// Tokens whose hidden state is read after the last layer.
+struct Wanted {
+  int64_t count;  // negative: all, where they are
+  const int64_t *tokens;
+  char *out;  // [count, hidden_size]
+
+  bool all() const { return count < 0; }
+};
+
+/// Layers one after the other: x [tokens, hidden_size] is changed in place. Where only some tokens are wanted, x is the last
+/// layer's input in the end, and of its output only those rows are computed.
+void decoder_stack(const Kernels &, const DecoderStack &, char *x, const Rotation &, const PagedStep &,
+                   const Wanted &, DecoderWorkspace &, int threads);
 
 }  // namespace winnow

@@ -115,6 +115,12 @@ class Batch:
 class AttentionSpec:
     def __init__(self, *, scale: float, window: int, softcap: float, sinks: int) -> None: ...
 
+class StackedLayer:
+    def __init__(self, layer: DecoderLayer, spec: AttentionSpec, index: int) -> None: ...
+
+class DecoderStack:
+    def __init__(self, layers: list[StackedLayer]) -> None: ...
+
 class KeyRows:
     def __init__(
         self,
@@ -235,10 +241,9 @@ class Kernels:
         self,
         work: DecoderWorkspace,
         layer: DecoderLayer,
-        residual: int,
+        x: int,
         attended: int,
         tokens: int,
-        out: int,
         threads: int,
     ) -> None: ...
     def decoder_layer(
@@ -254,6 +259,21 @@ class Kernels:
         cache: Cache,
         batch: Batch,
         attention_work: Workspace,
+        threads: int,
+    ) -> None: ...
+    def decoder_stack(
+        self,
+        work: DecoderWorkspace,
+        stack: DecoderStack,
+        x: int,
+        cos: int,
+        sin: int,
+        rotary_dim: int,
+        cache: Cache,
+        batch: Batch,
+        attention_work: Workspace,
+        num_wanted: int,
+        wanted: int,
         out: int,
         threads: int,
     ) -> None: ...

@@ -122,6 +122,39 @@ def test_whole_layer_in_one_call(
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("wanted", [None, [], [3], [92, 0, 31]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("isa", _native.instruction_sets())
+def test_layers_in_one_call(isa: str, dtype: torch.dtype, wanted: list[int] | None) -> None:
+    kernels, spec, counts = _native.Kernels(isa), AttentionSpec(0.25), (1, 30, 1, 61)
+    layers = [Layer(LayerKernels(kernels), dtype, inner, biased=False) for inner in (128, 192)]
+    backend, native = NativeBackend(kernels), NativeSpec(spec)
+    observe = [Observe((Term.ATTENTION,))] * len(counts)
+    batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=observe)
+    batch.cache.pool.kv.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(sum(counts), HIDDEN, generator=generator).to(dtype)
+    rotation = torch.randn(sum(counts), HEAD_DIM, generator=generator).to(dtype)
+    ours, theirs = batch.with_own_pool(), batch.with_own_pool()
+
+    expected, step = x, backend.step(theirs, batch.spans)
+    for index, layer in enumerate(layers):
+        expected = layer.kernels.decoder_layer(
+            layer.native, index, expected, rotation, rotation, native, step
+        )
+    stack = _native.DecoderStack(
+        [_native.StackedLayer(layer.native, native.native, index) for index, layer in enumerate(layers)]
+    )
+    step, rows = backend.step(ours, batch.spans), None if wanted is None else torch.tensor(wanted).long()
+    found = layers[0].kernels.decoder_stack(stack, x.clone(), rotation, rotation, step, rows)
+
+    assert not expected.isnan().any()
+    assert torch.equal(found, expected if rows is None else expected[rows])
+    for field in ("k", "v", "position", "score"):
+        a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("inner", [128, 204], ids=["whole panels of gates", "a part of a panel"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -12,6 +12,7 @@ import pytest
 from architectures import ARCHITECTURES, save
 from safetensors.torch import load_file, save_file
 from test_parity import PROMPTS
+from torch import Tensor
 from transformers import PretrainedConfig
 
 pytest.importorskip("winnow._native")
@@ -119,19 +120,19 @@ def test_every_part_of_the_engine_takes_it(
     assert answers(plain, **options) == expected
 
 
-def test_a_step_computes_whole_layers(llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    compute = LayerKernels.decoder_layer
+def test_a_step_is_one_call_for_all_layers(llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    compute = LayerKernels.decoder_stack
 
-    def count(self: LayerKernels, layer: Any, index: int, *args: Any) -> Any:
-        calls.append(index)
-        return compute(self, layer, index, *args)
+    def count(self: LayerKernels, stack: Any, x: Tensor, cos: Tensor, sin: Tensor, *args: Any) -> Tensor:
+        asked.append(args[-1].tolist())
+        return compute(self, stack, x, cos, sin, *args)
 
-    monkeypatch.setattr(LayerKernels, "decoder_layer", count)
-    with LLM(llama[0], kv_memory="4MiB") as llm:
-        llm.generate([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
-    # The last layer of the prompt's step computes only the token whose logits are wanted, which is not the whole layer.
-    assert calls == [0, 1, *(0, 1, 2) * 2]
+    monkeypatch.setattr(LayerKernels, "decoder_stack", count)
+    with LLM(llama[0], kv_memory="4MiB", max_num_seqs=4, max_num_batched_tokens=4) as llm:
+        llm.generate([5, 6, 7, 8, 9], SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
+    # Nobody wants a token of the prompt's first chunk, and of its second only the last one.
+    assert asked == [[], [0], [0], [0]]
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))

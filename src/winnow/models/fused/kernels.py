@@ -133,15 +133,9 @@ class LayerKernels:
             attended: what attention read, [T, Hq * d], dense.
         """
         assert residual.is_contiguous() and attended.is_contiguous() and residual.dtype == attended.dtype
-        out = torch.empty_like(residual)
+        out = residual.clone()
         self._kernels.after_attention(
-            self._work,
-            layer,
-            residual.data_ptr(),
-            attended.data_ptr(),
-            residual.shape[0],
-            out.data_ptr(),
-            torch.get_num_threads(),
+            self._work, layer, out.data_ptr(), attended.data_ptr(), out.shape[0], torch.get_num_threads()
         )
         return out
 
@@ -167,12 +161,12 @@ class LayerKernels:
         """
         assert x.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
         assert x.dtype == cos.dtype == sin.dtype == step.dtype and cos.shape == sin.shape
-        out = torch.empty_like(x)
+        out = x.clone()
         self._kernels.decoder_layer(
             self._work,
             layer,
             index,
-            x.data_ptr(),
+            out.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
             cos.shape[1],
@@ -180,6 +174,44 @@ class LayerKernels:
             step.cache,
             step.batch,
             step.work,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def decoder_stack(
+        self,
+        stack: "_native.DecoderStack",
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        step: NativeStep,
+        wanted: Tensor | None,
+    ) -> Tensor:
+        """Layers one after the other.
+
+        Args:
+            x: the first one's input, [T, hidden_size], dense, of the type of weights and cache; it is overwritten.
+            cos, sin: [T, rotary_dim].
+            wanted: tokens whose output is asked for, int64 [n]; None: all.
+
+        Returns:
+            The last one's output, [T, hidden_size] or [n, hidden_size].
+        """
+        assert x.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
+        assert x.dtype == cos.dtype == sin.dtype == step.dtype and cos.shape == sin.shape
+        out = x if wanted is None else x.new_empty(len(wanted), x.shape[1])
+        self._kernels.decoder_stack(
+            self._work,
+            stack,
+            x.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.shape[1],
+            step.cache,
+            step.batch,
+            step.work,
+            -1 if wanted is None else len(wanted),
+            0 if wanted is None else wanted.data_ptr(),
             out.data_ptr(),
             torch.get_num_threads(),
         )

@@ -61,7 +61,7 @@ class FusedLayer(nn.Module):
         self.gate_up, self.down = products["gate_up"], products["down"]
         self.norms, self.activation, self.spec = norms, activation, spec
         self._shape = shape
-        self._kernels = kernels
+        self.kernels = kernels
         self._native = native_layer(norms, activation, products, shape)
         self._native_spec = NativeSpec(spec)
 
@@ -69,6 +69,11 @@ class FusedLayer(nn.Module):
     def is_native(self) -> bool:
         """Whether all products are of packed weights, so that native calls compute the layer."""
         return self._native is not None
+
+    def stacked(self) -> _native.StackedLayer:
+        """The layer as a part of `FusedStack`. It points into the layer, which must be native."""
+        assert self._native is not None, "only packed weights can be stacked"
+        return _native.StackedLayer(self._native, self._native_spec.native, self.layer_idx)
 
     def forward(
         self,
@@ -90,7 +95,7 @@ class FusedLayer(nn.Module):
         native: NativeStep | None = getattr(winnow_step, "native", None)
         if self._native is not None and native is not None and watcher is None and wanted is None:
             cos, sin = position_embeddings[0][0], position_embeddings[1][0]
-            whole = self._kernels.decoder_layer(
+            whole = self.kernels.decoder_layer(
                 self._native, self.layer_idx, residual, cos, sin, self._native_spec, native
             )
             return whole[None]
@@ -109,11 +114,11 @@ class FusedLayer(nn.Module):
         num_heads = query_heads + 2 * kv_heads
         cos, sin = rotation[0][0], rotation[1][0]
         if self._native is not None:
-            qkv = self._kernels.before_attention(self._native, x, cos, sin, num_heads * head_dim)
+            qkv = self.kernels.before_attention(self._native, x, cos, sin, num_heads * head_dim)
         else:
-            qkv = self.qkv(self._kernels.rms_norm(x, self.norms.input))
+            qkv = self.qkv(self.kernels.rms_norm(x, self.norms.input))
             norms = self.norms.query, self.norms.key
-            self._kernels.rotate(qkv, query_heads, kv_heads, head_dim, cos, sin, *norms)
+            self.kernels.rotate(qkv, query_heads, kv_heads, head_dim, cos, sin, *norms)
         heads = qkv.view(-1, num_heads, head_dim)
         q, k, v = heads.split_with_sizes([query_heads, kv_heads, kv_heads], dim=1)
         return step.attend(self.layer_idx, q, k, v, self.spec).flatten(1)
@@ -121,13 +126,13 @@ class FusedLayer(nn.Module):
     def _finish(self, residual: Tensor, attended: Tensor, watcher: ResidualWatcher | None) -> Tensor:
         """Output projection and feed-forward part. Both arguments [n, ...] -> the layer's output, [n, hidden_size]."""
         if self._native is not None and watcher is None:
-            return self._kernels.after_attention(self._native, residual, attended)
+            return self.kernels.after_attention(self._native, residual, attended)
         stream = self.output(attended)
         if watcher is not None:
             watcher.leave_attention(self.layer_idx, stream[None])
         # The product's own output becomes the residual stream: the layer's input may belong to somebody else.
-        normed = self._kernels.rms_norm(stream, self.norms.post, add=residual)
-        gated = self._kernels.gate(self.gate_up(normed), self.activation)
+        normed = self.kernels.rms_norm(stream, self.norms.post, add=residual)
+        gated = self.kernels.gate(self.gate_up(normed), self.activation)
         out: Tensor = self.down(gated)
         return out.add_(stream)
 

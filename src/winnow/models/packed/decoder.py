@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from winnow.attention.native_step import NativeStep
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.fused.norm import FusedNorm
+from winnow.models.fused.stack import FusedStack
 from winnow.models.packed_linear import PackedLinear
+from winnow.models.residuals import watching
 
 if TYPE_CHECKING:
     from winnow.models.binding import AttentionStep
@@ -55,6 +58,7 @@ class PackedDecoder(nn.Module):
         super().__init__()
         self.embedding, self.rotary, self.norm, self.head = embedding, rotary, norm, head
         self.layers = nn.ModuleList(layers)
+        self._stack = FusedStack(layers)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,10 +85,14 @@ class PackedDecoder(nn.Module):
         """
         hidden = self.embedding(input_ids)
         rotation = self.rotary(position_ids)
-        for layer in self.layers:
-            hidden = layer(hidden, position_embeddings=rotation, winnow_step=winnow_step)
-        if isinstance(logits_to_keep, Tensor):
-            hidden = hidden[:, logits_to_keep]
+        wanted = logits_to_keep if isinstance(logits_to_keep, Tensor) else None
+        assert wanted is not None or logits_to_keep == 0, "tokens are chosen by index"
+        native: NativeStep | None = getattr(winnow_step, "native", None)
+        if native is not None and watching(winnow_step) is None:
+            cos, sin = rotation[0][0], rotation[1][0]
+            hidden = self._stack(hidden[0], (cos, sin), native, wanted)[None]
         else:
-            assert logits_to_keep == 0, "tokens are chosen by index"
+            for layer in self.layers:
+                hidden = layer(hidden, position_embeddings=rotation, winnow_step=winnow_step)
+            hidden = hidden if wanted is None else hidden[:, wanted]
         return Decoded(self.head(self.norm(hidden)))
