@@ -50,10 +50,10 @@ def test_what_an_append_takes_is_known_before() -> None:
     manager, parent = manager_with(10)
     child = manager.fork(parent)
     before = manager.allocator.num_free
-    assert manager.blocks_to_append([parent], [3]) == 2 * ROWS, "a copied tail and a new block in every row"
+    assert manager.demand([parent], [3]).blocks == 2 * ROWS, "a copied tail and a new block in every row"
     manager.append([parent], [3])
     assert before - manager.allocator.num_free == 2 * ROWS
     # The other holder is now alone with the old tail; that it will not copy is not known without asking the device.
-    assert manager.blocks_to_append([child], [1]) == ROWS
+    assert manager.demand([child], [1]).blocks == ROWS
     manager.append([child], [1])
     assert before - manager.allocator.num_free == 2 * ROWS

@@ -56,7 +56,7 @@ def test_equal_rows_never_run_out_of_pages_first() -> None:
     layout = CacheLayout(2, 2, 8, 4, torch.float32)
     manager = CacheManager(layout, CacheSize.fit(layout, 100_000, 6, 1000))
     slots = [manager.open() for _ in range(6)]
-    while manager.blocks_to_append(slots, [1] * 6) <= manager.allocator.num_free:
+    while manager.demand(slots, [1] * 6).blocks <= manager.allocator.num_free:
         assert manager.can_append(slots, [1] * 6)
         manager.append(slots, [1] * 6)
     manager.check_integrity()

@@ -57,7 +57,7 @@ class CacheMachine(RuleBasedStateMachine):
         counts = [data.draw(st.integers(1, 40)) for _ in slots]
         if any(self._longest(s) + n > MAX_LEN for s, n in zip(slots, counts, strict=True)):
             return
-        free, expected = self.manager.allocator.num_free, self.manager.blocks_to_append(slots, counts)
+        free, expected = self.manager.allocator.num_free, self.manager.demand(slots, counts).blocks
         if not self.manager.can_append(slots, counts):
             try:
                 self.manager.append(slots, counts)

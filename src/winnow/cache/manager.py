@@ -5,6 +5,7 @@ It moves no KVs and knows no model, so the scheduler and the simulator run it as
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,16 @@ from torch import Tensor
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.layout import CacheLayout, CacheSize, IntArray
 from winnow.cache.tables import BlockTables
+
+
+class Demand(NamedTuple):
+    """What appending would take, at most: a shared tail counts as copied."""
+
+    blocks: int = 0
+    pages: int = 0
+
+    def plus(self, other: "Demand") -> "Demand":
+        return Demand(self.blocks + other.blocks, self.pages + other.pages)
 
 
 @dataclass(frozen=True)
@@ -77,13 +88,21 @@ class CacheManager:
         """KVs in every row of a sequence that has the cache for itself."""
         return self.layout.block_size * (self.size.num_blocks // self.layout.rows_per_seq)
 
-    def blocks_to_append(self, slots: Sequence[int], counts: Sequence[int]) -> int:
-        """Blocks that `append` would take, at most: a shared tail counts as copied. No device is asked."""
-        return self._demand(slots, counts)[0]
+    def demand(self, slots: Sequence[int], counts: Sequence[int]) -> Demand:
+        """What `append` would take. No device is asked."""
+        if not slots:
+            return Demand()
+        slot_array = np.asarray(slots, dtype=np.int64)
+        have, want = self._block_counts(slot_array, np.asarray(counts))
+        copied = sum(int(self._partial_rows(slot).sum()) for slot in slots if slot in self._shared_tail)
+        pages = self.tables.pages_missing(slot_array, want.max(axis=(1, 2)))
+        return Demand(int((want - have).sum()) + copied, int(pages.sum()))
+
+    def has_room_for(self, demand: Demand) -> bool:
+        return demand.blocks <= self.allocator.num_free and demand.pages <= self.tables.num_free_pages
 
     def can_append(self, slots: Sequence[int], counts: Sequence[int]) -> bool:
-        blocks, pages = self._demand(slots, counts)
-        return blocks <= self.allocator.num_free and pages <= self.tables.num_free_pages
+        return self.has_room_for(self.demand(slots, counts))
 
     def can_open(self, num_kvs: int) -> bool:
         """Whether there are a slot and table pages for a new sequence of `num_kvs` KVs a row; blocks are not asked.
@@ -231,16 +250,6 @@ class CacheManager:
         assert not self.host_lengths[self._free_slots].any(), "a free slot has a length"
 
     # -- inside --------------------------------------------------------------------------------------------------
-
-    def _demand(self, slots: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
-        """Blocks and table pages that an append would take, at most."""
-        if not slots:
-            return 0, 0
-        slot_array = np.asarray(slots, dtype=np.int64)
-        have, want = self._block_counts(slot_array, np.asarray(counts))
-        copied = sum(int(self._partial_rows(slot).sum()) for slot in slots if slot in self._shared_tail)
-        pages = self.tables.pages_missing(slot_array, want.max(axis=(1, 2)))
-        return int((want - have).sum()) + copied, int(pages.sum())
 
     def _block_counts(self, slots: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
         """Blocks per row before and after appending, int32 [B, layers, heads] each."""

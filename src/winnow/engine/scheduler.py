@@ -98,18 +98,21 @@ class Scheduler:
         self._make_room_for_decodes(waits)
         copies: list[BlockCopies] = []
         budget = self._config.max_num_batched_tokens
-        decodes = [s for s in self.running if s.is_decoding and s not in waits][:budget]
-        planned = self._append(decodes, 1, copies)
-        budget -= len(decodes)
+        planned = [(s, 1) for s in self.running if s.is_decoding and s not in waits][:budget]
+        budget -= len(planned)
+        taken = self._cache.demand([s.running_slot for s, _ in planned], [1] * len(planned))
         for sequence in [s for s in self.running if not s.is_decoding and s not in waits]:
             count = self._chunk(sequence, budget)
             if not count:
                 break
-            if self._cache.can_append([sequence.running_slot], [count]):
-                planned += self._append([sequence], count, copies)
-                budget -= count
+            more = taken.plus(self._cache.demand([sequence.running_slot], [count]))
+            if self._cache.has_room_for(more):
+                planned.append((sequence, count))
+                taken, budget = more, budget - count
+        self._append(planned, copies)
         while first := self._admit(budget):
-            planned += self._append([self.running[-1]], first, copies)
+            planned.append((self.running[-1], first))
+            self._append(planned[-1:], copies)
             budget -= first
         # A fork's tail is shared from now on, so forks are made when all of the step's blocks are taken.
         return StepPlan(tuple(self._entry(sequence, count) for sequence, count in planned), tuple(copies))
@@ -139,16 +142,13 @@ class Scheduler:
             elif copies := self._cache.own(slot):
                 self._executor.copy(copies)
 
-    def _append(
-        self, sequences: list[Sequence], count: int, copies: list[BlockCopies]
-    ) -> list[tuple[Sequence, int]]:
-        """Take room for `count` tokens of each sequence."""
-        if not sequences:
-            return []
-        copy = self._cache.append([s.running_slot for s in sequences], [count] * len(sequences))
+    def _append(self, planned: list[tuple[Sequence, int]], copies: list[BlockCopies]) -> None:
+        """Take room for so many tokens of each sequence."""
+        if not planned:
+            return
+        copy = self._cache.append([s.running_slot for s, _ in planned], [count for _, count in planned])
         if copy is not None:
             copies.append(copy)
-        return [(sequence, count) for sequence in sequences]
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """Tokens of a prompt that this step computes; 0 if it must wait for a step with more room."""
