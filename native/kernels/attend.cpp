@@ -55,10 +55,9 @@ Plan::Plan(const Attend &call) {
         const bool tells = by_items && query + queries > from;
         for (int64_t piece = 0; piece < pieces; ++piece) {
           const int64_t first = piece * keys;
-          add_item({seq, head, query, queries, first, std::min(last, first + keys), pieces > 1 ? partials : -1,
-                    weights < 0 ? -1 : weights + first / TILE * kept_size(group),
-                    tells || finishes ? unit : -1, tells ? told : -1},
-                   rows);
+          items.push_back({seq, head, query, queries, first, std::min(last, first + keys), pieces > 1 ? partials : -1,
+                           weights < 0 ? -1 : weights + first / TILE * kept_size(group),
+                           tells || finishes ? unit : -1, tells ? told : -1});
           if (pieces > 1) partials += rows * (padded + 2);
         }
         if (tells) {
@@ -77,18 +76,32 @@ Plan::Plan(const Attend &call) {
       }
     }
   }
-  turns.push_back(static_cast<int64_t>(items.size()));
+  take_turns(group);
 }
 
-/// Short rows are taken several at a time: while one is computed, the next one is on its way from memory.
-void Plan::add_item(const Item &item, int64_t rows) {
-  const int64_t keys = item.last_key - item.first_key;
-  if (turns.empty() || rows > FEW_ROWS || turn_keys_ + keys > FEW_ROWS_KEYS) {
-    turns.push_back(static_cast<int64_t>(items.size()));
-    turn_keys_ = 0;
+/// Items are taken several at a time: while one is computed, the KVs of the next one are on their way from memory.
+void Plan::take_turns(int64_t group) {
+  // Few rows wait for memory, and more keys mean more time; many rows have to be multiplied by each key.
+  const auto is_few = [group](const Item &item) { return item.num_queries * group <= FEW_ROWS; };
+  const auto work_of = [&](const Item &item) {
+    const int64_t keys = item.last_key - item.first_key;
+    return is_few(item) ? keys : keys * item.num_queries * group;
+  };
+  int64_t many = 0;
+  for (const Item &item : items)
+    if (!is_few(item)) many += work_of(item);
+  const int64_t most_of_many = std::min(TURN_WORK, many / LEAST_TURNS);
+  int64_t work = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const bool few = is_few(items[i]);
+    const int64_t own = work_of(items[i]), most = few ? FEW_ROWS_KEYS : most_of_many;
+    if (i == 0 || few != is_few(items[i - 1]) || work + own > most) {
+      turns.push_back(static_cast<int64_t>(i));
+      work = 0;
+    }
+    work += own;
   }
-  turn_keys_ += rows > FEW_ROWS ? FEW_ROWS_KEYS : keys;
-  items.push_back(item);
+  turns.push_back(static_cast<int64_t>(items.size()));
 }
 
 namespace {
@@ -144,10 +157,10 @@ void finish(const Attend &call, float *outputs, float *statistics, int64_t token
 
 /// Fold a tile's logits of one query, times `scale`, into its running softmax; they become weights.
 ///
-/// kept: [TILE], where the weights are kept too, or null.
+/// all_seen: the query sees every KV of the tile. kept: [TILE], where the weights are kept too, or null.
 template <class Operand>
 void fold(const float *logits, Operand *weights, float *sums, float &most, float &mass, int n, int64_t padded, float highest,
-          float scale, float *kept) {
+          float scale, bool all_seen, float *kept) {
   const int width = round_up(n, WIDTH);
   const float higher = std::max(most, highest);
   if (higher == NEVER) {  // this query sees none of the tile, nor anything before it
@@ -161,12 +174,14 @@ void fold(const float *logits, Operand *weights, float *sums, float &most, float
     mass *= factor;
     most = higher;
   }
+  // e^(x scale - higher) as a power of 2.
+  const float scale2 = scale * LOG2_E, higher2 = higher * LOG2_E;
   vf total{};
   for (int j = 0; j < width; j += WIDTH) {
-    const vf x = load(logits + j), p = vexp(x * scale - higher);
+    const vf x = load(logits + j), p = vexp2(x * scale2 - higher2);
     total += p;
     store(weights + j, p);
-    if (kept) store(kept + j, x > NEVER ? p : broadcast(UNSEEN));
+    if (kept) store(kept + j, all_seen ? p : x > NEVER ? p : broadcast(UNSEEN));
   }
   mass += horizontal_sum(total);
 }
@@ -236,7 +251,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       const float highest = plain ? highest_logit(logits, width) * call.scale
                                   : finish_logits(logits, width, visible, call, tile.position, batch.position[token + query]);
       fold(logits, scratch.weights + r * TILE, scratch.sums + r * padded, scratch.most[r], scratch.mass[r], tile.n,
-           padded, highest, plain ? call.scale : 1.0f, kept ? kept + r * TILE : nullptr);
+           padded, highest, plain ? call.scale : 1.0f, plain, kept ? kept + r * TILE : nullptr);
       if (kept) kept[rows * TILE + r] = scratch.most[r];
     }
     ask_for_rest(next.value, width, next.n, dim);

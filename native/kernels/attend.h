@@ -19,6 +19,8 @@ constexpr float NEVER = -std::numeric_limits<float>::infinity();
 constexpr int64_t ITEM_ROWS = 96;
 /// Keys of an item, so that few long rows still occupy many threads. More rows reuse a tile more: they split less.
 constexpr int64_t FEW_ROWS = 32, FEW_ROWS_KEYS = 2048, MANY_ROWS_KEYS = 8192;
+/// Rows times keys of a turn, where rows are many; the least number of turns, so that threads end together.
+constexpr int64_t TURN_WORK = ITEM_ROWS * 2048, LEAST_TURNS = 32;
 
 /// Some queries of a sequence over some keys of one of its rows.
 struct Item {
@@ -59,8 +61,7 @@ struct Plan {
   explicit Plan(const Attend &call);
 
  private:
-  void add_item(const Item &item, int64_t rows);
-  int64_t turn_keys_ = 0;
+  void take_turns(int64_t group);
 };
 
 /// The weights of a tile that attention keeps for the scores: e^(logit - most) for [rows, TILE], UNSEEN where the query does

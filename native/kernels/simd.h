@@ -280,6 +280,37 @@ inline vf vexp(vf x) {
 }
 #endif
 
+constexpr float LOG2_E = 1.44269504f;
+
+/// 2^x to 2e-7 of it; beyond the largest float infinity, or 2^127 without AVX-512; 0 where it is below the smallest, or without
+/// AVX-512 the smallest normal one, also for -infinity. Cheaper than e^x, for its logarithm is in the coefficients.
+inline vf vexp2(vf x) {
+#if defined(__AVX512F__)
+  const __m512 clamped = _mm512_max_ps((__m512)x, _mm512_set1_ps(-160.0f));
+  const __m512 n = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT);
+  const vf r = (vf)clamped - (vf)n;
+#else
+  const vf clamped = vmin(vmax(x, broadcast(-126.0f)), broadcast(127.0f));
+  const vf magic = broadcast(12582912.0f);  // as in vexp
+  const vf shifted = clamped + magic;
+  const vf r = clamped - (shifted - magic);
+#endif
+  // Least largest relative error for |r| <= 1/2 of a polynomial that is 1 at 0.
+  vf p = broadcast(1.3264726908e-3f);
+  p = p * r + 9.6715126604e-3f;
+  p = p * r + 5.5507337442e-2f;
+  p = p * r + 2.4022242085e-1f;
+  p = p * r + 6.9314697760e-1f;
+  p = p * r + 1.0f;
+#if defined(__AVX512F__)
+  return (vf)_mm512_scalef_ps((__m512)p, n);
+#else
+  const vi exponent = ((vi)shifted << 23) + 0x3f800000;
+  const vf out = p * (vf)exponent;
+  return x < -126.0f ? vf{} : out;
+#endif
+}
+
 /// tanh to 2e-7. The series near zero keeps its relative accuracy there.
 inline vf vtanh(vf x) {
   const vf y = vmin(vmax(x, broadcast(-10.0f)), broadcast(10.0f));
