@@ -138,6 +138,16 @@ def test_tile_registers_multiply_chunks_alone(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("window", [None, 40])
+def test_chunks_that_take_turns(isa: str, window: int | None) -> None:
+    # So many of them that a thread takes several at a time and asks for the next one's KVs while it computes one.
+    counts = [1, 1] + [21] * 60
+    observe = [Observe((Term.ATTENTION,))] * len(counts)
+    batch = paged_batch(7, counts, longest=90, group=2, dtype=torch.bfloat16, observe=observe)
+    compare(batch, isa, AttentionSpec(0.25, window=window))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("exclude_first", [0, 5])
 def test_below_average(isa: str, window: int | None, exclude_first: int) -> None:
     observe = Observe((Term.BELOW_AVERAGE,), Group.SUM, exclude_first)
