@@ -199,6 +199,7 @@ class LayerKernels:
         """
         assert x.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
         assert x.dtype == cos.dtype == sin.dtype == step.dtype and cos.shape == sin.shape
+        assert wanted is None or (wanted.dtype == torch.int64 and wanted.is_contiguous())
         out = x if wanted is None else x.new_empty(len(wanted), x.shape[1])
         self._kernels.decoder_stack(
             self._work,
