@@ -157,12 +157,13 @@ void finish(const Attend &call, float *outputs, float *statistics, int64_t token
 
 /// Fold a tile's logits of one query, times `scale`, into its running softmax; they become weights.
 ///
-/// all_seen: the query sees every KV of the tile. kept: [TILE], where the weights are kept too, or null.
+/// highest: the largest of the logits. all_seen: the query sees every KV of the tile. kept: [TILE], where the weights are kept
+/// too, or null.
 template <class Operand>
 void fold(const float *logits, Operand *weights, float *sums, float &most, float &mass, int n, int64_t padded, float highest,
           float scale, bool all_seen, float *kept) {
   const int width = round_up(n, WIDTH);
-  const float higher = std::max(most, highest);
+  const float scaled = highest * scale, higher = std::max(most, scaled);
   if (higher == NEVER) {  // this query sees none of the tile, nor anything before it
     for (int j = 0; j < width; j += WIDTH) store(weights + j, vf{});
     if (kept) std::fill(kept, kept + TILE, UNSEEN);
@@ -174,11 +175,11 @@ void fold(const float *logits, Operand *weights, float *sums, float &most, float
     mass *= factor;
     most = higher;
   }
-  // e^(x scale - higher) as a power of 2.
-  const float scale2 = scale * LOG2_E, higher2 = higher * LOG2_E;
+  // e^(x scale - higher) as a power of 2. The weight of the largest logit is 1 to the last bit: a KV alone is the output.
+  const float scale2 = scale * LOG2_E, higher2 = higher == scaled ? highest * scale2 : higher * LOG2_E;
   vf total{};
   for (int j = 0; j < width; j += WIDTH) {
-    const vf x = load(logits + j), p = vexp2(x * scale2 - higher2);
+    const vf x = load(logits + j), p = vexp2(rounded_product(x, scale2) - higher2);
     total += p;
     store(weights + j, p);
     if (kept) store(kept + j, all_seen ? p : x > NEVER ? p : broadcast(UNSEEN));
@@ -248,7 +249,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       float *logits = scratch.logits + r * TILE;
       const int64_t visible = std::min<int64_t>(tile.n, sees + query - first);
       const bool plain = only_scales && visible == width;
-      const float highest = plain ? highest_logit(logits, width) * call.scale
+      const float highest = plain ? highest_logit(logits, width)
                                   : finish_logits(logits, width, visible, call, tile.position, batch.position[token + query]);
       fold(logits, scratch.weights + r * TILE, scratch.sums + r * padded, scratch.most[r], scratch.mass[r], tile.n,
            padded, highest, plain ? call.scale : 1.0f, plain, kept ? kept + r * TILE : nullptr);

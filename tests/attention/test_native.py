@@ -137,6 +137,21 @@ def test_tile_registers_multiply_chunks_alone(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_kv_alone_is_the_output(isa: str, softcap: float | None) -> None:
+    for seed in range(20):
+        observe = [Observe((Term.VALUE_AWARE,))]
+        batch = paged_batch(seed, [1], longest=0, kv_heads=2, group=3, head_dim=40, observe=observe)
+        backend(isa).write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
+        before = batch.cache.pool.score.clone()
+        out = backend(isa).attend(
+            batch.cache, batch.spans, batch.layer, 4 * batch.q, AttentionSpec(0.3, softcap=softcap)
+        )
+        assert torch.equal(out, batch.v.repeat_interleave(3, dim=1))
+        assert torch.equal(batch.cache.pool.score, before), "no distance of the value from the output"
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("window", [None, 40])
 def test_chunks_that_take_turns(isa: str, window: int | None) -> None:
     # So many of them that a thread takes several at a time and asks for the next one's KVs while it computes one.
