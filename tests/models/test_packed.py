@@ -135,6 +135,20 @@ def test_a_step_is_one_call_for_all_layers(llama: tuple[Path, Path], monkeypatch
     assert asked == [[], [0], [0], [0]]
 
 
+def test_a_last_layer_that_may_not_choose_computes_all(llama: tuple[Path, Path]) -> None:
+    expected = answers(llama[1])
+    description = llama[1] / DESCRIPTION
+    told = description.read_text()
+    numbers = json.loads(told)
+    assert numbers["selects"] is True
+    description.write_text(json.dumps(numbers | {"selects": False}))
+    try:
+        assert not load_model(ModelConfig(llama[1])).model.layers[-1].only_wanted
+        assert answers(llama[1]) == expected
+    finally:
+        description.write_text(told)
+
+
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_who_computes_a_published_model(architecture: str, tmp_path: Path) -> None:
     save(ARCHITECTURES[architecture], tmp_path / "model")
