@@ -244,17 +244,18 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
       product(rows, width, padded, scratch.queries, padded, scratch.keys, TILE, scratch.logits, TILE, false);
     }
-    for (int r = 0; r < rows; ++r) {
-      const int64_t query = r / group;
-      float *logits = scratch.logits + r * TILE;
+    for (int64_t query = 0, r = 0; query < item.num_queries; ++query) {
       const int64_t visible = std::min<int64_t>(tile.n, sees + query - first);
       const bool plain = only_scales && visible == width;
-      const float highest = plain ? highest_logit(logits, width)
-                                  : finish_logits(logits, width, visible, call, tile.position, batch.position[token + query]);
-      fold(logits, scratch.weights + r * TILE, scratch.sums + r * padded, scratch.most[r], scratch.mass[r], tile.n,
-           padded, highest, plain ? call.scale : 1.0f, plain, kept ? kept + r * TILE : nullptr);
-      if (kept) kept[rows * TILE + r] = scratch.most[r];
+      for (const int64_t end = r + group; r < end; ++r) {
+        float *logits = scratch.logits + r * TILE;
+        const float highest = plain ? highest_logit(logits, width)
+                                    : finish_logits(logits, width, visible, call, tile.position, batch.position[token + query]);
+        fold(logits, scratch.weights + r * TILE, scratch.sums + r * padded, scratch.most[r], scratch.mass[r], tile.n,
+             padded, highest, plain ? call.scale : 1.0f, plain, kept ? kept + r * TILE : nullptr);
+      }
     }
+    if (kept) std::copy(scratch.most, scratch.most + rows, kept + rows * TILE);
     ask_for_rest(next.value, width, next.n, dim);
     if (direct) {
       direct_sums(rows, tile.value, next.value, tile.n, dim, scratch.weights, padded, scratch.sums);
@@ -267,16 +268,18 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
 
   ahead.found = next_item != nullptr;
 
+  if (item.partial < 0) {
+    for (int64_t query = 0, r = 0; query < item.num_queries; ++query)
+      for (int64_t h = 0; h < group; ++h, ++r)
+        finish<KV>(call, outputs, statistics, token + query, item.head * group + h, scratch.sums + r * padded,
+                   scratch.most[r], scratch.mass[r]);
+    return;
+  }
   for (int r = 0; r < rows; ++r) {
-    if (item.partial < 0) {
-      finish<KV>(call, outputs, statistics, token + r / group, item.head * group + r % group, scratch.sums + r * padded,
-                 scratch.most[r], scratch.mass[r]);
-    } else {
-      float *to = partials + item.partial + r * (padded + 2);
-      std::copy(scratch.sums + r * padded, scratch.sums + (r + 1) * padded, to);
-      to[padded] = scratch.most[r];
-      to[padded + 1] = scratch.mass[r];
-    }
+    float *to = partials + item.partial + r * (padded + 2);
+    std::copy(scratch.sums + r * padded, scratch.sums + (r + 1) * padded, to);
+    to[padded] = scratch.most[r];
+    to[padded + 1] = scratch.mass[r];
   }
 }
 

@@ -119,9 +119,10 @@ void observe_item(const Attend &call, const Unit &unit, const Item &item, const 
     const float *kept = kept_weights + first / TILE * kept_size(rows), *most = kept + rows * TILE;
     // Queries before the first one that counts, and those that see nothing of this tile, tell nothing.
     const int64_t first_query = std::max({int64_t{0}, unit.first_query - item.first_query, first - before});
-    for (int64_t r = first_query * group; r < rows; ++r) {
-      const int64_t at = (first_token + r / group) * call.num_query_heads + unit.head * group + r % group;
-      factors[r] = factor_of(most[r], statistics[2 * at], statistics[2 * at + 1]);
+    for (int64_t query = first_query; query < item.num_queries; ++query) {
+      const float *statistic = statistics + 2 * ((first_token + query) * call.num_query_heads + unit.head * group);
+      for (int64_t h = 0; h < group; ++h)
+        factors[query * group + h] = factor_of(most[query * group + h], statistic[2 * h], statistic[2 * h + 1]);
     }
     if (adds_up) {
       for (int j = 0; j < TILE; j += WIDTH) {
