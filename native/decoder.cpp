@@ -1,5 +1,7 @@
 #include "decoder.h"
 
+#include <omp.h>
+
 #include <cstring>
 
 namespace winnow {
@@ -9,6 +11,29 @@ namespace {
 /// Tokens that pass through a part of the layer together: what lies between its products stays in the caches, and a prefill
 /// step needs no more memory for it than this. A multiple of the rows that `linear` takes at once.
 constexpr int64_t TOKENS_AT_ONCE = 576;
+/// Tokens for each thread from which on it takes its own through all of a part: nobody waits for the others between two
+/// products, and every thread reads all weights. With fewer of them threads share the features of each product.
+constexpr int64_t TOKENS_OF_ONE = 192;
+
+/// Calls f with some of the tokens after others: the first, how many, and the memory and the threads for them.
+template <class F>
+void for_tokens(int64_t tokens, DecoderWorkspace &work, int threads, F f) {
+  const auto pass = [&f](int64_t first, int64_t last, DecoderWorkspace &memory, int by) {
+    for (int64_t passes = (last - first + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE; passes > 0; --passes) {
+      const int64_t n = (last - first + passes - 1) / passes;
+      f(first, n, memory, by);
+      first += n;
+    }
+  };
+  if (threads == 1 || tokens < threads * TOKENS_OF_ONE) {
+    pass(0, tokens, work, threads);
+    return;
+  }
+  if (static_cast<int>(work.of_threads.size()) < threads) work.of_threads.resize(threads);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int thread = 0; thread < threads; ++thread)
+    pass(tokens * thread / threads, tokens * (thread + 1) / threads, work.of_threads[thread], 1);
+}
 
 void multiply(const Kernels &kernels, const Linear &linear, const char *x, char *out, const char *add, int64_t rows,
               int threads) {
@@ -38,14 +63,12 @@ void gate_up(const Kernels &kernels, const DecoderLayer &layer, const char *x, i
 }  // namespace
 
 void before_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens,
-                      const Rotation &rotation, char *qkv, DecoderWorkspace &work, int threads) {
+                      const Rotation &rotation, char *qkv, DecoderWorkspace &all_work, int all_threads) {
   const int64_t size = layer.hidden_size(), width = layer.qkv.weight.out_features;
   const int64_t element = bytes_of(layer.dtype());
-  char *normed = rows_of(work.normed, layer, std::min(tokens, TOKENS_AT_ONCE), size);
-  for (int64_t first = 0; first < tokens; first += TOKENS_AT_ONCE) {
-    const int64_t n = std::min(TOKENS_AT_ONCE, tokens - first);
+  for_tokens(tokens, all_work, all_threads, [&](int64_t first, int64_t n, DecoderWorkspace &work, int threads) {
     const char *in = x + first * size * element;
-    char *heads = qkv + first * width * element;
+    char *heads = qkv + first * width * element, *normed = rows_of(work.normed, layer, n, size);
     const int64_t turned = first * rotation.rotary_dim * element;
     // Without anything to add the norm only reads its rows.
     kernels.rms_norm({layer.dtype(), const_cast<char *>(in), nullptr, normed, n, size}, layer.input_norm, threads);
@@ -53,25 +76,21 @@ void before_attention(const Kernels &kernels, const DecoderLayer &layer, const c
     kernels.rotate({layer.dtype(), heads, width, n, layer.num_query_heads, layer.num_kv_heads, layer.head_dim,
                     rotation.cos + turned, rotation.sin + turned, rotation.rotary_dim},
                    layer.query_norm, layer.key_norm, threads);
-  }
+  });
 }
 
 void after_attention(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended, int64_t tokens,
-                     DecoderWorkspace &work, int threads) {
+                     DecoderWorkspace &all_work, int all_threads) {
   const int64_t size = layer.hidden_size(), inner = layer.down.weight.in_features;
   const int64_t read = layer.output.weight.in_features, element = bytes_of(layer.dtype());
-  const int64_t most = std::min(tokens, TOKENS_AT_ONCE);
-  char *projected = rows_of(work.projected, layer, most, size);
-  char *normed = rows_of(work.normed, layer, most, size);
-  char *gated = rows_of(work.gated, layer, most, inner);
-  for (int64_t first = 0; first < tokens; first += TOKENS_AT_ONCE) {
-    const int64_t n = std::min(TOKENS_AT_ONCE, tokens - first);
-    char *stream = x + first * size * element;
+  for_tokens(tokens, all_work, all_threads, [&](int64_t first, int64_t n, DecoderWorkspace &work, int threads) {
+    char *stream = x + first * size * element, *projected = rows_of(work.projected, layer, n, size);
+    char *normed = rows_of(work.normed, layer, n, size), *gated = rows_of(work.gated, layer, n, inner);
     multiply(kernels, layer.output, attended + first * read * element, projected, nullptr, n, threads);
     kernels.rms_norm({layer.dtype(), stream, projected, normed, n, size}, layer.post_norm, threads);
     gate_up(kernels, layer, normed, n, gated, work, threads);
     multiply(kernels, layer.down, gated, stream, stream, n, threads);
-  }
+  });
 }
 
 namespace {

@@ -34,6 +34,7 @@ struct Rotation {
 /// What the layer needs between its products; the same memory serves every layer.
 struct DecoderWorkspace {
   Buffer normed, gate_up, gated, qkv, attended, projected, wanted;
+  std::vector<DecoderWorkspace> of_threads;  // where each takes tokens of its own
 };
 
 /// x [tokens, hidden_size] -> normed and rotated queries and keys, and values:
