@@ -1,7 +1,5 @@
 #include "decoder.h"
 
-#include <omp.h>
-
 #include <cstring>
 
 namespace winnow {

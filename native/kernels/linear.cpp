@@ -92,7 +92,7 @@ void finish_gated_row(const float *gate, const float *up, const T *gate_bias, co
 
 /// Sums of every task: ROW_BLOCK rows at most, and the panels p, p + apart, ... of the weight, PANELS of them.
 ///
-/// finish: called with the sums [PANELS][ROW_BLOCK][PANEL], p, and the first and the number of the rows.
+/// finish: called with the sums [PANELS][ROW_BLOCK][PANEL] of some rows, p, and the first and the number of the rows.
 template <class T, int PANELS, class Finish>
 void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart, int threads, Finish finish) {
   using Operand = typename OperandOf<T>::type;
@@ -130,9 +130,12 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
           const T *b = from + i * PANEL;
           const char *ahead = reinterpret_cast<const char *>(i + inputs < in ? b + inputs * PANEL : next_panel);
           const char *end = streams ? ahead + inputs * PANEL * sizeof(T) : ahead;
+          const bool last = n + 1 == PANELS && i + inputs == in;
           const auto multiply_by = [&](const auto *operand) {
             product_streaming<MAX_VECTORS>(count, x + first * x_stride + i, x_stride, operand, sums + n * SUMS, PANEL,
-                                           inputs, i > 0, ahead, end);
+                                           inputs, i > 0, ahead, end, [&](int row, int some) {
+                                             if (last) finish(sums + row * PANEL, panel, first + row, some);
+                                           });
           };
           if constexpr (WIDENS) {
             if (count > MAX_ROWS) {
@@ -144,7 +147,6 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
           multiply_by(b);
         }
       }
-      finish(sums, panel, first, count);
     }
   }
 }

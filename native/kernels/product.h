@@ -119,14 +119,16 @@ inline void product_columns(int rows, const A *a, int a_stride, const B *b, int 
 }
 
 /// As product_columns; meanwhile memory from `ahead` to `end` is brought nearer.
-template <int V, class A, class B>
+///
+/// done: called with each part of the rows, the first and how many, as soon as it is there and still in the cache.
+template <int V, class A, class B, class Done>
 inline void product_streaming(int rows, const A *a, int a_stride, const B *b, float *c, int c_stride, int k,
-                              bool accumulate, const char *ahead, const char *end) {
+                              bool accumulate, const char *ahead, const char *end, Done done) {
   constexpr int WIDE = V * WIDTH;
   const int steps = k / pair_size<A>();
   int parts = (rows + MAX_ROWS - 1) / MAX_ROWS;
   const int64_t each = (end - ahead + parts * 64 - 1) / (parts * 64);  // lines for each part
-  for (; parts > 0; --parts) {
+  for (int first = 0; parts > 0; --parts) {
     const int n = (rows + parts - 1) / parts;
     if (ahead >= end)
       product_rows<V>(n, a, a_stride, b, WIDE, c, c_stride, k, accumulate);
@@ -136,7 +138,8 @@ inline void product_streaming(int rows, const A *a, int a_stride, const B *b, fl
       product_rows<V, 2>(n, a, a_stride, b, WIDE, c, c_stride, k, accumulate, ahead), ahead += 128 * steps;
     else
       product_rows<V, 4>(n, a, a_stride, b, WIDE, c, c_stride, k, accumulate, ahead), ahead += 256 * steps;
-    rows -= n, a += n * a_stride, c += n * c_stride;
+    done(first, n);
+    first += n, rows -= n, a += n * a_stride, c += n * c_stride;
   }
 }
 
