@@ -36,30 +36,33 @@ class Round:
 
 
 class RoundRows:
-    """The rows of all layers, padded to N slots each: what is known of their KVs besides keys, values and scores.
+    """The rows of all layers: what is known of their KVs besides keys, values and scores.
 
-    Layers come first, so that what belongs to one lies together.
+    Rows are padded to N slots each, those of the longest one's blocks. Layers come first, so that what belongs to one
+    lies together.
 
     Attributes:
+        block: int64 [L, B, H, N / block size], the blocks of each row.
         slot: int64 [L, B, H, N], where each KV lies in the pool.
         length: int32 [L, B, H]; valid: bool [L, B, H, N], below the length.
         position: int32 [L, B, H, N], arbitrary where not valid.
         protected: bool [L, B, H, N], those that must stay.
     """
 
-    def __init__(self, cache: PagedCache, round_: Round, num_slots: int, kinds: Tensor | None) -> None:
+    def __init__(self, cache: PagedCache, round_: Round, longest: int, kinds: Tensor | None) -> None:
         self.cache = cache
         self.round = round_
         self.kinds = kinds
         manager, block_size = cache.manager, cache.pool.layout.block_size
         device = cache.pool.k.device
         slots = torch.tensor(round_.slots, device=device)
-        blocks = manager.tables.lookup_layers(slots, ceil_div(num_slots, block_size)).long()
+        num_blocks = ceil_div(longest, block_size)
+        self.block = manager.tables.lookup_layers(slots, num_blocks).long()
         offset = torch.arange(block_size, device=device)
-        self.slot = (blocks[..., None] * block_size + offset).flatten(3)[..., :num_slots].contiguous()
+        self.slot = (self.block[..., None] * block_size + offset).flatten(3)
         self.length = manager.lengths[slots].transpose(0, 1).contiguous()
-        self.valid = torch.arange(num_slots, device=device) < self.length[..., None]
-        self.position = cache.pool.position.flatten()[self.slot]
+        self.valid = torch.arange(num_blocks * block_size, device=device) < self.length[..., None]
+        self.position = cache.pool.position[self.block].flatten(3)
         self.protected = self._kept_positions().logical_and_(self.valid)
 
     def layer(self, layer: int) -> "LayerRows":
@@ -97,12 +100,13 @@ class LayerRows:
         self.position = rows.position[layer]
         self.protected = rows.protected[layer]
         self.pool = rows.cache.pool
+        self._block = rows.block[layer]
         self._kinds = rows.kinds
 
     @cached_property
     def score(self) -> Tensor:
         """What attention told (`Observe`), float32 [num_scores, B, H, N]."""
-        return self.pool.score.flatten(1)[:, self.slot]
+        return self.pool.score[:, self._block].flatten(3)
 
     @property
     def kind(self) -> Tensor:
