@@ -6,8 +6,8 @@ namespace winnow {
 
 namespace {
 
-/// Tokens that pass through a part of the layer together: what lies between its products stays in the caches, and a prefill
-/// step needs no more memory for it than this. A multiple of the rows that `linear` takes at once.
+/// Tokens, at most, that pass through a part of the layer together: what lies between its products stays in the caches, and a
+/// prefill step needs no more memory for it than this for each thread.
 constexpr int64_t TOKENS_AT_ONCE = 576;
 /// Tokens for each thread from which on it takes its own through all of a part: nobody waits for the others between two
 /// products, and every thread reads all weights. With fewer of them threads share the features of each product.
