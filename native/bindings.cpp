@@ -172,7 +172,8 @@ NB_MODULE(_native, m) {
       .def("write",
            [](const Kernels &self, const Cache &cache, const Batch &batch, int64_t layer, uintptr_t k, int64_t k_token,
               int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, int threads) {
-             self.write(cache, batch, layer, heads(k, k_token, k_head), heads(v, v_token, v_head), threads);
+             self.write(cache, batch, {layer, heads(k, k_token, k_head), heads(v, v_token, v_head), 0, batch.num_tokens()},
+                        threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("compact",

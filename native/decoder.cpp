@@ -13,13 +13,20 @@ constexpr int64_t TOKENS_AT_ONCE = 576;
 /// products, and every thread reads all weights. With fewer of them threads share the features of each product.
 constexpr int64_t TOKENS_OF_ONE = 192;
 
-/// Calls f with some of the tokens after others: the first, how many, and the memory and the threads for them.
+/// Some tokens of a call: the first, how many, and the memory and the threads for them.
+struct Piece {
+  int64_t first, tokens;
+  DecoderWorkspace &work;
+  int threads;
+};
+
+/// Calls f with pieces of the tokens, one after the other or, where there are many, in several threads.
 template <class F>
-void for_tokens(int64_t tokens, DecoderWorkspace &work, int threads, F f) {
+void for_pieces(int64_t tokens, DecoderWorkspace &work, int threads, F f) {
   const auto pass = [&f](int64_t first, int64_t last, DecoderWorkspace &memory, int by) {
     for (int64_t passes = (last - first + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE; passes > 0; --passes) {
       const int64_t n = (last - first + passes - 1) / passes;
-      f(first, n, memory, by);
+      f(Piece{first, n, memory, by});
       first += n;
     }
   };
@@ -58,55 +65,61 @@ void gate_up(const Kernels &kernels, const DecoderLayer &layer, const char *x, i
   kernels.gate({layer.dtype(), both, gated, tokens, inner}, layer.activation, threads);
 }
 
-}  // namespace
-
-void before_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens,
-                      const Rotation &rotation, char *qkv, DecoderWorkspace &all_work, int all_threads) {
+/// A piece's rows of x to its rows of qkv.
+void before(const Kernels &kernels, const DecoderLayer &layer, const char *x, const Rotation &rotation, char *qkv,
+            const Piece &piece) {
+  const auto &[first, tokens, work, threads] = piece;
   const int64_t size = layer.hidden_size(), width = layer.qkv.weight.out_features;
-  const int64_t element = bytes_of(layer.dtype());
-  for_tokens(tokens, all_work, all_threads, [&](int64_t first, int64_t n, DecoderWorkspace &work, int threads) {
-    const char *in = x + first * size * element;
-    char *heads = qkv + first * width * element, *normed = rows_of(work.normed, layer, n, size);
-    const int64_t turned = first * rotation.rotary_dim * element;
-    // Without anything to add the norm only reads its rows.
-    kernels.rms_norm({layer.dtype(), const_cast<char *>(in), nullptr, normed, n, size}, layer.input_norm, threads);
-    multiply(kernels, layer.qkv, normed, heads, nullptr, n, threads);
-    kernels.rotate({layer.dtype(), heads, width, n, layer.num_query_heads, layer.num_kv_heads, layer.head_dim,
-                    rotation.cos + turned, rotation.sin + turned, rotation.rotary_dim},
-                   layer.query_norm, layer.key_norm, threads);
-  });
+  const int64_t element = bytes_of(layer.dtype()), turned = first * rotation.rotary_dim * element;
+  const char *in = x + first * size * element;
+  char *heads = qkv + first * width * element, *normed = rows_of(work.normed, layer, tokens, size);
+  // Without anything to add the norm only reads its rows.
+  kernels.rms_norm({layer.dtype(), const_cast<char *>(in), nullptr, normed, tokens, size}, layer.input_norm, threads);
+  multiply(kernels, layer.qkv, normed, heads, nullptr, tokens, threads);
+  kernels.rotate({layer.dtype(), heads, width, tokens, layer.num_query_heads, layer.num_kv_heads, layer.head_dim,
+                  rotation.cos + turned, rotation.sin + turned, rotation.rotary_dim},
+                 layer.query_norm, layer.key_norm, threads);
 }
 
-void after_attention(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended, int64_t tokens,
-                     DecoderWorkspace &all_work, int all_threads) {
+/// A piece's rows of x and of what was attended, to those of the layer's output, in x.
+void after(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended, const Piece &piece) {
+  const auto &[first, tokens, work, threads] = piece;
   const int64_t size = layer.hidden_size(), inner = layer.down.weight.in_features;
   const int64_t read = layer.output.weight.in_features, element = bytes_of(layer.dtype());
-  for_tokens(tokens, all_work, all_threads, [&](int64_t first, int64_t n, DecoderWorkspace &work, int threads) {
-    char *stream = x + first * size * element, *projected = rows_of(work.projected, layer, n, size);
-    char *normed = rows_of(work.normed, layer, n, size), *gated = rows_of(work.gated, layer, n, inner);
-    multiply(kernels, layer.output, attended + first * read * element, projected, nullptr, n, threads);
-    kernels.rms_norm({layer.dtype(), stream, projected, normed, n, size}, layer.post_norm, threads);
-    gate_up(kernels, layer, normed, n, gated, work, threads);
-    multiply(kernels, layer.down, gated, stream, stream, n, threads);
-  });
+  char *stream = x + first * size * element, *projected = rows_of(work.projected, layer, tokens, size);
+  char *normed = rows_of(work.normed, layer, tokens, size), *gated = rows_of(work.gated, layer, tokens, inner);
+  multiply(kernels, layer.output, attended + first * read * element, projected, nullptr, tokens, threads);
+  kernels.rms_norm({layer.dtype(), stream, projected, normed, tokens, size}, layer.post_norm, threads);
+  gate_up(kernels, layer, normed, tokens, gated, work, threads);
+  multiply(kernels, layer.down, gated, stream, stream, tokens, threads);
 }
 
-namespace {
+/// Room for the queries, keys and values of a layer.
+char *qkv_of(const DecoderLayer &layer, int64_t tokens, DecoderWorkspace &work) {
+  return rows_of(work.qkv, layer, tokens, layer.qkv.weight.out_features);
+}
 
-/// A layer up to what its tokens read: [tokens, num_query_heads * head_dim].
-const char *attend(const Kernels &kernels, const DecoderLayer &layer, int64_t index, const char *x,
-                   const Rotation &rotation, const AttentionSpec &spec, const PagedStep &step, DecoderWorkspace &work,
-                   int threads) {
-  const int64_t tokens = step.batch.num_tokens(), width = layer.qkv.weight.out_features;
-  const int64_t head = layer.head_dim, head_bytes = head * bytes_of(layer.dtype());
-  char *qkv = rows_of(work.qkv, layer, tokens, width);
-  char *attended = rows_of(work.attended, layer, tokens, layer.output.weight.in_features);
-  before_attention(kernels, layer, x, tokens, rotation, qkv, work, threads);
-  const Heads q{qkv, width, head};
-  const Heads k{qkv + layer.num_query_heads * head_bytes, width, head};
-  const Heads v{k.data + layer.num_kv_heads * head_bytes, width, head};
-  kernels.write(step.cache, step.batch, index, k, v, threads);
-  kernels.attend({spec, step.cache, step.batch, index, q, attended, layer.num_query_heads, threads}, step.work);
+/// Heads from the n-th on of queries, keys and values side by side.
+Heads heads_of(const DecoderLayer &layer, char *qkv, int64_t n) {
+  return {qkv + n * layer.head_dim * bytes_of(layer.dtype()), layer.qkv.weight.out_features, layer.head_dim};
+}
+
+/// A piece's keys and values into the cache, as those of its index-th layer.
+void write(const Kernels &kernels, const DecoderLayer &layer, int64_t index, char *qkv, const PagedStep &step,
+           const Piece &piece) {
+  const Heads k = heads_of(layer, qkv, layer.num_query_heads);
+  const Heads v = heads_of(layer, qkv, layer.num_query_heads + layer.num_kv_heads);
+  kernels.write(step.cache, step.batch, {index, k, v, piece.first, piece.first + piece.tokens}, piece.threads);
+}
+
+/// What the tokens of a layer attend to, [tokens, num_query_heads * head_dim]; their keys and values are in the cache.
+///
+/// read: [tokens], whose rows anybody reads; null: everybody's.
+const char *attend(const Kernels &kernels, const DecoderLayer &layer, int64_t index, char *qkv, const AttentionSpec &spec,
+                   const PagedStep &step, const std::vector<bool> *read, DecoderWorkspace &work, int threads) {
+  char *attended = rows_of(work.attended, layer, step.batch.num_tokens(), layer.output.weight.in_features);
+  const Heads q = heads_of(layer, qkv, 0);
+  kernels.attend({spec, step.cache, step.batch, index, q, attended, layer.num_query_heads, threads, read}, step.work);
   return attended;
 }
 
@@ -118,26 +131,65 @@ void select(const char *x, int64_t row_bytes, const Wanted &wanted, char *out) {
 
 }  // namespace
 
+void before_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens,
+                      const Rotation &rotation, char *qkv, DecoderWorkspace &work, int threads) {
+  for_pieces(tokens, work, threads, [&](const Piece &piece) { before(kernels, layer, x, rotation, qkv, piece); });
+}
+
+void after_attention(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended, int64_t tokens,
+                     DecoderWorkspace &work, int threads) {
+  for_pieces(tokens, work, threads, [&](const Piece &piece) { after(kernels, layer, x, attended, piece); });
+}
+
 void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t index, char *x, const Rotation &rotation,
                    const AttentionSpec &spec, const PagedStep &step, DecoderWorkspace &work, int threads) {
-  const char *attended = attend(kernels, layer, index, x, rotation, spec, step, work, threads);
-  after_attention(kernels, layer, x, attended, step.batch.num_tokens(), work, threads);
+  const int64_t tokens = step.batch.num_tokens();
+  char *qkv = qkv_of(layer, tokens, work);
+  for_pieces(tokens, work, threads, [&](const Piece &piece) {
+    before(kernels, layer, x, rotation, qkv, piece);
+    write(kernels, layer, index, qkv, step, piece);
+  });
+  const char *attended = attend(kernels, layer, index, qkv, spec, step, nullptr, work, threads);
+  after_attention(kernels, layer, x, attended, tokens, work, threads);
 }
 
 void decoder_stack(const Kernels &kernels, const DecoderStack &stack, char *x, const Rotation &rotation,
                    const PagedStep &step, const Wanted &wanted, DecoderWorkspace &work, int threads) {
-  for (const auto &[layer, spec, index] : stack.layers) {
-    if (wanted.all() || index != stack.layers.back().index) {
-      decoder_layer(kernels, layer, index, x, rotation, spec, step, work, threads);
-      continue;
-    }
-    const char *attended = attend(kernels, layer, index, x, rotation, spec, step, work, threads);
-    const int64_t read = layer.output.weight.in_features, element = bytes_of(layer.dtype());
-    char *read_by_wanted = rows_of(work.wanted, layer, wanted.count, read);
-    select(attended, read * element, wanted, read_by_wanted);
-    select(x, layer.hidden_size() * element, wanted, wanted.out);
-    after_attention(kernels, layer, wanted.out, read_by_wanted, wanted.count, work, threads);
+  const int64_t tokens = step.batch.num_tokens();
+  char *qkv = nullptr;
+  const auto begin = [&](const StackedLayer &layer, const Piece &piece) {
+    before(kernels, layer.layer, x, rotation, qkv, piece);
+    write(kernels, layer.layer, layer.index, qkv, step, piece);
+  };
+  qkv = qkv_of(stack.layers.front().layer, tokens, work);
+  for_pieces(tokens, work, threads, [&](const Piece &piece) { begin(stack.layers.front(), piece); });
+  const char *attended = nullptr;
+  std::vector<bool> read(wanted.all() ? 0 : tokens);
+  for (int64_t i = 0; i < wanted.count; ++i) read[wanted.tokens[i]] = true;
+  for (size_t i = 0; i < stack.layers.size(); ++i) {
+    const StackedLayer &now = stack.layers[i];
+    const bool is_last = i + 1 == stack.layers.size();
+    attended = attend(kernels, now.layer, now.index, qkv, now.spec, step, is_last && !wanted.all() ? &read : nullptr, work,
+                      threads);
+    if (is_last) break;
+    // A token's way from one layer's attention to the next one's depends on no other token: nobody waits in between.
+    const StackedLayer &next = stack.layers[i + 1];
+    qkv = qkv_of(next.layer, tokens, work);
+    for_pieces(tokens, work, threads, [&](const Piece &piece) {
+      after(kernels, now.layer, x, attended, piece);
+      begin(next, piece);
+    });
   }
+  const DecoderLayer &last = stack.layers.back().layer;
+  if (wanted.all()) {
+    after_attention(kernels, last, x, attended, tokens, work, threads);
+    return;
+  }
+  const int64_t width = last.output.weight.in_features, element = bytes_of(last.dtype());
+  char *read_by_wanted = rows_of(work.wanted, last, wanted.count, width);
+  select(attended, width * element, wanted, read_by_wanted);
+  select(x, last.hidden_size() * element, wanted, wanted.out);
+  after_attention(kernels, last, wanted.out, read_by_wanted, wanted.count, work, threads);
 }
 
 }  // namespace winnow

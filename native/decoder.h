@@ -79,7 +79,7 @@ struct Wanted {
 };
 
 /// Layers one after the other: x [tokens, hidden_size] is changed in place. Where only some tokens are wanted, x is the last
-/// layer's input in the end, and of its output only those rows are computed.
+/// layer's input in the end, and of its output only those rows are computed; other tokens of it attend only for the scores.
 void decoder_stack(const Kernels &, const DecoderStack &, char *x, const Rotation &, const PagedStep &,
                    const Wanted &, DecoderWorkspace &, int threads);
 

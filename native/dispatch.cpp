@@ -14,7 +14,7 @@ namespace winnow {
 
 #define WINNOW_DECLARE(isa)                                                                              \
   namespace isa {                                                                                        \
-  void write(const Cache &, const Batch &, int64_t, Heads, Heads, int);                                  \
+  void write(const Cache &, const Batch &, const NewKVs &, int);                                         \
   void compact(const Pool &, const int64_t *, const int64_t *, int64_t, int);                            \
   void attend(const Attend &, Workspace &);                                                              \
   void leverage(const KeyRows &, float, float *, int);                                                   \

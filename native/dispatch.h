@@ -10,8 +10,8 @@
 namespace winnow {
 
 struct Kernels {
-  /// Store the batch's KVs, [T, H, d] each, in the last slots of their rows; their scores become 0.
-  void (*write)(const Cache &, const Batch &, int64_t layer, Heads k, Heads v, int threads);
+  /// Store KVs of the batch's tokens in their slots, the last ones of their rows; their scores become 0.
+  void (*write)(const Cache &, const Batch &, const NewKVs &, int threads);
   /// Move KVs between slots: key, value, position, scores.
   void (*compact)(const Pool &, const int64_t *source, const int64_t *target, int64_t n, int threads);
   /// Attention of the batch's queries over the rows of one layer, and what it tells their scores.

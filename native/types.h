@@ -112,6 +112,13 @@ struct Heads {
   int64_t token_stride, head_stride;
 };
 
+/// Keys and values of the batch's tokens in one layer, of which [first, last) are meant.
+struct NewKVs {
+  int64_t layer;
+  Heads k, v;
+  int64_t first, last;
+};
+
 /// See winnow.attention.AttentionSpec.
 struct AttentionSpec {
   float scale;
@@ -129,6 +136,7 @@ struct Attend : AttentionSpec {
   char *out;
   int64_t num_query_heads;
   int threads;
+  const std::vector<bool> *read = nullptr;  // [T]: whose output anybody reads; null: everybody's
 
   int64_t group() const { return num_query_heads / cache.num_heads; }
 };

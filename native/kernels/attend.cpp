@@ -11,6 +11,13 @@ namespace {
 
 int64_t keys_of_item(int64_t rows) { return rows <= FEW_ROWS ? FEW_ROWS_KEYS : MANY_ROWS_KEYS; }
 
+/// Whether anybody reads the output of some tokens.
+bool are_read(const Attend &call, int64_t first, int64_t count) {
+  if (!call.read) return true;
+  const auto from = call.read->begin() + first;
+  return std::find(from, from + count, true) != from + count;
+}
+
 /// Whether the weights of a query, and for one alone the values too, are all that its scores need.
 bool tells_by_weights(const Observe &observe, int64_t terms, int64_t queries) {
   return !observe.pool_size && (queries == 1 || !has_term(observe, terms, Term::value_aware));
@@ -48,16 +55,18 @@ Plan::Plan(const Attend &call) {
       for (int64_t query = (count - 1) / most_queries * most_queries; query >= 0; query -= most_queries) {
         const int64_t queries = std::min(most_queries, count - query), rows = queries * group;
         const int64_t last = row.length - count + query + queries;
+        const bool counts = query + queries > from, tells = by_items && counts;
+        const bool read = are_read(call, batch.starts[seq] + query, queries);
         const int64_t keys = keys_of_item(rows);
         const int64_t pieces = std::max<int64_t>(1, (last + keys - 1) / keys);
         max_rows = std::max(max_rows, rows);
+        if (!read && !counts) continue;
         if (pieces > 1) merges.push_back({seq, head, query, queries, partials, pieces});
-        const bool tells = by_items && query + queries > from;
         for (int64_t piece = 0; piece < pieces; ++piece) {
           const int64_t first = piece * keys;
           items.push_back({seq, head, query, queries, first, std::min(last, first + keys), pieces > 1 ? partials : -1,
                            weights < 0 ? -1 : weights + first / TILE * kept_size(group),
-                           tells || finishes ? unit : -1, tells ? told : -1});
+                           tells || finishes ? unit : -1, tells ? told : -1, read});
           if (pieces > 1) partials += rows * (padded + 2);
         }
         if (tells) {
@@ -211,6 +220,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
   const int64_t sees = row.length - batch.counts[item.seq] + item.first_query + 1;
 
   const bool direct = rows <= MOST_DIRECT_ROWS<KV>;
+  const bool values = item.read || outputs;
   // Nearly every tile of nearly every model: its logits need no pass of their own.
   const bool only_scales = call.scale > 0 && call.softcap == 0 && call.window == 0;
   pack_queries<KV>(call, token, item.num_queries, item.head, scratch.queries);
@@ -252,10 +262,11 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
         const float highest = plain ? highest_logit(logits, width)
                                     : finish_logits(logits, width, visible, call, tile.position, batch.position[token + query]);
         fold(logits, scratch.weights + r * TILE, scratch.sums + r * padded, scratch.most[r], scratch.mass[r], tile.n,
-             padded, highest, plain ? call.scale : 1.0f, plain, kept ? kept + r * TILE : nullptr);
+             values ? padded : 0, highest, plain ? call.scale : 1.0f, plain, kept ? kept + r * TILE : nullptr);
       }
     }
     if (kept) std::copy(scratch.most, scratch.most + rows, kept + rows * TILE);
+    if (!values) continue;
     ask_for_rest(next.value, width, next.n, dim);
     if (direct) {
       direct_sums(rows, tile.value, next.value, tile.n, dim, scratch.weights, padded, scratch.sums);

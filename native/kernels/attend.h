@@ -30,6 +30,7 @@ struct Item {
   int64_t kept;     // where its weights are kept for the scores, in floats; -1: nowhere, or in its thread's memory
   int64_t unit;     // whose scores it finishes, being a whole row, or tells; -1: nobody's
   int64_t told;     // where what its queries tell the scores is left, in floats; -1: nowhere
+  bool read;        // whether anybody reads its output; else it is for the scores alone
 };
 
 /// Items of the same queries.

@@ -14,19 +14,22 @@ void clear_scores(const Pool &pool, int64_t slot) {
 
 }  // namespace
 
-void write(const Cache &cache, const Batch &batch, int64_t layer, Heads k, Heads v, int threads) {
+void write(const Cache &cache, const Batch &batch, const NewKVs &kvs, int threads) {
+  const Heads k = kvs.k, v = kvs.v;
   const int64_t width = bytes_of(cache.dtype), bytes = cache.head_dim * width;
   const int64_t pieces = batch.num_seqs() * cache.num_heads;
-#pragma omp parallel num_threads(threads) if (batch.num_tokens() > 32)
+#pragma omp parallel num_threads(threads) if (kvs.last - kvs.first > 32)
   {
 #pragma omp for schedule(dynamic, 4)
     for (int64_t piece = 0; piece < pieces; ++piece) {
       const int64_t seq = piece / cache.num_heads, head = piece % cache.num_heads;
-      const int64_t count = batch.counts[seq], start = batch.starts[seq];
-      const Row row(cache, batch.slots[seq], layer, head);
-      row.runs(row.length - count, count, [&](int64_t i, int64_t n, int64_t slot) {
+      const int64_t end = batch.starts[seq] + batch.counts[seq];
+      const int64_t from = std::max(batch.starts[seq], kvs.first), count = std::min(end, kvs.last) - from;
+      if (count <= 0) continue;
+      const Row row(cache, batch.slots[seq], kvs.layer, head);
+      row.runs(row.length - (end - from), count, [&](int64_t i, int64_t n, int64_t slot) {
         int64_t vector = cache.at(slot) * width;
-        for (int64_t token = start + i; token < start + i + n; ++token, ++slot, vector += bytes) {
+        for (int64_t token = from + i; token < from + i + n; ++token, ++slot, vector += bytes) {
           std::memcpy(cache.k + vector, k.data + (token * k.token_stride + head * k.head_stride) * width, bytes);
           std::memcpy(cache.v + vector, v.data + (token * v.token_stride + head * v.head_stride) * width, bytes);
           cache.position[slot] = static_cast<int32_t>(batch.position[token]);

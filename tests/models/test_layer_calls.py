@@ -1,12 +1,14 @@
 """The native calls of a decoder layer against what they are made of, to the last bit."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
-from winnow.attention import AttentionSpec, Observe, PagedCache, Term  # noqa: E402
+from winnow.attention import AttentionSpec, Observe, PagedCache, Pool, Term  # noqa: E402
 from winnow.attention.native import NativeBackend  # noqa: E402
 from winnow.attention.native_step import NativeSpec  # noqa: E402
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight, PackedWeight  # noqa: E402
@@ -122,15 +124,38 @@ def test_whole_layer_in_one_call(
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """For kernels to share work, whatever the environment asks of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+OBSERVED = {
+    "nothing": None,
+    "attention": Observe((Term.ATTENTION,)),
+    "values": Observe((Term.VALUE_AWARE,)),
+    "pooled": Observe((Term.SQUARED,), replace=True, pool=Pool(5)),
+}
+
+
+# Few tokens, whose features threads share, and more, of which each thread takes its own.
+@pytest.mark.parametrize("counts", [(1, 30, 1, 61), (1, 1, 170, 250)], ids=["few", "many"])
+@pytest.mark.parametrize("observe", OBSERVED)
 @pytest.mark.parametrize("wanted", [None, [], [3], [92, 0, 31]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("isa", _native.instruction_sets())
-def test_layers_in_one_call(isa: str, dtype: torch.dtype, wanted: list[int] | None) -> None:
-    kernels, spec, counts = _native.Kernels(isa), AttentionSpec(0.25), (1, 30, 1, 61)
+@pytest.mark.usefixtures("two_threads")
+def test_layers_in_one_call(
+    isa: str, dtype: torch.dtype, wanted: list[int] | None, observe: str, counts: tuple[int, ...]
+) -> None:
+    kernels, spec = _native.Kernels(isa), AttentionSpec(0.25)
     layers = [Layer(LayerKernels(kernels), dtype, inner, biased=False) for inner in (128, 192)]
     backend, native = NativeBackend(kernels), NativeSpec(spec)
-    observe = [Observe((Term.ATTENTION,))] * len(counts)
-    batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=observe)
+    told = [OBSERVED[observe]] * len(counts)
+    batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=told)
     batch.cache.pool.kv.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(sum(counts), HIDDEN, generator=generator).to(dtype)
