@@ -32,9 +32,9 @@ class PlainModel:
     def dtype(self) -> torch.dtype:
         return self.model.dtype
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
-        return self.model.device
+        return self.model.device  # which looks through its parameters
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,8 @@ class SlotTable:
 
     def need_nothing(self, slots: NDArray[np.int64]) -> bool:
         """Whether an argmax is all that each of them wants in this step."""
+        if not self._features[slots].any() and not (self._position[slots] < self._num_forced[slots]).any():
+            return True  # most steps of greedy requests, without a look at what each feature asks
         return not self._needs(slots).any()
 
     def counts_row(self, slot: int) -> int | None:
