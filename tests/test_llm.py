@@ -190,6 +190,24 @@ class TestStepByStep:
             finished |= {o.request_id: o for o in llm.step() if o.finished}
         assert set(finished) == {*wanted, "mine"}
 
+    def test_steps_tell_once_of_those_that_ask_for_no_more(self, llm: LLM) -> None:
+        quiet = llm.submit(prompt(60), GREEDY, final_only=True)
+        told = llm.submit(prompt(7), GREEDY)
+        outputs = []
+        while llm.has_unfinished:
+            outputs += llm.step()
+        names = [output.request_id for output in outputs]
+        assert (names.count(quiet), names.count(told)) == (1, GREEDY.max_tokens)
+        [last] = [output for output in outputs if output.request_id == quiet]
+        assert last.finished and [last.outputs[0].token_ids] == ids(llm.generate([prompt(60)], GREEDY))
+
+    def test_what_was_asked_for_once_can_be_aborted(self, llm: LLM) -> None:
+        request_id = llm.submit(prompt(30), SamplingParams(max_tokens=50, ignore_eos=True), final_only=True)
+        assert llm.step() == llm.step() == []
+        output = llm.abort(request_id)
+        assert output is not None and len(output.outputs[0].token_ids) == 2
+        assert not llm.has_unfinished
+
     def test_streams_side_by_side(self, llm: LLM) -> None:
         streams = [llm.stream(prompt(n), GREEDY) for n in (5, 60, 300)]
         last: dict[int, RequestOutput] = {}

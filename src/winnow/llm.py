@@ -116,7 +116,7 @@ class LLM:
             params = replace(params, max_tokens=2)
         text, token_ids = self._tokenize(prompt)
         watch = Watch()
-        request_id = self._submit(text, token_ids, params, None, watch)
+        request_id = self._submit(text, token_ids, params, watch=watch, final_only=True)
         try:
             [output] = self._finish([request_id], progress=False)
         finally:
@@ -145,9 +145,16 @@ class LLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        final_only: bool = False,
     ) -> str:
-        """Queue a prompt and return its request id; greater priority is served first. Raises as `generate`."""
-        return self._submit(*self._tokenize(prompt), sampling_params, request_id, priority=priority)
+        """Queue a prompt and return its request id. Raises as `generate`.
+
+        Args:
+            priority: the greater is served first.
+            final_only: `step` tells of the request once, when it is finished, instead of copying the answer so far at
+                every token.
+        """
+        return self._submit(*self._tokenize(prompt), sampling_params, request_id, None, priority, final_only)
 
     def submit_chat(
         self,
@@ -156,12 +163,17 @@ class LLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        final_only: bool = False,
     ) -> str:
         """As `submit`, for a conversation."""
-        return self._submit(*self._apply_template(messages), sampling_params, request_id, priority=priority)
+        return self._submit(
+            *self._apply_template(messages), sampling_params, request_id, None, priority, final_only
+        )
 
     def step(self) -> list[RequestOutput]:
         """Compute one step for all requests. Returns the submitted ones that got tokens or finished, as they stand.
+
+        Those submitted with `final_only` are told of when they are finished.
 
         Requests of `generate` and `stream` calls in progress advance too, but their outputs go there.
         """
@@ -210,13 +222,16 @@ class LLM:
         prompt: str | None,
         token_ids: list[int],
         params: SamplingParams | None,
-        request_id: str | None,
+        request_id: str | None = None,
         watch: Watch | None = None,
         priority: int = 0,
+        final_only: bool = False,
     ) -> str:
         if request_id is None:
             request_id = f"request-{self._num_submitted}"
-        self._engine.add(request_id, prompt, token_ids, params or SamplingParams(), watch, priority)
+        self._engine.add(
+            request_id, prompt, token_ids, params or SamplingParams(), watch, priority, final_only
+        )
         self._num_submitted += 1
         return request_id
 
@@ -237,7 +252,7 @@ class LLM:
         try:
             for index, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True)):
                 try:
-                    ids.append(self._submit(*prompt, params, None))
+                    ids.append(self._submit(*prompt, params, final_only=True))
                 except InvalidRequestError as error:
                     raise type(error)(f"prompts[{index}]: {error}") from None
             return self._finish(ids, progress)
@@ -255,36 +270,34 @@ class LLM:
             task = bar.add_task("requests", total=len(ids))
             while len(finished) < len(ids):
                 self._pump()
-                for request_id, outputs in mail.items():
-                    if outputs and outputs[-1].finished and request_id not in finished:
-                        finished[request_id] = outputs[-1]
-                        bar.advance(task)
-                    outputs.clear()
+                for output in mail:
+                    finished[output.request_id] = output
+                    bar.advance(task)
+                mail.clear()
         return [finished[request_id] for request_id in ids]
 
     def _stream(self, request_id: str) -> Iterator[RequestOutput]:
         try:
             with self._mail([request_id]) as mail:
                 while True:
-                    for output in mail[request_id]:
+                    for output in mail:
                         yield output
                         if output.finished:
                             return
-                    mail[request_id].clear()
+                    mail.clear()
                     self._pump()
         finally:
             self.abort(request_id)  # the reader may have stopped reading; no effect after the end
 
     @contextmanager
-    def _mail(self, ids: list[str]) -> Iterator[dict[str, list[RequestOutput]]]:
+    def _mail(self, ids: list[str]) -> Iterator[list[RequestOutput]]:
         """Collect the outputs of `ids` for the caller, whoever steps the engine meanwhile or has stepped it before."""
-        boxes: dict[str, list[RequestOutput]] = {request_id: [] for request_id in ids}
-        for output in self._unclaimed:
-            boxes.get(output.request_id, []).append(output)
-        self._unclaimed = [output for output in self._unclaimed if output.request_id not in boxes]
-        self._mailboxes |= boxes
+        mine = set(ids)
+        box = [output for output in self._unclaimed if output.request_id in mine]
+        self._unclaimed = [output for output in self._unclaimed if output.request_id not in mine]
+        self._mailboxes |= dict.fromkeys(ids, box)
         try:
-            yield boxes
+            yield box
         finally:
             for request_id in ids:
                 del self._mailboxes[request_id]

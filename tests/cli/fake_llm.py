@@ -36,7 +36,9 @@ class FakeLLM:
     def close(self) -> None:
         self._waiting.clear()
 
-    def submit(self, prompt: Any, params: Any = None, *, request_id: str | None = None) -> str:
+    def submit(
+        self, prompt: Any, params: Any = None, *, request_id: str | None = None, final_only: bool = False
+    ) -> str:
         tokens = [ord(letter) for letter in prompt] if isinstance(prompt, str) else list(prompt)
         if len(tokens) > CONTEXT:
             raise ContextLengthError(f"prompt must be at most {CONTEXT} tokens, got {len(tokens)}")
@@ -49,7 +51,9 @@ class FakeLLM:
         self.most_waiting = max(self.most_waiting, len(self._waiting))
         return request_id
 
-    def submit_chat(self, messages: Any, params: Any = None, *, request_id: str | None = None) -> str:
+    def submit_chat(
+        self, messages: Any, params: Any = None, *, request_id: str | None = None, final_only: bool = False
+    ) -> str:
         return self.submit("".join(message["content"] for message in messages), params, request_id=request_id)
 
     def stream(self, prompt: str, params: SamplingParams) -> Any:

@@ -49,8 +49,8 @@ def submitted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int]
     by_name: dict[str, tuple[list[int], SamplingParams]] = {}
     submit, abort = llm.submit, llm.abort
 
-    def watched(tokens: Any, params: Any) -> str:
-        name = submit(tokens, params)
+    def watched(tokens: Any, params: Any, **options: Any) -> str:
+        name = submit(tokens, params, **options)
         by_name[name] = (list(tokens), params)
         kept.append(by_name[name])
         return name

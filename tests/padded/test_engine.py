@@ -69,6 +69,18 @@ def mixed_stats(mode: str, count: int = 40) -> PaddedStats:
     return engine.stats()
 
 
+def test_steps_tell_once_of_those_that_ask_for_no_more() -> None:
+    engine = llama().open("embedding", max_num_seqs=2)
+    engine.add("quiet", None, PROMPTS[2], greedy(5), final_only=True)
+    engine.add("told", None, PROMPTS[3], greedy(5))
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    names = [output.request_id for output in outputs]
+    assert (names.count("quiet"), names.count("told")) == (1, 5)
+    assert all(len(output.outputs[0].token_ids) == 5 for output in outputs if output.finished)
+
+
 class TestIdleComputation:
     def test_embedding_wastes_next_to_nothing(self) -> None:
         assert mixed_stats("embedding", 120).idle_share < 0.02

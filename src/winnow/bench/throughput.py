@@ -128,11 +128,11 @@ def _once(llm: LLM, workload: Workload, prompts: list[list[int]], on_step: OnSte
     )
     before = llm.stats()
     start = time.perf_counter()
-    ids = [llm.submit(prompt, params) for prompt in prompts]
+    ids = [llm.submit(prompt, params, final_only=True) for prompt in prompts]
     finished: dict[str, RequestOutput] = {}
     running = []
     while llm.has_unfinished:
-        ended = [output for output in llm.step() if output.finished]
+        ended = llm.step()
         stats = llm.stats()
         # Those that ended with this step held KVs in it.
         running.append(stats.num_running + len(ended))

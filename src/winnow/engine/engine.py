@@ -56,8 +56,11 @@ class Engine:
         params: SamplingParams,
         watch: Watch | None = None,
         priority: int = 0,
+        final_only: bool = False,
     ) -> None:
         """Queue a request; `watch` is filled while it runs. All have priority 0: first come, first served.
+
+        With `final_only`, steps tell of it once, when it is finished.
 
         Raises:
             InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
@@ -84,6 +87,7 @@ class Engine:
             granted.evictions,
             granted.policy_name,
             watch,
+            final_only=final_only,
         )
         self._requests.add(request)
         self._scheduler.add(request)
@@ -99,7 +103,7 @@ class Engine:
         return self._output(request)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns the requests that got tokens or finished, as they stand.
+        """Compute one step. Returns the requests that got tokens or finished, as they stand; see `add`.
 
         If it fails or is interrupted, requests lose time and nothing else: call it again.
         """
@@ -116,7 +120,7 @@ class Engine:
         executed = self._clock()
         self._scheduler.advance(plan)
         touched = self._take(plan, result, executed)
-        outputs = [self._output(request) for request in touched]
+        outputs = [self._output(request) for request in touched if request.tells]
         self._num_steps += 1
         for part, seconds in zip(
             self._elapsed, (scheduled - start, executed - scheduled, self._clock() - executed), strict=True

@@ -22,8 +22,9 @@ class RequestEngine(Protocol):
         params: SamplingParams,
         watch: Watch | None = None,
         priority: int = 0,
+        final_only: bool = False,
     ) -> None:
-        """Queue a request.
+        """Queue a request; with `final_only`, steps tell of it once, when it is finished.
 
         Raises:
             InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
@@ -33,7 +34,7 @@ class RequestEngine(Protocol):
         """End a request at once. Returns what it had, or None if there is no such request."""
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns the requests that got tokens or finished, as they stand."""
+        """Compute one step. Returns the requests that got tokens or finished, as they stand; see `add`."""
 
     def stats(self) -> EngineStats:
         """The engine as it stands."""

@@ -38,6 +38,8 @@ class Request:
     watch: Watch | None = None
     priority: int = 0
     """Greater is more urgent; the padded engine serves by it."""
+    final_only: bool = False
+    """Its output is asked for once, when it is finished."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
     sequences: list["Sequence"] = field(init=False)
 
@@ -59,6 +61,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return None not in [sequence.finish_reason for sequence in self.sequences]
+
+    @property
+    def tells(self) -> bool:
+        """Whether a step that computed something of it has an output to give."""
+        return not self.final_only or self.finished
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -101,7 +101,7 @@ def score_pairs(
             first = pairs[indices[0]]
             params = _params(first, [pairs[index].continuation for index in indices], keeping)
             try:
-                waiting[llm.submit(first.context, params)] = indices
+                waiting[llm.submit(first.context, params, final_only=True)] = indices
             except InvalidRequestError as error:
                 raise type(error)(f"pairs[{indices[0]}]: {error}") from None
         while waiting:

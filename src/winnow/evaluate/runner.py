@@ -161,7 +161,7 @@ class _Run:
             ask = next(asks, None)
             if ask is None:
                 return
-            self._in_flight[self._llm.submit(ask.token_ids, ask.params)] = ask
+            self._in_flight[self._llm.submit(ask.token_ids, ask.params, final_only=True)] = ask
 
     def _take(self, ask: Ask, output: RequestOutput) -> None:
         found = [

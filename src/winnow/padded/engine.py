@@ -49,8 +49,9 @@ class PaddedEngine:
         params: SamplingParams,
         watch: Watch | None = None,
         priority: int = 0,
+        final_only: bool = False,
     ) -> None:
-        """Queue a request; a greater priority is served first.
+        """Queue a request; a greater priority is served first. With `final_only`, steps tell of it once, at its end.
 
         Raises:
             InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
@@ -66,6 +67,7 @@ class PaddedEngine:
             self._admission.admit(token_ids, params),
             RequestMetrics(arrival_time=self._clock()),
             priority=priority,
+            final_only=final_only,
         )
         self._requests.add(request)
         self._executor.add(request.sequences[0])
@@ -83,7 +85,7 @@ class PaddedEngine:
 
     @torch.inference_mode()
     def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns the requests that got tokens or finished, as they stand.
+        """Compute one step. Returns the requests that got tokens or finished, as they stand; see `add`.
 
         If it fails or is interrupted, requests lose time and nothing else: call it again.
         """
@@ -101,7 +103,7 @@ class PaddedEngine:
         now = self._clock()
         touched = self._take(sampled, now)
         self._num_steps += 1
-        return [self._requests.output(request) for request in touched]
+        return [self._requests.output(request) for request in touched if request.tells]
 
     def stats(self) -> PaddedStats:
         """The engine as it stands."""

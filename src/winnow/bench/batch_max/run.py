@@ -63,9 +63,9 @@ def run_requests(llm: LLM, prompts: Prompts, method: Method, new_tokens: int) ->
     waited: bool | None = None
     start = time.perf_counter()
     for prompt in prompts:
-        llm.submit(list(prompt), params)
+        llm.submit(list(prompt), params, final_only=True)
     while llm.has_unfinished:
-        ended = sum(output.finished for output in llm.step())
+        ended = len(llm.step())
         stats = llm.stats()
         part = "prefill" if stats.prompt_tokens > before.prompt_tokens else "decode"
         computing[part] += stats.elapsed["execute"] - before.elapsed["execute"]

@@ -30,6 +30,7 @@ class Engine(Protocol):
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        final_only: bool = False,
     ) -> str:
         """Queue a prompt."""
 
@@ -39,11 +40,12 @@ class Engine(Protocol):
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        final_only: bool = False,
     ) -> str:
         """Queue a conversation."""
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; requests with new tokens."""
+        """Compute one step; those of its requests that are to be told of."""
 
     def stats(self) -> EngineStats:
         """The engine's counters."""
@@ -113,10 +115,10 @@ class Driver:
             params = replace(params, seed=line_seed(self._seed, job.index))
         try:
             if job.messages is not None:
-                self._engine.submit_chat(job.messages, params, request_id=name)
+                self._engine.submit_chat(job.messages, params, request_id=name, final_only=True)
             else:
                 assert job.prompt is not None
-                self._engine.submit(job.prompt, params, request_id=name)
+                self._engine.submit(job.prompt, params, request_id=name, final_only=True)
         except WinnowError as error:
             self._finish(job.index, error_record(job, LineError.wrap(error)))
         else:

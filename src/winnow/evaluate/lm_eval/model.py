@@ -158,7 +158,7 @@ class WinnowLM(TemplateLM):
         texts: dict[int, str] = {}
         try:
             for index, request in enumerate(requests):
-                waiting[self.llm.submit(*self._ask(*request.args))] = index
+                waiting[self.llm.submit(*self._ask(*request.args), final_only=True)] = index
             while waiting:
                 for output in self.llm.step():
                     if output.finished and output.request_id in waiting:
