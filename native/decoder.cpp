@@ -104,9 +104,10 @@ Heads heads_of(const DecoderLayer &layer, char *qkv, int64_t n) {
   return {qkv + n * layer.head_dim * bytes_of(layer.dtype()), layer.qkv.weight.out_features, layer.head_dim};
 }
 
-/// A piece's keys and values into the cache, as those of its index-th layer.
-void write(const Kernels &kernels, const DecoderLayer &layer, int64_t index, char *qkv, const PagedStep &step,
-           const Piece &piece) {
+/// As `before`; then the piece's keys and values go into the cache, as those of its index-th layer.
+void begin(const Kernels &kernels, const DecoderLayer &layer, int64_t index, const char *x, const Rotation &rotation,
+           char *qkv, const PagedStep &step, const Piece &piece) {
+  before(kernels, layer, x, rotation, qkv, piece);
   const Heads k = heads_of(layer, qkv, layer.num_query_heads);
   const Heads v = heads_of(layer, qkv, layer.num_query_heads + layer.num_kv_heads);
   kernels.write(step.cache, step.batch, {index, k, v, piece.first, piece.first + piece.tokens}, piece.threads);
@@ -145,10 +146,8 @@ void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t in
                    const AttentionSpec &spec, const PagedStep &step, DecoderWorkspace &work, int threads) {
   const int64_t tokens = step.batch.num_tokens();
   char *qkv = qkv_of(layer, tokens, work);
-  for_pieces(tokens, work, threads, [&](const Piece &piece) {
-    before(kernels, layer, x, rotation, qkv, piece);
-    write(kernels, layer, index, qkv, step, piece);
-  });
+  for_pieces(tokens, work, threads,
+             [&](const Piece &piece) { begin(kernels, layer, index, x, rotation, qkv, step, piece); });
   const char *attended = attend(kernels, layer, index, qkv, spec, step, nullptr, work, threads);
   after_attention(kernels, layer, x, attended, tokens, work, threads);
 }
@@ -156,13 +155,11 @@ void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t in
 void decoder_stack(const Kernels &kernels, const DecoderStack &stack, char *x, const Rotation &rotation,
                    const PagedStep &step, const Wanted &wanted, DecoderWorkspace &work, int threads) {
   const int64_t tokens = step.batch.num_tokens();
-  char *qkv = nullptr;
-  const auto begin = [&](const StackedLayer &layer, const Piece &piece) {
-    before(kernels, layer.layer, x, rotation, qkv, piece);
-    write(kernels, layer.layer, layer.index, qkv, step, piece);
-  };
-  qkv = qkv_of(stack.layers.front().layer, tokens, work);
-  for_pieces(tokens, work, threads, [&](const Piece &piece) { begin(stack.layers.front(), piece); });
+  const StackedLayer &lowest = stack.layers.front();
+  char *qkv = qkv_of(lowest.layer, tokens, work);
+  for_pieces(tokens, work, threads, [&](const Piece &piece) {
+    begin(kernels, lowest.layer, lowest.index, x, rotation, qkv, step, piece);
+  });
   const char *attended = nullptr;
   std::vector<bool> read(wanted.all() ? 0 : tokens);
   for (int64_t i = 0; i < wanted.count; ++i) read[wanted.tokens[i]] = true;
@@ -177,7 +174,7 @@ void decoder_stack(const Kernels &kernels, const DecoderStack &stack, char *x, c
     qkv = qkv_of(next.layer, tokens, work);
     for_pieces(tokens, work, threads, [&](const Piece &piece) {
       after(kernels, now.layer, x, attended, piece);
-      begin(next, piece);
+      begin(kernels, next.layer, next.index, x, rotation, qkv, step, piece);
     });
   }
   const DecoderLayer &last = stack.layers.back().layer;
