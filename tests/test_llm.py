@@ -201,6 +201,22 @@ class TestStepByStep:
         [last] = [output for output in outputs if output.request_id == quiet]
         assert last.finished and [last.outputs[0].token_ids] == ids(llm.generate([prompt(60)], GREEDY))
 
+    def test_generate_has_nothing_told_before_the_end(
+        self, llm: LLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[RequestOutput] = []
+        step = llm._engine.step
+
+        def watched() -> list[RequestOutput]:
+            outputs = step()
+            told.extend(outputs)
+            return outputs
+
+        monkeypatch.setattr(llm._engine, "step", watched)
+        answers = llm.generate([prompt(5), prompt(60)], GREEDY)
+        assert {o.request_id for o in told} == {o.request_id for o in answers}
+        assert len(told) == 2 and all(output.finished for output in told)
+
     def test_what_was_asked_for_once_can_be_aborted(self, llm: LLM) -> None:
         request_id = llm.submit(prompt(30), SamplingParams(max_tokens=50, ignore_eos=True), final_only=True)
         assert llm.step() == llm.step() == []
