@@ -3,10 +3,12 @@
 // Probabilities come from weights that attention kept and the statistics of the first pass (kept.cpp): of a decoding row,
 // whose scores are then finished, and of the items of a chunk, which leave sums to be added up. Where weights are not enough
 // (pooling, and values where there are many queries) or the row of a chunk is cut into several items of the same queries, they
-// come from a second product with the keys. Sums over queries are made key by key, so a piece is some keys of a row, and the
-// order of the additions is that of the queries.
+// come from a second product with the keys. Few rows take the same way through it as in attention (direct.h): where a
+// probability p is divided by 1 - p and close to 1, the last bit of its logit shows. Sums over queries are made key by key, so a
+// piece is some keys of a row, and the order of the additions is that of the queries.
 #include <numeric>
 
+#include "direct.h"
 #include "neighbours.h"
 #include "scores.h"
 
@@ -45,6 +47,8 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
   const Scratch<Operand> scratch(memory, block * group, padded, sums_size + (value_aware ? padded * TILE : 0));
   const TileSums work(scratch.extra, group);
   float *values = scratch.extra + sums_size;
+  // Whether the item of attention that begins with a query has so few rows that their keys are multiplied where they lie.
+  const auto direct = [&](int64_t query) { return std::min(block, count - query) * group <= MOST_DIRECT_ROWS<KV>; };
 
   Tile<KV> tiles[2];
   tiles[0].find(call, row, first_key, last_key, batch.position[start + unit.first_query]);
@@ -55,15 +59,20 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
     const int width = round_up(tile.n, WIDTH);
     std::fill(work.sums, work.sums + terms * group * TILE, 0.0f);
     if (!tile.out_of_sight) {
-      pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
+      if (!direct(0)) pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
       if (value_aware) pack_keys(tile.value, next.value, tile.n, dim, values);
     }
     const int64_t first_query = std::max(unit.first_query, first - before);  // others see nothing of this tile
-    for (int64_t query = first_query; query < count && !tile.out_of_sight; query += block) {
-      const int64_t queries = std::min(block, count - query);
+    int64_t queries = 0;
+    for (int64_t query = first_query; query < count && !tile.out_of_sight; query += queries) {
+      const int64_t item = query / block * block;
+      queries = std::min(item + block, count) - query;
+      const int rows = static_cast<int>(queries * group);
       pack_queries<KV>(call, start + query, queries, unit.head, scratch.queries);
-      product(static_cast<int>(queries * group), width, padded, scratch.queries, padded, scratch.keys, TILE,
-              scratch.logits, TILE, false);
+      if (direct(item))
+        direct_products<Product>(rows, tile.key, next.key, tile.n, dim, scratch.queries, padded, scratch.logits);
+      else
+        product(rows, width, padded, scratch.queries, padded, scratch.keys, TILE, scratch.logits, TILE, false);
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t token = start + query + i, position = batch.position[token], sees = before + query + i + 1;
         for (int64_t h = 0; h < group; ++h) {

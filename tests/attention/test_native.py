@@ -91,6 +91,25 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
     compare(batch, isa, AttentionSpec(0.3, window, softcap, sinks))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_probability_close_to_1_and_a_pool(isa: str) -> None:
+    """p is .998 here, which (p / (1 - p))^2 magnifies: pooled scores need the very logits of attention, not others."""
+    observe = Observe((Term.VALUE_AWARE,), group=Group.SUM, replace=True, pool=Pool(1))
+    batch = paged_batch(
+        6561107,
+        [1, 1],
+        longest=30,
+        kv_heads=3,
+        group=5,
+        head_dim=72,
+        block_size=16,
+        dtype=torch.float16,
+        num_scores=2,
+        observe=[observe, None],
+    )
+    compare(batch, isa, AttentionSpec(0.3))
+
+
 @pytest.mark.parametrize("isa", TILE_ISAS)
 @pytest.mark.parametrize("head_dim", [16, 24, 40, 64, 80, 128])
 @pytest.mark.parametrize("group", [1, 3])
