@@ -130,7 +130,8 @@ NB_MODULE(_native, m) {
                              std::move(observes)};
           },
           nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observe"_a,
-          "observe_from"_a, "observes"_a);
+          "observe_from"_a, "observes"_a)
+      .def_prop_ro("end", &Batch::end);
 
   nb::class_<AttentionSpec>(m, "AttentionSpec")
       .def(
@@ -148,11 +149,14 @@ NB_MODULE(_native, m) {
           },
           "layer"_a, "spec"_a, "index"_a);
 
-  nb::class_<DecoderStack>(m, "DecoderStack")
+  nb::class_<Decoder>(m, "Decoder")
       .def(
           "__init__",
-          [](DecoderStack *self, std::vector<StackedLayer> layers) { new (self) DecoderStack{std::move(layers)}; },
-          "layers"_a);
+          [](Decoder *self, uintptr_t embedding, std::vector<StackedLayer> layers, bool selects, const RmsNorm &norm,
+             const PackedWeight &head, uintptr_t head_bias) {
+            new (self) Decoder{{at<char>(embedding), head}, std::move(layers), selects, norm, {head, at<char>(head_bias)}};
+          },
+          nb::kw_only(), "embedding"_a, "layers"_a, "selects"_a, "norm"_a, "head"_a, "head_bias"_a);
 
   nb::class_<KeyRows>(m, "KeyRows")
       .def(
@@ -233,6 +237,10 @@ NB_MODULE(_native, m) {
              self.pack(weight, at<char>(dense), threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
+      .def("unpack_rows",
+           [](const Kernels &self, const PackedWeight &weight, uintptr_t features, int64_t count, uintptr_t out,
+              int threads) { self.unpack_rows(weight, at<int64_t>(features), count, at<char>(out), threads); },
+           nb::call_guard<nb::gil_scoped_release>())
       .def("linear",
            [](const Kernels &self, const PackedWeight &weight, uintptr_t x, int64_t x_stride, uintptr_t bias,
               uintptr_t out, int64_t rows, int threads) {
@@ -260,13 +268,12 @@ NB_MODULE(_native, m) {
                            {cache, batch, attention_work}, work, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("decoder_stack",
-           [](const Kernels &self, DecoderWorkspace &work, const DecoderStack &stack, uintptr_t x, uintptr_t cos,
+      .def("decode",
+           [](const Kernels &self, DecoderWorkspace &work, const Decoder &decoder, uintptr_t tokens, uintptr_t cos,
               uintptr_t sin, int64_t rotary_dim, const Cache &cache, const Batch &batch, Workspace &attention_work,
-              int64_t num_wanted, uintptr_t wanted, uintptr_t out, int threads) {
-             decoder_stack(self, stack, at<char>(x), {at<char>(cos), at<char>(sin), rotary_dim},
-                           {cache, batch, attention_work}, {num_wanted, at<int64_t>(wanted), at<char>(out)}, work,
-                           threads);
+              int64_t num_wanted, uintptr_t wanted, uintptr_t logits, int threads) {
+             decode(self, decoder, at<int64_t>(tokens), {at<char>(cos), at<char>(sin), rotary_dim},
+                    {cache, batch, attention_work}, {num_wanted, at<int64_t>(wanted)}, at<char>(logits), work, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("greedy",

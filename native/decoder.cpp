@@ -125,9 +125,18 @@ const char *attend(const Kernels &kernels, const DecoderLayer &layer, int64_t in
 }
 
 /// Some rows of x, each of so many bytes, one after the other.
-void select(const char *x, int64_t row_bytes, const Wanted &wanted, char *out) {
-  for (int64_t i = 0; i < wanted.count; ++i)
-    std::memcpy(out + i * row_bytes, x + wanted.tokens[i] * row_bytes, row_bytes);
+void select(const char *x, int64_t row_bytes, const int64_t *rows, int64_t count, char *out) {
+  for (int64_t i = 0; i < count; ++i) std::memcpy(out + i * row_bytes, x + rows[i] * row_bytes, row_bytes);
+}
+
+/// A piece's tokens to its rows of x, each of so many bytes.
+void look_up(const Kernels &kernels, const Embedding &embedding, const int64_t *ids, char *x, int64_t row_bytes,
+             const Piece &piece) {
+  char *out = x + piece.first * row_bytes;
+  if (embedding.table)
+    select(embedding.table, row_bytes, ids + piece.first, piece.tokens, out);
+  else
+    kernels.unpack_rows(embedding.packed, ids + piece.first, piece.tokens, out, piece.threads);
 }
 
 }  // namespace
@@ -152,41 +161,52 @@ void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t in
   after_attention(kernels, layer, x, attended, tokens, work, threads);
 }
 
-void decoder_stack(const Kernels &kernels, const DecoderStack &stack, char *x, const Rotation &rotation,
-                   const PagedStep &step, const Wanted &wanted, DecoderWorkspace &work, int threads) {
+void decode(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, const RotationTable &table,
+            const PagedStep &step, const Wanted &wanted, char *logits, DecoderWorkspace &work, int threads) {
   const int64_t tokens = step.batch.num_tokens();
-  const StackedLayer &lowest = stack.layers.front();
-  char *qkv = qkv_of(lowest.layer, tokens, work);
+  const StackedLayer &lowest = decoder.layers.front(), &highest = decoder.layers.back();
+  const DecoderLayer &last = highest.layer;
+  const int64_t row = last.hidden_size() * bytes_of(last.dtype()), turned = table.rotary_dim * bytes_of(last.dtype());
+  char *x = work.stream.get<char>(tokens * row), *qkv = qkv_of(lowest.layer, tokens, work);
+  char *cos = work.cos.get<char>(tokens * turned), *sin = work.sin.get<char>(tokens * turned);
+  const Rotation rotation{cos, sin, table.rotary_dim};
   for_pieces(tokens, work, threads, [&](const Piece &piece) {
+    look_up(kernels, decoder.embedding, ids, x, row, piece);
+    const int64_t *position = step.batch.position.data() + piece.first;
+    select(table.cos, turned, position, piece.tokens, cos + piece.first * turned);
+    select(table.sin, turned, position, piece.tokens, sin + piece.first * turned);
     begin(kernels, lowest.layer, lowest.index, x, rotation, qkv, step, piece);
   });
-  const char *attended = nullptr;
-  std::vector<bool> read(wanted.all() ? 0 : tokens);
-  for (int64_t i = 0; i < wanted.count; ++i) read[wanted.tokens[i]] = true;
-  for (size_t i = 0; i < stack.layers.size(); ++i) {
-    const StackedLayer &now = stack.layers[i];
-    const bool is_last = i + 1 == stack.layers.size();
-    attended = attend(kernels, now.layer, now.index, qkv, now.spec, step, is_last && !wanted.all() ? &read : nullptr, work,
-                      threads);
-    if (is_last) break;
+  const bool selects = decoder.selects && !wanted.all();
+  std::vector<bool> read(selects ? tokens : 0);
+  for (int64_t i = 0; selects && i < wanted.count; ++i) read[wanted.tokens[i]] = true;
+  for (size_t i = 0; i + 1 < decoder.layers.size(); ++i) {
+    const StackedLayer &now = decoder.layers[i], &next = decoder.layers[i + 1];
+    const char *attended = attend(kernels, now.layer, now.index, qkv, now.spec, step, nullptr, work, threads);
     // A token's way from one layer's attention to the next one's depends on no other token: nobody waits in between.
-    const StackedLayer &next = stack.layers[i + 1];
     qkv = qkv_of(next.layer, tokens, work);
     for_pieces(tokens, work, threads, [&](const Piece &piece) {
       after(kernels, now.layer, x, attended, piece);
       begin(kernels, next.layer, next.index, x, rotation, qkv, step, piece);
     });
   }
-  const DecoderLayer &last = stack.layers.back().layer;
-  if (wanted.all()) {
-    after_attention(kernels, last, x, attended, tokens, work, threads);
-    return;
+  const char *attended =
+      attend(kernels, last, highest.index, qkv, highest.spec, step, selects ? &read : nullptr, work, threads);
+  const int64_t count = wanted.all() ? tokens : wanted.count;
+  const auto take = [&](const char *rows, int64_t size, Buffer &buffer) {
+    char *taken = buffer.get<char>(count * size);
+    select(rows, size, wanted.tokens, count, taken);
+    return taken;
+  };
+  if (selects) {
+    attended = take(attended, last.output.weight.in_features * bytes_of(last.dtype()), work.wanted_attended);
+    x = take(x, row, work.wanted);
   }
-  const int64_t width = last.output.weight.in_features, element = bytes_of(last.dtype());
-  char *read_by_wanted = rows_of(work.wanted, last, wanted.count, width);
-  select(attended, width * element, wanted, read_by_wanted);
-  select(x, last.hidden_size() * element, wanted, wanted.out);
-  after_attention(kernels, last, wanted.out, read_by_wanted, wanted.count, work, threads);
+  after_attention(kernels, last, x, attended, selects ? count : tokens, work, threads);
+  if (!selects && !wanted.all()) x = take(x, row, work.wanted);
+  char *normed = work.normed.get<char>(count * row);
+  kernels.rms_norm({last.dtype(), x, nullptr, normed, count, last.hidden_size()}, decoder.norm, threads);
+  multiply(kernels, decoder.head, normed, logits, nullptr, count, threads);
 }
 
 }  // namespace winnow

@@ -1,5 +1,5 @@
-// Decoder layers of Llama's kind: all of a model as one call, one as a call, or one as two: what lies before attention, and
-// what lies after it.
+// Decoders of Llama's kind: a whole model as one call, or a layer, or a layer as two: what lies before attention, and what lies
+// after it.
 #pragma once
 
 #include "dispatch.h"
@@ -33,7 +33,7 @@ struct Rotation {
 
 /// What the layer needs between its products; the same memory serves every layer.
 struct DecoderWorkspace {
-  Buffer normed, gate_up, gated, qkv, attended, projected, wanted;
+  Buffer stream, cos, sin, normed, gate_up, gated, qkv, attended, projected, wanted, wanted_attended;
   std::vector<DecoderWorkspace> of_threads;  // where each takes tokens of its own
 };
 
@@ -64,23 +64,38 @@ struct StackedLayer {
   int64_t index;
 };
 
-/// The layers of a model, from the bottom up.
-struct DecoderStack {
-  std::vector<StackedLayer> layers;
+/// What tokens are to the first layer.
+struct Embedding {
+  const char *table;    // [num_tokens, hidden_size]; null: its rows are those of
+  PackedWeight packed;  // the head's weight
 };
 
-/// Tokens whose hidden state is read after the last layer.
+/// A model: embedding, layers from the bottom up, norm, head.
+struct Decoder {
+  Embedding embedding;
+  std::vector<StackedLayer> layers;
+  bool selects;  // of the last layer's output only wanted tokens' is read, by anybody
+  RmsNorm norm;
+  Linear head;
+};
+
+/// Cosines and sines of the positions from 0 on.
+struct RotationTable {
+  const char *cos, *sin;  // [positions, rotary_dim]
+  int64_t rotary_dim;
+};
+
+/// Tokens of a batch whose logits are asked for.
 struct Wanted {
-  int64_t count;  // negative: all, where they are
+  int64_t count;  // negative: all
   const int64_t *tokens;
-  char *out;  // [count, hidden_size]
 
   bool all() const { return count < 0; }
 };
 
-/// Layers one after the other: x [tokens, hidden_size] is changed in place. Where only some tokens are wanted, x is the last
-/// layer's input in the end, and of its output only those rows are computed; other tokens of it attend only for the scores.
-void decoder_stack(const Kernels &, const DecoderStack &, char *x, const Rotation &, const PagedStep &,
-                   const Wanted &, DecoderWorkspace &, int threads);
+/// A batch of tokens to the logits of those that are wanted, [count, num_tokens]. Of the last layer's output no others are
+/// computed, where the decoder selects: then they attend only for the scores.
+void decode(const Kernels &, const Decoder &, const int64_t *tokens, const RotationTable &, const PagedStep &, const Wanted &,
+            char *logits, DecoderWorkspace &, int threads);
 
 }  // namespace winnow

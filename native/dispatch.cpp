@@ -25,13 +25,14 @@ namespace winnow {
   void gate(const GatedRows &, Activation, int);                                                         \
   int64_t packed_size(int64_t, int64_t);                                                                 \
   void pack(const PackedWeight &, const char *, int);                                                    \
+  void unpack_rows(const PackedWeight &, const int64_t *, int64_t, char *, int);                         \
   void linear(const PackedWeight &, const LinearRows &, int);                                            \
   bool gates(int64_t);                                                                                   \
   void gated_linear(const PackedWeight &, const LinearRows &, Activation, int);                          \
   void greedy(const LogitRows &, int64_t *, int);                                                        \
   const Kernels kernels{write,  compact, attend,      leverage, key_difference, pool_rows, rms_norm,     \
-                        rotate, gate,    packed_size, pack,     linear,         gates,     gated_linear, \
-                        greedy};                                                                         \
+                        rotate, gate,    packed_size, pack,     unpack_rows,    linear,    gates,        \
+                        gated_linear, greedy};                                                           \
   }
 
 WINNOW_DECLARE(generic)

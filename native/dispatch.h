@@ -32,6 +32,8 @@ struct Kernels {
   int64_t (*packed_size)(int64_t in_features, int64_t out_features);
   /// Bring a dense weight [out_features, in_features] into packed form.
   void (*pack)(const PackedWeight &, const char *dense, int threads);
+  /// Rows of the dense weight, `features` of them, out of the packed one: [count, in_features].
+  void (*unpack_rows)(const PackedWeight &, const int64_t *features, int64_t count, char *out, int threads);
   /// x times the weight, transposed, plus the bias.
   void (*linear)(const PackedWeight &, const LinearRows &, int threads);
   /// Whether `gated_linear` takes a layer of so many gates.

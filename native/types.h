@@ -104,6 +104,8 @@ struct Batch {
 
   int64_t num_seqs() const { return static_cast<int64_t>(slots.size()); }
   int64_t num_tokens() const { return static_cast<int64_t>(position.size()); }
+  /// The highest position and one.
+  int64_t end() const { return position.empty() ? 0 : *std::max_element(position.begin(), position.end()) + 1; }
 };
 
 /// A [tokens, heads, head_dim] tensor whose last dimension is dense; strides count elements.

@@ -33,6 +33,8 @@ constexpr int64_t WIDENED_BLOCK = 16384 / (4 * PANEL);
 constexpr int64_t WIDENED_ROWS = 6 * ROW_BLOCK;
 /// Products below which waking other threads costs more than they save.
 constexpr int64_t PARALLEL_FROM = 1 << 16;
+/// The same of inputs that lie scattered, a line of memory each.
+constexpr int64_t PARALLEL_LINES = 1 << 12;
 
 int64_t num_panels(int64_t features) { return (features + PANEL - 1) / PANEL; }
 
@@ -173,6 +175,21 @@ int64_t packed_size(int64_t in_features, int64_t out_features) { return num_pane
 void pack(const PackedWeight &weight, const char *dense, int threads) {
   with_type(weight.dtype, [&](auto type) {
     pack_weight(weight, reinterpret_cast<const decltype(type) *>(dense), threads);
+  });
+}
+
+void unpack_rows(const PackedWeight &weight, const int64_t *features, int64_t count, char *out, int threads) {
+  const int64_t in = weight.in_features;
+  with_type(weight.dtype, [&](auto type) {
+    using T = decltype(type);
+    constexpr int PAIR = pair_size<typename OperandOf<T>::type>();
+    const T *packed = reinterpret_cast<const T *>(weight.packed);
+#pragma omp parallel for num_threads(threads) if (count * in >= PARALLEL_LINES)
+    for (int64_t row = 0; row < count; ++row) {
+      const T *from = packed + features[row] / PANEL * PANEL * in + features[row] % PANEL * PAIR;
+      T *to = reinterpret_cast<T *>(out) + row * in;
+      for (int64_t i = 0; i < in; i += PAIR) std::copy(from + i * PANEL, from + i * PANEL + PAIR, to + i);
+    }
   });
 }
 

@@ -111,6 +111,8 @@ class Batch:
         observe_from: list[int],
         observes: list[Observe],
     ) -> None: ...
+    @property
+    def end(self) -> int: ...
 
 class AttentionSpec:
     def __init__(self, *, scale: float, window: int, softcap: float, sinks: int) -> None: ...
@@ -118,8 +120,17 @@ class AttentionSpec:
 class StackedLayer:
     def __init__(self, layer: DecoderLayer, spec: AttentionSpec, index: int) -> None: ...
 
-class DecoderStack:
-    def __init__(self, layers: list[StackedLayer]) -> None: ...
+class Decoder:
+    def __init__(
+        self,
+        *,
+        embedding: int,
+        layers: list[StackedLayer],
+        selects: bool,
+        norm: RmsNorm,
+        head: PackedWeight,
+        head_bias: int,
+    ) -> None: ...
 
 class KeyRows:
     def __init__(
@@ -222,6 +233,9 @@ class Kernels:
     ) -> None: ...
     def packed_size(self, in_features: int, out_features: int) -> int: ...
     def pack(self, weight: PackedWeight, dense: int, threads: int) -> None: ...
+    def unpack_rows(
+        self, weight: PackedWeight, features: int, count: int, out: int, threads: int
+    ) -> None: ...
     def linear(
         self, weight: PackedWeight, x: int, x_stride: int, bias: int, out: int, rows: int, threads: int
     ) -> None: ...
@@ -261,11 +275,11 @@ class Kernels:
         attention_work: Workspace,
         threads: int,
     ) -> None: ...
-    def decoder_stack(
+    def decode(
         self,
         work: DecoderWorkspace,
-        stack: DecoderStack,
-        x: int,
+        decoder: Decoder,
+        tokens: int,
         cos: int,
         sin: int,
         rotary_dim: int,
@@ -274,7 +288,7 @@ class Kernels:
         attention_work: Workspace,
         num_wanted: int,
         wanted: int,
-        out: int,
+        logits: int,
         threads: int,
     ) -> None: ...
     def greedy(

@@ -1,4 +1,4 @@
-"""The native calls of a decoder layer against what they are made of, to the last bit."""
+"""The native calls of a decoder and its layers against what they are made of, to the last bit."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from winnow.attention.native import NativeBackend  # noqa: E402
 from winnow.attention.native_step import NativeSpec  # noqa: E402
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight, PackedWeight  # noqa: E402
 
-HIDDEN, QUERY_HEADS, KV_HEADS, HEAD_DIM = 48, 4, 2, 16
+HIDDEN, QUERY_HEADS, KV_HEADS, HEAD_DIM, VOCAB = 48, 4, 2, 16, 100
 
 
 class Layer:
@@ -145,33 +145,51 @@ OBSERVED = {
 @pytest.mark.parametrize("counts", [(1, 30, 1, 61), (1, 1, 170, 250)], ids=["few", "many"])
 @pytest.mark.parametrize("observe", OBSERVED)
 @pytest.mark.parametrize("wanted", [None, [], [3], [92, 0, 31]], ids=str)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied, biased, selecting", "plain"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("isa", _native.instruction_sets())
 @pytest.mark.usefixtures("two_threads")
-def test_layers_in_one_call(
-    isa: str, dtype: torch.dtype, wanted: list[int] | None, observe: str, counts: tuple[int, ...]
+def test_a_decoder_in_one_call(
+    isa: str,
+    dtype: torch.dtype,
+    tied: bool,
+    wanted: list[int] | None,
+    observe: str,
+    counts: tuple[int, ...],
 ) -> None:
-    kernels, spec = _native.Kernels(isa), AttentionSpec(0.25)
-    layers = [Layer(LayerKernels(kernels), dtype, inner, biased=False) for inner in (128, 192)]
-    backend, native = NativeBackend(kernels), NativeSpec(spec)
+    kernels, spec = LayerKernels(_native.Kernels(isa)), AttentionSpec(0.25)
+    layers = [Layer(kernels, dtype, inner, biased=False) for inner in (128, 192)]
+    backend, native = NativeBackend(_native.Kernels(isa)), NativeSpec(spec)
     told = [OBSERVED[observe]] * len(counts)
     batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=told)
     batch.cache.pool.kv.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(sum(counts), HIDDEN, generator=generator).to(dtype)
-    rotation = torch.randn(sum(counts), HEAD_DIM, generator=generator).to(dtype)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    norm, dense = NormWeight(randn(HIDDEN), 1e-5), randn(VOCAB, HIDDEN)
+    head, bias = kernels.pack(dense), randn(VOCAB) if tied else None
+    table = dense if tied else randn(VOCAB, HIDDEN)
+    cos, sin = randn(2, 700, HEAD_DIM)
+    tokens = torch.randint(VOCAB, (sum(counts),), generator=generator)
     ours, theirs = batch.with_own_pool(), batch.with_own_pool()
 
-    expected, step = x, backend.step(theirs, batch.spans)
+    hidden, step = table[tokens], backend.step(theirs, batch.spans)
+    turns = cos[batch.spans.position], sin[batch.spans.position]
     for index, layer in enumerate(layers):
-        expected = layer.kernels.decoder_layer(
-            layer.native, index, expected, rotation, rotation, native, step
-        )
-    stack = _native.DecoderStack(
-        [_native.StackedLayer(layer.native, native.native, index) for index, layer in enumerate(layers)]
+        hidden = kernels.decoder_layer(layer.native, index, hidden, *turns, native, step)
+    expected = kernels.linear(kernels.rms_norm(hidden, norm), head, bias)
+    decoder = _native.Decoder(
+        embedding=0 if tied else table.data_ptr(),
+        layers=[_native.StackedLayer(layer.native, native.native, i) for i, layer in enumerate(layers)],
+        selects=tied,
+        norm=norm.native,
+        head=head.native,
+        head_bias=0 if bias is None else bias.data_ptr(),
     )
     step, rows = backend.step(ours, batch.spans), None if wanted is None else torch.tensor(wanted).long()
-    found = layers[0].kernels.decoder_stack(stack, x.clone(), rotation, rotation, step, rows)
+    found = kernels.decode(decoder, tokens, cos, sin, step, rows, VOCAB)
 
     assert not expected.isnan().any()
     assert torch.equal(found, expected if rows is None else expected[rows])

@@ -303,12 +303,15 @@ def test_the_embedding_reads_its_rows_from_a_tied_head(dtype: torch.dtype, vocab
     dense = model.model.embed_tokens.weight.detach().clone()
     optimized(model)
     assert type(model.lm_head) is PackedLinear and type(model.model.embed_tokens) is PackedEmbedding
-    assert model.model.embed_tokens.panels.data_ptr() == model.lm_head.packed.packed.data_ptr()
+    assert model.model.embed_tokens.packed.data_ptr() == model.lm_head.packed.packed.data_ptr()
     assert model.dtype == dtype and model.device.type == "cpu"
     shuffled = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(0))
     for tokens in (torch.arange(vocab_size)[None], shuffled, torch.tensor([], dtype=torch.int64)):
         rows = model.model.embed_tokens(tokens)
         assert rows.is_contiguous() and torch.equal(rows, dense[tokens])
+    for outside in (-1, vocab_size):
+        with pytest.raises(IndexError, match=f"between 0 and {vocab_size - 1}, got {outside}"):
+            model.model.embed_tokens(torch.tensor([[0, outside]]))
 
 
 def test_an_embedding_stays_whose_weight_the_model_reads_itself(monkeypatch: pytest.MonkeyPatch) -> None:

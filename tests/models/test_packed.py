@@ -120,15 +120,15 @@ def test_every_part_of_the_engine_takes_it(
     assert answers(plain, **options) == expected
 
 
-def test_a_step_is_one_call_for_all_layers(llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_one_call(llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
-    compute = LayerKernels.decoder_stack
+    compute = LayerKernels.decode
 
-    def count(self: LayerKernels, stack: Any, x: Tensor, cos: Tensor, sin: Tensor, *args: Any) -> Tensor:
-        asked.append(args[-1].tolist())
-        return compute(self, stack, x, cos, sin, *args)
+    def count(self: LayerKernels, *args: Any) -> Tensor:
+        asked.append(args[-2].tolist())
+        return compute(self, *args)
 
-    monkeypatch.setattr(LayerKernels, "decoder_stack", count)
+    monkeypatch.setattr(LayerKernels, "decode", count)
     with LLM(llama[0], kv_memory="4MiB", max_num_seqs=4, max_num_batched_tokens=4) as llm:
         llm.generate([5, 6, 7, 8, 9], SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
     # Nobody wants a token of the prompt's first chunk, and of its second only the last one.

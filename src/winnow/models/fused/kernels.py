@@ -73,6 +73,22 @@ class LayerKernels:
         self._kernels.pack(out.native, dense.data_ptr(), torch.get_num_threads())
         return out
 
+    def unpack_rows(self, weight: PackedWeight, features: Tensor) -> Tensor:
+        """Rows of the dense weight: features, int64 [...] -> [..., in_features].
+
+        Raises:
+            IndexError: the weight has no such row.
+        """
+        for edge in (features.min(), features.max()) if features.numel() else ():
+            if not 0 <= int(edge) < weight.out_features:
+                raise IndexError(f"a row must lie between 0 and {weight.out_features - 1}, got {int(edge)}")
+        features = features.contiguous()
+        out = weight.packed.new_empty(*features.shape, weight.in_features)
+        self._kernels.unpack_rows(
+            weight.native, features.data_ptr(), features.numel(), out.data_ptr(), torch.get_num_threads()
+        )
+        return out
+
     def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [T, in_features] times the weight, transposed, plus the bias [out_features]: [T, out_features].
 
@@ -178,33 +194,35 @@ class LayerKernels:
         )
         return out
 
-    def decoder_stack(
+    def decode(
         self,
-        stack: "_native.DecoderStack",
-        x: Tensor,
+        decoder: "_native.Decoder",
+        tokens: Tensor,
         cos: Tensor,
         sin: Tensor,
         step: NativeStep,
         wanted: Tensor | None,
+        vocab_size: int,
     ) -> Tensor:
-        """Layers one after the other.
+        """A whole model.
 
         Args:
-            x: the first one's input, [T, hidden_size], dense, of the type of weights and cache; it is overwritten.
-            cos, sin: [T, rotary_dim].
-            wanted: tokens whose output is asked for, int64 [n]; None: all.
+            tokens: of the step, int64 [T], dense.
+            cos, sin: of the positions from 0 to those of the step, [positions, rotary_dim], of the cache's type.
+            wanted: tokens whose logits are asked for, int64 [n]; None: all.
 
         Returns:
-            The last one's output, [T, hidden_size] or [n, hidden_size].
+            Logits, [T, vocab_size] or [n, vocab_size].
         """
-        assert x.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
-        assert x.dtype == cos.dtype == sin.dtype == step.dtype and cos.shape == sin.shape
+        assert tokens.dtype == torch.int64 and tokens.is_contiguous()
+        assert cos.is_contiguous() and sin.is_contiguous() and step.batch.end <= len(cos)
+        assert cos.dtype == sin.dtype == step.dtype and cos.shape == sin.shape
         assert wanted is None or (wanted.dtype == torch.int64 and wanted.is_contiguous())
-        out = x if wanted is None else x.new_empty(len(wanted), x.shape[1])
-        self._kernels.decoder_stack(
+        logits = cos.new_empty(len(tokens if wanted is None else wanted), vocab_size)
+        self._kernels.decode(
             self._work,
-            stack,
-            x.data_ptr(),
+            decoder,
+            tokens.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
             cos.shape[1],
@@ -213,10 +231,10 @@ class LayerKernels:
             step.work,
             -1 if wanted is None else len(wanted),
             0 if wanted is None else wanted.data_ptr(),
-            out.data_ptr(),
+            logits.data_ptr(),
             torch.get_num_threads(),
         )
-        return out
+        return logits
 
     def rms_norm(self, x: Tensor, norm: NormWeight, add: Tensor | None = None) -> Tensor:
         """The norm of x, [T, size]; `add`, of the same shape, is first added to x in place."""

@@ -71,7 +71,7 @@ class FusedLayer(nn.Module):
         return self._native is not None
 
     def stacked(self) -> _native.StackedLayer:
-        """The layer as a part of `FusedStack`. It points into the layer, which must be native."""
+        """The layer as a part of a native decoder. It points into the layer, which must be native."""
         assert self._native is not None, "only packed weights can be stacked"
         return _native.StackedLayer(self._native, self._native_spec.native, self.layer_idx)
 

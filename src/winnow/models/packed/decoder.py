@@ -9,12 +9,15 @@ from torch import Tensor, nn
 from winnow.attention.native_step import NativeStep
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.fused.norm import FusedNorm
-from winnow.models.fused.stack import FusedStack
+from winnow.models.packed.whole import WholeDecoder
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.residuals import watching
 
 if TYPE_CHECKING:
     from winnow.models.binding import AttentionStep
+
+_FIRST_POSITIONS = 1024
+"""That the rotation's table begins with."""
 
 
 class Decoded(NamedTuple):
@@ -36,12 +39,21 @@ class RotaryEmbedding(nn.Module):
         self.inv_freq: Tensor
         self.register_buffer("inv_freq", frequencies)  # the name by which `winnow.models.rotation` knows them
         self.scale, self.dtype = scale, dtype
+        self._table = frequencies[:0], frequencies[:0]
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """int [1, T] -> cos and sin, [1, T, 2 * pairs] each."""
         angle = positions.to(torch.float32)[..., None] * self.inv_freq
         cos, sin = ((part * self.scale).to(self.dtype) for part in (angle.cos(), angle.sin()))
         return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
+
+    def table(self, positions: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of so many positions from 0 on, or more: [n, 2 * pairs] each. Kept; made anew when too short."""
+        if len(self._table[0]) < positions:
+            longer = torch.arange(max(positions, 2 * len(self._table[0]), _FIRST_POSITIONS))
+            cos, sin = self(longer[None])
+            self._table = cos[0], sin[0]
+        return self._table
 
 
 class PackedDecoder(nn.Module):
@@ -58,7 +70,7 @@ class PackedDecoder(nn.Module):
         super().__init__()
         self.embedding, self.rotary, self.norm, self.head = embedding, rotary, norm, head
         self.layers = nn.ModuleList(layers)
-        self._stack = FusedStack(layers)
+        self._whole = WholeDecoder(embedding, layers, norm, head)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -83,16 +95,14 @@ class PackedDecoder(nn.Module):
         Args:
             logits_to_keep: indices [n] of those tokens; 0: all.
         """
-        hidden = self.embedding(input_ids)
-        rotation = self.rotary(position_ids)
         wanted = logits_to_keep if isinstance(logits_to_keep, Tensor) else None
         assert wanted is not None or logits_to_keep == 0, "tokens are chosen by index"
         native: NativeStep | None = getattr(winnow_step, "native", None)
         if native is not None and watching(winnow_step) is None:
-            cos, sin = rotation[0][0], rotation[1][0]
-            hidden = self._stack(hidden[0], (cos, sin), native, wanted)[None]
-        else:
-            for layer in self.layers:
-                hidden = layer(hidden, position_embeddings=rotation, winnow_step=winnow_step)
-            hidden = hidden if wanted is None else hidden[:, wanted]
+            rotation = self.rotary.table(native.batch.end)
+            return Decoded(self._whole(input_ids[0], rotation, native, wanted)[None])
+        hidden, rotation = self.embedding(input_ids), self.rotary(position_ids)
+        for layer in self.layers:
+            hidden = layer(hidden, position_embeddings=rotation, winnow_step=winnow_step)
+        hidden = hidden if wanted is None else hidden[:, wanted]
         return Decoded(self.head(self.norm(hidden)))

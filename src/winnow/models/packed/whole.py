@@ -1,0 +1,46 @@
+"""A decoder in one native call, from tokens to logits."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from winnow import _native
+from winnow.attention.native_step import NativeStep
+from winnow.models.fused.kernels import LayerKernels
+from winnow.models.fused.layer import FusedLayer
+from winnow.models.fused.norm import FusedNorm
+from winnow.models.packed_linear import PackedLinear
+
+
+class WholeDecoder:
+    """Computes what its parts, all of them native, would compute one after the other.
+
+    Args:
+        embedding: its rows are the head's, unless it is an `nn.Embedding`.
+    """
+
+    def __init__(
+        self, embedding: nn.Module, layers: Sequence[FusedLayer], norm: FusedNorm, head: PackedLinear
+    ) -> None:
+        self._parts = embedding, layers, norm, head  # what `_native` points into
+        self._kernels: LayerKernels = head.kernels
+        self._vocab_size = head.out_features
+        self._native = _native.Decoder(
+            embedding=embedding.weight.data_ptr() if isinstance(embedding, nn.Embedding) else 0,
+            layers=[layer.stacked() for layer in layers],
+            selects=layers[-1].only_wanted,
+            norm=norm.norm.native,
+            head=head.packed.native,
+            head_bias=0 if head.bias is None else head.bias.data_ptr(),
+        )
+
+    def __call__(
+        self, tokens: Tensor, rotation: tuple[Tensor, Tensor], step: NativeStep, wanted: Tensor | None
+    ) -> Tensor:
+        """tokens, int64 [T] -> logits, [T, V], or [n, V] of those that are wanted.
+
+        Args:
+            rotation: cos and sin of the positions from 0 on, [positions, rotary_dim].
+            wanted: int64 [n]; None: all.
+        """
+        return self._kernels.decode(self._native, tokens, *rotation, step, wanted, self._vocab_size)
