@@ -27,6 +27,17 @@ class Demand(NamedTuple):
         return Demand(self.blocks + other.blocks, self.pages + other.pages)
 
 
+class _Growth(NamedTuple):
+    """Of sequences that are appended to."""
+
+    slots: IntArray  # int64 [B]
+    lengths: IntArray  # of each row afterwards, int32 [B, layers, heads]
+    have: IntArray  # blocks of each row before, int32 [B, layers, heads]
+    want: IntArray  # and afterwards
+    pages: IntArray  # that each sequence lacks, int64 [B]
+    demand: Demand
+
+
 @dataclass(frozen=True)
 class BlockCopies:
     """Blocks whose content must be copied before the step writes: int32 [n] each."""
@@ -90,13 +101,7 @@ class CacheManager:
 
     def demand(self, slots: Sequence[int], counts: Sequence[int]) -> Demand:
         """What `append` would take. No device is asked."""
-        if not slots:
-            return Demand()
-        slot_array = np.asarray(slots, dtype=np.int64)
-        have, want = self._block_counts(slot_array, np.asarray(counts))
-        copied = sum(int(self._partial_rows(slot).sum()) for slot in slots if slot in self._shared_tail)
-        pages = self.tables.pages_missing(slot_array, want.max(axis=(1, 2)))
-        return Demand(int((want - have).sum()) + copied, int(pages.sum()))
+        return self._growth(slots, counts).demand if slots else Demand()
 
     def has_room_for(self, demand: Demand) -> bool:
         return demand.blocks <= self.allocator.num_free and demand.pages <= self.tables.num_free_pages
@@ -130,16 +135,14 @@ class CacheManager:
         Raises:
             OutOfBlocksError: `can_append` is False; nothing has changed.
         """
-        if not self.can_append(slots, counts):
+        growth = self._growth(slots, counts)
+        if not self.has_room_for(growth.demand):
             raise OutOfBlocksError(f"no room for {list(counts)} KVs a row in slots {list(slots)}")
         copies = [copy for slot in slots if slot in self._shared_tail and (copy := self._own_tail(slot))]
-        slot_array = np.asarray(slots, dtype=np.int64)
-        count_array = np.asarray(counts, dtype=np.int32)
-        have, want = self._block_counts(slot_array, count_array)
-        self.tables.grow(slot_array, self.tables.pages_missing(slot_array, want.max(axis=(1, 2))))
-        self._fill(slot_array, have, want)
-        self.host_lengths[slot_array] += count_array[:, None, None]
-        self._mirror_lengths(slot_array)
+        self.tables.grow(growth.slots, growth.pages)
+        self._fill(growth)
+        self.host_lengths[growth.slots] = growth.lengths
+        self._mirror_lengths(growth.slots)
         self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
         if not copies:
             return None
@@ -251,11 +254,16 @@ class CacheManager:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _block_counts(self, slots: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-        """Blocks per row before and after appending, int32 [B, layers, heads] each."""
-        before = self.host_lengths[slots]
+    def _growth(self, slots: Sequence[int], counts: Sequence[int]) -> _Growth:
+        """What appending would do."""
+        slot_array, size = np.asarray(slots, dtype=np.int64), self.layout.block_size
+        before = self.host_lengths[slot_array]
         after = before + np.asarray(counts, dtype=np.int32)[:, None, None]
-        return -(-before // self.layout.block_size), -(-after // self.layout.block_size)
+        have, want = -(-before // size), -(-after // size)
+        copied = sum(int(self._partial_rows(slot).sum()) for slot in slots if slot in self._shared_tail)
+        pages = self.tables.pages_missing(slot_array, want.max(axis=(1, 2)))
+        demand = Demand(int((want - have).sum()) + copied, int(pages.sum()))
+        return _Growth(slot_array, after, have, want, pages, demand)
 
     def _partial_rows(self, slot: int) -> NDArray[np.bool_]:
         """Rows whose last block has room, [layers, heads]."""
@@ -275,11 +283,12 @@ class CacheManager:
     def _entries(self, slots: IntArray, first: IntArray, last: IntArray) -> Tensor:
         return self.tables.pages.view(-1)[self._entry_index(slots, first, last)]
 
-    def _fill(self, slots: IntArray, have: IntArray, want: IntArray) -> None:
+    def _fill(self, growth: _Growth) -> None:
         """Allocate the blocks that rows lack and enter them into the tables."""
+        have, want = growth.have, growth.want
         total = int((want - have).sum())
         if total:
-            owner = np.broadcast_to(slots[:, None, None], have.shape)
+            owner = np.broadcast_to(growth.slots[:, None, None], have.shape)
             self.tables.pages.view(-1)[self._entry_index(owner, have, want)] = self.allocator.allocate(total)
 
     def _own_tail(self, slot: int) -> BlockCopies | None:

@@ -100,8 +100,10 @@ class Scheduler:
         budget = self._config.max_num_batched_tokens
         planned = [(s, 1) for s in self.running if s.is_decoding and s not in waits][:budget]
         budget -= len(planned)
-        taken = self._cache.demand([s.running_slot for s, _ in planned], [1] * len(planned))
-        for sequence in [s for s in self.running if not s.is_decoding and s not in waits]:
+        prompts = [s for s in self.running if not s.is_decoding and s not in waits]
+        decoding = [s.running_slot for s, _ in planned] if prompts else []  # nobody else asks what they take
+        taken = self._cache.demand(decoding, [1] * len(decoding))
+        for sequence in prompts:
             count = self._chunk(sequence, budget)
             if not count:
                 break
