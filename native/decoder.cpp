@@ -139,6 +139,48 @@ void look_up(const Kernels &kernels, const Embedding &embedding, const int64_t *
     kernels.unpack_rows(embedding.packed, ids + piece.first, piece.tokens, out, piece.threads);
 }
 
+/// The wanted rows of x, each of so many bytes.
+char *take(const char *x, int64_t row_bytes, const Wanted &wanted, Buffer &buffer) {
+  char *taken = buffer.get<char>(wanted.count * row_bytes);
+  select(x, row_bytes, wanted.tokens, wanted.count, taken);
+  return taken;
+}
+
+/// From the embedding up to the last layer's attention: x [tokens, hidden_size] becomes that layer's input. Returns what was
+/// attended to there, [tokens, num_query_heads * head_dim].
+///
+/// read: of whom that is read by anybody; null: everybody.
+const char *climb(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, char *x, const RotationTable &table,
+                  const PagedStep &step, const Wanted *read, DecoderWorkspace &work, int threads) {
+  const int64_t tokens = step.batch.num_tokens();
+  const StackedLayer &lowest = decoder.layers.front(), &highest = decoder.layers.back();
+  const int64_t element = bytes_of(lowest.layer.dtype()), row = lowest.layer.hidden_size() * element;
+  const int64_t turned = table.rotary_dim * element;
+  char *cos = work.cos.get<char>(tokens * turned), *sin = work.sin.get<char>(tokens * turned);
+  const Rotation rotation{cos, sin, table.rotary_dim};
+  char *qkv = qkv_of(lowest.layer, tokens, work);
+  for_pieces(tokens, work, threads, [&](const Piece &piece) {
+    const int64_t *position = step.batch.position.data() + piece.first;
+    select(table.cos, turned, position, piece.tokens, cos + piece.first * turned);
+    select(table.sin, turned, position, piece.tokens, sin + piece.first * turned);
+    look_up(kernels, decoder.embedding, ids, x, row, piece);
+    begin(kernels, lowest.layer, lowest.index, x, rotation, qkv, step, piece);
+  });
+  for (size_t i = 0; i + 1 < decoder.layers.size(); ++i) {
+    const StackedLayer &now = decoder.layers[i], &next = decoder.layers[i + 1];
+    const char *attended = attend(kernels, now.layer, now.index, qkv, now.spec, step, nullptr, work, threads);
+    // A token's way from one layer's attention to the next one's depends on no other token: nobody waits in between.
+    qkv = qkv_of(next.layer, tokens, work);
+    for_pieces(tokens, work, threads, [&](const Piece &piece) {
+      after(kernels, now.layer, x, attended, piece);
+      begin(kernels, next.layer, next.index, x, rotation, qkv, step, piece);
+    });
+  }
+  std::vector<bool> is_read(read ? tokens : 0);
+  for (int64_t i = 0; read && i < read->count; ++i) is_read[read->tokens[i]] = true;
+  return attend(kernels, highest.layer, highest.index, qkv, highest.spec, step, read ? &is_read : nullptr, work, threads);
+}
+
 }  // namespace
 
 void before_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens,
@@ -163,47 +205,18 @@ void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t in
 
 void decode(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, const RotationTable &table,
             const PagedStep &step, const Wanted &wanted, char *logits, DecoderWorkspace &work, int threads) {
-  const int64_t tokens = step.batch.num_tokens();
-  const StackedLayer &lowest = decoder.layers.front(), &highest = decoder.layers.back();
-  const DecoderLayer &last = highest.layer;
-  const int64_t row = last.hidden_size() * bytes_of(last.dtype()), turned = table.rotary_dim * bytes_of(last.dtype());
-  char *x = work.stream.get<char>(tokens * row), *qkv = qkv_of(lowest.layer, tokens, work);
-  char *cos = work.cos.get<char>(tokens * turned), *sin = work.sin.get<char>(tokens * turned);
-  const Rotation rotation{cos, sin, table.rotary_dim};
-  for_pieces(tokens, work, threads, [&](const Piece &piece) {
-    look_up(kernels, decoder.embedding, ids, x, row, piece);
-    const int64_t *position = step.batch.position.data() + piece.first;
-    select(table.cos, turned, position, piece.tokens, cos + piece.first * turned);
-    select(table.sin, turned, position, piece.tokens, sin + piece.first * turned);
-    begin(kernels, lowest.layer, lowest.index, x, rotation, qkv, step, piece);
-  });
+  const int64_t tokens = step.batch.num_tokens(), count = wanted.all() ? tokens : wanted.count;
+  const DecoderLayer &last = decoder.layers.back().layer;
+  const int64_t element = bytes_of(last.dtype()), row = last.hidden_size() * element;
   const bool selects = decoder.selects && !wanted.all();
-  std::vector<bool> read(selects ? tokens : 0);
-  for (int64_t i = 0; selects && i < wanted.count; ++i) read[wanted.tokens[i]] = true;
-  for (size_t i = 0; i + 1 < decoder.layers.size(); ++i) {
-    const StackedLayer &now = decoder.layers[i], &next = decoder.layers[i + 1];
-    const char *attended = attend(kernels, now.layer, now.index, qkv, now.spec, step, nullptr, work, threads);
-    // A token's way from one layer's attention to the next one's depends on no other token: nobody waits in between.
-    qkv = qkv_of(next.layer, tokens, work);
-    for_pieces(tokens, work, threads, [&](const Piece &piece) {
-      after(kernels, now.layer, x, attended, piece);
-      begin(kernels, next.layer, next.index, x, rotation, qkv, step, piece);
-    });
-  }
-  const char *attended =
-      attend(kernels, last, highest.index, qkv, highest.spec, step, selects ? &read : nullptr, work, threads);
-  const int64_t count = wanted.all() ? tokens : wanted.count;
-  const auto take = [&](const char *rows, int64_t size, Buffer &buffer) {
-    char *taken = buffer.get<char>(count * size);
-    select(rows, size, wanted.tokens, count, taken);
-    return taken;
-  };
+  char *x = work.stream.get<char>(tokens * row);
+  const char *attended = climb(kernels, decoder, ids, x, table, step, selects ? &wanted : nullptr, work, threads);
   if (selects) {
-    attended = take(attended, last.output.weight.in_features * bytes_of(last.dtype()), work.wanted_attended);
-    x = take(x, row, work.wanted);
+    attended = take(attended, last.output.weight.in_features * element, wanted, work.wanted_attended);
+    x = take(x, row, wanted, work.wanted);
   }
   after_attention(kernels, last, x, attended, selects ? count : tokens, work, threads);
-  if (!selects && !wanted.all()) x = take(x, row, work.wanted);
+  if (!selects && !wanted.all()) x = take(x, row, wanted, work.wanted);
   char *normed = work.normed.get<char>(count * row);
   kernels.rms_norm({last.dtype(), x, nullptr, normed, count, last.hidden_size()}, decoder.norm, threads);
   multiply(kernels, decoder.head, normed, logits, nullptr, count, threads);

@@ -4,8 +4,8 @@
 // whose scores are then finished, and of the items of a chunk, which leave sums to be added up. Where weights are not enough
 // (pooling, and values where there are many queries) or the row of a chunk is cut into several items of the same queries, they
 // come from a second product with the keys. Few rows take the same way through it as in attention (direct.h): where a
-// probability p is divided by 1 - p and close to 1, the last bit of its logit shows. Sums over queries are made key by key, so a
-// piece is some keys of a row, and the order of the additions is that of the queries.
+// probability p is divided by 1 - p and close to 1, the last bit of its logit shows. Sums over queries are made key by key, so
+// a piece is some keys of a row, and the order of the additions is that of the queries.
 #include <numeric>
 
 #include "direct.h"
