@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
+
 #include "decoder.h"
 
 namespace nb = nanobind;
@@ -14,6 +16,14 @@ namespace {
 template <class T>
 T *at(uintptr_t address) {
   return reinterpret_cast<T *>(address);
+}
+
+/// Throws IndexError: a row that is asked for is not there.
+void check_rows(const int64_t *rows, int64_t count, int64_t num_rows) {
+  for (int64_t i = 0; i < count; ++i)
+    if (rows[i] < 0 || rows[i] >= num_rows)
+      throw std::out_of_range("a row must lie between 0 and " + std::to_string(num_rows - 1) + ", got " +
+                              std::to_string(rows[i]));
 }
 
 Heads heads(uintptr_t address, int64_t token_stride, int64_t head_stride) {
@@ -152,11 +162,12 @@ NB_MODULE(_native, m) {
   nb::class_<Decoder>(m, "Decoder")
       .def(
           "__init__",
-          [](Decoder *self, uintptr_t embedding, std::vector<StackedLayer> layers, bool selects, const RmsNorm &norm,
-             const PackedWeight &head, uintptr_t head_bias) {
-            new (self) Decoder{{at<char>(embedding), head}, std::move(layers), selects, norm, {head, at<char>(head_bias)}};
+          [](Decoder *self, uintptr_t embedding, int64_t num_tokens, std::vector<StackedLayer> layers, bool selects,
+             const RmsNorm &norm, const PackedWeight &head, uintptr_t head_bias) {
+            new (self) Decoder{{at<char>(embedding), head, num_tokens}, std::move(layers), selects, norm,
+                               {head, at<char>(head_bias)}};
           },
-          nb::kw_only(), "embedding"_a, "layers"_a, "selects"_a, "norm"_a, "head"_a, "head_bias"_a);
+          nb::kw_only(), "embedding"_a, "num_tokens"_a, "layers"_a, "selects"_a, "norm"_a, "head"_a, "head_bias"_a);
 
   nb::class_<KeyRows>(m, "KeyRows")
       .def(
@@ -239,7 +250,10 @@ NB_MODULE(_native, m) {
            nb::call_guard<nb::gil_scoped_release>())
       .def("unpack_rows",
            [](const Kernels &self, const PackedWeight &weight, uintptr_t features, int64_t count, uintptr_t out,
-              int threads) { self.unpack_rows(weight, at<int64_t>(features), count, at<char>(out), threads); },
+              int threads) {
+             check_rows(at<int64_t>(features), count, weight.out_features);
+             self.unpack_rows(weight, at<int64_t>(features), count, at<char>(out), threads);
+           },
            nb::call_guard<nb::gil_scoped_release>())
       .def("linear",
            [](const Kernels &self, const PackedWeight &weight, uintptr_t x, int64_t x_stride, uintptr_t bias,
@@ -272,6 +286,7 @@ NB_MODULE(_native, m) {
            [](const Kernels &self, DecoderWorkspace &work, const Decoder &decoder, uintptr_t tokens, uintptr_t cos,
               uintptr_t sin, int64_t rotary_dim, const Cache &cache, const Batch &batch, Workspace &attention_work,
               int64_t num_wanted, uintptr_t wanted, uintptr_t logits, int threads) {
+             check_rows(at<int64_t>(tokens), batch.num_tokens(), decoder.embedding.num_tokens);
              decode(self, decoder, at<int64_t>(tokens), {at<char>(cos), at<char>(sin), rotary_dim},
                     {cache, batch, attention_work}, {num_wanted, at<int64_t>(wanted)}, at<char>(logits), work, threads);
            },

@@ -68,6 +68,7 @@ struct StackedLayer {
 struct Embedding {
   const char *table;    // [num_tokens, hidden_size]; null: its rows are those of
   PackedWeight packed;  // the head's weight
+  int64_t num_tokens;
 };
 
 /// A model: embedding, layers from the bottom up, norm, head.

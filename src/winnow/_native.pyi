@@ -125,6 +125,7 @@ class Decoder:
         self,
         *,
         embedding: int,
+        num_tokens: int,
         layers: list[StackedLayer],
         selects: bool,
         norm: RmsNorm,

@@ -182,6 +182,7 @@ def test_a_decoder_in_one_call(
     expected = kernels.linear(kernels.rms_norm(hidden, norm), head, bias)
     decoder = _native.Decoder(
         embedding=0 if tied else table.data_ptr(),
+        num_tokens=VOCAB,
         layers=[_native.StackedLayer(layer.native, native.native, i) for i, layer in enumerate(layers)],
         selects=tied,
         norm=norm.native,
@@ -193,6 +194,8 @@ def test_a_decoder_in_one_call(
 
     assert not expected.isnan().any()
     assert torch.equal(found, expected if rows is None else expected[rows])
+    with pytest.raises(IndexError, match="between 0 and 99, got 100"):
+        kernels.decode(decoder, tokens.clone().fill_(VOCAB), cos, sin, step, rows, VOCAB)
     for field in ("k", "v", "position", "score"):
         a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)

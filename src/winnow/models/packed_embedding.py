@@ -20,13 +20,13 @@ class PackedEmbedding(nn.Module):
 
     def __init__(self, head: PackedLinear, kernels: "LayerKernels") -> None:
         super().__init__()
-        self._packed, self._kernels = head.packed, kernels
+        self._weight, self._kernels = head.packed, kernels
         # A parameter: where no other is left, it tells the model's type and device.
         self.packed = nn.Parameter(head.packed.packed, requires_grad=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens, int64 [...] -> rows, [..., in_features]."""
-        return self._kernels.unpack_rows(self._packed, tokens)
+        return self._kernels.unpack_rows(self._weight, tokens)
 
 
 def panel_shape(kernels: "LayerKernels", dtype: torch.dtype) -> tuple[int, int]:

@@ -25,8 +25,10 @@ class WholeDecoder:
         self._parts = embedding, layers, norm, head  # what `_native` points into
         self._kernels: LayerKernels = head.kernels
         self._vocab_size = head.out_features
+        table = embedding.weight if isinstance(embedding, nn.Embedding) else None
         self._native = _native.Decoder(
-            embedding=embedding.weight.data_ptr() if isinstance(embedding, nn.Embedding) else 0,
+            embedding=0 if table is None else table.data_ptr(),
+            num_tokens=head.out_features if table is None else len(table),
             layers=[layer.stacked() for layer in layers],
             selects=layers[-1].only_wanted,
             norm=norm.norm.native,
