@@ -75,7 +75,7 @@ struct Embedding {
 struct Decoder {
   Embedding embedding;
   std::vector<StackedLayer> layers;
-  bool selects;  // of the last layer's output only wanted tokens' is read, by anybody
+  bool selects;  // nobody reads the last layer's output but that of wanted tokens
   RmsNorm norm;
   Linear head;
 };
@@ -94,8 +94,8 @@ struct Wanted {
   bool all() const { return count < 0; }
 };
 
-/// A batch of tokens to the logits of those that are wanted, [count, num_tokens]. Of the last layer's output no others are
-/// computed, where the decoder selects: then they attend only for the scores.
+/// A batch of tokens to the logits of those that are wanted, [count, vocabulary]. Where the decoder selects, the last layer
+/// computes no others: they attend in it only for the scores.
 void decode(const Kernels &, const Decoder &, const int64_t *tokens, const RotationTable &, const PagedStep &, const Wanted &,
             char *logits, DecoderWorkspace &, int threads);
 
