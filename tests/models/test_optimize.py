@@ -309,6 +309,7 @@ def test_the_embedding_reads_its_rows_from_a_tied_head(dtype: torch.dtype, vocab
     for tokens in (torch.arange(vocab_size)[None], shuffled, torch.tensor([], dtype=torch.int64)):
         rows = model.model.embed_tokens(tokens)
         assert rows.is_contiguous() and torch.equal(rows, dense[tokens])
+        assert torch.equal(rows, model.model.embed_tokens(tokens.int()))
     for outside in (-1, vocab_size):
         with pytest.raises(IndexError, match=f"between 0 and {vocab_size - 1}, got {outside}"):
             model.model.embed_tokens(torch.tensor([[0, outside]]))

@@ -25,8 +25,8 @@ class PackedEmbedding(nn.Module):
         self.packed = nn.Parameter(head.packed.packed, requires_grad=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens, int64 [...] -> rows, [..., in_features]."""
-        return self._kernels.unpack_rows(self._weight, tokens)
+        """tokens, int [...] -> rows, [..., in_features]."""
+        return self._kernels.unpack_rows(self._weight, tokens.long())
 
 
 def panel_shape(kernels: "LayerKernels", dtype: torch.dtype) -> tuple[int, int]:
