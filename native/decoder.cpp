@@ -156,7 +156,8 @@ const char *climb(const Kernels &kernels, const Decoder &decoder, const int64_t 
   const StackedLayer &lowest = decoder.layers.front(), &highest = decoder.layers.back();
   const int64_t element = bytes_of(lowest.layer.dtype()), row = lowest.layer.hidden_size() * element;
   const int64_t turned = table.rotary_dim * element;
-  char *cos = work.cos.get<char>(tokens * turned), *sin = work.sin.get<char>(tokens * turned);
+  char *cos = rows_of(work.cos, lowest.layer, tokens, table.rotary_dim);
+  char *sin = rows_of(work.sin, lowest.layer, tokens, table.rotary_dim);
   const Rotation rotation{cos, sin, table.rotary_dim};
   char *qkv = qkv_of(lowest.layer, tokens, work);
   for_pieces(tokens, work, threads, [&](const Piece &piece) {
@@ -209,7 +210,7 @@ void decode(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, 
   const DecoderLayer &last = decoder.layers.back().layer;
   const int64_t element = bytes_of(last.dtype()), row = last.hidden_size() * element;
   const bool selects = decoder.selects && !wanted.all();
-  char *x = work.stream.get<char>(tokens * row);
+  char *x = rows_of(work.stream, last, tokens, last.hidden_size());
   const char *attended = climb(kernels, decoder, ids, x, table, step, selects ? &wanted : nullptr, work, threads);
   if (selects) {
     attended = take(attended, last.output.weight.in_features * element, wanted, work.wanted_attended);
@@ -217,7 +218,7 @@ void decode(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, 
   }
   after_attention(kernels, last, x, attended, selects ? count : tokens, work, threads);
   if (!selects && !wanted.all()) x = take(x, row, wanted, work.wanted);
-  char *normed = work.normed.get<char>(count * row);
+  char *normed = rows_of(work.normed, last, count, last.hidden_size());
   kernels.rms_norm({last.dtype(), x, nullptr, normed, count, last.hidden_size()}, decoder.norm, threads);
   multiply(kernels, decoder.head, normed, logits, nullptr, count, threads);
 }
