@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 from architectures import ARCHITECTURES, save
 from safetensors.torch import load_file, save_file
 from test_parity import PROMPTS
@@ -22,6 +23,7 @@ from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models import load_model, pack_model
 from winnow.models.fused.kernels import LayerKernels
 from winnow.models.packed import apart
+from winnow.models.packed.decoder import RotaryEmbedding
 from winnow.models.packed.files import DESCRIPTION, OTHERS, PACKED
 from winnow.models.packed.write import write_packed
 from winnow.models.packed_linear import one_dnn_works
@@ -168,6 +170,16 @@ def test_rotation_of_other_kinds(tmp_path: Path, code_of_transformers: Callable[
     pack_model(ModelConfig(tmp_path / "model"), tmp_path / "packed")
     assert load_model(ModelConfig(tmp_path / "packed")).model.rotary.scale != 1
     assert answers(tmp_path / "packed") == code_of_transformers(tmp_path / "model")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_table_of_rotations_grows_with_the_positions(dtype: torch.dtype) -> None:
+    rotary = RotaryEmbedding(torch.rand(8, generator=torch.Generator().manual_seed(0)), 0.7, dtype)
+    for end in (1, 1000, 1025, 9, 5000):
+        table = rotary.table(end)
+        for found, expected in zip(table, rotary(torch.arange(end)[None]), strict=True):
+            assert found.is_contiguous() and torch.equal(found[:end], expected[0])
+        assert rotary.table(end)[0] is table[0], "made anew"
 
 
 def test_weights_are_views_of_their_file_at_whole_cache_lines(llama: tuple[Path, Path]) -> None:
