@@ -73,22 +73,20 @@ void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64
       if (&next != &tile) next.find(call, row, first + TILE, last_key, position);
       direct_products<SquaredDistance>(group, tile.value, next.value, n, dim, output, padded, distance.data());
     }
-    for (int64_t h = 0; h < group; ++h)
-      factor[h] = factor_of(most[h], statistic[2 * h], statistic[2 * h + 1]);
+    for (int64_t h = 0; h < group; ++h) factor[h] = factor_of(most[h], statistic[2 * h], statistic[2 * h + 1]);
     for (int64_t term = 0; term < terms; ++term) {
       with_term(observe.terms[term], [&](auto constant) {
         constexpr Term kind = decltype(constant)::value;
-        for (int64_t h = 0; h < group; ++h)
-          for (int64_t j = 0; j < n; j += WIDTH) {
+        for (int64_t j = 0; j < n; j += WIDTH) {
+          vf together{};
+          for (int64_t h = 0; h < group; ++h) {
             vf p, counted;
             from_weight(load(kept + h * TILE + j), factor[h], p, counted);
-            store(out + j, join(load(out + j), told(kind, p, counted, average, distance.data() + h * TILE + j), h, observe.group));
+            together = join(together, told(kind, p, counted, average, distance.data() + h * TILE + j), h, observe.group);
           }
-        if (kind == Term::group_squared || observe.group == Group::mean || observe.exclude_first)
-          for (int64_t j = 0; j < n; j += WIDTH) {
-            const vf x = load(out + j) * share(observe, group);
-            store(out + j, far(observe, tile_position + j, position, kind == Term::group_squared ? x * x : x));
-          }
+          together *= share(observe, group);
+          store(out + j, far(observe, tile_position + j, position, kind == Term::group_squared ? together * together : together));
+        }
       });
       put_scores(cache, term, slot, out, n, observe.replace);
     }
