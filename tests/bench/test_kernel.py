@@ -53,6 +53,11 @@ def tables(case: KernelCase) -> np.ndarray[Any, Any]:
     return case.cache.manager.tables.lookup(slots, 0, SMALL.context // SMALL.block_size).numpy()
 
 
+@pytest.mark.parametrize(("batch", "expected"), [(1, 1), (3, 3), (32, 4)])
+def test_prefills_fit_the_batch_where_none_are_given(batch: int, expected: int) -> None:
+    assert KernelConfig(batch=batch).prefill_batch == expected
+
+
 class TestCase:
     @pytest.mark.parametrize("uneven", [False, True])
     @pytest.mark.parametrize("scatter", [False, True])

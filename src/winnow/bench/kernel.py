@@ -158,7 +158,7 @@ def _open(name: str) -> tuple[str, AttentionBackend]:
 def operations(case: KernelCase) -> Iterator[Operation]:
     """What an engine asks of a backend. Compaction comes last: afterwards rows are no prompts any more."""
     config = case.config
-    decode, prefill = case.spans(config.batch, 0), case.spans(0, config.prefills)
+    decode, prefill = case.spans(config.batch, 0), case.spans(0, config.prefill_batch)
     mixed = case.spans(config.batch - 1, 1)
     yield Operation("write, decode", _write(case, decode), bytes_written=_written(case, decode))
     yield Operation("write, prefill", _write(case, prefill), bytes_written=_written(case, prefill))
@@ -168,7 +168,7 @@ def operations(case: KernelCase) -> Iterator[Operation]:
         yield Operation(f"decode, {name}", _attend(case, case.spans(config.batch, 0, observe)), read)
     flops = attention_flops(case, prefill)
     yield Operation("prefill", _attend(case, prefill), flops=flops)
-    window = case.spans(0, config.prefills, WINDOW_OBSERVED, min(WINDOW, config.chunk))
+    window = case.spans(0, config.prefill_batch, WINDOW_OBSERVED, min(WINDOW, config.chunk))
     yield Operation(f"prefill, window {WINDOW}", _attend(case, window), flops=flops)
     yield Operation("mixed", _attend(case, mixed), _read(case, mixed), flops=attention_flops(case, mixed))
     moves = [case.moves(layer) for layer in range(case.layers)]

@@ -7,6 +7,7 @@ from winnow.config import ATTENTION_BACKENDS, DTYPES, option, optional_int
 from winnow.errors import ConfigError
 
 _DTYPES = DTYPES[1:]
+_PREFILLS = 4
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,11 @@ class KernelConfig:
     head_dim: int = option(64, "numbers in a key and in a value")
     context: int = option(2048, "KVs in every row")
     chunk: int = option(512, "prompt tokens of one sequence in a prefill step, the last of its context")
-    prefills: int = option(4, "sequences that prefill together")
+    prefills: int | None = option(
+        None,
+        f"sequences that prefill together; left out: {_PREFILLS}, or a smaller batch",
+        parse=optional_int,
+    )
     block_size: int = option(16, "slots of one block")
     scatter: bool = option(True, "blocks of a row lie all over the pool, as after long use, not side by side")
     uneven: bool = option(
@@ -57,13 +62,18 @@ class KernelConfig:
             raise ConfigError(
                 f"chunk must be at most half the context ({self.context // 2}), got {self.chunk}"
             )
-        if self.prefills > self.batch:
+        if self.prefill_batch > self.batch:
             raise ConfigError(f"prefills must be at most batch ({self.batch}), got {self.prefills}")
 
     @property
     def backends(self) -> tuple[str, ...]:
         """Their names, in the order typed."""
         return names(self.attention_backend)
+
+    @property
+    def prefill_batch(self) -> int:
+        """Sequences that prefill together."""
+        return min(_PREFILLS, self.batch) if self.prefills is None else self.prefills
 
     @property
     def layer_numbers(self) -> int:

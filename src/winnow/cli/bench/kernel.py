@@ -70,7 +70,7 @@ def _facts(report: "KernelReport") -> list[str]:
         f"{config.dtype} matrix product {limits.matmul / 1e9:,.0f} GFLOP/s",
         f"{config.batch} sequences of {config.context} KVs in {rows} rows, {config.query_heads} query heads on "
         f"{config.kv_heads} KV heads of {config.head_dim}, {order} blocks of {config.block_size}; "
-        f"prefill of {config.prefills} x {config.chunk}",
+        f"prefill of {config.prefill_batch} x {config.chunk}",
         f"{report.layers} layers, {format_bytes(report.cache_bytes)} of keys and values; last-level cache "
         f"{format_bytes(report.machine.last_level_cache)}; median of {config.repeats}",
     ]
