@@ -116,7 +116,7 @@ class TestColumns:
 
     def test_bytes_are_keys_and_values_of_a_layer(self) -> None:
         case = KernelCase.build(SMALL, 1)
-        by_name = {operation.name: operation for operation in operations(case)}
+        by_name = {operation.name: operation for group in operations(case) for operation in group}
         row = 64 * 2 * 8 * 4
         assert by_name["decode"].bytes_read == by_name["decode, squared"].bytes_read == 3 * 2 * row
         assert by_name["write, decode"].bytes_written == 3 * 2 * 2 * 8 * 4
@@ -132,6 +132,24 @@ class TestColumns:
         assert (moving.bandwidth, moving.bandwidth_share) == (4e9, 0.5)
         computing = replace(measured, bytes_read=0, flops=int(40e9))
         assert (computing.flop_rate, computing.flop_share, computing.bandwidth) == (20e9, 0.2, None)
+
+    def test_scores_are_compared_with_the_same_repeat(self) -> None:
+        measured = Measurement("decode", "reference", (3.0, 1.0, 2.0), 4e9, 0, 0, LIMITS)
+        assert measured.scores_cost is None and measured.to_json()["scores_cost"] is None
+        observing = replace(measured, unobserved=(1.0, 2.0, 1.6))
+        assert observing.scores_cost == pytest.approx(0.25)
+        uneven = replace(observing, seconds=(3.0, 4.0, 8.0))
+        assert uneven.scores_cost == pytest.approx(2.0)  # of the medians alone: 1.5
+
+    def test_every_backend_is_compared_with_itself(self, no_measuring: None) -> None:
+        report = measure_kernels(SMALL, lambda _: None)
+        plain = {(m.operation, m.backend): m.seconds for m in report.measurements if m.unobserved is None}
+        for measured in report.measurements:
+            operation, _, scores = measured.operation.partition(", ")
+            if scores and operation != "write":
+                assert measured.unobserved == plain[operation, measured.backend]
+            else:
+                assert measured.unobserved is None
 
     def test_limits_are_measured(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (("_LEAST_BYTES", 2**20), ("_TIMES_CACHE", 1), ("_MATRIX_SIZES", (128, 256))):
@@ -151,11 +169,11 @@ def test_every_operation_is_measured_on_every_backend(no_measuring: None) -> Non
     assert {"write, decode", "decode", "decode, attention", "decode, squared", "prefill", "mixed"} < set(
         names
     )
-    assert told == ["limits of the machine", "filling the cache", *names[::2]]
+    unobserved = [name for name in names[::2] if not name.startswith(("decode, ", "prefill, "))]
+    assert told == ["limits of the machine", "filling the cache", *unobserved]
     # What "auto" stands for today is said too.
-    assert [m.backend.partition(" (")[0] for m in report.measurements] == ["auto", "reference"] * len(
-        told[2:]
-    )
+    backends = [measurement.backend.partition(" (")[0] for measurement in report.measurements]
+    assert backends == ["auto", "reference"] * len(names[::2])
     assert all(len(m.seconds) == 2 and min(m.seconds) > 0 for m in report.measurements)
 
 

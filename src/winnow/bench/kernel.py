@@ -62,11 +62,20 @@ class Measurement:
     bytes_written: float
     flops: int
     limits: Limits
+    unobserved: tuple[float, ...] | None = None
+    """Where scores are observed: seconds of the same without that, measured in turn."""
 
     @property
     def median(self) -> float:
         """Seconds."""
         return statistics.median(self.seconds)
+
+    @property
+    def scores_cost(self) -> float | None:
+        """What observing scores adds, as a share of the time without; the median over repeats."""
+        if self.unobserved is None:
+            return None
+        return statistics.median(a / b for a, b in zip(self.seconds, self.unobserved, strict=True)) - 1.0
 
     @property
     def bandwidth(self) -> float | None:
@@ -93,8 +102,8 @@ class Measurement:
     def to_json(self) -> dict[str, Any]:
         """The fields by name, and what follows from them."""
         told = asdict(self)
-        del told["limits"]
-        derived = ("median", "bandwidth", "bandwidth_share", "flop_rate", "flop_share")
+        del told["limits"], told["unobserved"]
+        derived = ("median", "bandwidth", "bandwidth_share", "flop_rate", "flop_share", "scores_cost")
         return told | {name: getattr(self, name) for name in derived}
 
 
@@ -141,9 +150,9 @@ def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> Ke
     with torch.inference_mode():
         case = KernelCase.build(config, machine.last_level_cache)
         measurements: list[Measurement] = []
-        for operation in operations(case):
-            progress(operation.name)
-            measurements += _measure(operation, backends, case, limits)
+        for group in operations(case):
+            progress(group[0].name)
+            measurements += _measure(group, backends, case, limits)
     cache_bytes = int(case.lengths.sum()) * case.kv_bytes
     return KernelReport(config, machine, case.layers, cache_bytes, limits, tuple(measurements))
 
@@ -155,27 +164,36 @@ def _open(name: str) -> tuple[str, AttentionBackend]:
     return (f"auto ({kind})" if name == "auto" else name), backend
 
 
-def operations(case: KernelCase) -> Iterator[Operation]:
-    """What an engine asks of a backend. Compaction comes last: afterwards rows are no prompts any more."""
+def operations(case: KernelCase) -> Iterator[list[Operation]]:
+    """What an engine asks of a backend: each operation, and the same with scores observed.
+
+    Compaction comes last: afterwards rows are no prompts any more.
+    """
     config = case.config
     decode, prefill = case.spans(config.batch, 0), case.spans(0, config.prefill_batch)
     mixed = case.spans(config.batch - 1, 1)
-    yield Operation("write, decode", _write(case, decode), bytes_written=_written(case, decode))
-    yield Operation("write, prefill", _write(case, prefill), bytes_written=_written(case, prefill))
+    yield [Operation("write, decode", _write(case, decode), bytes_written=_written(case, decode))]
+    yield [Operation("write, prefill", _write(case, prefill), bytes_written=_written(case, prefill))]
     read = _read(case, decode)
-    yield Operation("decode", _attend(case, decode), read)
-    for name, observe in DECODE_OBSERVED.items():
-        yield Operation(f"decode, {name}", _attend(case, case.spans(config.batch, 0, observe)), read)
+    observed = [
+        Operation(f"decode, {name}", _attend(case, case.spans(config.batch, 0, observe)), read)
+        for name, observe in DECODE_OBSERVED.items()
+    ]
+    yield [Operation("decode", _attend(case, decode), read), *observed]
     flops = attention_flops(case, prefill)
-    yield Operation("prefill", _attend(case, prefill), flops=flops)
     window = case.spans(0, config.prefill_batch, WINDOW_OBSERVED, min(WINDOW, config.chunk))
-    yield Operation(f"prefill, window {WINDOW}", _attend(case, window), flops=flops)
-    yield Operation("mixed", _attend(case, mixed), _read(case, mixed), flops=attention_flops(case, mixed))
+    yield [
+        Operation("prefill", _attend(case, prefill), flops=flops),
+        Operation(f"prefill, window {WINDOW}", _attend(case, window), flops=flops),
+    ]
+    yield [Operation("mixed", _attend(case, mixed), _read(case, mixed), flops=attention_flops(case, mixed))]
     moves = [case.moves(layer) for layer in range(case.layers)]
     moved = sum(len(source) for source, _ in moves) / case.layers * case.kv_bytes
-    yield Operation(
-        "compact", lambda backend, layer: backend.compact(case.cache.pool, *moves[layer]), moved, moved
-    )
+    yield [
+        Operation(
+            "compact", lambda backend, layer: backend.compact(case.cache.pool, *moves[layer]), moved, moved
+        )
+    ]
 
 
 def attention_flops(case: KernelCase, spans: Spans) -> int:
@@ -213,26 +231,31 @@ def _write(case: KernelCase, spans: Spans) -> Callable[[AttentionBackend, int], 
 
 
 def _measure(
-    operation: Operation, backends: dict[str, AttentionBackend], case: KernelCase, limits: Limits
+    group: list[Operation], backends: dict[str, AttentionBackend], case: KernelCase, limits: Limits
 ) -> Iterator[Measurement]:
-    """Each backend in turn, a pass over all layers at a time."""
+    """The operations of a group on each backend, all in turn, a pass over all layers at a time."""
 
-    def over_layers(backend: AttentionBackend) -> Call:
+    def over_layers(operation: Operation, backend: AttentionBackend) -> Call:
         def run() -> None:
             for layer in range(case.layers):
                 operation.run(backend, layer)
 
         return run
 
-    calls = [over_layers(backend) for backend in backends.values()]
+    pairs = [(operation, name) for operation in group for name in backends]
+    calls = [over_layers(operation, backends[name]) for operation, name in pairs]
     rounds = interleave(calls, case.config.repeats, case.q.device)
-    for name, seconds in zip(backends, rounds, strict=True):
+    unobserved: dict[str, tuple[float, ...]] = {}
+    for (operation, name), seconds in zip(pairs, rounds, strict=True):
+        of_layer = tuple(second / case.layers for second in seconds)
         yield Measurement(
             operation.name,
             name,
-            tuple(second / case.layers for second in seconds),
+            of_layer,
             operation.bytes_read,
             operation.bytes_written,
             operation.flops,
             limits,
+            unobserved.get(name),
         )
+        unobserved.setdefault(name, of_layer)

@@ -23,14 +23,14 @@ Operations run over several layers of distinct KVs, so that they come from memor
 the processor's caches. Times are those of one layer. GB/s count keys and values only, each once
 for all query heads that share them; "of limit" says how near that comes to what the machine does
 at most: reading memory for `decode`, copying it for `write` and `compact`, multiplying matrices
-for GFLOP/s.
+for GFLOP/s. "scores" is what observing them adds to the time without.
 """
 EPILOG = """\
 examples:
   winnow bench kernel
   winnow bench kernel --dtype float32 --context 8192 --batch 8 --uneven
   winnow bench kernel --attention-backend auto,reference --json kernels.json
-Several backends take turns, so that a machine that slows down slows all of them.
+What is compared takes turns, so that a machine that slows down slows all of it.
 """
 
 
@@ -80,9 +80,10 @@ def _table(report: "KernelReport") -> Table:
     """A row per operation and backend; where there are several, a column compares them with the first."""
     several = len(report.config.backends) > 1
     table = Table()
-    columns = ("operation", "backend", "ms", "GB/s", "of limit", "GFLOP/s", "of limit")
+    columns = ("operation", "backend", "ms", "GB/s", "of limit", "GFLOP/s", "of limit", "scores")
     for column in columns + ("time",) * several:
-        table.add_column(column, justify="left" if column in ("operation", "backend") else "right")
+        is_name = column in ("operation", "backend")
+        table.add_column(column, justify="left" if is_name else "right", no_wrap=is_name)
     first: Measurement | None = None
     for measurement in report.measurements:
         new = first is None or first.operation != measurement.operation
@@ -103,6 +104,7 @@ def _cells(measurement: "Measurement") -> tuple[str, ...]:
         _number(measurement.bandwidth_share, 1, ".0%"),
         _number(measurement.flop_rate, 1e9, ",.0f"),
         _number(measurement.flop_share, 1, ".0%"),
+        _number(measurement.scores_cost, 1, "+.0%"),
     )
 
 
