@@ -92,7 +92,7 @@ def _table(report: "KernelReport") -> Table:
             if several:
                 table.add_section()
         assert first is not None
-        ratio = (f"{measurement.median / first.median:.2f} x",) if several else ()
+        ratio = (f"{measurement.median / first.median:.2f}x",) if several else ()
         table.add_row(measurement.operation if new else "", measurement.backend, *_cells(measurement), *ratio)
     return table
 
