@@ -29,7 +29,6 @@ Plan::Plan(const Attend &call) {
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
   const int64_t group = call.group(), padded = round_up(static_cast<int>(cache.head_dim), WIDTH);
-  const int64_t most_queries = std::max<int64_t>(1, ITEM_ROWS / group);
   // Chunks come last in a batch and cost most: they go first, so that no thread is left with one at the end.
   for (int64_t seq = batch.num_seqs() - 1; seq >= 0; --seq) {
     const int64_t count = batch.counts[seq];
@@ -38,6 +37,7 @@ Plan::Plan(const Attend &call) {
     const int64_t terms = observe && from < count ? used_terms(*observe, cache) : 0;
     for (int64_t head = 0; head < cache.num_heads; ++head) {
       const Row row(cache, batch.slots[seq], call.layer, head);
+      const int64_t most_queries = queries_of_item(group, row.length);
       const int64_t unit = static_cast<int64_t>(units.size()), first_item = static_cast<int64_t>(items.size());
       const bool by_weights = terms && tells_by_weights(*observe, terms, count);
       // A decoding row of one item finishes its scores at once; those of several wait for all of them.
@@ -166,12 +166,11 @@ void finish(const Attend &call, float *outputs, float *statistics, int64_t token
 
 /// Fold a tile's logits of one query, times `scale`, into its running softmax; they become weights.
 ///
-/// highest: the largest of the logits. all_seen: the query sees every KV of the tile. kept: [TILE], where the weights are kept
-/// too, or null.
+/// highest: the largest of the logits; those of KVs that the query does not see are NEVER. kept: [TILE], where the weights
+/// are kept too, or null.
 template <class Operand>
-void fold(const float *logits, Operand *weights, float *sums, float &most, float &mass, int n, int64_t padded, float highest,
-          float scale, bool all_seen, float *kept) {
-  const int width = round_up(n, WIDTH);
+void fold(const float *logits, Operand *weights, float *sums, float &most, float &mass, int width, int64_t padded,
+          float highest, float scale, float *kept) {
   const float scaled = highest * scale, higher = std::max(most, scaled);
   if (higher == NEVER) {  // this query sees none of the tile, nor anything before it
     for (int j = 0; j < width; j += WIDTH) store(weights + j, vf{});
@@ -191,7 +190,7 @@ void fold(const float *logits, Operand *weights, float *sums, float &most, float
     const vf x = load(logits + j), p = vexp2(rounded_product(x, scale2) - higher2);
     total += p;
     store(weights + j, p);
-    if (kept) store(kept + j, all_seen ? p : x > NEVER ? p : broadcast(UNSEEN));
+    if (kept) store(kept + j, x > NEVER ? p : broadcast(UNSEEN));
   }
   mass += horizontal_sum(total);
 }
@@ -221,8 +220,10 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
 
   const bool direct = rows <= MOST_DIRECT_ROWS<KV>;
   const bool values = item.read || outputs;
-  // Nearly every tile of nearly every model: its logits need no pass of their own.
+  const int64_t at_once = direct ? item.num_queries : std::max<int64_t>(1, ROWS_AT_ONCE / group);
+  // Logits of nearly every model are only scaled, which needs no pass of its own.
   const bool only_scales = call.scale > 0 && call.softcap == 0 && call.window == 0;
+  const float scale_before = only_scales ? 1.0f : call.scale, scale_after = only_scales ? call.scale : 1.0f;
   pack_queries<KV>(call, token, item.num_queries, item.head, scratch.queries);
   std::fill(scratch.most, scratch.most + rows, NEVER);
   std::fill(scratch.mass, scratch.mass + rows, 0.0f);
@@ -248,33 +249,45 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       continue;
     }
     ask_for_rest(next.key, width, next.n, dim);
-    if (direct) {
-      direct_products<Product>(rows, tile.key, next.key, tile.n, dim, scratch.queries, padded, scratch.logits);
-    } else {
+    if (values) ask_for_rest(next.value, width, next.n, dim);
+    if (!direct) {
       pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
-      product(rows, width, padded, scratch.queries, padded, scratch.keys, TILE, scratch.logits, TILE, false);
+      if (values) pack_values(tile.value, next.value, tile.n, dim, scratch.values);
     }
-    for (int64_t query = 0, r = 0; query < item.num_queries; ++query) {
-      const int64_t visible = std::min<int64_t>(tile.n, sees + query - first);
-      const bool plain = only_scales && visible == width;
-      for (const int64_t end = r + group; r < end; ++r) {
-        float *logits = scratch.logits + r * TILE;
-        const float highest = plain ? highest_logit(logits, width)
-                                    : finish_logits(logits, width, visible, call, tile.position, batch.position[token + query]);
-        fold(logits, scratch.weights + r * TILE, scratch.sums + r * padded, scratch.most[r], scratch.mass[r], tile.n,
-             values ? padded : 0, highest, plain ? call.scale : 1.0f, plain, kept ? kept + r * TILE : nullptr);
+    int64_t queries = 0;
+    for (int64_t query = 0; query < item.num_queries; query += queries) {
+      queries = std::min(at_once, item.num_queries - query);
+      const int64_t first_row = query * group, some = queries * group;
+      // Of the tile's keys, what the last of these queries sees.
+      const int seen = static_cast<int>(std::min<int64_t>(tile.n, sees + query + queries - 1 - first));
+      if (seen <= 0) continue;
+      const int seen_width = round_up(seen, WIDTH);
+      const Operand *packed = scratch.queries + first_row * padded;
+      float *sums = scratch.sums + first_row * padded;
+      if (direct)
+        direct_products<Product>(some, tile.key, next.key, tile.n, dim, packed, padded, scratch.logits);
+      else
+        product(some, seen_width, padded, packed, padded, scratch.keys, TILE, scratch.logits, TILE, false);
+      for (int64_t i = 0; i < some; ++i) {
+        const int64_t r = first_row + i, asking = query + i / group;
+        const int64_t visible = std::min<int64_t>(tile.n, sees + asking - first);
+        const bool all_seen = visible == seen_width;
+        float *logits = scratch.logits + i * TILE, *kept_row = kept ? kept + r * TILE : nullptr;
+        const float highest = only_scales && all_seen ? highest_logit(logits, seen_width)
+                                                      : finish_logits(logits, seen_width, visible, call, scale_before,
+                                                                      tile.position, batch.position[token + asking]);
+        fold(logits, scratch.weights + i * TILE, sums + i * padded, scratch.most[r], scratch.mass[r], seen_width,
+             values ? padded : 0, highest, scale_after, kept_row);
+        if (kept) std::fill(kept_row + seen_width, kept_row + width, UNSEEN);
       }
+      if (!values) continue;
+      if (direct)
+        direct_sums(some, tile.value, next.value, tile.n, dim, scratch.weights, padded, sums);
+      else
+        product(some, padded, round_up(seen, pair_size<Operand>()), scratch.weights, TILE, scratch.values, padded, sums,
+                padded, true);
     }
     if (kept) std::copy(scratch.most, scratch.most + rows, kept + rows * TILE);
-    if (!values) continue;
-    ask_for_rest(next.value, width, next.n, dim);
-    if (direct) {
-      direct_sums(rows, tile.value, next.value, tile.n, dim, scratch.weights, padded, scratch.sums);
-    } else {
-      pack_values(tile.value, next.value, tile.n, dim, scratch.values);
-      product(rows, padded, round_up(tile.n, pair_size<Operand>()), scratch.weights, TILE, scratch.values, padded,
-              scratch.sums, padded, true);
-    }
   }
 
   ahead.found = next_item != nullptr;

@@ -15,10 +15,23 @@ namespace winnow::WINNOW_ISA {
 
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
-/// Rows of a product with a tile: queries times query heads of a group. Keeps the sums of an item in the L2 cache.
+/// Rows that read a tile once it is packed: queries times query heads of a group. Keeps the sums of an item in the L2 cache.
 constexpr int64_t ITEM_ROWS = 96;
+/// Rows whose logits are computed together: they stay in the L1 cache, and tile registers are full.
+#if defined(WINNOW_TILES)
+constexpr int64_t ROWS_AT_ONCE = 96;
+#else
+constexpr int64_t ROWS_AT_ONCE = 24;
+#endif
 /// Keys of an item, so that few long rows still occupy many threads. More rows reuse a tile more: they split less.
 constexpr int64_t FEW_ROWS = 32, FEW_ROWS_KEYS = 2048, MANY_ROWS_KEYS = 8192;
+
+/// Queries of an item. Over a short row it has twice as many, for the same memory of weights that it keeps for the scores.
+inline int64_t queries_of_item(int64_t group, int64_t row_length) {
+  const int64_t rows = row_length <= MANY_ROWS_KEYS / 2 ? 2 * ITEM_ROWS : ITEM_ROWS;
+  return std::max<int64_t>(1, rows / group);
+}
+
 /// Rows times keys of a turn, where rows are many; the least number of turns, so that threads end together.
 constexpr int64_t TURN_WORK = ITEM_ROWS * 2048, LEAST_TURNS = 32;
 
@@ -185,14 +198,14 @@ inline vi lanes() {
 
 /// Scale, bend and mask a query's raw logits of a tile in place; returns the largest.
 ///
-/// visible: how many of the tile's first keys the query may see by their order. position: of the tile's keys, read where
-/// there is a window.
-inline float finish_logits(float *logits, int n, int64_t visible, const Attend &call, const int32_t *position,
+/// visible: how many of the tile's first keys the query may see by their order. scale: what is left to scale. position: of the
+/// tile's keys, read where there is a window.
+inline float finish_logits(float *logits, int n, int64_t visible, const Attend &call, float scale, const int32_t *position,
                            int64_t query_position) {
   vf most = broadcast(NEVER);
   const vi lane = lanes();
   for (int j = 0; j < n; j += WIDTH) {
-    vf x = load(logits + j) * call.scale;
+    vf x = load(logits + j) * scale;
     if (call.softcap > 0) x = call.softcap * vtanh(x / call.softcap);
     if (visible < j + WIDTH) x = lane + j < static_cast<int32_t>(visible) ? x : broadcast(NEVER);
     if (call.window > 0) {

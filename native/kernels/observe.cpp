@@ -38,8 +38,8 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
   const Observe &observe = *unit.observe;
   const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
   const int64_t group = call.group(), count = batch.counts[unit.seq], start = batch.starts[unit.seq];
-  const int64_t terms = used_terms(observe, cache), block = std::max<int64_t>(1, ITEM_ROWS / group);
   const Row row(cache, batch.slots[unit.seq], call.layer, unit.head);
+  const int64_t terms = used_terms(observe, cache), block = queries_of_item(group, row.length);
   const int64_t before = row.length - count;  // keys that every query of the chunk sees
   const bool below = has_term(observe, terms, Term::below_average);
   const bool value_aware = has_term(observe, terms, Term::value_aware);
@@ -79,7 +79,7 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
           const int64_t at = token * call.num_query_heads + unit.head * group + h;
           const float most = statistics[2 * at], inverse = statistics[2 * at + 1];
           float *logits = scratch.logits + (i * group + h) * TILE;
-          finish_logits(logits, width, std::min<int64_t>(tile.n, sees - first), call, tile.position, position);
+          finish_logits(logits, width, std::min<int64_t>(tile.n, sees - first), call, call.scale, tile.position, position);
           for (int j = 0; j < width; j += WIDTH) {
             const vf x = load(logits + j);
             vf p = vexp(x - most) * inverse, counted = x > NEVER ? broadcast(1.0f) : vf{};
