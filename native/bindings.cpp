@@ -196,6 +196,14 @@ NB_MODULE(_native, m) {
              self.compact(pool, at<int64_t>(source), at<int64_t>(target), n, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
+      .def("keep_best",
+           [](const Kernels &self, const Pool &pool, uintptr_t block, uintptr_t length, uintptr_t kept, uintptr_t worth,
+              uintptr_t must_stay, int64_t rows, int64_t stride, int threads) {
+             self.keep_best(pool, {at<int64_t>(block), at<int32_t>(length), at<int32_t>(kept), at<float>(worth),
+                                   at<bool>(must_stay), rows, stride},
+                            threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
       .def("attend",
            [](const Kernels &self, Workspace &work, const Cache &cache, const Batch &batch, int64_t layer, uintptr_t q,
               int64_t q_token, int64_t q_head, uintptr_t out, int64_t num_query_heads, const AttentionSpec &spec,

@@ -16,6 +16,7 @@ namespace winnow {
   namespace isa {                                                                                        \
   void write(const Cache &, const Batch &, const NewKVs &, int);                                         \
   void compact(const Pool &, const int64_t *, const int64_t *, int64_t, int);                            \
+  void keep_best(const Pool &, const RankedRows &, int);                                                 \
   void attend(const Attend &, Workspace &);                                                              \
   void leverage(const KeyRows &, float, float *, int);                                                   \
   void key_difference(const KeyRows &, float *, int);                                                    \
@@ -30,9 +31,9 @@ namespace winnow {
   bool gates(int64_t);                                                                                   \
   void gated_linear(const PackedWeight &, const LinearRows &, Activation, int);                          \
   void greedy(const LogitRows &, int64_t *, int);                                                        \
-  const Kernels kernels{write,  compact, attend,      leverage, key_difference, pool_rows, rms_norm,     \
-                        rotate, gate,    packed_size, pack,     unpack_rows,    linear,    gates,        \
-                        gated_linear, greedy};                                                           \
+  const Kernels kernels{write,    compact, keep_best,   attend, leverage,    key_difference, pool_rows,  \
+                        rms_norm, rotate,  gate,        packed_size, pack,   unpack_rows,    linear,     \
+                        gates,    gated_linear, greedy};                                                 \
   }
 
 WINNOW_DECLARE(generic)

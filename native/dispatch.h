@@ -14,6 +14,8 @@ struct Kernels {
   void (*write)(const Cache &, const Batch &, const NewKVs &, int threads);
   /// Move KVs between slots: key, value, position, scores.
   void (*compact)(const Pool &, const int64_t *source, const int64_t *target, int64_t n, int threads);
+  /// Move the KVs of rows that stay to the front of their row.
+  void (*keep_best)(const Pool &, const RankedRows &, int threads);
   /// Attention of the batch's queries over the rows of one layer, and what it tells their scores.
   void (*attend)(const Attend &, Workspace &);
   /// Ridge leverage of the keys of rows, float [rows, stride]; 0 past a row's length.

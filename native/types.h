@@ -152,6 +152,16 @@ struct KeyRows : Blocks {
   int64_t rows, stride;
 };
 
+/// Rows of which some KVs stay: `kept` of each, those that must and then those that are worth most.
+struct RankedRows {
+  const int64_t *block;    // [rows, stride / block_size]
+  const int32_t *length;   // [rows]: KVs of each row
+  const int32_t *kept;     // [rows]
+  const float *worth;      // [rows, stride]
+  const bool *must_stay;   // [rows, stride], no more of a row than are kept
+  int64_t rows, stride;    // stride: slots, those of whole blocks
+};
+
 /// What each KV of some rows is worth alone, to be pooled over neighbours; see winnow.attention.Pool.
 struct PooledRows {
   const float *x;           // [rows, stride]

@@ -1,6 +1,7 @@
-// Kernels that move KVs and compute nothing.
+// Kernels that store and move KVs.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "../types.h"
 
@@ -11,6 +12,72 @@ namespace {
 void clear_scores(const Pool &pool, int64_t slot) {
   for (int64_t n = 0; n < pool.num_scores; ++n) pool.score[n * pool.num_slots + slot] = 0.0f;
 }
+
+/// Move a KV from one slot to another: key, value, position, scores.
+void move(const Pool &pool, int64_t from, int64_t to) {
+  const int64_t width = bytes_of(pool.dtype), bytes = pool.head_dim * width;
+  const int64_t old_vector = pool.at(from) * width, new_vector = pool.at(to) * width;
+  std::memcpy(pool.k + new_vector, pool.k + old_vector, bytes);
+  std::memcpy(pool.v + new_vector, pool.v + old_vector, bytes);
+  pool.position[to] = pool.position[from];
+  for (int64_t n = 0; n < pool.num_scores; ++n) {
+    float *score = pool.score + n * pool.num_slots;
+    score[to] = score[from];
+  }
+}
+
+/// A number that is larger where the float is.
+uint32_t ordered(float x) {
+  x += 0.0f;  // -0 becomes 0, which is its equal
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+}
+
+/// How many of n numbers are below another one.
+int64_t count_below(const uint32_t *x, int64_t n, uint32_t most) {
+  uint32_t count = 0;
+  for (int64_t i = 0; i < n; ++i) count += x[i] < most;
+  return count;
+}
+
+/// The count-th smallest of n numbers, count > 0: bit by bit, which takes no branch that depends on them.
+uint32_t smallest(const uint32_t *x, int64_t n, int64_t count) {
+  uint32_t found = 0;
+  for (uint32_t bit = 1u << 31; bit; bit >>= 1)
+    if (count_below(x, n, found | bit) < count) found |= bit;
+  return found;
+}
+
+/// A thread's memory for the KVs of one row, [n] each.
+struct Choice {
+  std::vector<uint32_t> worth, age;  // ordered
+  std::vector<int64_t> slot;         // in the pool
+  std::vector<int64_t> holes, rest;  // of those that go the first ones, of those that stay the others
+
+  explicit Choice(int64_t n) : worth(n), age(n), slot(n), holes(n), rest(n) {}
+
+  /// Find the KVs of a row that go, those that are worth least, and of equals the older; returns how many holes they leave
+  /// among the first `kept` slots.
+  int64_t choose(int64_t n, int64_t kept) {
+    const uint32_t last = smallest(worth.data(), n, n - kept);
+    const int64_t below = count_below(worth.data(), n, last);
+    // Of those that are worth as much as the last that goes, the older ones go too.
+    std::vector<uint32_t> &equals = ages_;
+    equals.clear();
+    for (int64_t i = 0; i < n; ++i)
+      if (worth[i] == last) equals.push_back(age[i]);
+    const uint32_t last_age = smallest(equals.data(), static_cast<int64_t>(equals.size()), n - kept - below);
+    const auto goes = [&](int64_t i) { return worth[i] < last || (worth[i] == last && age[i] <= last_age); };
+    int64_t num_holes = 0, num_rest = 0;
+    for (int64_t i = 0; i < kept; ++i) holes[num_holes] = i, num_holes += goes(i);
+    for (int64_t i = kept; i < n; ++i) rest[num_rest] = i, num_rest += !goes(i);
+    return std::min(num_holes, num_rest);  // they are as many where no two KVs have the same position
+  }
+
+ private:
+  std::vector<uint32_t> ages_;
+};
 
 }  // namespace
 
@@ -41,16 +108,28 @@ void write(const Cache &cache, const Batch &batch, const NewKVs &kvs, int thread
 }
 
 void compact(const Pool &pool, const int64_t *source, const int64_t *target, int64_t n, int threads) {
-  const int64_t width = bytes_of(pool.dtype), bytes = pool.head_dim * width;
 #pragma omp parallel for num_threads(threads) if (n > 256)
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t from = source[i], to = target[i];
-    const int64_t old_vector = pool.at(from) * width, new_vector = pool.at(to) * width;
-    std::memcpy(pool.k + new_vector, pool.k + old_vector, bytes);
-    std::memcpy(pool.v + new_vector, pool.v + old_vector, bytes);
-    pool.position[to] = pool.position[from];
-    for (int64_t s = 0; s < pool.num_scores; ++s)
-      pool.score[s * pool.num_slots + to] = pool.score[s * pool.num_slots + from];
+  for (int64_t i = 0; i < n; ++i) move(pool, source[i], target[i]);
+}
+
+void keep_best(const Pool &pool, const RankedRows &rows, int threads) {
+#pragma omp parallel num_threads(threads)
+  {
+    Choice choice(rows.stride);
+#pragma omp for schedule(dynamic, 8)
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      const int64_t n = rows.length[r], kept = rows.kept[r], size = pool.block_size, first = r * rows.stride;
+      if (kept >= n) continue;
+      for (int64_t i = 0; i < n; i += size) {
+        const int64_t slot = rows.block[(first + i) / size] * size, end = std::min(i + size, n);
+        std::iota(&choice.slot[i], &choice.slot[i] + (end - i), slot);
+        std::copy(pool.position + slot, pool.position + slot + (end - i), &choice.age[i]);
+      }
+      for (int64_t i = 0; i < n; ++i)
+        choice.worth[i] = ordered(rows.must_stay[first + i] ? std::numeric_limits<float>::infinity() : rows.worth[first + i]);
+      const int64_t moves = choice.choose(n, kept);
+      for (int64_t i = 0; i < moves; ++i) move(pool, choice.slot[choice.rest[i]], choice.slot[choice.holes[i]]);
+    }
   }
 }
 

@@ -167,6 +167,18 @@ class Kernels:
         threads: int,
     ) -> None: ...
     def compact(self, pool: Pool, source: int, target: int, n: int, threads: int) -> None: ...
+    def keep_best(
+        self,
+        pool: Pool,
+        block: int,
+        length: int,
+        kept: int,
+        worth: int,
+        must_stay: int,
+        rows: int,
+        stride: int,
+        threads: int,
+    ) -> None: ...
     def attend(
         self,
         work: Workspace,

@@ -1,5 +1,6 @@
-"""Scores of keys, by torch and by the CPU kernels, held against their formulas in float64."""
+"""The CPU kernels of a round: scores of keys against their formulas in float64, and who stays against torch."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from winnow.attention import PagedCache, Pool
+from winnow.attention.native import NativeBackend
 from winnow.attention.observation import smooth
+from winnow.attention.reference import ReferenceBackend
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.eviction import KeyDifference, Leverage, Score
 from winnow.eviction.kernels import RowKernels
+from winnow.eviction.ranking import Ranking
+from winnow.eviction.round import moves
 from winnow.eviction.rows import LayerRows, Round, RoundRows
 from winnow.eviction.scores.keys import key_difference
 from winnow.eviction.scores.leverage import leverage
@@ -35,7 +40,11 @@ class Case:
     seed: int = 0
 
     def rows(self) -> LayerRows:
-        """The second of two layers, with positions in any order and blocks anywhere."""
+        """The second of two layers."""
+        return self.all_rows().layer(1)
+
+    def all_rows(self) -> RoundRows:
+        """Two layers, with positions in any order and blocks anywhere."""
         generator = torch.Generator().manual_seed(self.seed)
         longest = max(max(row) for row in self.lengths)
         layout = CacheLayout(2, HEADS, self.head_dim, self.block_size, self.dtype)
@@ -58,7 +67,7 @@ class Case:
         round_ = Round(
             tuple(slots), column, column, 0, column, tuple(() for _ in slots), column, torch.empty(0)
         )
-        return RoundRows(PagedCache(pool, manager), round_, longest, None).layer(1)
+        return RoundRows(PagedCache(pool, manager), round_, longest, None)
 
 
 def row_by_row(rows: LayerRows, formula: Callable[[Tensor], Tensor]) -> Tensor:
@@ -187,3 +196,52 @@ def test_scores_agree_without_the_kernels(score: Score, monkeypatch: pytest.Monk
     by_kernels = score.worth(rows)
     monkeypatch.setattr("winnow.eviction.kernels.native_kernels", lambda: None)
     torch.testing.assert_close(by_kernels[rows.valid], score.worth(rows)[rows.valid], rtol=5e-4, atol=5e-4)
+
+
+@pytest.mark.parametrize("isa", KERNELS)
+@settings(max_examples=100, deadline=None)
+@given(case=CASES, data=st.data())
+def test_those_stay_that_torch_would_keep(isa: str, case: Case, data: st.DataObject) -> None:
+    """The same KVs in the same slots, whatever the rows, with many equals among them."""
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+
+    def choose(values: list[float]) -> Tensor:
+        """Some of them for all slots."""
+        return torch.tensor(values)[torch.randint(len(values), shape, generator=generator)]
+
+    ours, theirs = case.all_rows(), case.all_rows()
+    shape = ours.position.shape
+    worth = choose([-1.5, -0.0, 0.0, 1e-30, 0.25, 7.0, 1e30])
+    worth = torch.where(ours.valid, worth, math.nan)
+    must_stay = (choose([0.0, 0.0, 0.0, 1.0]) > 0) & ours.valid
+    protected = must_stay.sum(dim=-1)
+    kept = (
+        protected + ((ours.length + 1 - protected) * torch.rand(protected.shape, generator=generator)).long()
+    )
+    for rows in (ours, theirs):
+        filling = torch.Generator().manual_seed(5)
+        pool = rows.cache.pool
+        pool.v.copy_(torch.randn(pool.v.shape, generator=filling))
+        pool.score.copy_(torch.randn(pool.score.shape, generator=filling))
+
+    NativeBackend(KERNELS[isa]).keep_best(ours.cache.pool, ours.block, ours.length, kept, worth, must_stay)
+    ranking = Ranking(theirs, worth, must_stay, torch.empty(0))
+    goes = ranking.lowest(theirs.length - kept, int((theirs.length - kept).max()))
+    ReferenceBackend().compact(theirs.cache.pool, *moves(theirs.valid & ~goes, kept, theirs.slot))
+    for name in ("kv", "position", "score"):
+        assert torch.equal(getattr(ours.cache.pool, name), getattr(theirs.cache.pool, name)), name
+
+
+def test_rows_where_a_position_comes_twice_do_no_harm() -> None:
+    """No cache has such rows; if one came to be, nothing outside of it may be touched."""
+    rows = Case([[30, 30]], head_dim=8, dtype=torch.float32).all_rows()
+    pool = rows.cache.pool
+    pool.position.zero_()
+    before = pool.kv.clone()
+    worth = torch.zeros(rows.position.shape)
+    kept = torch.full(rows.length.shape, 10)
+    backend = NativeBackend(KERNELS["generic"])
+    backend.keep_best(pool, rows.block, rows.length, kept, worth, torch.zeros_like(rows.valid))
+    outside = torch.ones(len(pool.kv), dtype=torch.bool)
+    outside[rows.block.flatten()] = False
+    assert torch.equal(pool.kv[outside], before[outside])

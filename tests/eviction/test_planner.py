@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from winnow.eviction.budgets.heads import cheapest_blocks, length_without
-from winnow.eviction.ranking import Ranking, ranks, sort_key, sort_rows
+from winnow.eviction.ranking import Ranking, ranks, sort_rows
 from winnow.eviction.round import moves
 
 # A row: its KVs as (worth, protected). Few different worths, so that ties are common.
@@ -156,8 +157,8 @@ def test_the_lowest_are_the_first_of_the_order(rows: list[Row], data: st.DataObj
     count = torch.tensor([[[data.draw(st.integers(0, len(row))) for row in rows]]])
     valid = torch.arange(longest) < length[..., None]
     sorted_worth, order = sort_rows(worth, position.int(), protected, valid)
-    key = sort_key(worth, position.int(), protected, valid)
-    ranking = Ranking(None, key, length, protected.sum(-1), torch.empty(0), 4)  # type: ignore[arg-type]
+    known = SimpleNamespace(position=position.int(), valid=valid)
+    ranking = Ranking(known, worth, protected, torch.empty(0))  # type: ignore[arg-type]
     lowest = ranking.lowest(count, int(count.max()))
     for r in range(len(rows)):
         assert set(lowest[0, 0, r].nonzero()[:, 0].tolist()) == set(order[0, 0, r, : count[0, 0, r]].tolist())

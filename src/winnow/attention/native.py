@@ -91,6 +91,33 @@ class NativeBackend:
             torch.get_num_threads(),
         )
 
+    def keep_best(
+        self, pool: KVPool, block: Tensor, length: Tensor, kept: Tensor, worth: Tensor, must_stay: Tensor
+    ) -> None:
+        """Move the KVs of rows that stay to the front: those that must, then those worth most, of equals the younger.
+
+        Args:
+            block: int64 [..., n], the blocks of each row.
+            length: int32 [...], KVs of each row.
+            kept: [...], how many stay, at least as many as must.
+            worth: float32 [..., n * block size], arbitrary past the length.
+            must_stay: bool [..., n * block size].
+        """
+        assert worth.shape[-1] == block.shape[-1] * pool.layout.block_size, "rows are padded to whole blocks"
+        block, length, kept = block.contiguous(), length.contiguous(), kept.int().contiguous()
+        worth, must_stay = worth.contiguous(), must_stay.contiguous()
+        self._kernels.keep_best(
+            self._native_pool(pool),
+            block.data_ptr(),
+            length.data_ptr(),
+            kept.data_ptr(),
+            worth.data_ptr(),
+            must_stay.data_ptr(),
+            length.numel(),
+            worth.shape[-1],
+            torch.get_num_threads(),
+        )
+
     def _native_pool(self, pool: KVPool) -> "_native.Pool":
         if self._pool is None or self._pool[0] is not pool:
             layout = pool.layout

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from winnow.eviction.rows import Round
+from winnow.eviction.rows import Round, RoundRows
 
 
 @dataclass(frozen=True)
@@ -16,18 +16,29 @@ class Ranking:
     Rows are sorted when a budget asks for their order; one that knows how many KVs must go needs no more than `lowest`.
 
     Attributes:
-        key: int64 [B, L, H, N], orders the KVs of a row as they would go; see `sort_key`.
-        length: int64 [B, L, H], KVs of each row.
-        protected: int64 [B, L, H], how many of them must stay.
+        rows: what is known of the KVs, layers first.
+        value: float32 [L, B, H, N], what the score says of each KV; arbitrary past the length.
+        must_stay: bool [L, B, H, N], False past the length.
         told: float32 [B, L, H], what the budget's `tell` said; empty if nothing.
     """
 
-    round: Round
-    key: Tensor
-    length: Tensor
-    protected: Tensor
+    rows: RoundRows
+    value: Tensor
+    must_stay: Tensor
     told: Tensor
-    block_size: int
+
+    @property
+    def round(self) -> Round:
+        return self.rows.round
+
+    @property
+    def block_size(self) -> int:
+        return self.rows.cache.pool.layout.block_size
+
+    @cached_property
+    def length(self) -> Tensor:
+        """KVs of each row, int64 [B, L, H]."""
+        return self.rows.length.transpose(0, 1).long()
 
     @property
     def num_layers(self) -> int:
@@ -43,28 +54,37 @@ class Ranking:
         return -(-self.length // self.block_size)
 
     @cached_property
+    def protected(self) -> Tensor:
+        """How many KVs of each row must stay, int64 [B, L, H]."""
+        return self.must_stay.sum(dim=-1).transpose(0, 1)
+
+    @cached_property
     def worth(self) -> Tensor:
         """float32 [B, L, H, N], ascending; +inf for protected KVs and past the length."""
-        return _worth_of(self._sorted)
+        return _worth_of(self._sorted).transpose(0, 1)
+
+    @cached_property
+    def _key(self) -> Tensor:
+        return sort_key(self.value, self.rows.position, self.must_stay, self.rows.valid)
 
     @cached_property
     def _sorted(self) -> Tensor:
-        return self.key.sort(dim=-1).values
+        return self._key.sort(dim=-1).values
 
     def lowest(self, count: Tensor, most: int) -> Tensor:
-        """Mark the KVs of each row that would go first: bool [B, L, H, N].
+        """Mark the KVs of each row that would go first: bool [L, B, H, N].
 
         Args:
-            count: how many of each row, int64 [B, L, H]; no more than it has.
+            count: how many of each row, int64 [L, B, H]; no more than it has.
             most: the largest of them.
         """
         if most == 0:
-            return torch.zeros_like(self.key, dtype=torch.bool)
+            return torch.zeros_like(self._key, dtype=torch.bool)
         # A few are found much faster than all are sorted.
-        few = most * 4 <= self.key.shape[-1]
-        first = self.key.topk(most, largest=False).values if few else self._sorted
+        few = most * 4 <= self._key.shape[-1]
+        first = self._key.topk(most, largest=False).values if few else self._sorted
         last = first.gather(-1, (count - 1).clamp_min(0)[..., None])
-        return (self.key <= last) & (count > 0)[..., None]
+        return (self._key <= last) & (count > 0)[..., None]
 
 
 def sort_rows(worth: Tensor, position: Tensor, protected: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:

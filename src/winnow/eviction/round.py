@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, PagedCache
+from winnow.attention.native import NativeBackend
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.positions import Rotation, reassign
-from winnow.eviction.ranking import Ranking, sort_key
+from winnow.eviction.ranking import Ranking
 from winnow.eviction.rows import Round, RoundRows
 from winnow.eviction.sequence import SequenceEviction
 
@@ -48,8 +49,9 @@ def shrink(
 ) -> list[int]:
     """Shrink `members`, all under `policy`, to their budgets.
 
-    One pass of tensor operations over all of them: one look at their rows, one choice of who goes, one move. The device
-    is waited for twice: for how many each row keeps, and for who moves.
+    One pass over all of them: one look at their rows, one choice of who goes, one move. CPU kernels choose and move row
+    by row; elsewhere it takes tensor operations, and the device is waited for twice: for how many each row keeps, and
+    for who moves.
 
     Returns:
         Blocks that each member gave back; they are free when this returns.
@@ -61,15 +63,17 @@ def shrink(
     ranking = _rank(policy, rows)
     kept = torch.minimum(torch.maximum(policy.budget.targets(ranking), ranking.protected), ranking.length)
     lengths_after = kept.to(torch.int32).cpu().numpy()
-    slot, valid = rows.slot.transpose(0, 1), rows.valid.transpose(0, 1)
-    goes = ranking.lowest(ranking.length - kept, int((lengths - lengths_after).max()))
-    source, target = moves(valid & ~goes, kept, slot)
-    backend.compact(cache.pool, source, target)
+    stay = kept.transpose(0, 1)
+    if isinstance(backend, NativeBackend):
+        backend.keep_best(cache.pool, rows.block, rows.length, stay, ranking.value, ranking.must_stay)
+    else:
+        goes = ranking.lowest(rows.length - stay, int((lengths - lengths_after).max()))
+        backend.compact(cache.pool, *moves(rows.valid & ~goes, stay, rows.slot))
     if policy.score.forgets:
-        cache.pool.score.flatten(1)[: policy.score.num_scores, slot[valid]] = 0.0
+        cache.pool.score.flatten(1)[: policy.score.num_scores, rows.slot[rows.valid]] = 0.0
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
-        reassign(cache.pool, slot, kept, rotation)
+        reassign(cache.pool, rows.slot.transpose(0, 1), kept, rotation)
     cache.manager.shrink(slots, lengths_after)
     blocks = -(-lengths // ranking.block_size) - -(-lengths_after // ranking.block_size)
     freed: list[int] = blocks.sum(axis=(1, 2)).tolist()
@@ -101,7 +105,7 @@ def _round(cache: PagedCache, policy: EvictionPolicy, members: Sequence[Member],
     slots = tuple(member.slot for member in members)
     return Round(
         slots=slots,
-        now=column([member.computed - member.shift - 1 for member in members]),
+        now=column([member.computed - member.shift - 1 for member in members]).int(),
         budget=column([member.eviction.target for member in members]),
         sinks=policy.keep.sinks,
         recent=column([member.eviction.recent for member in members]),
@@ -122,15 +126,4 @@ def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
         pinned, tells = policy.budget.pin(layer), policy.budget.tell(layer)
         protected.append(layer.protected if pinned is None else layer.protected | pinned)
         told.append(value.new_empty(0) if tells is None else tells)
-    must_stay = torch.stack(protected, dim=1)
-    key = sort_key(
-        torch.stack(worth, dim=1), rows.position.transpose(0, 1), must_stay, rows.valid.transpose(0, 1)
-    )
-    return Ranking(
-        rows.round,
-        key,
-        rows.length.transpose(0, 1).long(),
-        must_stay.sum(dim=-1),
-        torch.stack(told, dim=1),
-        rows.cache.pool.layout.block_size,
-    )
+    return Ranking(rows, torch.stack(worth), torch.stack(protected), torch.stack(told, dim=1))

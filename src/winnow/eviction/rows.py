@@ -16,7 +16,7 @@ class Round:
 
     Attributes:
         slots: their cache slots.
-        now: position of the last token computed, int64 [B].
+        now: position of the last token computed, int32 [B].
         budget: KVs per row on average after the round, int64 [B].
         sinks: how many of the first positions are protected.
         recent: how many of the last positions are protected, int64 [B].
@@ -43,9 +43,8 @@ class RoundRows:
 
     Attributes:
         block: int64 [L, B, H, N / block size], the blocks of each row.
-        slot: int64 [L, B, H, N], where each KV lies in the pool.
-        length: int32 [L, B, H]; valid: bool [L, B, H, N], below the length.
-        position: int32 [L, B, H, N], arbitrary where not valid.
+        length: int32 [L, B, H].
+        position: int32 [L, B, H, N], arbitrary past the length.
         protected: bool [L, B, H, N], those that must stay.
     """
 
@@ -53,25 +52,33 @@ class RoundRows:
         self.cache = cache
         self.round = round_
         self.kinds = kinds
-        manager, block_size = cache.manager, cache.pool.layout.block_size
-        device = cache.pool.k.device
-        slots = torch.tensor(round_.slots, device=device)
-        num_blocks = ceil_div(longest, block_size)
+        manager = cache.manager
+        slots = torch.tensor(round_.slots, device=cache.pool.k.device)
+        num_blocks = ceil_div(longest, cache.pool.layout.block_size)
         self.block = manager.tables.lookup_layers(slots, num_blocks).long()
-        offset = torch.arange(block_size, device=device)
-        self.slot = (self.block[..., None] * block_size + offset).flatten(3)
         self.length = manager.lengths[slots].transpose(0, 1).contiguous()
-        self.valid = torch.arange(num_blocks * block_size, device=device) < self.length[..., None]
-        self.position = cache.pool.position[self.block].flatten(3)
+        self.position = _of_blocks(cache.pool.position, self.block)
         self.protected = self._kept_positions().logical_and_(self.valid)
+
+    @cached_property
+    def slot(self) -> Tensor:
+        """Int64 [L, B, H, N], where each KV lies in the pool."""
+        block_size = self.cache.pool.layout.block_size
+        offset = torch.arange(block_size, device=self.block.device)
+        return (self.block[..., None] * block_size + offset).flatten(3)
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """Bool [L, B, H, N], below the length."""
+        return torch.arange(self.position.shape[-1], device=self.block.device) < self.length[..., None]
 
     def layer(self, layer: int) -> "LayerRows":
         return LayerRows(self, layer)
 
     def _kept_positions(self) -> Tensor:
         position, round_ = self.position, self.round
-        # Fewer than `recent` positions before the last one.
-        kept = position > (round_.now - round_.recent)[:, None, None]
+        # Fewer than `recent` positions before the last one. Comparing with wider integers would widen all positions.
+        kept = position > (round_.now - round_.recent).int()[:, None, None]
         if round_.sinks:
             kept |= position < round_.sinks
         for index, spans in enumerate(round_.spans):
@@ -85,36 +92,42 @@ class LayerRows:
 
     Attributes:
         layer: which.
-        slot: int64 [B, H, N], where each KV lies in the pool.
-        length: int32 [B, H]; valid: bool [B, H, N], below the length.
-        position: int32 [B, H, N], arbitrary where not valid.
+        length: int32 [B, H].
+        position: int32 [B, H, N], arbitrary past the length.
         protected: bool [B, H, N], those that must stay.
     """
 
     def __init__(self, rows: RoundRows, layer: int) -> None:
         self.round = rows.round
         self.layer = layer
-        self.slot = rows.slot[layer]
         self.length = rows.length[layer]
-        self.valid = rows.valid[layer]
         self.position = rows.position[layer]
         self.protected = rows.protected[layer]
         self.pool = rows.cache.pool
-        self._block = rows.block[layer]
-        self._kinds = rows.kinds
+        self._rows = rows
+
+    @cached_property
+    def slot(self) -> Tensor:
+        """Int64 [B, H, N], where each KV lies in the pool."""
+        return self._rows.slot[self.layer]
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """Bool [B, H, N], below the length."""
+        return self._rows.valid[self.layer]
 
     @cached_property
     def score(self) -> Tensor:
         """What attention told (`Observe`), float32 [num_scores, B, H, N]."""
-        return self.pool.score[:, self._block].flatten(3)
+        return _of_blocks(self.pool.score, self._rows.block[self.layer])
 
     @property
     def kind(self) -> Tensor:
         """Of the KV's token, uint8 [B, H, N]: see `winnow.models.tokens`; zeros where nobody asked."""
-        if self._kinds is None:
+        if self._rows.kinds is None:
             return torch.zeros_like(self.position, dtype=torch.uint8)
         place = self.position.long().masked_fill(~self.valid, 0)
-        return self._kinds[torch.arange(len(place), device=place.device)[:, None, None], place]
+        return self._rows.kinds[torch.arange(len(place), device=place.device)[:, None, None], place]
 
     def keys(self) -> Tensor:
         """The keys, rotated at their positions, float32 [B, H, N, d]; zeros where not valid."""
@@ -125,8 +138,15 @@ class LayerRows:
         return self._vectors(self.pool.v)
 
     def age(self) -> Tensor:
-        """Positions from each KV to the last token computed, int64 [B, H, N]; its own query's is 0."""
+        """Positions from each KV to the last token computed, int32 [B, H, N]; its own query's is 0."""
         return self.round.now[:, None, None] - self.position
 
     def _vectors(self, vectors: Tensor) -> Tensor:
         return vectors[self.pool.place(self.slot)].float().masked_fill_(~self.valid[..., None], 0.0)
+
+
+def _of_blocks(each: Tensor, block: Tensor) -> Tensor:
+    """What a pool holds for each slot, [..., num_blocks, size], of some blocks, int64 [*, n]: [..., *, n * size]."""
+    # Copies whole blocks, where indexing would look up each number.
+    found = each.index_select(-2, block.flatten())
+    return found.view(*each.shape[:-2], *block.shape[:-1], -1)

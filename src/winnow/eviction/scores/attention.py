@@ -67,8 +67,8 @@ class Average(Cumulative):
     """Attention per query seen, which takes away what old KVs have for their age alone (Batch-Max 3.2)."""
 
     def worth(self, rows: LayerRows) -> Tensor:
-        seen = rows.age() + 1 - self.exclude_first
-        return rows.score[0] / seen.clamp_min(1)
+        seen = rows.age() + (1 - self.exclude_first)
+        return rows.score[0] / seen.clamp_min_(1)
 
 
 @dataclass(frozen=True)
