@@ -186,9 +186,13 @@ void unpack_rows(const PackedWeight &weight, const int64_t *features, int64_t co
     const T *packed = reinterpret_cast<const T *>(weight.packed);
 #pragma omp parallel for num_threads(threads) if (count * in >= PARALLEL_LINES)
     for (int64_t row = 0; row < count; ++row) {
-      const T *from = packed + features[row] / PANEL * PANEL * in + features[row] % PANEL * PAIR;
+      const auto begin = [&](int64_t feature) { return packed + feature / PANEL * PANEL * in + feature % PANEL * PAIR; };
+      const T *from = begin(features[row]), *next = begin(features[std::min(row + 1, count - 1)]);
       T *to = reinterpret_cast<T *>(out) + row * in;
-      for (int64_t i = 0; i < in; i += PAIR) std::copy(from + i * PANEL, from + i * PANEL + PAIR, to + i);
+      for (int64_t i = 0; i < in; i += PAIR) {
+        __builtin_prefetch(next + i * PANEL);  // each of them is a line of its own
+        std::copy(from + i * PANEL, from + i * PANEL + PAIR, to + i);
+      }
     }
   });
 }
