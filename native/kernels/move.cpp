@@ -54,6 +54,7 @@ struct Choice {
   std::vector<uint32_t> worth, age;  // ordered
   std::vector<int64_t> slot;         // in the pool
   std::vector<int64_t> holes, rest;  // of those that go the first ones, of those that stay the others
+  std::vector<uint32_t> equals;      // ages of those that are worth as much as the last that goes
 
   explicit Choice(int64_t n) : worth(n), age(n), slot(n), holes(n), rest(n) {}
 
@@ -62,8 +63,6 @@ struct Choice {
   int64_t choose(int64_t n, int64_t kept) {
     const uint32_t last = smallest(worth.data(), n, n - kept);
     const int64_t below = count_below(worth.data(), n, last);
-    // Of those that are worth as much as the last that goes, the older ones go too.
-    std::vector<uint32_t> &equals = ages_;
     equals.clear();
     for (int64_t i = 0; i < n; ++i)
       if (worth[i] == last) equals.push_back(age[i]);
@@ -74,9 +73,6 @@ struct Choice {
     for (int64_t i = kept; i < n; ++i) rest[num_rest] = i, num_rest += !goes(i);
     return std::min(num_holes, num_rest);  // they are as many where no two KVs have the same position
   }
-
- private:
-  std::vector<uint32_t> ages_;
 };
 
 }  // namespace
