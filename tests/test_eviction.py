@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_llama import VOCAB, save_tiny_llama
+from torch import Tensor
 from transformers import LlamaConfig
 
 from winnow import LLM, RequestOutput, SamplingParams
+from winnow.attention.native import NativeBackend
 from winnow.cache import CacheManager
 from winnow.errors import CapacityError, ConfigError, InvalidRequestError
 from winnow.eviction import (
@@ -464,3 +466,27 @@ def test_a_score_of_ones_own(llm: LLM, window: int) -> None:
     report = output.outputs[0].eviction
     assert report is not None and report.policy == "own"
     assert report.kept == ((91, 91),) * LAYERS, "80, and the answer's tokens but the last"
+
+
+def test_a_round_on_the_cpu_is_one_call_of_the_kernels(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("winnow._native", reason="built without a compiler")
+    calls = 0
+    keep_best = NativeBackend.keep_best
+
+    def counted(self: NativeBackend, *args: Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        keep_best(self, *args)
+
+    def refused(*_: object) -> None:
+        raise AssertionError("moved by a list of slots")
+
+    monkeypatch.setattr(NativeBackend, "keep_best", counted)
+    monkeypatch.setattr(NativeBackend, "compact", refused)
+    with LLM(
+        directory, kv_memory="8MiB", attention_backend="native", eviction="batch-max", kv_budget=80
+    ) as llm:
+        llm.generate([prompt(300)], greedy())
+        assert calls == llm.stats().num_rounds > 1
