@@ -29,6 +29,8 @@ Plan::Plan(const Attend &call) {
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
   const int64_t group = call.group(), padded = round_up(static_cast<int>(cache.head_dim), WIDTH);
+  const size_t num_rows = batch.num_seqs() * cache.num_heads;
+  items.reserve(num_rows), units.reserve(num_rows), turns.reserve(num_rows + 1);
   // Chunks come last in a batch and cost most: they go first, so that no thread is left with one at the end.
   for (int64_t seq = batch.num_seqs() - 1; seq >= 0; --seq) {
     const int64_t count = batch.counts[seq];
@@ -164,6 +166,29 @@ void finish(const Attend &call, float *outputs, float *statistics, int64_t token
   }
 }
 
+/// Ask for some queries of the query heads of one KV head.
+template <class KV>
+void ask_for_queries(const Attend &call, int64_t token, int64_t count, int64_t first_head) {
+  asm volatile("");  // see ask_for_scores
+  for (int64_t head = first_head; head < first_head + call.group(); ++head) {
+    const KV *query = reinterpret_cast<const KV *>(call.q.data) + token * call.q.token_stride + head * call.q.head_stride;
+    for (int64_t i = 0; i < count; ++i, query += call.q.token_stride)
+      for (int64_t d = 0; d < call.cache.head_dim; d += LINE<KV>) __builtin_prefetch(query + d, 0, 2);
+  }
+}
+
+/// Ask for the memory that the finished attention of some tokens goes to, of the query heads of one KV head.
+template <class KV>
+void ask_for_outputs(const Attend &call, const float *statistics, int64_t token, int64_t count, int64_t first_head) {
+  asm volatile("");  // see ask_for_scores
+  const int64_t dim = call.cache.head_dim;
+  for (int64_t at = token * call.num_query_heads + first_head; count > 0; --count, at += call.num_query_heads) {
+    const KV *out = reinterpret_cast<const KV *>(call.out) + at * dim;
+    for (int64_t d = 0; d < call.group() * dim; d += LINE<KV>) __builtin_prefetch(out + d, 1);
+    __builtin_prefetch(statistics + 2 * at, 1);
+  }
+}
+
 /// Fold a tile's logits of one query, times `scale`, into its running softmax; they become weights.
 ///
 /// highest: the largest of the logits; those of KVs that the query does not see are NEVER. kept: [TILE], where the weights
@@ -229,10 +254,18 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
   std::fill(scratch.mass, scratch.mass + rows, 0.0f);
   std::fill(scratch.sums, scratch.sums + rows * padded, 0.0f);
 
+  // Stores of finished rows wait for memory, but among products nobody waits for them.
+  int64_t finished = 0;
+  const auto finish_until = [&](int64_t end) {
+    for (; finished < end; ++finished)
+      finish<KV>(call, outputs, statistics, token + finished / group, item.head * group + finished % group,
+                 scratch.sums + finished * padded, scratch.most[finished], scratch.mass[finished]);
+  };
+
   if (!ahead.found) ahead.find(ahead.now(), call, item, item.first_key);
   for (int64_t first = item.first_key; first < item.last_key; first += TILE, ahead.turn ^= 1) {
     Tile<KV> &tile = ahead.now(), &next = ahead.next();
-    const bool more = first + TILE < item.last_key;
+    const bool more = first + TILE < item.last_key, ends = !more && item.partial < 0;
     if (more)
       ahead.find(next, call, item, first + TILE);
     else if (next_item)
@@ -260,6 +293,10 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       const int64_t first_row = query * group, some = queries * group;
       // Of the tile's keys, what the last of these queries sees.
       const int seen = static_cast<int>(std::min<int64_t>(tile.n, sees + query + queries - 1 - first));
+      if (ends && values) ask_for_outputs<KV>(call, statistics, token + query, queries, item.head * group);
+      if (!more && next_item)
+        ask_for_queries<KV>(call, batch.starts[next_item->seq] + next_item->first_query + query,
+                            std::min(queries, next_item->num_queries - query), next_item->head * group);
       if (seen <= 0) continue;
       const int seen_width = round_up(seen, WIDTH);
       const Operand *packed = scratch.queries + first_row * padded;
@@ -286,6 +323,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       else
         product(some, padded, round_up(seen, pair_size<Operand>()), scratch.weights, TILE, scratch.values, padded, sums,
                 padded, true);
+      if (ends) finish_until(first_row + some);
     }
     if (kept) std::copy(scratch.most, scratch.most + rows, kept + rows * TILE);
   }
@@ -293,10 +331,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
   ahead.found = next_item != nullptr;
 
   if (item.partial < 0) {
-    for (int64_t query = 0, r = 0; query < item.num_queries; ++query)
-      for (int64_t h = 0; h < group; ++h, ++r)
-        finish<KV>(call, outputs, statistics, token + query, item.head * group + h, scratch.sums + r * padded,
-                   scratch.most[r], scratch.mass[r]);
+    finish_until(rows);
     return;
   }
   for (int r = 0; r < rows; ++r) {
