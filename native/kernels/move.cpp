@@ -81,7 +81,7 @@ void write(const Cache &cache, const Batch &batch, const NewKVs &kvs, int thread
   const Heads k = kvs.k, v = kvs.v;
   const int64_t width = bytes_of(cache.dtype), bytes = cache.head_dim * width;
   const int64_t pieces = batch.num_seqs() * cache.num_heads;
-#pragma omp parallel num_threads(threads) if (kvs.last - kvs.first > 32)
+#pragma omp parallel num_threads(threads) if (kvs.last - kvs.first >= 16)
   {
 #pragma omp for schedule(dynamic, 4)
     for (int64_t piece = 0; piece < pieces; ++piece) {
