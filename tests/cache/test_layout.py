@@ -57,7 +57,7 @@ def test_equal_rows_never_run_out_of_pages_first() -> None:
     manager = CacheManager(layout, CacheSize.fit(layout, 100_000, 6, 1000))
     slots = [manager.open() for _ in range(6)]
     while manager.demand(slots, [1] * 6).blocks <= manager.allocator.num_free:
-        assert manager.can_append(slots, [1] * 6)
+        assert manager.has_room_for(manager.demand(slots, [1] * 6))
         manager.append(slots, [1] * 6)
     manager.check_integrity()
 

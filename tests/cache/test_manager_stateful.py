@@ -58,7 +58,7 @@ class CacheMachine(RuleBasedStateMachine):
         if any(self._longest(s) + n > MAX_LEN for s, n in zip(slots, counts, strict=True)):
             return
         free, expected = self.manager.allocator.num_free, self.manager.demand(slots, counts).blocks
-        if not self.manager.can_append(slots, counts):
+        if not self.manager.has_room_for(self.manager.demand(slots, counts)):
             try:
                 self.manager.append(slots, counts)
             except RuntimeError:

@@ -159,7 +159,8 @@ class NativeBackend:
 
     def _native_batch(self, spans: Spans) -> "_native.Batch":
         if self._batch is None or self._batch[0] is not spans:
-            kinds = [kind for kind in dict.fromkeys(spans.observe) if kind is not None]
+            # By identity: sequences of a policy share theirs, and to hash each one's costs more than equals would.
+            kinds = {id(kind): kind for kind in spans.observe if kind is not None}
             number = {kind: i for i, kind in enumerate(kinds)}
             view = self._native.Batch(
                 slots=spans.slots.tolist(),
@@ -167,9 +168,9 @@ class NativeBackend:
                 starts=spans.starts.tolist(),
                 position=spans.position.data_ptr(),
                 num_tokens=len(spans.position),
-                observe=[-1 if kind is None else number[kind] for kind in spans.observe],
+                observe=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
                 observe_from=spans.observe_from.tolist(),
-                observes=[self._native_observe(kind) for kind in kinds],
+                observes=[self._native_observe(kind) for kind in kinds.values()],
             )
             self._batch = spans, view
         return self._batch[1]

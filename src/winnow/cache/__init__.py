@@ -2,7 +2,7 @@
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.layout import CacheLayout, CacheSize
-from winnow.cache.manager import BlockCopies, CacheManager
+from winnow.cache.manager import BlockCopies, CacheManager, Demand
 from winnow.cache.pool import KVPool
 from winnow.cache.tables import BlockTables
 
@@ -13,6 +13,7 @@ __all__ = [
     "CacheLayout",
     "CacheManager",
     "CacheSize",
+    "Demand",
     "KVPool",
     "OutOfBlocksError",
 ]

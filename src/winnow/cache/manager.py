@@ -55,7 +55,7 @@ class CacheManager:
 
     Attributes:
         lengths: int32 [max_num_seqs, layers, heads], KVs of each row, on the compute device.
-        host_lengths: the same as a numpy array.
+        host_lengths: the same as a numpy array; on a CPU it is the same memory.
     """
 
     def __init__(self, layout: CacheLayout, size: CacheSize, device: torch.device | str = "cpu") -> None:
@@ -64,8 +64,8 @@ class CacheManager:
         self.allocator = BlockAllocator(size.num_blocks, device)
         self.tables = BlockTables(layout, size, device)
         shape = (size.max_num_seqs, layout.num_layers, layout.num_kv_heads)
-        self.lengths = torch.zeros(shape, dtype=torch.int32, device=device)
         self.host_lengths = np.zeros(shape, dtype=np.int32)
+        self.lengths = torch.from_numpy(self.host_lengths).to(device)
         self.peak_blocks = 0
         self._free_slots = list(range(size.max_num_seqs))[::-1]
         # Slots that took part in a fork. The first kind may hold blocks with other holders; the second kind may
@@ -82,6 +82,7 @@ class CacheManager:
     @property
     def table_bytes(self) -> int:
         """Everything but the blocks themselves: tables, lengths, free stack, reference counts."""
+        # On a CPU lengths are one memory, counted as on any device: what fits does not depend on where.
         lengths = self.lengths.nbytes + self.host_lengths.nbytes
         return self.allocator.nbytes + self.tables.nbytes + lengths
 
@@ -105,9 +106,6 @@ class CacheManager:
 
     def has_room_for(self, demand: Demand) -> bool:
         return demand.blocks <= self.allocator.num_free and demand.pages <= self.tables.num_free_pages
-
-    def can_append(self, slots: Sequence[int], counts: Sequence[int]) -> bool:
-        return self.has_room_for(self.demand(slots, counts))
 
     def can_open(self, num_kvs: int) -> bool:
         """Whether there are a slot and table pages for a new sequence of `num_kvs` KVs a row; blocks are not asked.
@@ -133,7 +131,7 @@ class CacheManager:
             Copies that must be made before the new KVs are written (copy-on-write), or None.
 
         Raises:
-            OutOfBlocksError: `can_append` is False; nothing has changed.
+            OutOfBlocksError: there is no room for `demand`; nothing has changed.
         """
         growth = self._growth(slots, counts)
         if not self.has_room_for(growth.demand):
@@ -314,6 +312,8 @@ class CacheManager:
         return int((self.allocator.ref_count[self.blocks_of(slot)] > 1).sum())
 
     def _mirror_lengths(self, slots: IntArray) -> None:
+        if self.lengths.device.type == "cpu":
+            return  # they are the mirror
         self.lengths[torch.from_numpy(slots)] = torch.from_numpy(self.host_lengths[slots]).to(
             self.lengths.device
         )

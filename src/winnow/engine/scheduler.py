@@ -7,7 +7,7 @@ token budget is spent. Nothing here knows a model: the simulator runs the same o
 from collections import deque
 from collections.abc import Callable
 
-from winnow.cache import BlockCopies, CacheLayout
+from winnow.cache import BlockCopies, CacheLayout, Demand, OutOfBlocksError
 from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor
 from winnow.engine.plan import PlannedSequence, StepPlan
@@ -95,23 +95,23 @@ class Scheduler:
 
     def _plan(self, waits: set[Sequence]) -> StepPlan:
         """Plan the sequences that need not wait for a round."""
-        self._make_room_for_decodes(waits)
         copies: list[BlockCopies] = []
         budget = self._config.max_num_batched_tokens
-        planned = [(s, 1) for s in self.running if s.is_decoding and s not in waits][:budget]
+        planned = self._append_decodes(waits, budget, copies)
         budget -= len(planned)
-        prompts = [s for s in self.running if not s.is_decoding and s not in waits]
-        decoding = [s.running_slot for s, _ in planned] if prompts else []  # nobody else asks what they take
-        taken = self._cache.demand(decoding, [1] * len(decoding))
-        for sequence in prompts:
+        taken, chunks = Demand(), []
+        for sequence in self.running:
+            if sequence.is_decoding or sequence in waits:
+                continue
             count = self._chunk(sequence, budget)
             if not count:
                 break
             more = taken.plus(self._cache.demand([sequence.running_slot], [count]))
             if self._cache.has_room_for(more):
-                planned.append((sequence, count))
+                chunks.append((sequence, count))
                 taken, budget = more, budget - count
-        self._append(planned, copies)
+        self._append(chunks, copies)
+        planned += chunks
         while first := self._admit(budget):
             planned.append((self.running[-1], first))
             self._append(planned[-1:], copies)
@@ -119,14 +119,21 @@ class Scheduler:
         # A fork's tail is shared from now on, so forks are made when all of the step's blocks are taken.
         return StepPlan(tuple(self._entry(sequence, count) for sequence, count in planned), tuple(copies))
 
-    def _make_room_for_decodes(self, waits: set[Sequence]) -> None:
-        """Compress what policies allow, then preempt, until every decoding sequence can take one more KV a row."""
+    def _append_decodes(
+        self, waits: set[Sequence], most: int, copies: list[BlockCopies]
+    ) -> list[tuple[Sequence, int]]:
+        """Take room for one more KV a row of the decoding sequences, `most` of them.
+
+        Where there is none, what policies allow is compressed, and then sequences are preempted, until there is.
+        """
         while True:
-            slots = [s.running_slot for s in self.running if s.is_decoding and s not in waits]
-            if not slots or self._cache.can_append(slots, [1] * len(slots)):
-                return
-            if not self._rounds.relieve(self.running):
-                self._preempt()
+            planned = [(s, 1) for s in self.running if s.is_decoding and s not in waits][:most]
+            try:
+                self._append(planned, copies)
+                return planned
+            except OutOfBlocksError:
+                if not self._rounds.relieve(self.running):
+                    self._preempt()
 
     def _part_siblings(self, *, budgets_differ: bool) -> None:
         """Give samples of one prompt KVs of their own, where their policies will act on each of them apart.

@@ -1,7 +1,9 @@
 """An eviction policy: four choices that compose."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from winnow.attention import Observe
 from winnow.errors import ConfigError
 from winnow.eviction.budgets import Budget, EqualHeads, LazyLayers, Recipes
 from winnow.eviction.keep import Keep
@@ -76,4 +78,9 @@ class EvictionPolicy:
 
         Queries after the prompt change scores, and rounds move KVs; neither may be felt by a sibling.
         """
-        return self.when.in_decode or self.score.observe(decoding=True) is not None
+        return self.when.in_decode or self.observes[True] is not None
+
+    @cached_property
+    def observes(self) -> dict[bool, Observe | None]:
+        """What queries do to the scores, by whether they decode: the same objects for all sequences of a policy."""
+        return {decoding: self.score.observe(decoding=decoding) for decoding in (False, True)}

@@ -117,7 +117,7 @@ class SequenceEviction:
         """What the queries of tokens start..end - 1 do to the scores, and the first of them that counts."""
         score = self.policy.score
         decoding = start >= self.context_len
-        told = score.observe(decoding=decoding)
+        told = self.policy.observes[decoding]
         if score.window is None or told is None or (decoding and not told.replace):
             return told, start
         if not decoding and end != min(self.context_len, self._prefill_stop(start)):
