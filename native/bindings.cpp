@@ -59,7 +59,9 @@ NB_MODULE(_native, m) {
           },
           "dtype"_a, "packed"_a, "in_features"_a, "out_features"_a);
 
-  nb::class_<DecoderWorkspace>(m, "DecoderWorkspace").def(nb::init<>());
+  nb::class_<DecoderWorkspace>(m, "DecoderWorkspace")
+      .def(nb::init<>())
+      .def_ro("num_parts", &DecoderWorkspace::num_parts);
 
   nb::class_<DecoderLayer>(m, "DecoderLayer")
       .def(

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "parts.h"
+
 namespace winnow {
 
 namespace {
@@ -12,6 +14,8 @@ constexpr int64_t TOKENS_AT_ONCE = 576;
 /// Tokens for each thread from which on it takes its own through all of a part: nobody waits for the others between two
 /// products, and every thread reads all weights. With fewer of them threads share the features of each product.
 constexpr int64_t TOKENS_OF_ONE = 192;
+/// What a multiplication in attention costs, to one in a layer's products.
+constexpr double ATTENTION_TO_PRODUCTS = 1.4;
 
 /// Some tokens of a call: the first, how many, and the memory and the threads for them.
 struct Piece {
@@ -204,9 +208,12 @@ void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t in
   after_attention(kernels, layer, x, attended, tokens, work, threads);
 }
 
-void decode(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, const RotationTable &table,
-            const PagedStep &step, const Wanted &wanted, char *logits, DecoderWorkspace &work, int threads) {
-  const int64_t tokens = step.batch.num_tokens(), count = wanted.all() ? tokens : wanted.count;
+namespace {
+
+/// The last layer's output for the wanted tokens, [count, hidden_size].
+char *below_head(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, const RotationTable &table,
+                 const PagedStep &step, const Wanted &wanted, DecoderWorkspace &work, int threads) {
+  const int64_t tokens = step.batch.num_tokens();
   const DecoderLayer &last = decoder.layers.back().layer;
   const int64_t element = bytes_of(last.dtype()), row = last.hidden_size() * element;
   const bool selects = decoder.selects && !wanted.all();
@@ -216,10 +223,68 @@ void decode(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, 
     attended = take(attended, last.output.weight.in_features * element, wanted, work.wanted_attended);
     x = take(x, row, wanted, work.wanted);
   }
-  after_attention(kernels, last, x, attended, selects ? count : tokens, work, threads);
-  if (!selects && !wanted.all()) x = take(x, row, wanted, work.wanted);
+  after_attention(kernels, last, x, attended, selects ? wanted.count : tokens, work, threads);
+  return selects || wanted.all() ? x : take(x, row, wanted, work.wanted);
+}
+
+/// The same, by threads that take sequences of their own through all layers: nobody waits for anybody, and what a core writes
+/// it reads itself.
+char *below_head_in_parts(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, const RotationTable &table,
+                          const PagedStep &step, const Wanted &wanted, const std::vector<Part> &parts,
+                          DecoderWorkspace &work) {
+  const int64_t tokens = step.batch.num_tokens(), count = wanted.all() ? tokens : wanted.count;
+  const DecoderLayer &last = decoder.layers.back().layer;
+  const int64_t size = last.hidden_size() * bytes_of(last.dtype());
+  const int threads = static_cast<int>(parts.size());
+  char *hidden = rows_of(work.wanted, last, count, last.hidden_size());
+  std::vector<int64_t> row(tokens, -1);  // of the tokens, where it is wanted
+  for (int64_t i = 0; i < count; ++i) row[wanted.all() ? i : wanted.tokens[i]] = i;
+  if (static_cast<int>(work.of_threads.size()) < threads) work.of_threads.resize(threads);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int thread = 0; thread < threads; ++thread) {
+    const Part &part = parts[thread];
+    DecoderWorkspace &own = work.of_threads[thread];
+    std::vector<int64_t> own_ids, own_wanted, own_rows;
+    for (size_t i = 0; i < part.tokens.size(); ++i) {
+      const int64_t token = part.tokens[i];
+      own_ids.push_back(ids[token]);
+      if (row[token] >= 0) own_wanted.push_back(i), own_rows.push_back(row[token]);
+    }
+    const Wanted wants{wanted.all() ? -1 : static_cast<int64_t>(own_wanted.size()), own_wanted.data()};
+    const char *x = below_head(kernels, decoder, own_ids.data(), table, {step.cache, part.batch, own.attention}, wants, own, 1);
+    for (size_t i = 0; i < own_rows.size(); ++i) std::memcpy(hidden + own_rows[i] * size, x + i * size, size);
+  }
+  return hidden;
+}
+
+/// What a token costs in all layers.
+TokenCost token_cost(const Decoder &decoder) {
+  TokenCost cost{};
+  for (const StackedLayer &stacked : decoder.layers) {
+    const DecoderLayer &layer = stacked.layer;
+    for (const Linear *linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+      cost.alone += static_cast<double>(linear->weight.in_features) * static_cast<double>(linear->weight.out_features);
+  }
+  const DecoderLayer &layer = decoder.layers.front().layer;
+  const double group = static_cast<double>(layer.num_query_heads) / static_cast<double>(layer.num_kv_heads);
+  cost.per_kv = ATTENTION_TO_PRODUCTS * 2 * group * static_cast<double>(layer.head_dim);
+  return cost;
+}
+
+}  // namespace
+
+void decode(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, const RotationTable &table,
+            const PagedStep &step, const Wanted &wanted, char *logits, DecoderWorkspace &work, int threads) {
+  const int64_t tokens = step.batch.num_tokens(), count = wanted.all() ? tokens : wanted.count;
+  const DecoderLayer &last = decoder.layers.back().layer;
+  std::vector<Part> parts;
+  if (threads > 1 && tokens >= threads * TOKENS_OF_ONE)
+    parts = share_out(step.batch, step.cache, token_cost(decoder), threads);
+  work.num_parts = static_cast<int64_t>(parts.size());
+  char *hidden = parts.empty() ? below_head(kernels, decoder, ids, table, step, wanted, work, threads)
+                               : below_head_in_parts(kernels, decoder, ids, table, step, wanted, parts, work);
   char *normed = rows_of(work.normed, last, count, last.hidden_size());
-  kernels.rms_norm({last.dtype(), x, nullptr, normed, count, last.hidden_size()}, decoder.norm, threads);
+  kernels.rms_norm({last.dtype(), hidden, nullptr, normed, count, last.hidden_size()}, decoder.norm, threads);
   multiply(kernels, decoder.head, normed, logits, nullptr, count, threads);
 }
 

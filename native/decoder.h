@@ -34,7 +34,9 @@ struct Rotation {
 /// What the layer needs between its products; the same memory serves every layer.
 struct DecoderWorkspace {
   Buffer stream, cos, sin, normed, gate_up, gated, qkv, attended, projected, wanted, wanted_attended;
+  Workspace attention;                       // where a thread attends alone
   std::vector<DecoderWorkspace> of_threads;  // where each takes tokens of its own
+  int64_t num_parts = 0;                     // that the last batch was cut into; see parts.h
 };
 
 /// x [tokens, hidden_size] -> normed and rotated queries and keys, and values:
@@ -94,7 +96,8 @@ struct Wanted {
   bool all() const { return count < 0; }
 };
 
-/// A batch of tokens to the logits of those that are wanted, [count, vocabulary]. Where the decoder selects, the last layer
+/// A batch of tokens to the logits of those that are wanted, [count, vocabulary]. Threads take sequences of their own where there
+/// are enough tokens and the sequences can be shared out evenly; else they share what each layer has to do. Where the decoder selects, the last layer
 /// computes no others: they attend in it only for the scores.
 void decode(const Kernels &, const Decoder &, const int64_t *tokens, const RotationTable &, const PagedStep &, const Wanted &,
             char *logits, DecoderWorkspace &, int threads);

@@ -4,8 +4,9 @@
 // by side for each input, or for each pair of inputs, as product.h wants its B. The last panel is filled up with zeros.
 //
 // A decode step has few rows and waits for memory: the weight is one stream. A prefill has many and waits for arithmetic:
-// a panel's piece stays in the second-level cache while all rows pass by. Every output is summed by one thread and in one
-// order, whatever the other rows are: a row's result depends neither on the batch nor on the number of threads.
+// a panel's piece stays in the second-level cache while all rows pass by, and the next panel's is on its way there. Every
+// output is summed by one thread and in one order, whatever the other rows are: a row's result depends neither on the batch
+// nor on the number of threads.
 #include <algorithm>
 #include <memory>
 #include <type_traits>
@@ -131,7 +132,13 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
           const int64_t inputs = std::min(block, in - i);
           const T *b = from + i * PANEL;
           const char *ahead = reinterpret_cast<const char *>(i + inputs < in ? b + inputs * PANEL : next_panel);
-          const char *end = streams ? ahead + inputs * PANEL * sizeof(T) : ahead;
+          const char *end = ahead + inputs * PANEL * sizeof(T);
+          if (!streams) {  // the same piece of this task's next panel: each block of rows asks for its share
+            const char *piece = reinterpret_cast<const char *>(from + PANEL * in + i * PANEL);
+            const int64_t lines = (end - ahead) / 64, share = task % blocks;
+            ahead = piece + lines * share / blocks * 64;
+            end = piece + lines * (share + 1) / blocks * 64;
+          }
           const bool last = n + 1 == PANELS && i + inputs == in;
           const auto multiply_by = [&](const auto *operand) {
             product_streaming<MAX_VECTORS>(count, x + first * x_stride + i, x_stride, operand, sums + n * SUMS, PANEL,

@@ -18,6 +18,7 @@ class PackedWeight:
     def __init__(self, dtype: DType, packed: int, in_features: int, out_features: int) -> None: ...
 
 class DecoderWorkspace:
+    num_parts: int
     def __init__(self) -> None: ...
 
 class DecoderLayer:

@@ -141,8 +141,11 @@ OBSERVED = {
 }
 
 
-# Few tokens, whose features threads share, and more, of which each thread takes its own.
-@pytest.mark.parametrize("counts", [(1, 30, 1, 61), (1, 1, 170, 250)], ids=["few", "many"])
+# Few tokens, whose features threads share; more, of which each thread takes its own; and sequences of its own.
+COUNTS = {"few": (1, 30, 1, 61), "many": (1, 1, 170, 250), "even": (1, 1, *8 * [49])}
+
+
+@pytest.mark.parametrize("number", COUNTS)
 @pytest.mark.parametrize("observe", OBSERVED)
 @pytest.mark.parametrize("wanted", [None, [], [3], [92, 0, 31]], ids=str)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied, biased, selecting", "plain"])
@@ -155,9 +158,9 @@ def test_a_decoder_in_one_call(
     tied: bool,
     wanted: list[int] | None,
     observe: str,
-    counts: tuple[int, ...],
+    number: str,
 ) -> None:
-    kernels, spec = LayerKernels(_native.Kernels(isa)), AttentionSpec(0.25)
+    kernels, spec, counts = LayerKernels(_native.Kernels(isa)), AttentionSpec(0.25), COUNTS[number]
     layers = [Layer(kernels, dtype, inner, biased=False) for inner in (128, 192)]
     backend, native = NativeBackend(_native.Kernels(isa)), NativeSpec(spec)
     told = [OBSERVED[observe]] * len(counts)
@@ -192,6 +195,7 @@ def test_a_decoder_in_one_call(
     step, rows = backend.step(ours, batch.spans), None if wanted is None else torch.tensor(wanted).long()
     found = kernels.decode(decoder, tokens, cos, sin, step, rows, VOCAB)
 
+    assert kernels._work.num_parts == (2 if number == "even" else 0)
     assert not expected.isnan().any()
     assert torch.equal(found, expected if rows is None else expected[rows])
     with pytest.raises(IndexError, match="between 0 and 99, got 100"):

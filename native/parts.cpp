@@ -1,0 +1,56 @@
+#include "parts.h"
+
+namespace winnow {
+
+namespace {
+
+/// What the costliest part may be to the mean: threads that meet in every layer wait for each other about as long.
+constexpr double MOST_UNEVEN = 1.03;
+
+double cost_of(const Batch &batch, const Cache &cache, int64_t seq, const TokenCost &cost) {
+  const int64_t count = batch.counts[seq];
+  double kvs = 0;  // that a token in the middle sees, in all rows
+  for (int64_t layer = 0; layer < cache.num_layers; ++layer)
+    for (int64_t head = 0; head < cache.num_heads; ++head)
+      kvs += static_cast<double>(Row(cache, batch.slots[seq], layer, head).length) - static_cast<double>(count) / 2;
+  return static_cast<double>(count) * (cost.alone + cost.per_kv * kvs);
+}
+
+void add_sequence(const Batch &batch, int64_t seq, Part &part) {
+  Batch &own = part.batch;
+  const int64_t first = batch.starts[seq], end = first + batch.counts[seq];
+  own.slots.push_back(batch.slots[seq]);
+  own.counts.push_back(batch.counts[seq]);
+  own.starts.push_back(own.num_tokens());
+  own.position.insert(own.position.end(), batch.position.begin() + first, batch.position.begin() + end);
+  own.observe.push_back(batch.observe[seq]);
+  own.observe_from.push_back(batch.observe_from[seq]);
+  for (int64_t token = first; token < end; ++token) part.tokens.push_back(token);
+}
+
+}  // namespace
+
+std::vector<Part> share_out(const Batch &batch, const Cache &cache, const TokenCost &cost, int threads) {
+  std::vector<std::pair<double, int64_t>> sequences;  // (what it costs, which)
+  double all = 0;
+  for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) {
+    sequences.emplace_back(cost_of(batch, cache, seq, cost), seq);
+    all += sequences.back().first;
+  }
+  // The costliest first, each to the thread that has least.
+  std::stable_sort(sequences.begin(), sequences.end(), [](const auto &a, const auto &b) { return a.first > b.first; });
+  std::vector<double> load(threads);
+  std::vector<int> whose(sequences.size());
+  for (const auto &[own, seq] : sequences) {
+    const auto least = std::min_element(load.begin(), load.end());
+    *least += own;
+    whose[seq] = static_cast<int>(least - load.begin());
+  }
+  if (*std::max_element(load.begin(), load.end()) * threads > all * MOST_UNEVEN) return {};
+  std::vector<Part> parts(threads);
+  for (Part &part : parts) part.batch.observes = batch.observes;
+  for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) add_sequence(batch, seq, parts[whose[seq]]);
+  return parts;
+}
+
+}  // namespace winnow
