@@ -96,9 +96,9 @@ struct Wanted {
   bool all() const { return count < 0; }
 };
 
-/// A batch of tokens to the logits of those that are wanted, [count, vocabulary]. Threads take sequences of their own where there
-/// are enough tokens and the sequences can be shared out evenly; else they share what each layer has to do. Where the decoder selects, the last layer
-/// computes no others: they attend in it only for the scores.
+/// A batch of tokens to the logits of those that are wanted, [count, vocabulary]. Threads take sequences of their own where
+/// there are enough tokens and the sequences can be shared out evenly; else they share the work of each layer. Where the
+/// decoder selects, the last layer computes no others than the wanted: they attend in it only for the scores.
 void decode(const Kernels &, const Decoder &, const int64_t *tokens, const RotationTable &, const PagedStep &, const Wanted &,
             char *logits, DecoderWorkspace &, int threads);
 
