@@ -237,18 +237,19 @@ char *below_head_in_parts(const Kernels &kernels, const Decoder &decoder, const 
   const int64_t size = last.hidden_size() * bytes_of(last.dtype());
   const int threads = static_cast<int>(parts.size());
   char *hidden = rows_of(work.wanted, last, count, last.hidden_size());
-  std::vector<int64_t> row(tokens, -1);  // of the tokens, where it is wanted
-  for (int64_t i = 0; i < count; ++i) row[wanted.all() ? i : wanted.tokens[i]] = i;
+  std::vector<std::pair<int, int64_t>> place(tokens);  // of every token: its part, and which of the part's it is
+  for (int thread = 0; thread < threads; ++thread)
+    for (size_t i = 0; i < parts[thread].tokens.size(); ++i) place[parts[thread].tokens[i]] = {thread, i};
   if (static_cast<int>(work.of_threads.size()) < threads) work.of_threads.resize(threads);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
   for (int thread = 0; thread < threads; ++thread) {
     const Part &part = parts[thread];
     DecoderWorkspace &own = work.of_threads[thread];
     std::vector<int64_t> own_ids, own_wanted, own_rows;
-    for (size_t i = 0; i < part.tokens.size(); ++i) {
-      const int64_t token = part.tokens[i];
-      own_ids.push_back(ids[token]);
-      if (row[token] >= 0) own_wanted.push_back(i), own_rows.push_back(row[token]);
+    for (const int64_t token : part.tokens) own_ids.push_back(ids[token]);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto [whose, which] = place[wanted.all() ? i : wanted.tokens[i]];
+      if (whose == thread) own_wanted.push_back(which), own_rows.push_back(i);
     }
     const Wanted wants{wanted.all() ? -1 : static_cast<int64_t>(own_wanted.size()), own_wanted.data()};
     const char *x = below_head(kernels, decoder, own_ids.data(), table, {step.cache, part.batch, own.attention}, wants, own, 1);

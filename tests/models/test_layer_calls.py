@@ -147,7 +147,7 @@ COUNTS = {"few": (1, 30, 1, 61), "many": (1, 1, 170, 250), "even": (1, 1, *8 * [
 
 @pytest.mark.parametrize("number", COUNTS)
 @pytest.mark.parametrize("observe", OBSERVED)
-@pytest.mark.parametrize("wanted", [None, [], [3], [92, 0, 31]], ids=str)
+@pytest.mark.parametrize("wanted", [None, [], [3], [92, 0, 31, 0]], ids=str)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied, biased, selecting", "plain"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("isa", _native.instruction_sets())
