@@ -11,7 +11,7 @@ namespace winnow::WINNOW_ISA {
 namespace {
 
 /// Elements below which waking other threads costs more than they save.
-constexpr int64_t PARALLEL_FROM = 8192;
+constexpr int64_t PARALLEL_FROM = 16384;
 
 /// Calls body(first, count) for pieces of at most a register's width.
 template <class F>
