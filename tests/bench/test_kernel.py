@@ -41,8 +41,10 @@ LIMITS = Limits(read=10e9, copy=8e9, matmul=100e9)
 
 @pytest.fixture
 def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the limits nor a cache larger than the processor's: seconds for nothing."""
+    """Neither the limits nor anything larger than the processor's cache: seconds for nothing."""
     monkeypatch.setattr(kernel.Limits, "measure", lambda dtype, device: LIMITS)
+    monkeypatch.setattr(limits_module, "_LEAST_BYTES", 2**20)
+    monkeypatch.setattr(limits_module, "_TIMES_CACHE", 0)
     build = KernelCase.build
     monkeypatch.setattr(kernel.KernelCase, "build", lambda config, cache: build(config, 1))
 
@@ -125,16 +127,23 @@ class TestColumns:
         assert by_name["prefill"].bytes_read == 0 < by_name["prefill"].flops
 
     def test_rates_and_shares(self) -> None:
-        measured = Measurement("decode", "reference", (3.0, 1.0, 2.0), 4e9, 0, 0, LIMITS)
+        measured = Measurement("decode", "reference", (3.0, 1.0, 2.0), 4e9, 0, 0, LIMITS, reading=(10e9,) * 3)
         assert (measured.median, measured.bandwidth, measured.bandwidth_share) == (2.0, 2e9, 0.2)
         assert measured.flop_rate is None and measured.flop_share is None
-        moving = replace(measured, bytes_written=4e9)
+        moving = replace(measured, bytes_written=4e9, reading=None)
         assert (moving.bandwidth, moving.bandwidth_share) == (4e9, 0.5)
         computing = replace(measured, bytes_read=0, flops=int(40e9))
         assert (computing.flop_rate, computing.flop_share, computing.bandwidth) == (20e9, 0.2, None)
 
+    def test_memory_is_compared_with_the_same_repeat(self) -> None:
+        measured = Measurement(
+            "decode", "reference", (4.0, 1.0, 2.0), 4e9, 0, 0, LIMITS, reading=(2e9, 5e9, 8e9)
+        )
+        assert measured.bandwidth_share == 0.5  # of the medians alone: 0.4
+        assert measured.to_json()["reading"] == (2e9, 5e9, 8e9)
+
     def test_scores_are_compared_with_the_same_repeat(self) -> None:
-        measured = Measurement("decode", "reference", (3.0, 1.0, 2.0), 4e9, 0, 0, LIMITS)
+        measured = Measurement("decode", "reference", (3.0, 1.0, 2.0), 4e9, 0, 0, LIMITS, reading=(10e9,) * 3)
         assert measured.scores_cost is None and measured.to_json()["scores_cost"] is None
         observing = replace(measured, unobserved=(1.0, 2.0, 1.6))
         assert observing.scores_cost == pytest.approx(0.25)
@@ -175,6 +184,11 @@ def test_every_operation_is_measured_on_every_backend(no_measuring: None) -> Non
     backends = [measurement.backend.partition(" (")[0] for measurement in report.measurements]
     assert backends == ["auto", "reference"] * len(names[::2])
     assert all(len(m.seconds) == 2 and min(m.seconds) > 0 for m in report.measurements)
+    for measured in report.measurements:
+        if measured.operation.startswith(("decode", "mixed")):
+            assert measured.reading is not None and len(measured.reading) == 2 and min(measured.reading) > 0
+        else:
+            assert measured.reading is None
 
 
 def test_the_command_prints_a_table_and_writes_json(

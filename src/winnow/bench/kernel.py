@@ -21,7 +21,7 @@ from winnow.attention import (
 )
 from winnow.bench.kernel_case import KernelCase, torch_device, torch_dtype
 from winnow.bench.kernel_config import KernelConfig
-from winnow.bench.limits import Limits
+from winnow.bench.limits import Limits, Reading
 from winnow.bench.machine import Machine
 from winnow.bench.timing import Call, interleave
 
@@ -62,6 +62,8 @@ class Measurement:
     bytes_written: float
     flops: int
     limits: Limits
+    reading: tuple[float, ...] | None = None
+    """Where KVs are only read: bytes per second that memory is read at, at best, measured in turn, by repeat."""
     unobserved: tuple[float, ...] | None = None
     """Where scores are observed: seconds of the same without that, measured in turn."""
 
@@ -85,9 +87,11 @@ class Measurement:
 
     @property
     def bandwidth_share(self) -> float | None:
-        """Of the measured limit: of copying where the operation writes KVs, else of reading."""
-        limit = self.limits.copy if self.bytes_written else self.limits.read
-        return None if self.bandwidth is None else self.bandwidth / limit
+        """Of copying where the operation writes KVs, else of reading: the median over repeats."""
+        if self.reading is None:
+            return None if self.bandwidth is None else self.bandwidth / self.limits.copy
+        shares = (self.bytes_read / s / most for s, most in zip(self.seconds, self.reading, strict=True))
+        return statistics.median(shares)
 
     @property
     def flop_rate(self) -> float | None:
@@ -149,10 +153,11 @@ def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> Ke
     progress("filling the cache")
     with torch.inference_mode():
         case = KernelCase.build(config, machine.last_level_cache)
+        reading = Reading.fastest(device)
         measurements: list[Measurement] = []
         for group in operations(case):
             progress(group[0].name)
-            measurements += _measure(group, backends, case, limits)
+            measurements += _measure(group, backends, case, limits, reading)
     cache_bytes = int(case.lengths.sum()) * case.kv_bytes
     return KernelReport(config, machine, case.layers, cache_bytes, limits, tuple(measurements))
 
@@ -231,9 +236,17 @@ def _write(case: KernelCase, spans: Spans) -> Callable[[AttentionBackend, int], 
 
 
 def _measure(
-    group: list[Operation], backends: dict[str, AttentionBackend], case: KernelCase, limits: Limits
+    group: list[Operation],
+    backends: dict[str, AttentionBackend],
+    case: KernelCase,
+    limits: Limits,
+    reading: Reading,
 ) -> Iterator[Measurement]:
-    """The operations of a group on each backend, all in turn, a pass over all layers at a time."""
+    """The operations of a group on each backend, all in turn, a pass over all layers at a time.
+
+    So is reading, where they only read: memory is faster in one minute than in another.
+    """
+    reads = group[0].bytes_read > 0 and not group[0].bytes_written
 
     def over_layers(operation: Operation, backend: AttentionBackend) -> Call:
         def run() -> None:
@@ -244,7 +257,8 @@ def _measure(
 
     pairs = [(operation, name) for operation in group for name in backends]
     calls = [over_layers(operation, backends[name]) for operation, name in pairs]
-    rounds = interleave(calls, case.config.repeats, case.q.device)
+    rounds = interleave(calls + [reading.run] * reads, case.config.repeats, case.q.device)
+    rates = tuple(reading.num_bytes / second for second in rounds.pop()) if reads else None
     unobserved: dict[str, tuple[float, ...]] = {}
     for (operation, name), seconds in zip(pairs, rounds, strict=True):
         of_layer = tuple(second / case.layers for second in seconds)
@@ -256,6 +270,7 @@ def _measure(
             operation.bytes_written,
             operation.flops,
             limits,
+            rates,
             unobserved.get(name),
         )
         unobserved.setdefault(name, of_layer)

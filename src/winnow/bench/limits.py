@@ -19,6 +19,26 @@ _REPEATS = 7
 
 
 @dataclass(frozen=True)
+class Reading:
+    """A call that reads memory as fast as it goes; timed in turn with others, it tells what they could reach."""
+
+    run: Call
+    num_bytes: int
+    """Read by a call."""
+
+    @classmethod
+    def fastest(cls, device: torch.device) -> "Reading":
+        """Of several reductions over a buffer, which it keeps: which is best differs from machine to machine."""
+        buffer = _buffer(device)
+        calls: list[Call] = [buffer.sum, buffer.amax, buffer.view(torch.int64).sum]
+        return max((cls(call, buffer.nbytes) for call in calls), key=lambda each: each.rate(device))
+
+    def rate(self, device: torch.device) -> float:
+        """Bytes per second, the median of some calls."""
+        return _rate(self.run, self.num_bytes, device)
+
+
+@dataclass(frozen=True)
 class Limits:
     """Measured with all of torch's threads; bytes and operations per second."""
 
@@ -35,15 +55,16 @@ class Limits:
     @classmethod
     def measure(cls, dtype: torch.dtype, device: torch.device) -> "Limits":
         """Takes a few seconds; `dtype` is that of the matrices."""
-        num_bytes = max(_LEAST_BYTES, _TIMES_CACHE * Machine.here(device).last_level_cache)
-        buffer = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
-        target = torch.empty_like(buffer)
-        # Which reduction comes nearest to the limit differs from machine to machine.
-        readers: list[Call] = [buffer.sum, buffer.amax, buffer.view(torch.int64).sum]
-        read = max(_rate(reader, buffer.nbytes, device) for reader in readers)
-        copy = _rate(lambda: target.copy_(buffer), 2 * buffer.nbytes, device)
+        read = Reading.fastest(device).rate(device)
+        source = _buffer(device)
+        copy = _rate(partial(torch.empty_like(source).copy_, source), 2 * source.nbytes, device)
         matmul = max(_matmul_rate(each, device) for each in {dtype, torch.float32})
         return cls(read, copy, matmul)
+
+
+def _buffer(device: torch.device) -> torch.Tensor:
+    num_bytes = max(_LEAST_BYTES, _TIMES_CACHE * Machine.here(device).last_level_cache)
+    return torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
 
 
 def _matmul_rate(dtype: torch.dtype, device: torch.device) -> float:

@@ -23,7 +23,8 @@ Operations run over several layers of distinct KVs, so that they come from memor
 the processor's caches. Times are those of one layer. GB/s count keys and values only, each once
 for all query heads that share them; "of limit" says how near that comes to what the machine does
 at most: reading memory for `decode`, copying it for `write` and `compact`, multiplying matrices
-for GFLOP/s. "scores" is what observing them adds to the time without.
+for GFLOP/s. Reading is measured again in turn with what only reads, and the median of the shares
+counts. "scores" is what observing them adds to the time without.
 """
 EPILOG = """\
 examples:
