@@ -1,5 +1,7 @@
 #include "parts.h"
 
+#include <algorithm>
+
 namespace winnow {
 
 namespace {

@@ -273,6 +273,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
     if (observe)
       for (int64_t i = 0; i < tile.n; i += LINE<float>) ask_for_scores(cache, *observe, tile.slot[i]);
     const int width = round_up(tile.n, WIDTH);
+    const bool scattered = tile.scattered();
     float *kept = kept_weights ? kept_weights + (first - item.first_key) / TILE * kept_size(rows) : nullptr;
     if (tile.out_of_sight) {
       if (kept) {
@@ -302,7 +303,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       const Operand *packed = scratch.queries + first_row * padded;
       float *sums = scratch.sums + first_row * padded;
       if (direct)
-        direct_products<Product>(some, tile.key, next.key, tile.n, dim, packed, padded, scratch.logits);
+        direct_products<Product>(some, tile.key, next.key, tile.n, scattered, dim, packed, padded, scratch.logits);
       else
         product(some, seen_width, padded, packed, padded, scratch.keys, TILE, scratch.logits, TILE, false);
       for (int64_t i = 0; i < some; ++i) {
@@ -319,7 +320,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       }
       if (!values) continue;
       if (direct)
-        direct_sums(some, tile.value, next.value, tile.n, dim, scratch.weights, padded, sums);
+        direct_sums(some, tile.value, next.value, tile.n, scattered, dim, scratch.weights, padded, sums);
       else
         product(some, padded, round_up(seen, pair_size<Operand>()), scratch.weights, TILE, scratch.values, padded, sums,
                 padded, true);

@@ -153,6 +153,16 @@ inline void positions_of(const Cache &cache, const int64_t *slot, int64_t n, int
   for (; i < n; ++i) out[i] = cache.position[slot[i]];
 }
 
+/// Slots of the KVs [first, first + n) of a row, as far as positions_of and put_scores look at them.
+inline void slots_to_read(const Cache &cache, const Row &row, int64_t first, int64_t n, int64_t *out) {
+  const int64_t by_vectors = adjacent(cache) ? n / WIDTH * WIDTH : 0;
+  row.runs(first, n, [=](int64_t i, int64_t count, int64_t slot) {
+    int64_t j = 0;
+    for (; j < count && i + j < by_vectors; j += WIDTH) out[i + j] = slot + j;
+    for (; j < count; ++j) out[i + j] = slot + j;
+  });
+}
+
 /// Where up to TILE KVs of a row lie. Pointers past the last repeat it: what is read there is finite and weighs nothing.
 template <class KV>
 struct Tile {
@@ -183,6 +193,10 @@ struct Tile {
       out_of_sight = query_position - *std::max_element(position, position + n) >= call.window;
     }
   }
+
+  /// Whether its parts lie in several places. Processors fetch ahead for each of several places at once, and in blocks that
+  /// lie anywhere they do not get far before one ends; so such parts are best read side by side.
+  bool scattered() const { return n == TILE && slot[TILE / 2] != slot[0] + TILE / 2; }
 
   void positions(const Cache &cache, int32_t *out) const {
     positions_of(cache, slot, n, out);
@@ -235,11 +249,12 @@ inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_qu
       pack_query(q + (first_token + i) * call.q.token_stride + (head * call.group() + h) * call.q.head_stride, dim, out);
 }
 
-/// Ask for the scores of the keys that share a line of memory, and for their positions where near ones do not count.
+/// Ask for the scores of the keys that share a line of memory, and for their positions where near ones do not count: into the
+/// second-level cache, as for KVs, which are asked for at the same time. Few lines at once can be on their way to the first.
 inline void ask_for_scores(const Cache &cache, const Observe &observe, int64_t slot) {
   asm volatile("");  // GCC takes a function that only prefetches for one that does nothing, and leaves its calls out
-  for (int64_t n = 0; n < cache.num_scores; ++n) __builtin_prefetch(cache.score + n * cache.num_slots + slot, 1);
-  if (observe.exclude_first) __builtin_prefetch(cache.position + slot);
+  for (int64_t n = 0; n < cache.num_scores; ++n) __builtin_prefetch(cache.score + n * cache.num_slots + slot, 0, 2);
+  if (observe.exclude_first) __builtin_prefetch(cache.position + slot, 0, 2);
 }
 
 /// (largest logit, 1 / sum of e^(logit - largest)) of every token and query head, [T, num_query_heads, 2].

@@ -54,24 +54,22 @@ void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64
   std::vector<float> distance(value_aware ? group * TILE : 0), factor(group);
   Tile<KV> tiles[2];
   if (value_aware) tiles[0].find(call, row, first_key, last_key, position);
-  int64_t slot[TILE];
+  int64_t slots[MANY_ROWS_KEYS];  // no item has more keys
+  slots_to_read(cache, row, first_key, last_key - first_key, slots);
   int32_t tile_position[TILE] = {};
   float out[TILE] = {};
 
   for (int64_t first = first_key, asked = first_key; first < last_key; first += TILE) {
-    for (; asked < std::min(last_key, first + KEYS_AHEAD); asked += LINE<float>) {
-      row.slots(asked, 1, slot);
-      ask_for_scores(cache, observe, slot[0]);
-    }
-    const int64_t n = std::min<int64_t>(TILE, last_key - first);
+    for (; asked < std::min(last_key, first + KEYS_AHEAD); asked += LINE<float>)
+      ask_for_scores(cache, observe, slots[asked - first_key]);
+    const int64_t n = std::min<int64_t>(TILE, last_key - first), *slot = slots + first - first_key;
     const float *kept = kept_weights + first / TILE * kept_size(group), *most = kept + group * TILE;
-    row.slots(first, n, slot);
     if (observe.exclude_first) positions_of(cache, slot, n, tile_position);
     if (value_aware) {
       const int64_t turn = (first - first_key) / TILE % 2;
       Tile<KV> &tile = tiles[turn], &next = tiles[first + TILE < last_key ? turn ^ 1 : turn];
       if (&next != &tile) next.find(call, row, first + TILE, last_key, position);
-      direct_products<SquaredDistance>(group, tile.value, next.value, n, dim, output, padded, distance.data());
+      direct_products<SquaredDistance>(group, tile.value, next.value, n, tile.scattered(), dim, output, padded, distance.data());
     }
     for (int64_t h = 0; h < group; ++h) factor[h] = factor_of(most[h], statistic[2 * h], statistic[2 * h + 1]);
     for (int64_t term = 0; term < terms; ++term) {

@@ -70,7 +70,8 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
       const int rows = static_cast<int>(queries * group);
       pack_queries<KV>(call, start + query, queries, unit.head, scratch.queries);
       if (direct(item))
-        direct_products<Product>(rows, tile.key, next.key, tile.n, dim, scratch.queries, padded, scratch.logits);
+        direct_products<Product>(rows, tile.key, next.key, tile.n, tile.scattered(), dim, scratch.queries, padded,
+                                 scratch.logits);
       else
         product(rows, width, padded, scratch.queries, padded, scratch.keys, TILE, scratch.logits, TILE, false);
       for (int64_t i = 0; i < queries; ++i) {

@@ -171,6 +171,17 @@ def test_a_kv_alone_is_the_output(isa: str, softcap: float | None) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_many_query_heads_finish_long_rows(isa: str, dtype: torch.dtype) -> None:
+    # So many that a decoding row of thousands of keys is one item.
+    observe = [Observe((Term.ATTENTION,)), Observe((Term.SQUARED,), exclude_first=5)]
+    batch = paged_batch(
+        3, [1, 1], longest=7000, kv_heads=1, group=40, block_size=16, dtype=dtype, observe=observe
+    )
+    compare(batch, isa, AttentionSpec(0.3))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("window", [None, 40])
 def test_chunks_that_take_turns(isa: str, window: int | None) -> None:
     # So many of them that a thread takes several at a time and asks for the next one's KVs while it computes one.
