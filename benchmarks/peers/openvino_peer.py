@@ -1,7 +1,8 @@
 """OpenVINO GenAI's `ContinuousBatchingPipeline` on one piece of work; runs in that peer's environment.
 
 Options: `precision` of the arithmetic, `kv_precision` (f32, bf16, u8), `kv_blocks` (of 32 tokens, in all layers),
-`eviction` (tokens that a sequence is held to while it decodes; null: all are kept).
+`eviction` (tokens that a sequence is held to while it decodes; null: all are kept), `step` (tokens computed at once;
+null: as many as by default).
 """
 
 import time
@@ -17,10 +18,12 @@ START_TOKENS, RECENT_TOKENS = 32, 128
 
 
 def scheduler(options: dict[str, Any]) -> genai.SchedulerConfig:
-    """The pipeline's limits; how many tokens a step may hold is left at its default."""
+    """The pipeline's limits."""
     config = genai.SchedulerConfig()
     config.num_kv_blocks = options["kv_blocks"]
     config.enable_prefix_caching = False
+    if options["step"] is not None:
+        config.max_num_batched_tokens = options["step"]
     if options["eviction"] is not None:
         config.use_cache_eviction = True
         config.cache_eviction_config = genai.CacheEvictionConfig(

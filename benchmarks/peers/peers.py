@@ -74,12 +74,15 @@ def _winnow(load: Load) -> list[Configuration]:
 
 
 def _openvino(load: Load) -> list[Configuration]:
-    def options(kv_precision: str, kv_blocks: int, eviction: int | None = None) -> dict[str, Any]:
+    def options(
+        kv_precision: str, kv_blocks: int, eviction: int | None = None, step: int | None = None
+    ) -> dict[str, Any]:
         return {
             "precision": "bf16",
             "kv_precision": kv_precision,
             "kv_blocks": kv_blocks,
             "eviction": eviction,
+            "step": step,
         }
 
     blocks = load.units(OPENVINO_BLOCK)
@@ -91,6 +94,9 @@ def _openvino(load: Load) -> list[Configuration]:
         Configuration(f"{whole} KVs", _within(load), options(whole, blocks)),
         Configuration("u8 KVs", _within(load), options("u8", same_bytes)),
         Configuration("u8 KVs, eviction to 512", _within(load), options("u8", same_bytes, 512)),
+        Configuration(
+            "u8 KVs, eviction to 512, steps of 512", _within(load), options("u8", same_bytes, 512, 512)
+        ),
         Configuration(f"{whole} KVs, no limit", "all", options(whole, unlimited)),
     ]
 

@@ -79,7 +79,8 @@ struct SquaredDistance {
 
 /// R rows with N keys or values, every `every`th of `each`: a vector of sums for each, to the first N of out, [R][4].
 template <class What, int R, int N, class KV>
-inline void meet_some(const KV *const *each, const KV *const *next, int every, int dim, const float *rows, int padded, vf *out) {
+inline void meet_some(const KV *const *each, const KV *const *next, int every, int dim, const float *rows, int padded,
+                      vf *out) {
   const KV *from[N];
 #pragma GCC unroll 8
   for (int j = 0; j < N; ++j) {
