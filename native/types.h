@@ -18,8 +18,10 @@ inline int64_t bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 struct Blocks {
   int64_t block_size, block_stride, head_dim;
 
-  /// Where the vector of a slot begins, in elements.
-  int64_t at(int64_t slot) const { return slot / block_size * block_stride + slot % block_size * head_dim; }
+  /// Where a vector of a block begins, in elements.
+  int64_t at(int64_t block, int64_t offset) const { return block * block_stride + offset * head_dim; }
+  /// The same of a flat slot number.
+  int64_t at(int64_t slot) const { return at(slot / block_size, slot % block_size); }
 };
 
 /// The memory of a cache; see winnow.cache.KVPool.
@@ -51,22 +53,34 @@ class Row {
   const int64_t length;
 
   /// Calls f with each run of the KVs [first, first + n) that lies in one block: how many of them come before it, how many
-  /// they are, and the flat slot number of the first.
+  /// they are, the block, and their first slot in it.
   template <class F>
-  void runs(int64_t first, int64_t n, F f) const {
-    const int64_t size = cache_.block_size, entries = cache_.page_entries;
-    const int64_t page_size = cache_.num_layers * cache_.num_heads * entries;
-    const int64_t block = first / size;
-    int64_t offset = first % size, page = block / entries, entry = block % entries;
+  void runs_in_blocks(int64_t first, int64_t n, F f) const {
+    const int64_t size = cache_.block_size, block = first / size;
+    int64_t offset = first % size, page = block / cache_.page_entries, entry = block % cache_.page_entries;
     for (int64_t i = 0; i < n; offset = 0) {
       const int64_t count = std::min(n - i, size - offset);
-      f(i, count, cache_.pages[table_[page] * page_size + offset_ + entry] * size + offset);
+      f(i, count, static_cast<int64_t>(entries(page)[entry]), offset);
       i += count;
-      if (++entry == entries) {
+      if (++entry == cache_.page_entries) {
         entry = 0;
-        ++page;
+        if (++page < cache_.pages_per_seq) __builtin_prefetch(entries(page));
       }
     }
+  }
+
+  /// The same with the flat number of the first slot.
+  template <class F>
+  void runs(int64_t first, int64_t n, F f) const {
+    runs_in_blocks(first, n, [&](int64_t i, int64_t count, int64_t block, int64_t offset) {
+      f(i, count, block * cache_.block_size + offset);
+    });
+  }
+
+  /// Ask for the table's entries of the KV `first` and some behind it.
+  void ask(int64_t first) const {
+    const int64_t block = first / cache_.block_size;
+    __builtin_prefetch(entries(block / cache_.page_entries) + block % cache_.page_entries);
   }
 
   /// Flat slot numbers of the KVs [first, first + n).
@@ -75,6 +89,10 @@ class Row {
   }
 
  private:
+  const int32_t *entries(int64_t page) const {
+    return cache_.pages + table_[page] * cache_.num_layers * cache_.num_heads * cache_.page_entries + offset_;
+  }
+
   const Cache &cache_;
   const int32_t *table_;
   const int64_t offset_;

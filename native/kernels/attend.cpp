@@ -263,6 +263,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
   };
 
   if (!ahead.found) ahead.find(ahead.now(), call, item, item.first_key);
+  if (next_item) Row(cache, batch.slots[next_item->seq], call.layer, next_item->head).ask(next_item->first_key);
   for (int64_t first = item.first_key; first < item.last_key; first += TILE, ahead.turn ^= 1) {
     Tile<KV> &tile = ahead.now(), &next = ahead.next();
     const bool more = first + TILE < item.last_key, ends = !more && item.partial < 0;

@@ -177,8 +177,8 @@ struct Tile {
     const Cache &cache = call.cache;
     n = static_cast<int>(std::min<int64_t>(last - first, TILE));
     const KV *k = reinterpret_cast<const KV *>(cache.k), *v = reinterpret_cast<const KV *>(cache.v);
-    row.runs(first, n, [&](int64_t i, int64_t count, int64_t at) {
-      const int64_t vector = cache.at(at);
+    row.runs_in_blocks(first, n, [&](int64_t i, int64_t count, int64_t block, int64_t offset) {
+      const int64_t at = block * cache.block_size + offset, vector = cache.at(block, offset);
       for (int64_t j = 0; j < count; ++j) {
         slot[i + j] = at + j;
         key[i + j] = k + vector + j * cache.head_dim;
