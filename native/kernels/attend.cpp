@@ -321,7 +321,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       }
       if (!values) continue;
       if (direct)
-        direct_sums(some, tile.value, next.value, tile.n, scattered, dim, scratch.weights, padded, sums);
+        direct_sums(some, tile.value, next.value, tile.n, dim, scratch.weights, padded, sums);
       else
         product(some, padded, round_up(seen, pair_size<Operand>()), scratch.weights, TILE, scratch.values, padded, sums,
                 padded, true);

@@ -175,9 +175,8 @@ template <class What, int R, int streams, class KV, class Operand>
 
 /// As direct_sums, of R rows.
 template <int R, class KV>
-inline void multiply_values(const KV *const *value, const KV *const *next, int n, bool scattered, int dim, const float *weights,
-                            int padded, float *sums) {
-  const int length = scattered ? TILE / STREAMS : n;
+inline void multiply_values(const KV *const *value, const KV *const *next, int n, int dim, const float *weights, int padded,
+                            float *sums) {
   constexpr int V = R == 1 ? 8 : R <= 3 ? 4 : 2;
   const auto columns = [&](int d, auto vectors) {
     constexpr int C = decltype(vectors)::value;
@@ -186,19 +185,18 @@ inline void multiply_values(const KV *const *value, const KV *const *next, int n
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) sum[r][c] = load(sums + r * padded + d + c * WIDTH);
-    for (int t = 0; t < length; ++t)
-      for (int j = t; j < n; j += length) {
-        vf w[R];
+    for (int j = 0; j < n; ++j) {
+      vf w[R];
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) w[r] = broadcast(weights[r * TILE + j]);
+      for (int r = 0; r < R; ++r) w[r] = broadcast(weights[r * TILE + j]);
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) {
-          if ((d + c * WIDTH) % LINE<KV> == 0) __builtin_prefetch(next[j] + d + c * WIDTH, 0, 2);
-          const vf v = get(value[j] + d + c * WIDTH, C > 1 || dim - d > WIDTH ? WIDTH : dim - d);
+      for (int c = 0; c < C; ++c) {
+        if ((d + c * WIDTH) % LINE<KV> == 0) __builtin_prefetch(next[j] + d + c * WIDTH, 0, 2);
+        const vf v = get(value[j] + d + c * WIDTH, C > 1 || dim - d > WIDTH ? WIDTH : dim - d);
 #pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) sum[r][c] += w[r] * v;
-        }
+        for (int r = 0; r < R; ++r) sum[r][c] += w[r] * v;
       }
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -212,9 +210,8 @@ inline void multiply_values(const KV *const *value, const KV *const *next, int n
 #if defined(__AVX512BF16__)
 /// The same of weights and values that are multiplied in pairs: those of two KVs.
 template <int R>
-inline void multiply_values(const bf16 *const *value, const bf16 *const *next, int n, bool scattered, int dim,
-                            const bf16 *weights, int padded, float *sums) {
-  const int length = scattered ? TILE / STREAMS : n;
+inline void multiply_values(const bf16 *const *value, const bf16 *const *next, int n, int dim, const bf16 *weights, int padded,
+                            float *sums) {
   const auto columns = [&](int d, auto vectors) {
     constexpr int C = decltype(vectors)::value;
     const auto at = [=](int r, int c) { return sums + r * padded + d + c * WIDTH; };
@@ -224,28 +221,27 @@ inline void multiply_values(const bf16 *const *value, const bf16 *const *next, i
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) sum[r][c] = there(c) ? _mm512_loadu_ps(at(r, c)) : _mm512_setzero_ps();
-    for (int t = 0; t < length; t += 2)
-      for (int j = t; j < n; j += length) {
-        __m512bh pair[R];
+    for (int j = 0; j < n; j += 2) {
+      __m512bh pair[R];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        int32_t bits;
+        std::memcpy(&bits, weights + r * TILE + j, sizeof bits);
+        pair[r] = (__m512bh)_mm512_set1_epi32(bits);
+      }
+#pragma GCC unroll 2
+      for (int c = 0; c < C; c += 2) {
+        const int from = d + c * WIDTH, left = dim - from;
+        __builtin_prefetch(next[j] + from, 0, 2);
+        __builtin_prefetch(next[j + 1] + from, 0, 2);
+        const Interleaved both(load_pairs(value[j] + from, left), load_pairs(value[j + 1] + from, left));
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          int32_t bits;
-          std::memcpy(&bits, weights + r * TILE + j, sizeof bits);
-          pair[r] = (__m512bh)_mm512_set1_epi32(bits);
-        }
-#pragma GCC unroll 2
-        for (int c = 0; c < C; c += 2) {
-          const int from = d + c * WIDTH, left = dim - from;
-          __builtin_prefetch(next[j] + from, 0, 2);
-          __builtin_prefetch(next[j + 1] + from, 0, 2);
-          const Interleaved both(load_pairs(value[j] + from, left), load_pairs(value[j + 1] + from, left));
-#pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) {
-            sum[r][c] = _mm512_dpbf16_ps(sum[r][c], pair[r], (__m512bh)both.low);
-            sum[r][c + 1] = _mm512_dpbf16_ps(sum[r][c + 1], pair[r], (__m512bh)both.high);
-          }
+          sum[r][c] = _mm512_dpbf16_ps(sum[r][c], pair[r], (__m512bh)both.low);
+          sum[r][c + 1] = _mm512_dpbf16_ps(sum[r][c + 1], pair[r], (__m512bh)both.high);
         }
       }
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -289,11 +285,10 @@ inline void direct_products(int rows, const KV *const *each, const KV *const *ne
 
 /// Adds weights [rows, TILE] times the first n values to sums [rows, padded].
 template <class KV, class Operand>
-inline void direct_sums(int rows, const KV *const *value, const KV *const *next, int n, bool scattered, int dim,
-                        const Operand *weights, int padded, float *sums) {
+inline void direct_sums(int rows, const KV *const *value, const KV *const *next, int n, int dim, const Operand *weights,
+                        int padded, float *sums) {
   for_direct_rows(rows, [&](auto count, int first) {
-    multiply_values<count>(value, first ? value : next, n, scattered, dim, weights + first * TILE, padded,
-                           sums + first * padded);
+    multiply_values<count>(value, first ? value : next, n, dim, weights + first * TILE, padded, sums + first * padded);
   });
 }
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from torch import Tensor
 from winnow import _native
 from winnow.attention import AttentionSpec, Group, Observe, Pool, ReferenceBackend, Term
 from winnow.attention.native import NativeBackend
+from winnow.cache.layout import PAGE_ENTRIES
 
 ISAS = _native.instruction_sets()
 TILE_ISAS = [isa for isa in ISAS if isa.startswith("amx")]
@@ -168,6 +170,36 @@ def test_a_kv_alone_is_the_output(isa: str, softcap: float | None) -> None:
         )
         assert torch.equal(out, batch.v.repeat_interleave(3, dim=1))
         assert torch.equal(batch.cache.pool.score, before), "no distance of the value from the output"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
+    """Bit for bit: who else has blocks of the pool must not change a sequence's answer."""
+    observe = [Observe((Term.ATTENTION,)), None, Observe((Term.SQUARED,), exclude_first=5)]
+    batch = paged_batch(11, [1, 1, 2], longest=900, group=3, block_size=16, dtype=dtype, observe=observe)
+    pool, tables = batch.cache.pool, batch.cache.manager.tables
+    computes = backend(isa)
+
+    def run() -> Tensor:
+        computes.write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
+        return computes.attend(batch.cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
+
+    scores = pool.score.clone()
+    scattered, scattered_scores = run(), pool.score.clone()
+    # Now each row's blocks side by side, one after the other.
+    slots = torch.tensor(batch.spans.slots)
+    rows = tables.lookup_layers(slots, tables.page_table.shape[1] * PAGE_ENTRIES).flatten().long()
+    _, order = np.unique(rows.numpy(), return_index=True)
+    held = rows[torch.from_numpy(np.sort(order))]
+    rest = torch.from_numpy(np.setdiff1d(np.arange(pool.num_blocks), held.numpy()))
+    old = torch.cat([held, rest])
+    pool.score.copy_(scores)
+    for blocks in (pool.kv, pool.position, pool.score[0]):
+        blocks.copy_(blocks[old])
+    tables.pages.copy_(torch.argsort(old)[tables.pages.long()])
+    assert torch.equal(run(), scattered)
+    assert torch.equal(pool.score[0], scattered_scores[0][old])
 
 
 @pytest.mark.parametrize("isa", ISAS)
