@@ -195,7 +195,7 @@ struct Tile {
   }
 
   /// Whether its parts lie in several places. Processors fetch ahead for each of several places at once, and in blocks that
-  /// lie anywhere they do not get far before one ends; so such parts are best read side by side.
+  /// lie anywhere they do not get far before one ends; so keys of such parts are best read by turns.
   bool scattered() const { return n == TILE && slot[TILE / 2] != slot[0] + TILE / 2; }
 
   void positions(const Cache &cache, int32_t *out) const {

@@ -10,7 +10,7 @@ namespace winnow::WINNOW_ISA {
 
 /// Rows that are multiplied at once: their sums stay in registers.
 constexpr int DIRECT_ROWS = 4;
-/// Parts of a tile that are read side by side where they lie in several places: one key or two of each by turns. Divides WIDTH.
+/// Parts of a tile whose keys are read by turns, one of each, where they lie in several places. Divides WIDTH.
 constexpr int STREAMS = 4;
 /// Beyond so many rows packing pays, sooner where there is nothing to widen.
 template <class KV>
@@ -137,7 +137,7 @@ inline void meet_some(const bf16 *const *each, const bf16 *const *next, int ever
 }
 #endif
 
-/// As direct_products, of R rows: `streams` parts of equal length are read side by side, 1 or STREAMS.
+/// As direct_products, of R rows: one of each of `streams` parts by turns, 1 or STREAMS.
 template <class What, int R, int streams, class KV, class Operand>
 [[gnu::noinline]] void meet(const KV *const *each, const KV *const *next, int n, int dim, const Operand *rows, int padded,
                             float *out) {
@@ -268,7 +268,7 @@ inline void for_direct_rows(int rows, F f) {
 }
 
 /// What each of the rows [rows, padded] makes with the first round_up(n, WIDTH) of TILE keys or values: [rows, TILE].
-/// `each` and `next` are as pack_keys takes them; parts of scattered ones, which are a whole tile, are read side by side.
+/// `each` and `next` are as pack_keys takes them; those of a scattered tile, which is a whole one, are read by turns.
 template <class What, class KV, class Operand>
 inline void direct_products(int rows, const KV *const *each, const KV *const *next, int n, bool scattered, int dim,
                             const Operand *with, int padded, float *out) {
@@ -283,7 +283,8 @@ inline void direct_products(int rows, const KV *const *each, const KV *const *ne
   });
 }
 
-/// Adds weights [rows, TILE] times the first n values to sums [rows, padded].
+/// Adds weights [rows, TILE] times the first n values to sums [rows, padded]: in their order, wherever they lie, for a sum's
+/// last bits depend on it.
 template <class KV, class Operand>
 inline void direct_sums(int rows, const KV *const *value, const KV *const *next, int n, int dim, const Operand *weights,
                         int padded, float *sums) {
