@@ -243,7 +243,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
   // How many keys the item's first query sees; each further one sees one more.
   const int64_t sees = row.length - batch.counts[item.seq] + item.first_query + 1;
 
-  const bool direct = rows <= MOST_DIRECT_ROWS<KV>;
+  const bool direct = rows <= MOST_DIRECT_ROWS;
   const bool values = item.read || outputs;
   const int64_t at_once = direct ? item.num_queries : std::max<int64_t>(1, ROWS_AT_ONCE / group);
   // Logits of nearly every model are only scaled, which needs no pass of its own.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "pack.h"
+#include "tile_registers.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -12,9 +13,14 @@ namespace winnow::WINNOW_ISA {
 constexpr int DIRECT_ROWS = 4;
 /// Parts of a tile whose keys are read by turns, one of each, where they lie in several places. Divides WIDTH.
 constexpr int STREAMS = 4;
-/// Beyond so many rows packing pays, sooner where there is nothing to widen.
-template <class KV>
-constexpr int MOST_DIRECT_ROWS = sizeof(KV) == 4 ? DIRECT_ROWS : WIDTH == 16 ? 2 * DIRECT_ROWS - 1 : 2 * DIRECT_ROWS;
+/// Vectors of a tile that different rows ask for in shares, so that memory is busy all the time.
+constexpr int SHARED = TILE / STREAMS;
+/// Beyond so many rows packing pays, or where they fill a tile register.
+#if defined(WINNOW_TILES)
+constexpr int MOST_DIRECT_ROWS = TMM_ROWS - 1;
+#else
+constexpr int MOST_DIRECT_ROWS = 4 * DIRECT_ROWS;
+#endif
 
 /// Four vectors become one: every four lanes hold what these lanes of each add up to.
 inline vf add_up_four(vf a, vf b, vf c, vf d) {
@@ -254,16 +260,23 @@ inline void multiply_values(const bf16 *const *value, const bf16 *const *next, i
 }
 #endif
 
-/// Calls f with as many of the rows as are multiplied at once, as a constant, and the first of them.
-template <class F>
-inline void for_direct_rows(int rows, F f) {
-  for (int first = 0; first < rows; first += DIRECT_ROWS) {
-    switch (rows - first) {
-      case 1: f(std::integral_constant<int, 1>{}, first); break;
-      case 2: f(std::integral_constant<int, 2>{}, first); break;
-      case 3: f(std::integral_constant<int, 3>{}, first); break;
-      default: f(std::integral_constant<int, DIRECT_ROWS>{}, first);
+/// Calls f with as many of the rows as are multiplied at once, as a constant, the first of them, and which of the next tile's
+/// vectors to ask for meanwhile. Every turn asks for a share of what lies side by side: `each` stands for the rest.
+template <class KV, class F>
+inline void for_direct_rows(int rows, const KV *const *each, const KV *const *next, int n, F f) {
+  const int turns = (rows + DIRECT_ROWS - 1) / DIRECT_ROWS, width = round_up(n, WIDTH);
+  const KV *asked[TILE];
+  for (int turn = 0, first = 0; turn < turns; ++turn) {
+    for (int j = 0; j < width && turns > 1; ++j) asked[j] = j % SHARED * turns / SHARED == turn ? next[j] : each[j];
+    const KV *const *ask = turns > 1 ? asked : next;
+    const int count = (rows - first + turns - turn - 1) / (turns - turn);
+    switch (count) {
+      case 1: f(std::integral_constant<int, 1>{}, first, ask); break;
+      case 2: f(std::integral_constant<int, 2>{}, first, ask); break;
+      case 3: f(std::integral_constant<int, 3>{}, first, ask); break;
+      default: f(std::integral_constant<int, DIRECT_ROWS>{}, first, ask);
     }
+    first += count;
   }
 }
 
@@ -272,9 +285,9 @@ inline void for_direct_rows(int rows, F f) {
 template <class What, class KV, class Operand>
 inline void direct_products(int rows, const KV *const *each, const KV *const *next, int n, bool scattered, int dim,
                             const Operand *with, int padded, float *out) {
-  for_direct_rows(rows, [&](auto count, int first) {
+  for_direct_rows(rows, each, next, n, [&](auto count, int first, const KV *const *ask) {
     const auto meet_rows = [&](auto streams) {
-      meet<What, count, streams>(each, first ? each : next, n, dim, with + first * padded, padded, out + first * TILE);
+      meet<What, count, streams>(each, ask, n, dim, with + first * padded, padded, out + first * TILE);
     };
     if (scattered)
       meet_rows(std::integral_constant<int, STREAMS>{});
@@ -288,8 +301,8 @@ inline void direct_products(int rows, const KV *const *each, const KV *const *ne
 template <class KV, class Operand>
 inline void direct_sums(int rows, const KV *const *value, const KV *const *next, int n, int dim, const Operand *weights,
                         int padded, float *sums) {
-  for_direct_rows(rows, [&](auto count, int first) {
-    multiply_values<count>(value, first ? value : next, n, dim, weights + first * TILE, padded, sums + first * padded);
+  for_direct_rows(rows, value, next, n, [&](auto count, int first, const KV *const *ask) {
+    multiply_values<count>(value, ask, n, dim, weights + first * TILE, padded, sums + first * padded);
   });
 }
 

@@ -48,7 +48,7 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
   const TileSums work(scratch.extra, group);
   float *values = scratch.extra + sums_size;
   // Whether the item of attention that begins with a query has so few rows that their keys are multiplied where they lie.
-  const auto direct = [&](int64_t query) { return std::min(block, count - query) * group <= MOST_DIRECT_ROWS<KV>; };
+  const auto direct = [&](int64_t query) { return std::min(block, count - query) * group <= MOST_DIRECT_ROWS; };
 
   Tile<KV> tiles[2];
   tiles[0].find(call, row, first_key, last_key, batch.position[start + unit.first_query]);
