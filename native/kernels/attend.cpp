@@ -130,7 +130,8 @@ struct Lookahead {
   void find(Tile<KV> &tile, const Attend &call, const Item &item, int64_t first_key) {
     const Batch &batch = call.batch;
     const Row row(call.cache, batch.slots[item.seq], call.layer, item.head);
-    tile.find(call, row, first_key, item.last_key, batch.position[batch.starts[item.seq] + item.first_query]);
+    tile.find(call, row, first_key, item.last_key, batch.position[batch.starts[item.seq] + item.first_query],
+              keys_at_once(item.num_queries * call.group()));
   }
 };
 
@@ -189,17 +190,22 @@ void ask_for_outputs(const Attend &call, const float *statistics, int64_t token,
   }
 }
 
+/// Where the weight of the j-th key is kept: TILE of them lie side by side, and the next ones `apart` floats on.
+float *kept_at(float *kept, int j, int64_t apart) { return kept + j / TILE * apart + j % TILE; }
+
 /// Fold a tile's logits of one query, times `scale`, into its running softmax; they become weights.
 ///
-/// highest: the largest of the logits; those of KVs that the query does not see are NEVER. kept: [TILE], where the weights
-/// are kept too, or null.
+/// highest: the largest of the logits; those of KVs that the query does not see are NEVER. kept: where the weights are kept
+/// too (kept_at), or null.
 template <class Operand>
 void fold(const float *logits, Operand *weights, float *sums, float &most, float &mass, int width, int64_t padded,
-          float highest, float scale, float *kept) {
+          float highest, float scale, float *kept, int64_t apart) {
   const float scaled = highest * scale, higher = std::max(most, scaled);
   if (higher == NEVER) {  // this query sees none of the tile, nor anything before it
-    for (int j = 0; j < width; j += WIDTH) store(weights + j, vf{});
-    if (kept) std::fill(kept, kept + TILE, UNSEEN);
+    for (int j = 0; j < width; j += WIDTH) {
+      store(weights + j, vf{});
+      if (kept) store(kept_at(kept, j, apart), broadcast(UNSEEN));
+    }
     return;
   }
   if (higher > most) {
@@ -215,7 +221,7 @@ void fold(const float *logits, Operand *weights, float *sums, float &most, float
     const vf x = load(logits + j), p = vexp2(rounded_product(x, scale2) - higher2);
     total += p;
     store(weights + j, p);
-    if (kept) store(kept + j, x > NEVER ? p : broadcast(UNSEEN));
+    if (kept) store(kept_at(kept, j, apart), x > NEVER ? p : broadcast(UNSEEN));
   }
   mass += horizontal_sum(total);
 }
@@ -264,20 +270,22 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
 
   if (!ahead.found) ahead.find(ahead.now(), call, item, item.first_key);
   if (next_item) Row(cache, batch.slots[next_item->seq], call.layer, next_item->head).ask(next_item->first_key);
-  for (int64_t first = item.first_key; first < item.last_key; first += TILE, ahead.turn ^= 1) {
+  const int keys = keys_at_once(rows);
+  const int64_t apart = kept_size(rows);
+  for (int64_t first = item.first_key; first < item.last_key; first += keys, ahead.turn ^= 1) {
     Tile<KV> &tile = ahead.now(), &next = ahead.next();
-    const bool more = first + TILE < item.last_key, ends = !more && item.partial < 0;
+    const bool more = first + keys < item.last_key, ends = !more && item.partial < 0;
     if (more)
-      ahead.find(next, call, item, first + TILE);
+      ahead.find(next, call, item, first + keys);
     else if (next_item)
       ahead.find(next, call, *next_item, next_item->first_key);
     if (observe)
       for (int64_t i = 0; i < tile.n; i += LINE<float>) ask_for_scores(cache, *observe, tile.slot[i]);
     const int width = round_up(tile.n, WIDTH);
     const bool scattered = tile.scattered();
-    float *kept = kept_weights ? kept_weights + (first - item.first_key) / TILE * kept_size(rows) : nullptr;
+    float *kept = kept_weights ? kept_weights + (first - item.first_key) / TILE * apart : nullptr;
     if (tile.out_of_sight) {
-      if (kept) {
+      for (int j = 0; kept && j < tile.n; j += TILE, kept += apart) {
         std::fill(kept, kept + rows * TILE, UNSEEN);
         std::fill(kept + rows * TILE, kept + rows * (TILE + 1), NEVER);
       }
@@ -286,7 +294,8 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
     ask_for_rest(next.key, width, next.n, dim);
     if (values) ask_for_rest(next.value, width, next.n, dim);
     if (!direct) {
-      pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
+      for (int j = 0; j < tile.n; j += TILE)
+        pack_keys(tile.key + j, next.key + j, std::min(tile.n - j, TILE), dim, scratch.keys + j * padded);
       if (values) pack_values(tile.value, next.value, tile.n, dim, scratch.values);
     }
     int64_t queries = 0;
@@ -306,28 +315,31 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       if (direct)
         direct_products<Product>(some, tile.key, next.key, tile.n, scattered, dim, packed, padded, scratch.logits);
       else
-        product(some, seen_width, padded, packed, padded, scratch.keys, TILE, scratch.logits, TILE, false);
+        for (int j = 0; j < seen_width; j += TILE)
+          product(some, std::min(seen_width - j, TILE), padded, packed, padded, scratch.keys + j * padded, TILE,
+                  scratch.logits + j, keys, false);
       for (int64_t i = 0; i < some; ++i) {
         const int64_t r = first_row + i, asking = query + i / group;
         const int64_t visible = std::min<int64_t>(tile.n, sees + asking - first);
         const bool all_seen = visible == seen_width;
-        float *logits = scratch.logits + i * TILE, *kept_row = kept ? kept + r * TILE : nullptr;
+        float *logits = scratch.logits + i * keys, *kept_row = kept ? kept + r * TILE : nullptr;
         const float highest = only_scales && all_seen ? highest_logit(logits, seen_width)
                                                       : finish_logits(logits, seen_width, visible, call, scale_before,
                                                                       tile.position, batch.position[token + asking]);
-        fold(logits, scratch.weights + i * TILE, sums + i * padded, scratch.most[r], scratch.mass[r], seen_width,
-             values ? padded : 0, highest, scale_after, kept_row);
-        if (kept) std::fill(kept_row + seen_width, kept_row + width, UNSEEN);
+        fold(logits, scratch.weights + i * keys, sums + i * padded, scratch.most[r], scratch.mass[r], seen_width,
+             values ? padded : 0, highest, scale_after, kept_row, apart);
+        for (int j = seen_width; kept && j < width; j += WIDTH) store(kept_at(kept_row, j, apart), broadcast(UNSEEN));
       }
       if (!values) continue;
       if (direct)
         direct_sums(some, tile.value, next.value, tile.n, dim, scratch.weights, padded, sums);
       else
-        product(some, padded, round_up(seen, pair_size<Operand>()), scratch.weights, TILE, scratch.values, padded, sums,
+        product(some, padded, round_up(seen, pair_size<Operand>()), scratch.weights, keys, scratch.values, padded, sums,
                 padded, true);
       if (ends) finish_until(first_row + some);
     }
-    if (kept) std::copy(scratch.most, scratch.most + rows, kept + rows * TILE);
+    for (int j = 0; kept && j < tile.n; j += TILE, kept += apart)
+      std::copy(scratch.most, scratch.most + rows, kept + rows * TILE);
   }
 
   ahead.found = next_item != nullptr;

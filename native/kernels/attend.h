@@ -32,6 +32,9 @@ inline int64_t queries_of_item(int64_t group, int64_t row_length) {
   return std::max<int64_t>(1, rows / group);
 }
 
+/// Keys that rows meet at once. Few rows wait for memory, and more of it at once would be asked for in larger bursts.
+inline int keys_at_once(int64_t rows) { return rows <= FEW_ROWS ? TILE : WIDE_TILE; }
+
 /// Rows times keys of a turn, where rows are many; the least number of turns, so that threads end together.
 constexpr int64_t TURN_WORK = ITEM_ROWS * 2048, LEAST_TURNS = 32;
 
@@ -109,12 +112,12 @@ inline bool has_term(const Observe &observe, int64_t terms, Term term) {
 /// One thread's memory: operands and results of a tile.
 template <class Operand>
 struct Scratch {
-  float *logits;      // [rows, TILE]
+  float *logits;      // [rows, keys_at_once]
   float *sums;        // [rows, padded]
   float *most, *mass; // [rows]: running maximum of the logits, and sum of e^(logit - maximum)
   Operand *queries;   // [rows, padded]
-  Operand *weights;   // [rows, TILE]
-  Operand *keys;      // see pack_keys
+  Operand *weights;   // [rows, keys_at_once]
+  Operand *keys;      // see pack_keys; one tile after the other
   Operand *values;    // see pack_values
   float *extra;       // what the caller asks for
 
@@ -125,10 +128,10 @@ struct Scratch {
       bytes += (n * width + 63) / 64 * 64;
       return at;
     };
-    const int64_t width = sizeof(Operand);
-    const int64_t at[] = {reserve(rows * TILE, 4),     reserve(rows * padded, 4),    reserve(rows, 4),
-                          reserve(rows, 4),            reserve(rows * padded, width), reserve(rows * TILE, width),
-                          reserve(padded * TILE, width), reserve(TILE * padded, width), reserve(extra_size, 4)};
+    const int64_t width = sizeof(Operand), keys_of = keys_at_once(rows), tile = keys_of * padded;
+    const int64_t at[] = {reserve(rows * keys_of, 4), reserve(rows * padded, 4),     reserve(rows, 4),
+                          reserve(rows, 4),           reserve(rows * padded, width), reserve(rows * keys_of, width),
+                          reserve(tile, width),       reserve(tile, width),          reserve(extra_size, 4)};
     char *memory = buffer.get<char>(bytes);
     logits = reinterpret_cast<float *>(memory + at[0]);
     sums = reinterpret_cast<float *>(memory + at[1]);
@@ -163,19 +166,20 @@ inline void slots_to_read(const Cache &cache, const Row &row, int64_t first, int
   });
 }
 
-/// Where up to TILE KVs of a row lie. Pointers past the last repeat it: what is read there is finite and weighs nothing.
+/// Where KVs of a row lie that are met at once. Pointers past the last repeat it: what is read there is finite and weighs
+/// nothing.
 template <class KV>
 struct Tile {
   int n = 0;
-  bool out_of_sight = false;  // all of them beyond the window
-  int64_t slot[TILE];
-  int32_t position[TILE];     // where there is a window
-  const KV *key[TILE], *value[TILE];
+  bool out_of_sight = false;    // all of them beyond the window
+  int64_t slot[WIDE_TILE];
+  int32_t position[WIDE_TILE];  // where there is a window
+  const KV *key[WIDE_TILE], *value[WIDE_TILE];
 
-  /// query_position: of the first query that reads the tile; the window of any other begins later.
-  void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position) {
+  /// query_position: of the first query that reads the tile; the window of any other begins later. most: KVs of a tile.
+  void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position, int most = TILE) {
     const Cache &cache = call.cache;
-    n = static_cast<int>(std::min<int64_t>(last - first, TILE));
+    n = static_cast<int>(std::min<int64_t>(last - first, most));
     const KV *k = reinterpret_cast<const KV *>(cache.k), *v = reinterpret_cast<const KV *>(cache.v);
     row.runs_in_blocks(first, n, [&](int64_t i, int64_t count, int64_t block, int64_t offset) {
       const int64_t at = block * cache.block_size + offset, vector = cache.at(block, offset);
@@ -185,9 +189,9 @@ struct Tile {
         value[i + j] = v + vector + j * cache.head_dim;
       }
     });
-    std::fill(slot + n, slot + TILE, slot[n - 1]);
-    std::fill(key + n, key + TILE, key[n - 1]);
-    std::fill(value + n, value + TILE, value[n - 1]);
+    std::fill(slot + n, slot + WIDE_TILE, slot[n - 1]);
+    std::fill(key + n, key + WIDE_TILE, key[n - 1]);
+    std::fill(value + n, value + WIDE_TILE, value[n - 1]);
     if (call.window > 0) {
       positions(cache, position);
       out_of_sight = query_position - *std::max_element(position, position + n) >= call.window;
@@ -200,7 +204,7 @@ struct Tile {
 
   void positions(const Cache &cache, int32_t *out) const {
     positions_of(cache, slot, n, out);
-    std::fill(out + n, out + TILE, out[n - 1]);
+    std::fill(out + n, out + round_up(n, TILE), out[n - 1]);
   }
 };
 

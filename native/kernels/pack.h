@@ -11,6 +11,8 @@ constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 /// Keys of a tile: this many columns of logits are computed at once. A multiple of every WIDTH.
 constexpr int TILE = 64;
+/// Keys that many rows meet at once, two tiles: they scale, load and store their sums half as often.
+constexpr int WIDE_TILE = 2 * TILE;
 
 #if defined(__AVX512F__)
 /// Transpose 16 x 16 of 32 bits.
