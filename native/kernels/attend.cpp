@@ -78,8 +78,8 @@ Plan::Plan(const Attend &call) {
         }
       }
       if (terms) {
-        for (int64_t key = 0; key < row.length && !finishes; key += OBSERVED_KEYS)
-          observed.emplace_back(unit, key);
+        const int64_t piece = observed_keys(weights >= 0);
+        for (int64_t key = 0; key < row.length && !finishes; key += piece) observed.emplace_back(unit, key);
         units.push_back({seq, head, from, weights, sums, observe, first_item,
                          by_items ? static_cast<int64_t>(items.size()) : first_item});
         if (observe->pool_size) sums += terms * group * row.length;

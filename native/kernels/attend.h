@@ -87,8 +87,8 @@ constexpr float UNSEEN = -1.0f;
 
 inline int64_t kept_size(int64_t rows) { return rows * (TILE + 1); }
 
-/// Keys of a piece of `observe`.
-constexpr int64_t OBSERVED_KEYS = 4 * TILE;
+/// Keys of a piece of `observe`. Weights that were kept are soon read: a short piece would mostly wait for its first scores.
+inline int64_t observed_keys(bool kept) { return kept ? FEW_ROWS_KEYS : 4 * TILE; }
 
 /// Whether the query heads of a group become one number for each query, not at the end.
 inline bool grouped_at_once(const Observe &observe, Term term) {

@@ -156,12 +156,12 @@ void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thre
   const float *outputs = plan.keeps_outputs ? work.outputs.get<float>(0) : nullptr;
   float *sums = work.sums.get<float>(plan.sums);
   const float *told = work.told.get<float>(plan.told);
-#pragma omp for schedule(dynamic, 4)
+#pragma omp for schedule(dynamic, 1)
   for (size_t i = 0; i < plan.observed.size(); ++i) {
     const Unit &unit = plan.units[plan.observed[i].first];
     const int64_t first_key = plan.observed[i].second;
     const Row row(call.cache, call.batch.slots[unit.seq], call.layer, unit.head);
-    const int64_t last_key = std::min(row.length, first_key + OBSERVED_KEYS);
+    const int64_t last_key = std::min(row.length, first_key + observed_keys(unit.kept >= 0));
     if (unit.kept >= 0)
       observe_kept<KV>(call, unit, first_key, last_key, kept + unit.kept, statistics, outputs);
     else if (unit.first_item < unit.last_item)
