@@ -32,7 +32,8 @@ inline int64_t queries_of_item(int64_t group, int64_t row_length) {
   return std::max<int64_t>(1, rows / group);
 }
 
-/// Keys that rows meet at once. Few rows wait for memory, and more of it at once would be asked for in larger bursts.
+/// Keys that rows meet at once, as many for all items of a turn. Few rows wait for memory, and more of it at once would be
+/// asked for in larger bursts.
 inline int keys_at_once(int64_t rows) { return rows <= FEW_ROWS ? TILE : WIDE_TILE; }
 
 /// Rows times keys of a turn, where rows are many; the least number of turns, so that threads end together.
@@ -189,9 +190,9 @@ struct Tile {
         value[i + j] = v + vector + j * cache.head_dim;
       }
     });
-    std::fill(slot + n, slot + WIDE_TILE, slot[n - 1]);
-    std::fill(key + n, key + WIDE_TILE, key[n - 1]);
-    std::fill(value + n, value + WIDE_TILE, value[n - 1]);
+    std::fill(slot + n, slot + most, slot[n - 1]);
+    std::fill(key + n, key + most, key[n - 1]);
+    std::fill(value + n, value + most, value[n - 1]);
     if (call.window > 0) {
       positions(cache, position);
       out_of_sight = query_position - *std::max_element(position, position + n) >= call.window;
