@@ -263,9 +263,12 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
   // Stores of finished rows wait for memory, but among products nobody waits for them.
   int64_t finished = 0;
   const auto finish_until = [&](int64_t end) {
-    for (; finished < end; ++finished)
-      finish<KV>(call, outputs, statistics, token + finished / group, item.head * group + finished % group,
-                 scratch.sums + finished * padded, scratch.most[finished], scratch.mass[finished]);
+    for (; finished < end; ++finished) {
+      float *sums = scratch.sums + finished * padded;
+      if (direct) put_in_order<Operand>(sums, padded);
+      finish<KV>(call, outputs, statistics, token + finished / group, item.head * group + finished % group, sums,
+                 scratch.most[finished], scratch.mass[finished]);
+    }
   };
 
   if (!ahead.found) ahead.find(ahead.now(), call, item, item.first_key);
@@ -349,8 +352,9 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
     return;
   }
   for (int r = 0; r < rows; ++r) {
-    float *to = partials + item.partial + r * (padded + 2);
-    std::copy(scratch.sums + r * padded, scratch.sums + (r + 1) * padded, to);
+    float *to = partials + item.partial + r * (padded + 2), *sums = scratch.sums + r * padded;
+    if (direct) put_in_order<Operand>(sums, padded);
+    std::copy(sums, sums + padded, to);
     to[padded] = scratch.most[r];
     to[padded + 1] = scratch.mass[r];
   }
