@@ -202,8 +202,8 @@ template <class What, int R, int streams, int DIM, class KV, class Operand>
 
 /// As direct_sums, of R rows.
 template <int R, class KV>
-inline void multiply_values(const KV *const *value, const KV *const *next, int n, int dim, const float *weights, int padded,
-                            float *sums) {
+[[gnu::noinline]] void multiply_values(const KV *const *value, const KV *const *next, int n, int dim, const float *weights,
+                                       int padded, float *sums) {
   constexpr int V = R == 1 ? 8 : R <= 3 ? 4 : 2;
   const auto columns = [&](int d, auto vectors) {
     constexpr int C = decltype(vectors)::value;
@@ -238,8 +238,8 @@ inline void multiply_values(const KV *const *value, const KV *const *next, int n
 /// The same of weights and values that are multiplied in pairs: those of two KVs. Two whole vectors of sums lie as `unpack` leaves
 /// pairs, which costs half of bringing them in order; see put_in_order.
 template <int R>
-inline void multiply_values(const bf16 *const *value, const bf16 *const *next, int n, int dim, const bf16 *weights, int padded,
-                            float *sums) {
+[[gnu::noinline]] void multiply_values(const bf16 *const *value, const bf16 *const *next, int n, int dim, const bf16 *weights,
+                                       int padded, float *sums) {
   const auto columns = [&](int d, auto vectors) {
     constexpr int C = decltype(vectors)::value;
     const auto at = [=](int r, int c) { return sums + r * padded + d + c * WIDTH; };
@@ -321,8 +321,9 @@ inline void direct_products(int rows, const KV *const *each, const KV *const *ne
     const auto meet_rows = [&](auto streams, auto known) {
       meet<What, count, streams, known>(each, ask, n, dim, with + first * padded, padded, out + first * TILE);
     };
-    const auto with_streams = [&](auto streams) {  // loops of known length take a fifth less time
-      switch (dim) {
+    const auto with_streams = [&](auto streams) {
+      // Loops of known length take a fifth less time, and registers for all of a row: AVX2 has too few of them.
+      switch (WIDTH == 16 ? dim : 0) {
         case 64: return meet_rows(streams, std::integral_constant<int, 64>{});
         case 128: return meet_rows(streams, std::integral_constant<int, 128>{});
         default: return meet_rows(streams, std::integral_constant<int, 0>{});
