@@ -98,22 +98,40 @@ struct SquaredDistance {
   static vf add(vf sum, vf a, vf b) { return sum + (a - b) * (a - b); }
 };
 
+/// Asks for a share of four vectors, every `every`th of `next`, with each WIDTH of their DIM elements that are multiplied: line
+/// by line as they lie, which is faster than in the order of the products, and little by little, for requests that come in
+/// bursts wait for each other.
+template <int DIM, class KV>
+inline void ask_for_share(const KV *const *next, int every, int d) {
+  constexpr int lines = DIM / LINE<KV>, share = 4 * WIDTH / LINE<KV>;
+  const int first = d / WIDTH * share;
+  for (int line = first; line < first + share; ++line)
+    __builtin_prefetch(next[line / lines * every] + line % lines * LINE<KV>, 0, 2);
+}
+
+/// Asks for them at once, where the number of elements is not known to the compiler.
+template <class KV>
+inline void ask_for_four(const KV *const *next, int every, int dim) {
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j)
+    for (int d = 0; d < dim; d += LINE<KV>) __builtin_prefetch(next[j * every] + d, 0, 2);
+}
+
 /// R rows with four keys or values, every `every`th of `each`: what add_up_four makes of them, of each row FOURS vectors on.
-template <class What, int R, class KV>
+template <class What, int R, int DIM, class KV>
 inline void meet_four(const KV *const *each, const KV *const *next, int every, int dim, const float *rows, int padded,
                       vf *out) {
   constexpr int N = R > 3 && WIDTH < 16 ? 2 : 4;  // their sums stay in registers
   vf sums[R][4];
+  if (DIM == 0) ask_for_four(next, every, dim);
 #pragma GCC unroll 2
   for (int first = 0; first < 4; first += N) {
     const KV *from[N];
 #pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) {
-      from[j] = each[(first + j) * every];
-      for (int d = 0; d < dim; d += LINE<KV>) __builtin_prefetch(next[(first + j) * every] + d, 0, 2);
-    }
+    for (int j = 0; j < N; ++j) from[j] = each[(first + j) * every];
     vf sum[R][N] = {};
     const auto add = [&](int d, auto read) __attribute__((always_inline)) {
+      if constexpr (DIM > 0) ask_for_share<DIM>(next, every, d);
       vf row[R];
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) row[r] = load(rows + r * padded + d);
@@ -125,6 +143,8 @@ inline void meet_four(const KV *const *each, const KV *const *next, int every, i
       }
     };
     const int whole = dim / WIDTH * WIDTH;
+    // Unrolled it is faster in the caches, but then waits for memory where blocks are neighbours.
+#pragma GCC unroll 1
     for (int d = 0; d < whole; d += WIDTH) add(d, [](const KV *x) { return load(x); });
     if (whole < dim) add(whole, [&](const KV *x) { return load_part(x, dim - whole); });
 #pragma GCC unroll 4
@@ -139,16 +159,14 @@ inline void meet_four(const KV *const *each, const KV *const *next, int every, i
 #if defined(__AVX512BF16__)
 /// The same of rows and keys that are multiplied in pairs: 16 elements of one key and 16 of another at once, so that what is in
 /// the registers are halves that are joined already.
-template <class What, int R>
+template <class What, int R, int DIM>
 inline void meet_four(const bf16 *const *each, const bf16 *const *next, int every, int dim, const bf16 *rows, int padded,
                       vf *out) {
   static_assert(std::is_same_v<What, Product>);
-  // Asked for as they lie in memory, line by line, which is faster than in the order in which they are multiplied.
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j)
-    for (int d = 0; d < dim; d += LINE<bf16>) __builtin_prefetch(next[j * every] + d, 0, 2);
+  if (DIM == 0) ask_for_four(next, every, dim);
   __m512 sum[R][2] = {};
   const auto add = [&](int d, auto read) __attribute__((always_inline)) {
+    if constexpr (DIM > 0) ask_for_share<DIM>(next, every, d);
     __m512bh row[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) row[r] = (__m512bh)_mm512_broadcast_i64x4(load_vector<__m256i>(rows + r * padded + d));
@@ -162,6 +180,7 @@ inline void meet_four(const bf16 *const *each, const bf16 *const *next, int ever
     }
   };
   const int whole = dim / WIDTH * WIDTH;
+#pragma GCC unroll 1  // as above
   for (int d = 0; d < whole; d += WIDTH) add(d, [](const bf16 *x) { return load_vector<__m256i>(x); });
   // A load with a mask takes what whole ones leave to the products.
   if (whole < dim) add(whole, [&](const bf16 *x) { return _mm256_maskz_loadu_epi16((1u << (dim - whole)) - 1, x); });
@@ -183,7 +202,7 @@ template <class What, int R, int streams, int DIM, class KV, class Operand>
 #pragma GCC unroll 4
     for (int i = 0; i < FOURS; ++i) {
       const int at = first + i * step;
-      meet_four<What, R>(each + at, next + at, every, dim, rows, padded, &fours[0][i]);
+      meet_four<What, R, DIM>(each + at, next + at, every, dim, rows, padded, &fours[0][i]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -235,8 +254,8 @@ template <int R, class KV>
 }
 
 #if defined(__AVX512BF16__)
-/// The same of weights and values that are multiplied in pairs: those of two KVs. Two whole vectors of sums lie as `unpack` leaves
-/// pairs, which costs half of bringing them in order; see put_in_order.
+/// The same of weights and values that are multiplied in pairs: those of two KVs. Two whole vectors of sums lie as `unpack`
+/// leaves them, which needs no shuffle across the register; see put_in_order.
 template <int R>
 [[gnu::noinline]] void multiply_values(const bf16 *const *value, const bf16 *const *next, int n, int dim, const bf16 *weights,
                                        int padded, float *sums) {
@@ -322,7 +341,7 @@ inline void direct_products(int rows, const KV *const *each, const KV *const *ne
       meet<What, count, streams, known>(each, ask, n, dim, with + first * padded, padded, out + first * TILE);
     };
     const auto with_streams = [&](auto streams) {
-      // Loops of known length take a fifth less time, and registers for all of a row: AVX2 has too few of them.
+      // Loops of known length take a fifth less time where there are registers enough.
       switch (WIDTH == 16 ? dim : 0) {
         case 64: return meet_rows(streams, std::integral_constant<int, 64>{});
         case 128: return meet_rows(streams, std::integral_constant<int, 128>{});
