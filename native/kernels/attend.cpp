@@ -1,9 +1,12 @@
 // Attention over paged rows: streaming softmax over tiles of keys, for decoding and for prefill chunks alike.
 #include "attend.h"
 #include "direct.h"
+#include "kept.h"
 
+#include <atomic>
 #include <cmath>
 #include <omp.h>
+#include <optional>
 
 namespace winnow::WINNOW_ISA {
 
@@ -74,7 +77,7 @@ Plan::Plan(const Attend &call) {
         if (tells) {
           const int64_t tiles = (last + TILE - 1) / TILE;
           told += tiles * terms * told_heads(*observe, group) * TILE;
-          most_kept = std::max(most_kept, tiles * kept_size(rows));
+          most_told = std::max(most_told, tiles * kept_size(rows));
         }
       }
       if (terms) {
@@ -90,7 +93,7 @@ Plan::Plan(const Attend &call) {
   take_turns(group);
 }
 
-/// Items are taken several at a time: while one is computed, the KVs of the next one are on their way from memory.
+/// Items are taken several at a time where they are short, for threads that fetched each one would wait for each other.
 void Plan::take_turns(int64_t group) {
   // Few rows wait for memory, and more keys mean more time; many rows have to be multiplied by each key.
   const auto is_few = [group](const Item &item) { return item.num_queries * group <= FEW_ROWS; };
@@ -116,6 +119,28 @@ void Plan::take_turns(int64_t group) {
 }
 
 namespace {
+
+/// A thread's way through the items of a plan. Which thread takes which changes no result.
+class Walk {
+ public:
+  /// taken: turns that the threads of the team have taken.
+  Walk(const Plan &plan, std::atomic<size_t> &taken) : plan_(plan), taken_(taken) {}
+
+  /// The next item, or null.
+  const Item *next() {
+    if (item_ == end_) {
+      const size_t turn = taken_++;
+      if (turn + 1 >= plan_.turns.size()) return nullptr;
+      item_ = plan_.turns[turn], end_ = plan_.turns[turn + 1];
+    }
+    return &plan_.items[item_++];
+  }
+
+ private:
+  const Plan &plan_;
+  std::atomic<size_t> &taken_;
+  int64_t item_ = 0, end_ = 0;
+};
 
 /// Two tiles of KVs: the one that is computed and the one after it, which may belong to the next item.
 template <class KV>
@@ -234,11 +259,16 @@ void ask_for_rest(const KV *const *next, int first, int n, int dim) {
     for (int d = 0; d < dim; d += LINE<KV>) __builtin_prefetch(next[j] + d, 0, 2);
 }
 
-/// kept_weights: where the item's weights are kept, or null. observe: what its scores are finished by right after, or null.
+/// Tiles of an item that are left when its thread takes the next item: few, for the threads to end together, but what the
+/// tables say of that item has to arrive.
+constexpr int64_t TILES_BEFORE_NEXT = 2;
+
+/// Returns the next item. waiting: the scores of a row before, worked out meanwhile as far as the item goes. kept_weights:
+/// where the item's weights are kept, or null.
 template <class KV, class Operand>
-void attend_item(const Attend &call, const Item &item, const Item *next_item, Lookahead<KV> &ahead,
-                 const Scratch<Operand> &scratch, float *partials, const Observe *observe, float *kept_weights,
-                 float *outputs, float *statistics) {
+const Item *attend_item(const Attend &call, const Item &item, Walk &walk, Lookahead<KV> &ahead,
+                        std::optional<KeptScores<KV>> &waiting, const Scratch<Operand> &scratch, float *partials,
+                        float *kept_weights, float *outputs, float *statistics) {
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
   const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
@@ -272,18 +302,24 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
   };
 
   if (!ahead.found) ahead.find(ahead.now(), call, item, item.first_key);
-  if (next_item) Row(cache, batch.slots[next_item->seq], call.layer, next_item->head).ask(next_item->first_key);
   const int keys = keys_at_once(rows);
+  const Item *next_item = nullptr;
+  bool took_next = false;
+  const auto take_next = [&] {
+    next_item = walk.next(), took_next = true;
+    if (next_item) Row(cache, batch.slots[next_item->seq], call.layer, next_item->head).ask(next_item->first_key);
+  };
+  // Tiles of other sizes are not asked for in passing.
+  const auto alike = [&] { return next_item && keys_at_once(next_item->num_queries * group) == keys; };
   const int64_t apart = kept_size(rows);
   for (int64_t first = item.first_key; first < item.last_key; first += keys, ahead.turn ^= 1) {
     Tile<KV> &tile = ahead.now(), &next = ahead.next();
     const bool more = first + keys < item.last_key, ends = !more && item.partial < 0;
+    if (!took_next && first + TILES_BEFORE_NEXT * keys >= item.last_key) take_next();
     if (more)
       ahead.find(next, call, item, first + keys);
-    else if (next_item)
+    else if (alike())
       ahead.find(next, call, *next_item, next_item->first_key);
-    if (observe)
-      for (int64_t i = 0; i < tile.n; i += LINE<float>) ask_for_scores(cache, *observe, tile.slot[i]);
     const int width = round_up(tile.n, WIDTH);
     const bool scattered = tile.scattered();
     float *kept = kept_weights ? kept_weights + (first - item.first_key) / TILE * apart : nullptr;
@@ -333,6 +369,8 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
              values ? padded : 0, highest, scale_after, kept_row, apart);
         for (int j = seen_width; kept && j < width; j += WIDTH) store(kept_at(kept_row, j, apart), broadcast(UNSEEN));
       }
+      // By now the next keys are on their way, which this does not need to wait for.
+      if (waiting && !waiting->finish_tile()) waiting.reset();
       if (!values) continue;
       if (direct)
         direct_sums(some, tile.value, next.value, tile.n, dim, scratch.weights, padded, sums);
@@ -345,11 +383,12 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
       std::copy(scratch.most, scratch.most + rows, kept + rows * TILE);
   }
 
-  ahead.found = next_item != nullptr;
+  if (!took_next) take_next();
+  ahead.found = item.first_key < item.last_key && alike();
 
   if (item.partial < 0) {
     finish_until(rows);
-    return;
+    return next_item;
   }
   for (int r = 0; r < rows; ++r) {
     float *to = partials + item.partial + r * (padded + 2), *sums = scratch.sums + r * padded;
@@ -358,6 +397,7 @@ void attend_item(const Attend &call, const Item &item, const Item *next_item, Lo
     to[padded] = scratch.most[r];
     to[padded + 1] = scratch.mass[r];
   }
+  return next_item;
 }
 
 /// Merge the items of the same queries, in the order of their keys.
@@ -395,27 +435,39 @@ void attend_as(const Attend &call, Workspace &work) {
   float *told = work.told.get<float>(plan.told);
   work.sums.get<float>(plan.sums);
   if (static_cast<int>(work.threads.size()) < call.threads) work.threads.resize(call.threads);
+  std::atomic<size_t> taken = 0;
 #pragma omp parallel num_threads(call.threads)
   {
     Buffer &memory = work.threads[omp_get_thread_num()];
-    const Scratch<Operand> scratch(memory, plan.max_rows, padded, plan.most_kept);
+    const Scratch<Operand> scratch(memory, plan.max_rows, padded, 2 * plan.most_kept + plan.most_told);
     const TileRegisters<Operand> registers(plan.max_rows);  // of the passes of `observe` too
-#pragma omp for schedule(dynamic, 1)
-    for (size_t turn = 1; turn < plan.turns.size(); ++turn) {
-      Lookahead<KV> ahead;
-      for (int64_t i = plan.turns[turn - 1]; i < plan.turns[turn]; ++i) {
-        const Item &item = plan.items[i];
-        const Unit *unit = item.unit >= 0 ? &plan.units[item.unit] : nullptr;
-        const bool finishes = unit && item.told < 0;
-        float *weights = unit ? scratch.extra : item.kept >= 0 ? kept + item.kept : nullptr;
-        attend_item<KV>(call, item, i + 1 < plan.turns[turn] ? &plan.items[i + 1] : nullptr, ahead, scratch, partials,
-                        finishes ? unit->observe : nullptr, weights, outputs, statistics);
-        if (finishes)
-          observe_kept<KV>(call, *unit, item.first_key, item.last_key, weights, statistics, outputs);
-        else if (unit)
-          observe_item(call, *unit, item, weights, statistics, told + item.told);
+    Walk walk(plan, taken);
+    Lookahead<KV> ahead;
+    float *weights_of_waiting = scratch.extra + plan.most_kept, *weights_to_finish = scratch.extra;
+    std::optional<KeptScores<KV>> waiting;
+    const auto finish_waiting = [&] {
+      while (waiting && waiting->finish_tile()) continue;
+      waiting.reset();
+    };
+    for (const Item *item = walk.next(), *next; item; item = next) {
+      const Unit *unit = item->unit >= 0 ? &plan.units[item->unit] : nullptr;
+      const bool tells = item->told >= 0, finishes = unit && !tells;
+      float *weights = finishes         ? weights_to_finish
+                       : tells          ? scratch.extra + 2 * plan.most_kept
+                       : item->kept >= 0 ? kept + item->kept
+                                        : nullptr;
+      next = attend_item<KV>(call, *item, walk, ahead, waiting, scratch, partials, weights, outputs, statistics);
+      finish_waiting();
+      if (finishes) {
+        waiting.emplace(call, *unit, item->first_key, item->last_key, weights, statistics, outputs);
+        std::swap(weights_to_finish, weights_of_waiting);
+        if (outputs) finish_waiting();  // their values are still in the cache
+      } else if (tells) {
+        observe_item(call, *unit, *item, weights, statistics, told + item->told);
       }
     }
+    finish_waiting();
+#pragma omp barrier
     if (!plan.merges.empty()) {
 #pragma omp for schedule(dynamic, 8)
       for (size_t i = 0; i < plan.merges.size(); ++i)

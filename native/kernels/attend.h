@@ -72,7 +72,7 @@ struct Plan {
   std::vector<Unit> units;
   std::vector<std::pair<int64_t, int64_t>> observed;  // (unit, first key) of the pieces that `observe` works on
   int64_t partials = 0, kept = 0, sums = 0, told = 0;  // floats
-  int64_t most_kept = 0;                              // floats that an item keeps in its thread's memory
+  int64_t most_kept = 0, most_told = 0;               // floats that an item keeps in its thread's memory: to finish, to tell
   bool keeps_outputs = false;                         // in float32, for Term::value_aware
   int64_t max_rows = 0;
 
@@ -181,6 +181,7 @@ struct Tile {
   void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position, int most = TILE) {
     const Cache &cache = call.cache;
     n = static_cast<int>(std::min<int64_t>(last - first, most));
+    if (n == 0) return;
     const KV *k = reinterpret_cast<const KV *>(cache.k), *v = reinterpret_cast<const KV *>(cache.v);
     row.runs_in_blocks(first, n, [&](int64_t i, int64_t count, int64_t block, int64_t offset) {
       const int64_t at = block * cache.block_size + offset, vector = cache.at(block, offset);
@@ -266,11 +267,6 @@ inline void ask_for_scores(const Cache &cache, const Observe &observe, int64_t s
 inline float *statistics_of(const Attend &call, Workspace &work) {
   return work.statistics.get<float>(call.batch.num_tokens() * call.num_query_heads * 2);
 }
-
-/// The scores of the keys [first_key, last_key) of a decoding row, from the outputs and the row's weights that attention kept.
-template <class KV>
-void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *kept_weights,
-                  const float *statistics, const float *outputs);
 
 /// What the queries of an item tell the scores, from the weights that it kept: sums for each of its tiles and terms,
 /// [tiles, terms, told_heads, TILE].

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "direct.h"
+#include "kept.h"
 #include "scores.h"
 
 namespace winnow::WINNOW_ISA {
@@ -19,9 +20,6 @@ inline float factor_of(float most, float highest, float inverse) {
   return most == highest ? inverse : inverse * std::exp(most - highest);  // mostly they are the same
 }
 
-/// Keys whose scores are asked for before their turn: they lie as scattered as blocks.
-constexpr int64_t KEYS_AHEAD = 4 * TILE;
-
 /// Calls f with the term as a constant, so that it is not looked at for every KV.
 template <class F>
 inline void with_term(Term term, F f) {
@@ -37,58 +35,84 @@ inline void with_term(Term term, F f) {
 }  // namespace
 
 template <class KV>
-void observe_kept(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *kept_weights,
-                  const float *statistics, const float *outputs) {
-  const Cache &cache = call.cache;
-  const Observe &observe = *unit.observe;
-  const int64_t group = call.group(), token = call.batch.starts[unit.seq], position = call.batch.position[token];
-  const int64_t terms = used_terms(observe, cache);
-  const Row row(cache, call.batch.slots[unit.seq], call.layer, unit.head);
-  const bool below = has_term(observe, terms, Term::below_average);
-  const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, row.length, position)) : 0.0f;
-  const float *statistic = statistics + 2 * (token * call.num_query_heads + unit.head * group);
-  const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
-  const bool value_aware = has_term(observe, terms, Term::value_aware);
-  const float *output = value_aware ? outputs + (token * call.num_query_heads + unit.head * group) * padded : nullptr;
-  // Of each value from each query head's output; what makes each head's weights of a tile probabilities.
-  std::vector<float> distance(value_aware ? group * TILE : 0), factor(group);
-  Tile<KV> tiles[2];
-  if (value_aware) tiles[0].find(call, row, first_key, last_key, position);
-  int64_t slots[MANY_ROWS_KEYS];  // no item has more keys
-  slots_to_read(cache, row, first_key, last_key - first_key, slots);
-  int32_t tile_position[TILE] = {};
-  float out[TILE] = {};
+KeptScores<KV>::KeptScores(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key,
+                           const float *kept_weights, const float *statistics, const float *outputs)
+    : call_(call),
+      observe_(*unit.observe),
+      row_(call.cache, call.batch.slots[unit.seq], call.layer, unit.head),
+      group_(call.group()),
+      terms_(used_terms(observe_, call.cache)),
+      token_(call.batch.starts[unit.seq]),
+      position_(call.batch.position[token_]),
+      first_(first_key),
+      last_(last_key),
+      kept_(kept_weights),
+      value_aware_(has_term(observe_, terms_, Term::value_aware)),
+      distance_(value_aware_ ? group_ * TILE : 0),
+      factor_(group_),
+      most_(group_, NEVER) {
+  const int64_t head = token_ * call.num_query_heads + unit.head * group_;
+  statistic_ = statistics + 2 * head;
+  output_ = value_aware_ ? outputs + head * round_up(static_cast<int>(call.cache.head_dim), WIDTH) : nullptr;
+  if (has_term(observe_, terms_, Term::below_average))
+    average_ = 1.0f / static_cast<float>(visible_keys(call, row_, row_.length, position_));
+  if (value_aware_) tiles_[0].find(call, row_, first_, last_, position_);
+  for (int64_t first = first_; first < first_ + TILES_AHEAD * TILE; first += TILE) ask(first);
+}
 
-  for (int64_t first = first_key, asked = first_key; first < last_key; first += TILE) {
-    for (; asked < std::min(last_key, first + KEYS_AHEAD); asked += LINE<float>)
-      ask_for_scores(cache, observe, slots[asked - first_key]);
-    const int64_t n = std::min<int64_t>(TILE, last_key - first), *slot = slots + first - first_key;
-    const float *kept = kept_weights + first / TILE * kept_size(group), *most = kept + group * TILE;
-    if (observe.exclude_first) positions_of(cache, slot, n, tile_position);
-    if (value_aware) {
-      const int64_t turn = (first - first_key) / TILE % 2;
-      Tile<KV> &tile = tiles[turn], &next = tiles[first + TILE < last_key ? turn ^ 1 : turn];
-      if (&next != &tile) next.find(call, row, first + TILE, last_key, position);
-      direct_products<SquaredDistance>(group, tile.value, next.value, n, tile.scattered(), dim, output, padded, distance.data());
-    }
-    for (int64_t h = 0; h < group; ++h) factor[h] = factor_of(most[h], statistic[2 * h], statistic[2 * h + 1]);
-    for (int64_t term = 0; term < terms; ++term) {
-      with_term(observe.terms[term], [&](auto constant) {
-        constexpr Term kind = decltype(constant)::value;
-        for (int64_t j = 0; j < n; j += WIDTH) {
-          vf together{};
-          for (int64_t h = 0; h < group; ++h) {
-            vf p, counted;
-            from_weight(load(kept + h * TILE + j), factor[h], p, counted);
-            together = join(together, told(kind, p, counted, average, distance.data() + h * TILE + j), h, observe.group);
-          }
-          together *= share(observe, group);
-          store(out + j, far(observe, tile_position + j, position, kind == Term::group_squared ? together * together : together));
-        }
-      });
-      put_scores(cache, term, slot, out, n, observe.replace);
-    }
+template <class KV>
+void KeptScores<KV>::ask(int64_t first) {
+  if (first >= last_) return;
+  const int64_t n = std::min<int64_t>(TILE, last_ - first);
+  int64_t *slot = slots_[first / TILE % TILES_AHEAD];
+  slots_to_read(call_.cache, row_, first, n, slot);
+  for (int64_t i = 0; i < n; i += LINE<float>) ask_for_scores(call_.cache, observe_, slot[i]);
+}
+
+template <class KV>
+bool KeptScores<KV>::finish_tile() {
+  if (first_ >= last_) return false;
+  const Cache &cache = call_.cache;
+  const Observe &observe = observe_;
+  const int64_t n = std::min<int64_t>(TILE, last_ - first_), *slot = slots_[first_ / TILE % TILES_AHEAD];
+  int32_t tile_position[TILE] = {};
+  if (observe.exclude_first) positions_of(cache, slot, n, tile_position);
+  if (value_aware_) {
+    const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
+    const Tile<KV> &tile = tiles_[turn_];
+    if (first_ + TILE < last_) turn_ ^= 1;
+    Tile<KV> &next = tiles_[turn_];
+    if (&next != &tile) next.find(call_, row_, first_ + TILE, last_, position_);
+    direct_products<SquaredDistance>(group_, tile.value, next.value, n, tile.scattered(), dim, output_, padded,
+                                     distance_.data());
   }
+  const float *most = kept_ + group_ * TILE;
+  for (int64_t h = 0; h < group_; ++h) {
+    if (most[h] == most_[h]) continue;
+    most_[h] = most[h];
+    factor_[h] = factor_of(most[h], statistic_[2 * h], statistic_[2 * h + 1]);
+  }
+  float out[TILE] = {};
+  for (int64_t term = 0; term < terms_; ++term) {
+    with_term(observe.terms[term], [&](auto constant) {
+      constexpr Term kind = decltype(constant)::value;
+      for (int64_t j = 0; j < n; j += WIDTH) {
+        vf together{};
+        for (int64_t h = 0; h < group_; ++h) {
+          vf p, counted;
+          from_weight(load(kept_ + h * TILE + j), factor_[h], p, counted);
+          together = join(together, told(kind, p, counted, average_, distance_.data() + h * TILE + j), h, observe.group);
+        }
+        together *= share(observe, group_);
+        if (kind == Term::group_squared) together *= together;
+        store(out + j, far(observe, tile_position + j, position_, together));
+      }
+    });
+    put_scores(cache, term, slot, out, n, observe.replace);
+  }
+  ask(first_ + TILES_AHEAD * TILE);
+  first_ += TILE, kept_ += kept_size(group_);
+  return first_ < last_;
 }
 
 void observe_item(const Attend &call, const Unit &unit, const Item &item, const float *kept_weights,
@@ -181,8 +205,8 @@ void add_told(const Attend &call, const Plan &plan, const Unit &unit, int64_t fi
   }
 }
 
-template void observe_kept<float>(const Attend &, const Unit &, int64_t, int64_t, const float *, const float *, const float *);
-template void observe_kept<bf16>(const Attend &, const Unit &, int64_t, int64_t, const float *, const float *, const float *);
-template void observe_kept<f16>(const Attend &, const Unit &, int64_t, int64_t, const float *, const float *, const float *);
+template class KeptScores<float>;
+template class KeptScores<bf16>;
+template class KeptScores<f16>;
 
 }  // namespace winnow::WINNOW_ISA

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "direct.h"
+#include "kept.h"
 #include "neighbours.h"
 #include "scores.h"
 
@@ -162,9 +163,11 @@ void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thre
     const int64_t first_key = plan.observed[i].second;
     const Row row(call.cache, call.batch.slots[unit.seq], call.layer, unit.head);
     const int64_t last_key = std::min(row.length, first_key + observed_keys(unit.kept >= 0));
-    if (unit.kept >= 0)
-      observe_kept<KV>(call, unit, first_key, last_key, kept + unit.kept, statistics, outputs);
-    else if (unit.first_item < unit.last_item)
+    if (unit.kept >= 0) {
+      const float *weights = kept + unit.kept + first_key / TILE * kept_size(call.group());
+      KeptScores<KV> scores(call, unit, first_key, last_key, weights, statistics, outputs);
+      while (scores.finish_tile()) continue;
+    } else if (unit.first_item < unit.last_item)
       add_told(call, plan, unit, first_key, last_key, told);
     else
       observe_piece<KV>(call, unit, first_key, last_key, statistics, outputs, sums, thread_memory);
