@@ -205,9 +205,9 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-# 400 runs of up to 50 steps, about 17,000 in all. WINNOW_EXAMPLES asks for more.
+# 250 runs of up to 50 steps, about 10,000 in all. WINNOW_EXAMPLES asks for more.
 TestCache.settings = settings(
-    max_examples=int(os.environ.get("WINNOW_EXAMPLES", "400")),
+    max_examples=int(os.environ.get("WINNOW_EXAMPLES", "250")),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
