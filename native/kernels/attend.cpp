@@ -330,8 +330,10 @@ const Item *attend_item(const Attend &call, const Item &item, Walk &walk, Lookah
       }
       continue;
     }
-    ask_for_rest(next.key, width, next.n, dim);
-    if (values) ask_for_rest(next.value, width, next.n, dim);
+    // What is asked for among the products with keys, and with values.
+    const KV *const *early = direct && values ? next.early() : next.key, *const *late = direct ? next.late() : next.value;
+    ask_for_rest(early, width, next.n, dim);
+    if (values) ask_for_rest(late, width, next.n, dim);
     if (!direct) {
       for (int j = 0; j < tile.n; j += TILE)
         pack_keys(tile.key + j, next.key + j, std::min(tile.n - j, TILE), dim, scratch.keys + j * padded);
@@ -352,7 +354,7 @@ const Item *attend_item(const Attend &call, const Item &item, Walk &walk, Lookah
       const Operand *packed = scratch.queries + first_row * padded;
       float *sums = scratch.sums + first_row * padded;
       if (direct)
-        direct_products<Product>(some, tile.key, next.key, tile.n, scattered, dim, packed, padded, scratch.logits);
+        direct_products<Product>(some, tile.key, early, tile.n, scattered, dim, packed, padded, scratch.logits);
       else
         for (int j = 0; j < seen_width; j += TILE)
           product(some, std::min(seen_width - j, TILE), padded, packed, padded, scratch.keys + j * padded, TILE,
@@ -373,7 +375,7 @@ const Item *attend_item(const Attend &call, const Item &item, Walk &walk, Lookah
       if (waiting && !waiting->finish_tile()) waiting.reset();
       if (!values) continue;
       if (direct)
-        direct_sums(some, tile.value, next.value, tile.n, dim, scratch.weights, padded, sums);
+        direct_sums(some, tile.value, late, tile.n, dim, scratch.weights, padded, sums);
       else
         product(some, padded, round_up(seen, pair_size<Operand>()), scratch.weights, keys, scratch.values, padded, sums,
                 padded, true);

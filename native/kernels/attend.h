@@ -176,6 +176,7 @@ struct Tile {
   int64_t slot[WIDE_TILE];
   int32_t position[WIDE_TILE];  // where there is a window
   const KV *key[WIDE_TILE], *value[WIDE_TILE];
+  const KV *lying[2 * TILE];    // of TILE neighbours: both as they lie in memory
 
   /// query_position: of the first query that reads the tile; the window of any other begins later. most: KVs of a tile.
   void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position, int most = TILE) {
@@ -194,6 +195,7 @@ struct Tile {
     std::fill(slot + n, slot + most, slot[n - 1]);
     std::fill(key + n, key + most, key[n - 1]);
     std::fill(value + n, value + most, value[n - 1]);
+    if (n == TILE && !scattered()) lie_down(cache.block_size - first % cache.block_size, cache.block_size);
     if (call.window > 0) {
       positions(cache, position);
       out_of_sight = query_position - *std::max_element(position, position + n) >= call.window;
@@ -204,9 +206,24 @@ struct Tile {
   /// lie anywhere they do not get far before one ends; so keys of such parts are best read by turns.
   bool scattered() const { return n == TILE && slot[TILE / 2] != slot[0] + TILE / 2; }
 
+  /// What is best asked for among earlier products with keys, and among those with values: together all keys and values.
+  /// Processors fetch ahead further where that follows the memory, a block's values right behind its keys.
+  const KV *const *early() const { return n == TILE && !scattered() ? lying : key; }
+  const KV *const *late() const { return n == TILE && !scattered() ? lying + TILE : value; }
+
   void positions(const Cache &cache, int32_t *out) const {
     positions_of(cache, slot, n, out);
     std::fill(out + n, out + round_up(n, TILE), out[n - 1]);
+  }
+
+ private:
+  /// run: KVs in the first block; each further block has `size`.
+  void lie_down(int64_t run, int64_t size) {
+    for (int64_t i = 0; i < TILE; i += run, run = size) {
+      run = std::min(run, TILE - i);
+      std::copy(key + i, key + i + run, lying + 2 * i);
+      std::copy(value + i, value + i + run, lying + 2 * i + run);
+    }
   }
 };
 
