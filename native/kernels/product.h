@@ -1,9 +1,11 @@
 // Small matrix products out of packed operands: C [rows, N] (+)= A [rows, K] B [K, N], accumulated in float32.
 //
 // Operands come in two forms. Floats: A [rows][K], B [K][N], where B may also be 16 bits wide and becomes floats on the
-// way. Pairs of bf16, where the processor multiplies them itself: A [rows][K], B [K / 2][N][2], so that two neighbours
-// along K lie side by side (the form of AVX512-BF16).
+// way, bf16 out of registers that are joined. Pairs of bf16, where the processor multiplies them itself: A [rows][K],
+// B [K / 2][N][2], so that two neighbours along K lie side by side (the form of AVX512-BF16).
 #pragma once
+
+#include <type_traits>
 
 #include "simd.h"
 
@@ -31,13 +33,37 @@ struct OperandOf {
 };
 #endif
 
-/// A register of B as its products with A take it.
+/// Whether bf16 of B that become floats on the way are joined: 32 bits hold a lane of one register, then the same lane of the
+/// next. To part them takes a shift and a mask, which cost nothing among the products. With AVX-512, where a register more
+/// is an instruction less to hide them behind, pieces of B become floats before many rows are multiplied with them.
 template <class A, class B>
-inline vf load_operand(const B *from) {
-  if constexpr (pair_size<A>() == 2)
-    return load_vector<vf>(from);
-  else
-    return load(from);
+constexpr bool is_joined() {
+#if defined(__AVX512F__)
+  return false;
+#else
+  return std::is_same_v<A, float> && std::is_same_v<B, bf16>;
+#endif
+}
+
+/// V registers of B as their products with A take them.
+template <int V, class A, class B>
+inline void load_operands(const B *from, vf *out) {
+  if constexpr (is_joined<A, B>()) {
+    static_assert(V % 2 == 0);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v += 2) {
+      const vu both = load_vector<vu>(from + v * WIDTH);
+      out[v] = (vf)(both << 16), out[v + 1] = (vf)(both & 0xffff0000u);
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      if constexpr (pair_size<A>() == 2)
+        out[v] = load_vector<vf>(from + v * WIDTH * 2);
+      else
+        out[v] = load(from + v * WIDTH);
+    }
+  }
 }
 
 inline vf multiply_add(vf sum, const float *a, vf b) { return sum + *a * b; }
@@ -50,29 +76,43 @@ inline vf multiply_add(vf sum, const bf16 *a, vf b) {
 }
 #endif
 
+/// Steps along K after which lines are asked for again: with AVX-512 a step reads whole lines of B, else it takes several.
+#if defined(__AVX512F__)
+constexpr int STEPS_OF_LINES = 1;
+#else
+constexpr int STEPS_OF_LINES = 8;
+#endif
+
 /// R rows by V vectors of C, kept in registers. Strides count elements; b_stride those of N alone.
 ///
-/// ahead: a stream that is asked for from memory in passing, LINES lines of it at every step along K.
+/// ahead: a stream that is asked for from memory in passing, LINES lines of it in every STEPS_OF_LINES along K.
 template <int R, int V, int LINES = 0, class A, class B>
 inline void product_part(const A *a, int a_stride, const B *b, int b_stride, float *c, int c_stride, int k,
                          bool accumulate, const char *ahead = nullptr) {
-  constexpr int PAIR = pair_size<A>();
+  constexpr int PAIR = pair_size<A>(), STRETCH = STEPS_OF_LINES * PAIR;
   vf sum[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) sum[r][v] = accumulate ? load(c + r * c_stride + v * WIDTH) : vf{};
-  for (int i = 0; i < k; i += PAIR) {
-#pragma GCC unroll 4
-    for (int line = 0; line < LINES; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-    vf from_b[V];
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) from_b[v] = load_operand<A>(b + i * b_stride + v * WIDTH * PAIR);
+  const auto add = [&](int first, int last) __attribute__((always_inline)) {
+    for (int i = first; i < last; i += PAIR) {
+      vf from_b[V];
+      load_operands<V, A>(b + i * b_stride, from_b);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
+      for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) sum[r][v] = multiply_add(sum[r][v], a + r * a_stride + i, from_b[v]);
-  }
+        for (int v = 0; v < V; ++v) sum[r][v] = multiply_add(sum[r][v], a + r * a_stride + i, from_b[v]);
+    }
+  };
+  int i = 0;
+  if constexpr (LINES > 0)
+    for (; i + STRETCH <= k; i += STRETCH) {
+#pragma GCC unroll 8
+      for (int line = 0; line < LINES; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+      add(i, i + STRETCH);
+    }
+  add(i, k);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -125,19 +165,25 @@ template <int V, class A, class B, class Done>
 inline void product_streaming(int rows, const A *a, int a_stride, const B *b, float *c, int c_stride, int k,
                               bool accumulate, const char *ahead, const char *end, Done done) {
   constexpr int WIDE = V * WIDTH;
-  const int steps = k / pair_size<A>();
+  const int stretches = k / (STEPS_OF_LINES * pair_size<A>());
   int parts = (rows + MAX_ROWS - 1) / MAX_ROWS;
   const int64_t each = (end - ahead + parts * 64 - 1) / (parts * 64);  // lines for each part
   for (int first = 0; parts > 0; --parts) {
     const int n = (rows + parts - 1) / parts;
+    const auto multiply = [&](auto lines) {
+      product_rows<V, lines()>(n, a, a_stride, b, WIDE, c, c_stride, k, accumulate, ahead);
+      ahead += 64 * lines() * stretches;
+    };
     if (ahead >= end)
-      product_rows<V>(n, a, a_stride, b, WIDE, c, c_stride, k, accumulate);
-    else if (each <= steps)
-      product_rows<V, 1>(n, a, a_stride, b, WIDE, c, c_stride, k, accumulate, ahead), ahead += 64 * steps;
-    else if (each <= 2 * steps)
-      product_rows<V, 2>(n, a, a_stride, b, WIDE, c, c_stride, k, accumulate, ahead), ahead += 128 * steps;
+      multiply(std::integral_constant<int, 0>{});
+    else if (each <= stretches)
+      multiply(std::integral_constant<int, 1>{});
+    else if (each <= 2 * stretches)
+      multiply(std::integral_constant<int, 2>{});
+    else if (STEPS_OF_LINES == 1 || each <= 4 * stretches)
+      multiply(std::integral_constant<int, 4>{});
     else
-      product_rows<V, 4>(n, a, a_stride, b, WIDE, c, c_stride, k, accumulate, ahead), ahead += 256 * steps;
+      multiply(std::integral_constant<int, STEPS_OF_LINES == 1 ? 4 : 8>{});
     done(first, n);
     first += n, rows -= n, a += n * a_stride, c += n * c_stride;
   }

@@ -9,7 +9,7 @@ from winnow.errors import UnsupportedModelError
 from winnow.models.geometry import ModelGeometry
 from winnow.models.packed.files import DESCRIPTION
 
-FORMAT = 1
+FORMAT = 2
 _DTYPES = ("float32", "bfloat16", "float16")
 _ACTIVATIONS = ("silu", "gelu_tanh")
 
