@@ -322,10 +322,10 @@ inline void direct_products(int rows, const KV *const *each, const KV *const *ne
       }
       meet_rows(streams, std::integral_constant<int, 0>{});
     };
-    if (scattered)
-      with_streams(std::integral_constant<int, STREAMS>{});
-    else
-      with_streams(std::integral_constant<int, 1>{});
+    // Values are looked at again while they are in a nearby cache, in whichever order.
+    if constexpr (std::is_same_v<What, Product>)
+      if (scattered) return with_streams(std::integral_constant<int, STREAMS>{});
+    with_streams(std::integral_constant<int, 1>{});
   });
 }
 

@@ -84,14 +84,6 @@ void to_floats(const T *from, int64_t n, float *to) {
   for (; i < n; ++i) to[i] = to_float(from[i]);
 }
 
-/// A number as it is after it has been stored.
-template <class T>
-vf rounded(vf x) {
-  T stored[WIDTH];
-  store(stored, x);
-  return load(stored);
-}
-
 /// Sums of one row of a panel, with the bias and what is to be added, to where they belong.
 template <class T>
 void finish_row(const float *sums, const T *bias, const T *add, T *out, int64_t features) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "../types.h"
 
@@ -115,15 +116,20 @@ inline vf load(const f16 *from) {
 
 inline void store(float *to, vf value) { store_vector(to, value); }
 
+#if !defined(__AVX512BF16__)
+/// The nearest bf16, ties to even, in the upper half of each lane.
+inline vu nearest_bf16(vf value) {
+  const vu bits = (vu)value, rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  return value == value ? rounded : bits | 0x400000;
+}
+#endif
+
 /// Rounds to nearest, ties to even.
 inline void store(bf16 *to, vf value) {
 #if defined(__AVX512BF16__)
   store_vector(to, _mm512_cvtneps_pbh((__m512)value));
 #else
-  const vu bits = (vu)value;
-  const vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const vu nan = (bits >> 16) | 0x40;
-  store_vector(to, __builtin_convertvector(value == value ? rounded : nan, vh));
+  store_vector(to, __builtin_convertvector(nearest_bf16(value) >> 16, vh));
 #endif
 }
 
@@ -157,6 +163,17 @@ inline void store(f16 *to, vf value) {
 #else
   for (int i = 0; i < WIDTH; ++i) to[i] = to_f16(value[i]);
 #endif
+}
+
+/// A number as it is after it has been stored.
+template <class T>
+inline vf rounded(vf x) {
+#if !defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, bf16>) return (vf)(nearest_bf16(x) & 0xffff0000u);
+#endif
+  T stored[WIDTH];
+  store(stored, x);
+  return load(stored);
 }
 
 /// The first n < WIDTH elements; the others read as zero.
