@@ -107,11 +107,13 @@ void finish_gated_row(const float *gate, const float *up, const T *gate_bias, co
   }
 }
 
-/// Rows of a task.
+/// Rows of a task, out of `rows`: where they stay, as equal as can be, for threads have tasks of their own.
 template <class T>
-int64_t rows_of_task(int64_t in) {
-  if (!rows_stay<T>()) return ROW_BLOCK;
-  return std::clamp(STAYING / in / MAX_ROWS * MAX_ROWS, LEAST_STAYING, ROW_BLOCK);
+int64_t rows_of_task(int64_t rows, int64_t in) {
+  if (!rows_stay<T>()) return std::min(ROW_BLOCK, rows);
+  const int64_t most = std::clamp(STAYING / in / MAX_ROWS * MAX_ROWS, LEAST_STAYING, ROW_BLOCK);
+  const int64_t tasks = (rows + most - 1) / most;
+  return (rows + tasks - 1) / tasks;
 }
 
 /// Inputs that all rows of a task are multiplied with before the next ones. streams: every piece is read once.
@@ -132,7 +134,7 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
   constexpr bool WIDENS = !std::is_same_v<Operand, T>, WIDENS_PIECE = WIDENS && !is_joined<Operand, T>();
   constexpr int64_t SUMS = ROW_BLOCK * PANEL;
   if (rows.rows == 0) return;
-  const int64_t in = weight.in_features, out = weight.out_features, most = std::min(rows_of_task<T>(in), rows.rows);
+  const int64_t in = weight.in_features, out = weight.out_features, most = rows_of_task<T>(rows.rows, in);
   const int64_t blocks = (rows.rows + most - 1) / most, panels = num_panels(out) / PANELS;
   const T *packed = reinterpret_cast<const T *>(weight.packed), *given = reinterpret_cast<const T *>(rows.x);
   const bool streams = rows_stay<T>() || blocks == 1;
