@@ -33,8 +33,7 @@ struct SquaredDistance {
 };
 
 /// What each of the rows [rows, padded] makes with the first round_up(n, WIDTH) of TILE keys or values: [rows, TILE].
-/// `each` and `next` are as pack_keys takes them; keys of a scattered tile, which is a whole one, are
-/// read by turns.
+/// `each` and `next` are as pack_keys takes them; keys of a scattered tile, which is a whole one, are read by turns.
 template <class What, class KV, class Operand>
 void direct_products(int rows, const KV *const *each, const KV *const *next, int n, bool scattered, int dim,
                      const Operand *with, int padded, float *out);

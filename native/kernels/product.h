@@ -34,8 +34,8 @@ struct OperandOf {
 #endif
 
 /// Whether bf16 of B that become floats on the way are joined: 32 bits hold a lane of one register, then the same lane of the
-/// next. To part them takes a shift and a mask, which cost nothing among the products. With AVX-512, where a register more
-/// is an instruction less to hide them behind, pieces of B become floats before many rows are multiplied with them.
+/// next. To part them takes a shift and a mask, which cost next to nothing among the products. With AVX-512 that has not been
+/// tried; there pieces of B become floats before many rows are multiplied with them.
 template <class A, class B>
 constexpr bool is_joined() {
 #if defined(__AVX512F__)
