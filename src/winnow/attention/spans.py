@@ -49,8 +49,10 @@ class Spans:
         """Lay out sequences whose tokens of this batch begin at the positions `starts`."""
         count_array = np.asarray(counts, dtype=np.int64)
         first_position = np.asarray(starts, dtype=np.int64)
-        first = first_position - (np.cumsum(count_array) - count_array)
-        position = np.arange(count_array.sum()) + np.repeat(first, count_array)
+        position = first_position
+        if (count_array != 1).any():
+            first = first_position - (np.cumsum(count_array) - count_array)
+            position = np.arange(count_array.sum()) + np.repeat(first, count_array)
         return cls(
             np.asarray(slots, dtype=np.int64),
             count_array,

@@ -34,6 +34,7 @@ class _Growth(NamedTuple):
     lengths: IntArray  # of each row afterwards, int32 [B, layers, heads]
     have: IntArray  # blocks of each row before, int32 [B, layers, heads]
     want: IntArray  # and afterwards
+    num_blocks: int  # that all rows lack
     pages: IntArray  # that each sequence lacks, int64 [B]
     demand: Demand
 
@@ -136,8 +137,9 @@ class CacheManager:
         growth = self._growth(slots, counts)
         if not self.has_room_for(growth.demand):
             raise OutOfBlocksError(f"no room for {list(counts)} KVs a row in slots {list(slots)}")
-        copies = [copy for slot in slots if slot in self._shared_tail and (copy := self._own_tail(slot))]
-        self.tables.grow(growth.slots, growth.pages)
+        copies = [copy for slot in self._shared_tail.intersection(slots) if (copy := self._own_tail(slot))]
+        if growth.demand.pages:
+            self.tables.grow(growth.slots, growth.pages)
         self._fill(growth)
         self.host_lengths[growth.slots] = growth.lengths
         self._mirror_lengths(growth.slots)
@@ -165,6 +167,11 @@ class CacheManager:
         self.allocator.share(self.blocks_of(child))
         self._sharing |= {slot, child}
         self._shared_tail |= {slot, child}
+
+    @property
+    def any_shared(self) -> bool:
+        """Whether any two sequences may hold a block together."""
+        return bool(self._sharing)
 
     def is_shared(self, slot: int) -> bool:
         """Whether another sequence may hold a block of this one."""
@@ -197,10 +204,9 @@ class CacheManager:
         held = self.host_lengths[slot_array]
         assert (lengths <= held).all(), "a row cannot shrink to more than it holds"
         have, keep = -(-held // self.layout.block_size), -(-lengths // self.layout.block_size)
-        owner = np.broadcast_to(slot_array[:, None, None], have.shape)
         free = self.allocator.num_free
         exclusive = not self._sharing.intersection(slots)
-        self.allocator.release(self._entries(owner, keep, have), exclusive=exclusive)
+        self.allocator.release(self._entries(slot_array, keep, have), exclusive=exclusive)
         self.host_lengths[slot_array] = lengths
         self._mirror_lengths(slot_array)
         for slot, most in zip(slots, keep.max(axis=(1, 2)).tolist(), strict=True):
@@ -224,9 +230,7 @@ class CacheManager:
     def blocks_of(self, slot: int) -> Tensor:
         """The ids of all blocks in the tables of a sequence, int32 [n], row by row."""
         num_blocks = -(-self.host_lengths[slot] // self.layout.block_size)
-        return self._entries(
-            np.full_like(num_blocks, slot)[None], np.zeros_like(num_blocks)[None], num_blocks[None]
-        )
+        return self._entries(np.array([slot]), np.zeros_like(num_blocks)[None], num_blocks[None])
 
     # -- invariants ----------------------------------------------------------------------------------------------
 
@@ -258,36 +262,36 @@ class CacheManager:
         before = self.host_lengths[slot_array]
         after = before + np.asarray(counts, dtype=np.int32)[:, None, None]
         have, want = -(-before // size), -(-after // size)
-        copied = sum(int(self._partial_rows(slot).sum()) for slot in slots if slot in self._shared_tail)
+        shared = self._shared_tail.intersection(slots)
+        copied = sum(int(self._partial_rows(slot).sum()) for slot in shared)
         pages = self.tables.pages_missing(slot_array, want.max(axis=(1, 2)))
-        demand = Demand(int((want - have).sum()) + copied, int(pages.sum()))
-        return _Growth(slot_array, after, have, want, pages, demand)
+        num_blocks = int((want - have).sum())
+        demand = Demand(num_blocks + copied, int(pages.sum()))
+        return _Growth(slot_array, after, have, want, num_blocks, pages, demand)
 
     def _partial_rows(self, slot: int) -> NDArray[np.bool_]:
         """Rows whose last block has room, [layers, heads]."""
         return self.host_lengths[slot] % self.layout.block_size != 0
 
     def _entry_index(self, slots: IntArray, first: IntArray, last: IntArray) -> Tensor:
-        """Indices of the table entries first <= j < last of each row, int64 [n], row by row.
+        """Indices of the table entries first <= j < last of each row of the slots [B], int64 [n], row by row.
 
-        All arguments [B, layers, heads].
+        first, last: [B, layers, heads].
         """
         counts = (last - first).ravel()
         rows = np.repeat(np.arange(counts.size), counts)
-        within = np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)
-        _, layers, heads = np.unravel_index(rows, first.shape)
-        return self.tables.entry_index(slots.ravel()[rows], layers, heads, first.ravel()[rows] + within)
+        blocks = np.arange(rows.size) + np.repeat(first.ravel() - (np.cumsum(counts) - counts), counts)
+        sequences = rows // self.layout.rows_per_seq
+        return self.tables.entry_index(slots[sequences], rows - sequences * self.layout.rows_per_seq, blocks)
 
     def _entries(self, slots: IntArray, first: IntArray, last: IntArray) -> Tensor:
         return self.tables.pages.view(-1)[self._entry_index(slots, first, last)]
 
     def _fill(self, growth: _Growth) -> None:
         """Allocate the blocks that rows lack and enter them into the tables."""
-        have, want = growth.have, growth.want
-        total = int((want - have).sum())
-        if total:
-            owner = np.broadcast_to(growth.slots[:, None, None], have.shape)
-            self.tables.pages.view(-1)[self._entry_index(owner, have, want)] = self.allocator.allocate(total)
+        if growth.num_blocks:
+            index = self._entry_index(growth.slots, growth.have, growth.want)
+            self.tables.pages.view(-1)[index] = self.allocator.allocate(growth.num_blocks)
 
     def _own_tail(self, slot: int) -> BlockCopies | None:
         """Copy-on-write: replace the shared, partly filled last blocks of a sequence by copies of its own."""
@@ -297,7 +301,7 @@ class CacheManager:
     def _copy_shared(self, slot: int, first: IntArray) -> BlockCopies | None:
         """Replace the shared ones among the blocks from `first`, [layers, heads], on by copies."""
         last = -(-self.host_lengths[slot] // self.layout.block_size)
-        index = self._entry_index(np.full_like(first, slot)[None], first[None], last[None])
+        index = self._entry_index(np.array([slot]), first[None], last[None])
         blocks = self.tables.pages.view(-1)[index]
         shared = self.allocator.ref_count[blocks] > 1
         source = blocks[shared]

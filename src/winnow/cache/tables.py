@@ -68,17 +68,14 @@ class BlockTables:
             torch.from_numpy(self.page_ids(source))
         ]
 
-    def entry_index(
-        self,
-        slots: IntArray,
-        layers: IntArray,
-        heads: IntArray,
-        blocks: IntArray,
-    ) -> Tensor:
-        """Where entry `blocks` of a row lies in the flattened `pages`, int64 [n]; all arguments [n]."""
+    def entry_index(self, slots: IntArray, rows: IntArray, blocks: IntArray) -> Tensor:
+        """Where entry `blocks` of a row lies in the flattened `pages`, int64 [n]; all arguments [n].
+
+        rows: layer * heads + head.
+        """
         num_layers, num_heads = self._rows
         page = self.host_page_table[slots, blocks // PAGE_ENTRIES].astype(np.int64)
-        index = ((page * num_layers + layers) * num_heads + heads) * PAGE_ENTRIES + blocks % PAGE_ENTRIES
+        index = (page * (num_layers * num_heads) + rows) * PAGE_ENTRIES + blocks % PAGE_ENTRIES
         return torch.from_numpy(index).to(self.pages.device)
 
     def lookup(self, slots: Tensor, layer: int, num_blocks: int) -> Tensor:

@@ -33,10 +33,11 @@ class Answer:
         """Append a token. Returns why the answer ends with it, or None."""
         sequence, params = self._sequence, self._sequence.request.params
         sequence.token_ids.append(token)
+        num_tokens = sequence.num_output_tokens
         if logprobs is not None:
             sequence.logprobs.append(decode_logprobs(self._tokenizer, logprobs))
             self._cumulative_logprob = (self._cumulative_logprob or 0.0) + logprobs[token].logprob
-        may_stop = sequence.num_output_tokens >= self._may_stop_at
+        may_stop = num_tokens >= self._may_stop_at
         stop_id = token in params.stop_token_ids
         ends = may_stop and (stop_id or (token in self._eos_token_ids and not params.ignore_eos))
         if not ends or params.include_stop_str_in_output:
@@ -45,7 +46,7 @@ class Answer:
             return "stop", token if stop_id else None
         if self._text.matched_stop is not None:
             return "stop", self._text.matched_stop
-        if sequence.num_output_tokens >= sequence.request.max_tokens:
+        if num_tokens >= sequence.request.max_tokens:
             return "length", None
         return None
 
@@ -55,15 +56,15 @@ class Answer:
     def output(self, eviction: EvictionReport | None) -> CompletionOutput:
         """The answer as it stands, with what eviction did to it."""
         sequence = self._sequence
-        return CompletionOutput(
-            index=sequence.index,
-            text=self._text.text,
-            token_ids=sequence.output_token_ids,
-            cumulative_logprob=self._cumulative_logprob,
-            logprobs=list(sequence.logprobs) if sequence.request.params.logprobs is not None else None,
-            finish_reason=sequence.finish_reason,
-            stop_reason=sequence.stop_reason,
-            eviction=eviction,
+        return CompletionOutput(  # by position: by name takes twice as long, and one is made with every token
+            sequence.index,
+            self._text.text,
+            sequence.output_token_ids,
+            self._cumulative_logprob,
+            list(sequence.logprobs) if sequence.request.params.logprobs is not None else None,
+            sequence.finish_reason,
+            sequence.stop_reason,
+            eviction,
         )
 
 

@@ -1,6 +1,7 @@
 """The loop: requests come in, a step is scheduled and computed, answers go out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from winnow.engine.admission import Admission
@@ -100,7 +101,7 @@ class Engine:
         for sequence in request.sequences:
             if not sequence.finished:
                 self._finish(sequence, "abort")
-        return self._output(request)
+        return self._outputs([request])[0]
 
     def step(self) -> list[RequestOutput]:
         """Compute one step. Returns the requests that got tokens or finished, as they stand; see `add`.
@@ -120,7 +121,7 @@ class Engine:
         executed = self._clock()
         self._scheduler.advance(plan)
         touched = self._take(plan, result, executed)
-        outputs = [self._output(request) for request in touched if request.tells]
+        outputs = self._outputs(request for request in touched if request.tells)
         self._num_steps += 1
         for part, seconds in zip(
             self._elapsed, (scheduled - start, executed - scheduled, self._clock() - executed), strict=True
@@ -206,6 +207,6 @@ class Engine:
         self._scheduler.finish(sequence, reason, stop_reason)
         self._requests.end(sequence)
 
-    def _output(self, request: Request) -> RequestOutput:
-        layout = self._executor.cache.layout
-        return self._requests.output(request, lambda sequence: eviction_report(sequence, layout))
+    def _outputs(self, requests: Iterable[Request]) -> list[RequestOutput]:
+        report, output = partial(eviction_report, layout=self._executor.cache.layout), self._requests.output
+        return [output(request, report) for request in requests]

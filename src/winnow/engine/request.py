@@ -1,6 +1,7 @@
 """A request, and the sequences that answer it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,10 @@ class Request:
         if len(self.evictions) == 1 or eviction is None:
             return len(self.prompt_token_ids)
         return eviction.context_len
+
+    def note(self, **changes: Any) -> None:
+        """Change fields of its metrics, in a copy: those that went out with a token stay as they were."""
+        self.metrics = replace(self.metrics, **changes)
 
     @property
     def finished(self) -> bool:

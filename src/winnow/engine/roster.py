@@ -1,7 +1,6 @@
 """The unfinished requests of an engine, and their answers as they grow."""
 
 from collections.abc import Callable
-from copy import copy
 from typing import TYPE_CHECKING
 
 from winnow.engine.answer import Answer, Finish, decode_logprobs
@@ -67,9 +66,9 @@ class Roster:
 
     def take(self, sequence: Sequence, token: int, logprobs: LogprobDict | None, now: float) -> Finish | None:
         """Append a token that was sampled at `now`. Returns why the answer ends with it, or None."""
-        metrics = sequence.request.metrics
-        if metrics.first_token_time is None:
-            metrics.first_token_time = now
+        request = sequence.request
+        if request.metrics.first_token_time is None:
+            request.note(first_token_time=now)
         self.generated_tokens += 1
         return self._answers[sequence].take(token, logprobs)
 
@@ -87,15 +86,16 @@ class Roster:
         """A request as it stands, with what `report` tells of eviction. A finished one is let go."""
         finished = request.finished
         if finished and request.metrics.finished_time is None:
-            request.metrics.finished_time = self._clock()
-        output = RequestOutput(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=[self._answers[sequence].output(report(sequence)) for sequence in request.sequences],
-            finished=finished,
-            metrics=copy(request.metrics),
-            prompt_logprobs=request.prompt_logprobs or None,
+            request.note(finished_time=self._clock())
+        answers = self._answers
+        output = RequestOutput(  # by position, as in `Answer.output`
+            request.request_id,
+            request.prompt,
+            request.prompt_token_ids,
+            [answers[sequence].output(report(sequence)) for sequence in request.sequences],
+            finished,
+            request.metrics,
+            request.prompt_logprobs or None,
         )
         if finished:
             del self._requests[request.request_id]

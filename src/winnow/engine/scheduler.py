@@ -100,7 +100,8 @@ class Scheduler:
         planned = self._append_decodes(waits, budget, copies)
         budget -= len(planned)
         taken, chunks = Demand(), []
-        for sequence in self.running:
+        prompts = self.running if len(planned) < len(self.running) else ()
+        for sequence in prompts:
             if sequence.is_decoding or sequence in waits:
                 continue
             count = self._chunk(sequence, budget)
@@ -140,6 +141,8 @@ class Scheduler:
 
         Those with different budgets part before the round, the others after it: then there is less to copy.
         """
+        if not self._cache.any_shared:
+            return
         for sequence in list(self.running):
             slot, request = sequence.running_slot, sequence.request
             if not self._cache.is_shared(slot) or not sequence.owns_blocks:
@@ -187,7 +190,7 @@ class Scheduler:
         self.waiting.popleft()
         sequence.slot = self._cache.open()
         if sequence.request.metrics.first_scheduled_time is None:
-            sequence.request.metrics.first_scheduled_time = self._clock()
+            sequence.request.note(first_scheduled_time=self._clock())
         self.running.append(sequence)
         return count
 
@@ -218,14 +221,14 @@ class Scheduler:
     def _entry(self, sequence: Sequence, count: int) -> PlannedSequence:
         """The plan of a sequence: who samples if its last token is computed, and who forks off."""
         start = sequence.num_computed
-        started: list[Sequence] = []
+        started: tuple[Sequence, ...] = ()
         if sequence.forks and start + count >= sequence.request.fork_at:
             forks, sequence.forks = sequence.forks, []
-            started = [fork for fork in forks if self._fork(sequence, fork)]
+            started = tuple(fork for fork in forks if self._fork(sequence, fork))
             # Those that find no slot now compute the prompt themselves later.
             self.waiting.extendleft(reversed(forks[len(started) :]))
-        samplers = (sequence, *started) if start + count == sequence.num_tokens else ()
-        return PlannedSequence(sequence, sequence.running_slot, start, count, samplers, tuple(started))
+        samplers = (sequence, *started) if start + count == len(sequence.token_ids) else ()
+        return PlannedSequence(sequence, sequence.running_slot, start, count, samplers, started)
 
     def _fork(self, parent: Sequence, child: Sequence) -> bool:
         if not self._cache.can_fork(parent.running_slot):
@@ -239,7 +242,7 @@ class Scheduler:
     def _preempt(self, victim: Sequence | None = None) -> None:
         victim = victim or self._victims.choose(self.running)
         self._put_back(victim, self._method)
-        victim.request.metrics.num_preemptions += 1
+        victim.request.note(num_preemptions=victim.request.metrics.num_preemptions + 1)
         self.num_preemptions += 1
 
     def _put_back(self, sequence: Sequence, method: PreemptionMethod) -> None:

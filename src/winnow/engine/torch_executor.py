@@ -112,7 +112,7 @@ class TorchExecutor:
             self.copy(copy)
         spans = self._spans(plan)
         logits = _Logits.collect(plan)
-        wanted = torch.tensor(logits.tokens, dtype=torch.int64, device=self._model.device)
+        wanted = self._to_device(logits.tokens)
         step = _AttentionStep(
             self._backend,
             self._paged,
@@ -197,6 +197,10 @@ class TorchExecutor:
             observe_from=[first for _, first in told],
         )
 
+    def _to_device(self, numbers: list[int]) -> Tensor:
+        """As int64 [n]; by way of numpy, which reads a list in a third of the time."""
+        return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(self._model.device)
+
     def _native_step(self, spans: Spans) -> NativeStep | None:
         return self._backend.step(self._paged, spans) if isinstance(self._backend, NativeBackend) else None
 
@@ -204,14 +208,13 @@ class TorchExecutor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""
         tokens: list[int] = []
         for entry in plan.entries:
-            tokens += entry.sequence.token_ids[entry.start : entry.end]
+            tokens += entry.sequence.token_ids[entry.start : entry.start + entry.count]
         if self._graphs is not None and not step.watching:
             decoded = self._graphs.run(tokens, spans)
             if decoded is not None:
                 return decoded if step.wanted is None else decoded[wanted]
-        device = self._model.device
         output = self._model.computes(
-            input_ids=torch.tensor([tokens], device=device),
+            input_ids=self._to_device(tokens)[None],
             position_ids=spans.position[None],
             use_cache=False,
             logits_to_keep=wanted,
@@ -295,7 +298,7 @@ class _Logits:
         prompts: dict[int, slice] = {}
         first = 0
         for index, entry in enumerate(plan.entries):
-            request = entry.sequence.request
+            request, samplers = entry.sequence.request, entry.samplers
             if request.wants_prompt_logprobs and entry.sequence is request.sequences[0]:
                 # The logits at position p predict token p + 1.
                 known = max(entry.start, len(request.prompt_logprobs) - 1)
@@ -303,8 +306,8 @@ class _Logits:
                 if known < last:
                     prompts[index] = slice(len(tokens), len(tokens) + last - known)
                     tokens += range(first + known - entry.start, first + last - entry.start)
-            if entry.samplers:
-                samples += [len(tokens)] * len(entry.samplers)
-                tokens.append(first + entry.count - 1)
             first += entry.count
+            if samplers:
+                samples += [len(tokens)] * len(samplers)
+                tokens.append(first - 1)
         return cls(tokens, samples, prompts)
