@@ -4,6 +4,9 @@ PYTHON ?= python3
 # Pinned, because an open range lets pip pick a newer CUDA build with gigabytes of libraries that no CPU run needs.
 # Any build that the range in pyproject.toml admits will do: make setup TORCH=path/to/torch.whl
 TORCH ?= torch==2.13.0
+# What is imported is compiled when it is first imported, and kept: most of what comes with torch never is.
+PIP := .venv/bin/python -m pip install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -17,8 +20,8 @@ setup: $(READY) ## create .venv, build the CPU kernels and install Winnow with i
 
 $(READY): pyproject.toml $(wildcard native/* native/kernels/*)
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(PIP) $(TORCH)
+	$(PIP) -e '.[dev]'
 	@touch $@
 
 # One process per core with one thread each: tiny models gain nothing from more threads. Who is done takes over half of
