@@ -42,21 +42,30 @@ WINNOW_DECLARE(avx2)
 WINNOW_DECLARE(avx512)
 WINNOW_DECLARE(avx512_bf16)
 
-static Kernels with_attention(Kernels kernels, void (*attend)(const Attend &, Workspace &)) {
-  kernels.attend = attend;
+namespace amx_emulated {
+void attend(const Attend &, Workspace &);
+}
+#ifdef WINNOW_AMX
+namespace amx {
+void attend(const Attend &, Workspace &);
+}
+#endif
+
+/// The kernels of an instruction set that multiplies bf16: attention over other formats is that of AVX-512, and all else that
+/// of AVX512-BF16.
+template <void (*attend)(const Attend &, Workspace &)>
+static Kernels attending_bf16() {
+  Kernels kernels = avx512_bf16::kernels;
+  kernels.attend = [](const Attend &call, Workspace &work) {
+    (call.cache.dtype == DType::bf16 ? attend : avx512::attend)(call, work);
+  };
   return kernels;
 }
 
-/// Instruction sets that only attention makes use of; all else is that of AVX512-BF16.
-#define WINNOW_DECLARE_ATTENTION(isa)                                   \
-  namespace isa {                                                       \
-  void attend(const Attend &, Workspace &);                             \
-  const Kernels kernels = with_attention(avx512_bf16::kernels, attend); \
-  }
-
-WINNOW_DECLARE_ATTENTION(amx_emulated)
+static const Kernels AVX512_BF16 = attending_bf16<avx512_bf16::attend>();
+static const Kernels AMX_EMULATED = attending_bf16<amx_emulated::attend>();
 #ifdef WINNOW_AMX
-WINNOW_DECLARE_ATTENTION(amx)
+static const Kernels AMX = attending_bf16<amx::attend>();
 #endif
 #endif
 
@@ -120,11 +129,11 @@ const Level LEVELS[] = {
 #ifdef WINNOW_X86
     {"avx2", &avx2::kernels, has_avx2},
     {"avx512", &avx512::kernels, has_avx512},
-    {"amx_emulated", &amx_emulated::kernels, has_avx512_bf16},  // for tests; the next one runs wherever it does
-    {"avx512_bf16", &avx512_bf16::kernels, has_avx512_bf16},
+    {"amx_emulated", &AMX_EMULATED, has_avx512_bf16},  // for tests; the next one runs wherever it does
+    {"avx512_bf16", &AVX512_BF16, has_avx512_bf16},
 #endif
 #ifdef WINNOW_AMX
-    {"amx", &amx::kernels, has_amx},
+    {"amx", &AMX, has_amx},
 #endif
 };
 

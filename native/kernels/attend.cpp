@@ -374,14 +374,11 @@ void attend_as(const Attend &call, Workspace &work) {
 }  // namespace
 
 void attend(const Attend &call, Workspace &work) {
-  switch (call.cache.dtype) {
-    case DType::f32:
-      return attend_as<float>(call, work);
-    case DType::bf16:
-      return attend_as<bf16>(call, work);
-    case DType::f16:
-      return attend_as<f16>(call, work);
-  }
+#if defined(__AVX512BF16__)
+  attend_as<bf16>(call, work);
+#else
+  with_type(call.cache.dtype, [&](auto type) { attend_as<decltype(type)>(call, work); });
+#endif
 }
 
 }  // namespace winnow::WINNOW_ISA

@@ -343,9 +343,7 @@ void direct_sums(int rows, const KV *const *value, const KV *const *next, int n,
   template void direct_products<SquaredDistance>(int, const KV *const *, const KV *const *, int, bool, int,           \
                                                  const float *, int, float *);                                        \
   template void direct_sums(int, const KV *const *, const KV *const *, int, int, const OperandOf<KV>::type *, int, float *);
-WINNOW_DIRECT(float)
-WINNOW_DIRECT(bf16)
-WINNOW_DIRECT(f16)
+WINNOW_EACH_FORMAT(WINNOW_DIRECT)
 #undef WINNOW_DIRECT
 
 }  // namespace winnow::WINNOW_ISA

@@ -205,8 +205,8 @@ void add_told(const Attend &call, const Plan &plan, const Unit &unit, int64_t fi
   }
 }
 
-template class KeptScores<float>;
-template class KeptScores<bf16>;
-template class KeptScores<f16>;
+#define WINNOW_KEPT(KV) template class KeptScores<KV>;
+WINNOW_EACH_FORMAT(WINNOW_KEPT)
+#undef WINNOW_KEPT
 
 }  // namespace winnow::WINNOW_ISA

@@ -179,8 +179,8 @@ void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thre
   }
 }
 
-template void observe<float>(const Attend &, const Plan &, Workspace &, Buffer &);
-template void observe<bf16>(const Attend &, const Plan &, Workspace &, Buffer &);
-template void observe<f16>(const Attend &, const Plan &, Workspace &, Buffer &);
+#define WINNOW_OBSERVE(KV) template void observe<KV>(const Attend &, const Plan &, Workspace &, Buffer &);
+WINNOW_EACH_FORMAT(WINNOW_OBSERVE)
+#undef WINNOW_OBSERVE
 
 }  // namespace winnow::WINNOW_ISA

@@ -16,21 +16,23 @@ constexpr int pair_size() {
   return sizeof(Operand) == 2 ? 2 : 1;
 }
 
-#if defined(__AVX512BF16__)
 /// What KVs of a format are multiplied as.
 template <class KV>
 struct OperandOf {
   using type = float;
 };
+
+#if defined(__AVX512BF16__)
 template <>
 struct OperandOf<bf16> {
   using type = bf16;
 };
+
+// Attention is compiled for this format alone: products of bf16 change nothing for the others, which go the way of AVX-512
+// (dispatch.cpp).
+#define WINNOW_EACH_FORMAT(apply) apply(bf16)
 #else
-template <class KV>
-struct OperandOf {
-  using type = float;
-};
+#define WINNOW_EACH_FORMAT(apply) apply(float) apply(bf16) apply(f16)
 #endif
 
 /// Whether bf16 of B that become floats on the way are joined: 32 bits hold a lane of one register, then the same lane of the
