@@ -22,9 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from winnow.bench.lists import names
 from winnow.bench.presets import PRESETS, Preset, model_cache
-from winnow.bench.work_arguments import add_work_arguments, take_work
+from winnow.bench.work_arguments import add_eviction_arguments, add_work_arguments, take_work
 from winnow.bench.workload import Workload
 from winnow.errors import ConfigError
 from winnow.text_table import TextTable
@@ -193,15 +192,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_work_arguments(parser)
-    parser.add_argument(
-        "--eviction",
-        type=names,
-        default=("full", "batch-max", "kv-compress-pd"),
-        help="presets of eviction, commas between (default: full,batch-max,kv-compress-pd)",
-    )
-    parser.add_argument(
-        "--compression", type=float, default=4.0, help="of those that evict (default: %(default)g)"
-    )
+    add_eviction_arguments(parser)
     parser.add_argument("--packed", action="store_true", help="run the model as `winnow pack` writes it")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of torch (default: %(default)s)")
@@ -209,30 +200,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     take_work(parser, arguments)
     return arguments
-
-
-def configurations(arguments: argparse.Namespace, model: Path, dtype: str) -> dict[str, dict[str, Any]]:
-    """Options of `LLM` by name, the KV memory the same for all.
-
-    Raises:
-        ConfigError: a value is out of range, or no such preset.
-    """
-    from winnow.bench.room import kv_memory_for
-    from winnow.config import EngineConfig
-    from winnow.eviction import preset_of
-
-    options = {"model": str(model), "dtype": dtype}
-    config = EngineConfig.from_options(options | {"compression": arguments.compression})
-    options |= {"kv_memory": kv_memory_for(config, arguments.kv_seqs, arguments.workload.sequence_tokens)}
-    found = {}
-    for eviction in arguments.eviction:
-        preset_of(eviction)  # a name that nobody knows is refused before anything is measured
-        if eviction == "full":
-            found[eviction] = options
-        else:
-            name = f"{eviction} {arguments.compression:g}x"
-            found[name] = options | {"eviction": eviction, "compression": arguments.compression}
-    return found
 
 
 def packed(model: Path, preset: Preset, folder: str) -> Path:
@@ -250,6 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(argv)
     preset = PRESETS[arguments.work]
     from winnow.bench.environment import PeerError
+    from winnow.bench.evictions import options_by_eviction
     from winnow.bench.machine import Machine, report_head
     from winnow.cli.bench.report import console, print_tables, write_json
 
@@ -257,11 +225,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = preset.shape.save(model_cache())
     try:
         with TemporaryDirectory() as folder:
-            cases = configurations(
-                arguments, packed(model, preset, folder) if arguments.packed else model, preset.dtype
+            path = packed(model, preset, folder) if arguments.packed else model
+            options = {"model": str(path), "dtype": preset.dtype}
+            cases = options_by_eviction(
+                arguments.eviction,
+                arguments.compression,
+                options,
+                arguments.kv_seqs,
+                arguments.workload.sequence_tokens,
             )
-            for name, options in cases.items():
-                case = Case(options, arguments.workload, preset.shape.vocab_size, arguments.threads)
+            for name, own in cases.items():
+                case = Case(own, arguments.workload, preset.shape.vocab_size, arguments.threads)
                 found[name] = measure_apart(case, name)
     except (ConfigError, PeerError) as error:
         raise SystemExit(f"error: {error}") from None

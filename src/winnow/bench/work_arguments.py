@@ -1,7 +1,8 @@
-"""Arguments of a benchmark script that choose a preset's work, or change it."""
+"""Arguments of a benchmark script that choose its work, and what evicts."""
 
 import argparse
 
+from winnow.bench.lists import names
 from winnow.bench.presets import PRESETS
 from winnow.errors import ConfigError
 
@@ -12,6 +13,19 @@ def add_work_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("requests", "prompt_tokens", "new_tokens"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="in place of the work's own")
     parser.add_argument("--kv-seqs", type=int, help="KV memory for so many whole sequences")
+
+
+def add_eviction_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--eviction` and `--compression`."""
+    parser.add_argument(
+        "--eviction",
+        type=names,
+        default=("full", "batch-max", "kv-compress-pd"),
+        help="presets of eviction, commas between (default: full,batch-max,kv-compress-pd)",
+    )
+    parser.add_argument(
+        "--compression", type=float, default=4.0, help="of those that evict (default: %(default)g)"
+    )
 
 
 def take_work(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
