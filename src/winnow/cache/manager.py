@@ -236,18 +236,18 @@ class CacheManager:
 
     def check_integrity(self) -> None:
         """Assert what must hold between steps. Reads everything back from the device."""
-        open_slots = [slot for slot in range(self.size.max_num_seqs) if slot not in set(self._free_slots)]
+        open_slots = np.setdiff1d(np.arange(self.size.max_num_seqs), self._free_slots)
         assert len(open_slots) + len(self._free_slots) == self.size.max_num_seqs, "a slot is free twice"
-        holders = torch.zeros(self.size.num_blocks, dtype=torch.int64)
-        for slot in open_slots:
-            blocks = self.blocks_of(slot).cpu().long()
-            assert len(torch.unique(blocks)) == len(blocks), f"slot {slot} holds a block twice"
-            holders[blocks] += 1
-            if slot not in self._sharing:
-                assert bool((self.allocator.ref_count.cpu()[blocks] == 1).all()), (
-                    f"slot {slot} shares unknowingly"
-                )
-        self.allocator.check_integrity(holders.to(self.allocator.ref_count.device))
+        num_blocks = -(-self.host_lengths[open_slots] // self.layout.block_size)
+        blocks = self._entries(open_slots, np.zeros_like(num_blocks), num_blocks).cpu().numpy()
+        owners = np.repeat(open_slots, num_blocks.sum(axis=(1, 2)))
+        holdings = np.sort(owners * self.size.num_blocks + blocks)
+        twice = holdings[1:][holdings[1:] == holdings[:-1]] // self.size.num_blocks
+        assert not len(twice), f"slot {twice[0]} holds a block twice"
+        holders = np.bincount(blocks, minlength=self.size.num_blocks)
+        unknowing = set(owners[holders[blocks] > 1].tolist()) - self._sharing
+        assert not unknowing, f"slots {unknowing} share blocks unknowingly"
+        self.allocator.check_integrity(torch.from_numpy(holders).to(self.allocator.ref_count.device))
         self.tables.check_integrity()
         assert np.array_equal(self.lengths.cpu().numpy(), self.host_lengths), (
             "lengths differ from the host's mirror"

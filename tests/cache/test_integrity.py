@@ -1,0 +1,69 @@
+"""`check_integrity` notices what must never be."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from winnow.cache import CacheLayout, CacheManager, CacheSize
+
+LAYOUT = CacheLayout(2, 2, 4, 4, torch.float32, num_scores=1)
+
+
+@pytest.fixture
+def cache() -> CacheManager:
+    """Two sequences, of three and of five blocks a row, in slots 0 and 1."""
+    cache = CacheManager(LAYOUT, CacheSize.fit(LAYOUT, 60 * 1024, 5, 200))
+    slots = [cache.open(), cache.open()]
+    assert slots == [0, 1]
+    cache.append(slots, [9, 17])
+    cache.check_integrity()
+    return cache
+
+
+def entries(cache: CacheManager, slot: int) -> Tensor:
+    """The table entries of a sequence's first row, as they lie in the table."""
+    return cache.tables.pages[int(cache.tables.page_ids(slot)[0]), 0, 0]
+
+
+def hold_twice(cache: CacheManager) -> None:
+    entries(cache, 0)[0] = entries(cache, 0)[1]
+
+
+def share_unknowingly(cache: CacheManager) -> None:
+    entries(cache, 0)[0] = entries(cache, 1)[0]
+
+
+def lose_a_block(cache: CacheManager) -> None:
+    cache.allocator.num_free -= 1
+
+
+def miscount(cache: CacheManager) -> None:
+    cache.allocator.ref_count[entries(cache, 0)[0]] = 2
+
+
+def free_a_slot_twice(cache: CacheManager) -> None:
+    cache._free_slots.append(cache._free_slots[0])
+
+
+def lengthen_a_free_slot(cache: CacheManager) -> None:
+    cache.host_lengths[3] = np.int32(1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (hold_twice, "slot 0 holds a block twice"),
+        (share_unknowingly, r"slots \{0, 1\} share blocks unknowingly"),
+        (lose_a_block, "neither free nor held"),
+        (miscount, "reference counts differ"),
+        (free_a_slot_twice, "a slot is free twice"),
+        (lengthen_a_free_slot, "a free slot has a length"),
+    ],
+)
+def test_damage_is_noticed(cache: CacheManager, damage: Callable[[CacheManager], None], told: str) -> None:
+    damage(cache)
+    with pytest.raises(AssertionError, match=told):
+        cache.check_integrity()
