@@ -100,8 +100,9 @@ class Scheduler:
         planned = self._append_decodes(waits, budget, copies)
         budget -= len(planned)
         taken, chunks = Demand(), []
-        prompts = self.running if len(planned) < len(self.running) else ()
-        for sequence in prompts:
+        # In most steps everybody decodes, and nobody need be looked at again.
+        rest = self.running if len(planned) < len(self.running) else ()
+        for sequence in rest:
             if sequence.is_decoding or sequence in waits:
                 continue
             count = self._chunk(sequence, budget)
