@@ -69,8 +69,8 @@ NB_MODULE(_native, m) {
           [](DecoderLayer *self, const PackedWeight &qkv, uintptr_t qkv_bias, const PackedWeight &output,
              uintptr_t output_bias, const PackedWeight &gate_up, uintptr_t gate_up_bias, const PackedWeight &down,
              uintptr_t down_bias, const RmsNorm &input_norm, const RmsNorm &query_norm, const RmsNorm &key_norm,
-             const RmsNorm &post_norm, Activation activation, int64_t num_query_heads, int64_t num_kv_heads,
-             int64_t head_dim) {
+             const RmsNorm &post_norm, const RmsNorm &output_norm, const RmsNorm &down_norm, Activation activation,
+             int64_t num_query_heads, int64_t num_kv_heads, int64_t head_dim) {
             new (self) DecoderLayer{{qkv, at<char>(qkv_bias)},
                                     {output, at<char>(output_bias)},
                                     {gate_up, at<char>(gate_up_bias)},
@@ -79,14 +79,16 @@ NB_MODULE(_native, m) {
                                     query_norm,
                                     key_norm,
                                     post_norm,
+                                    output_norm,
+                                    down_norm,
                                     activation,
                                     num_query_heads,
                                     num_kv_heads,
                                     head_dim};
           },
           nb::kw_only(), "qkv"_a, "qkv_bias"_a, "output"_a, "output_bias"_a, "gate_up"_a, "gate_up_bias"_a, "down"_a,
-          "down_bias"_a, "input_norm"_a, "query_norm"_a, "key_norm"_a, "post_norm"_a, "activation"_a,
-          "num_query_heads"_a, "num_kv_heads"_a, "head_dim"_a);
+          "down_bias"_a, "input_norm"_a, "query_norm"_a, "key_norm"_a, "post_norm"_a, "output_norm"_a,
+          "down_norm"_a, "activation"_a, "num_query_heads"_a, "num_kv_heads"_a, "head_dim"_a);
 
   nb::class_<Pool>(m, "Pool")
       .def(
@@ -235,6 +237,12 @@ NB_MODULE(_native, m) {
            [](const Kernels &self, DType dtype, uintptr_t x, uintptr_t add, uintptr_t out, int64_t tokens, int64_t size,
               const RmsNorm &norm, int threads) {
              self.rms_norm({dtype, at<char>(x), at<char>(add), at<char>(out), tokens, size}, norm, threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("add_normed",
+           [](const Kernels &self, DType dtype, uintptr_t x, uintptr_t sum, int64_t tokens, int64_t size,
+              const RmsNorm &norm, int threads) {
+             self.add_normed({dtype, at<char>(x), at<char>(sum), tokens, size}, norm, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("rotate",

@@ -92,10 +92,16 @@ void after(const Kernels &kernels, const DecoderLayer &layer, char *x, const cha
   const int64_t read = layer.output.weight.in_features, element = bytes_of(layer.dtype());
   char *stream = x + first * size * element, *projected = rows_of(work.projected, layer, tokens, size);
   char *normed = rows_of(work.normed, layer, tokens, size), *gated = rows_of(work.gated, layer, tokens, inner);
+  const AddedRows added{layer.dtype(), projected, stream, tokens, size};
+  const auto has = [](const RmsNorm &norm) { return norm.weight != nullptr; };
   multiply(kernels, layer.output, attended + first * read * element, projected, nullptr, tokens, threads);
-  kernels.rms_norm({layer.dtype(), stream, projected, normed, tokens, size}, layer.post_norm, threads);
+  if (has(layer.output_norm)) kernels.add_normed(added, layer.output_norm, threads);
+  const char *add = has(layer.output_norm) ? nullptr : projected;
+  kernels.rms_norm({layer.dtype(), stream, add, normed, tokens, size}, layer.post_norm, threads);
   gate_up(kernels, layer, normed, tokens, gated, work, threads);
-  multiply(kernels, layer.down, gated, stream, stream, tokens, threads);
+  if (!has(layer.down_norm)) return multiply(kernels, layer.down, gated, stream, stream, tokens, threads);
+  multiply(kernels, layer.down, gated, projected, nullptr, tokens, threads);
+  kernels.add_normed(added, layer.down_norm, threads);
 }
 
 /// Room for the queries, keys and values of a layer.

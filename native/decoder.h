@@ -18,6 +18,7 @@ struct DecoderLayer {
   Linear gate_up;  // both side by side
   Linear down;
   RmsNorm input_norm, query_norm, key_norm, post_norm;
+  RmsNorm output_norm, down_norm;  // of what the products of those names add to the layer's input
   Activation activation;
   int64_t num_query_heads, num_kv_heads, head_dim;
 

@@ -22,6 +22,7 @@ namespace winnow {
   void key_difference(const KeyRows &, float *, int);                                                    \
   void pool_rows(const PooledRows &, float *, int);                                                      \
   void rms_norm(const NormRows &, const RmsNorm &, int);                                                 \
+  void add_normed(const AddedRows &, const RmsNorm &, int);                                              \
   void rotate(const RotaryRows &, const RmsNorm &, const RmsNorm &, int);                                \
   void gate(const GatedRows &, Activation, int);                                                         \
   int64_t packed_size(int64_t, int64_t);                                                                 \
@@ -31,9 +32,9 @@ namespace winnow {
   bool gates(int64_t);                                                                                   \
   void gated_linear(const PackedWeight &, const LinearRows &, Activation, int);                          \
   void greedy(const LogitRows &, int64_t *, int);                                                        \
-  const Kernels kernels{write,    compact, keep_best,   attend, leverage,    key_difference, pool_rows,  \
-                        rms_norm, rotate,  gate,        packed_size, pack,   unpack_rows,    linear,     \
-                        gates,    gated_linear, greedy};                                                 \
+  const Kernels kernels{write, compact, keep_best, attend, leverage, key_difference, pool_rows,          \
+                        rms_norm, add_normed, rotate, gate, packed_size, pack, unpack_rows, linear,      \
+                        gates, gated_linear, greedy};                                                    \
   }
 
 WINNOW_DECLARE(generic)

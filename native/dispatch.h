@@ -26,6 +26,8 @@ struct Kernels {
   void (*pool_rows)(const PooledRows &, float *out, int threads);
   /// Norm rows, in the same pass adding to them.
   void (*rms_norm)(const NormRows &, const RmsNorm &, int threads);
+  /// Norm rows and add them to others.
+  void (*add_normed)(const AddedRows &, const RmsNorm &, int threads);
   /// Norm the heads of queries and keys, where they have norms, and rotate them at their positions.
   void (*rotate)(const RotaryRows &, const RmsNorm &query_norm, const RmsNorm &key_norm, int threads);
   /// What stands between the two products of a gated feed-forward layer.

@@ -22,6 +22,14 @@ struct NormRows {
   int64_t tokens, size;
 };
 
+/// Rows to norm and to add to others: sum += norm(x).
+struct AddedRows {
+  DType dtype;
+  const char *x;  // [tokens, size]
+  char *sum;      // [tokens, size]
+  int64_t tokens, size;
+};
+
 /// Heads to rotate in place, the query heads followed by the key heads in every row.
 struct RotaryRows {
   DType dtype;

@@ -19,6 +19,15 @@ inline void pieces(int64_t n, F body) {
   for (int64_t i = 0; i < n; i += WIDTH) body(i, static_cast<int>(std::min<int64_t>(WIDTH, n - i)));
 }
 
+/// Calls body(first, count, normed) for pieces of a row whose squares add up to what the lanes of `squares` do.
+template <class T, class F>
+inline void scale_row(const T *x, vf squares, int64_t size, const RmsNorm &norm, F body) {
+  const float scale = 1.0f / std::sqrt(horizontal_sum(squares) / static_cast<float>(size) + norm.eps);
+  const T *weight = reinterpret_cast<const T *>(norm.weight);
+  const float plus = norm.one_plus ? 1.0f : 0.0f;
+  pieces(size, [&](int64_t i, int n) { body(i, n, get(x + i, n) * scale * (get(weight + i, n) + plus)); });
+}
+
 template <class T>
 void norm_row(T *x, const T *add, T *out, int64_t size, const RmsNorm &norm) {
   vf sum{};
@@ -30,10 +39,17 @@ void norm_row(T *x, const T *add, T *out, int64_t size, const RmsNorm &norm) {
     }
     sum += value * value;
   });
-  const float scale = 1.0f / std::sqrt(horizontal_sum(sum) / static_cast<float>(size) + norm.eps);
-  const T *weight = reinterpret_cast<const T *>(norm.weight);
-  const float plus = norm.one_plus ? 1.0f : 0.0f;
-  pieces(size, [&](int64_t i, int n) { put(out + i, get(x + i, n) * scale * (get(weight + i, n) + plus), n); });
+  scale_row(x, sum, size, norm, [&](int64_t i, int n, vf normed) { put(out + i, normed, n); });
+}
+
+template <class T>
+void add_normed_row(const T *x, T *total, int64_t size, const RmsNorm &norm) {
+  vf sum{};
+  pieces(size, [&](int64_t i, int n) {
+    const vf value = get(x + i, n);
+    sum += value * value;
+  });
+  scale_row(x, sum, size, norm, [&](int64_t i, int n, vf normed) { put(total + i, get(total + i, n) + normed, n); });
 }
 
 template <class T>
@@ -57,6 +73,16 @@ void rms_norm(const NormRows &rows, const RmsNorm &norm, int threads) {
       const int64_t at = t * rows.size;
       norm_row(x + at, add ? add + at : nullptr, out + at, rows.size, norm);
     }
+  });
+}
+
+void add_normed(const AddedRows &rows, const RmsNorm &norm, int threads) {
+  with_type(rows.dtype, [&](auto type) {
+    using T = decltype(type);
+    const T *x = reinterpret_cast<const T *>(rows.x);
+    T *sum = reinterpret_cast<T *>(rows.sum);
+#pragma omp parallel for num_threads(threads) if (rows.tokens * rows.size >= PARALLEL_FROM)
+    for (int64_t t = 0; t < rows.tokens; ++t) add_normed_row(x + t * rows.size, sum + t * rows.size, rows.size, norm);
   });
 }
 

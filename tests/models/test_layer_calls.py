@@ -17,9 +17,15 @@ HIDDEN, QUERY_HEADS, KV_HEADS, HEAD_DIM, VOCAB = 48, 4, 2, 16, 100
 
 
 class Layer:
-    """A layer of random weights with `inner` gates, as kernels and as their parts take it."""
+    """A layer of random weights with `inner` gates, as kernels and as their parts take it.
 
-    def __init__(self, kernels: LayerKernels, dtype: torch.dtype, inner: int, biased: bool) -> None:
+    Args:
+        normed: what each part adds has a norm.
+    """
+
+    def __init__(
+        self, kernels: LayerKernels, dtype: torch.dtype, inner: int, biased: bool, normed: bool = False
+    ) -> None:
         self.kernels, width = kernels, QUERY_HEADS * HEAD_DIM
         generator = torch.Generator().manual_seed(inner)
 
@@ -31,7 +37,11 @@ class Layer:
         self.qkv = linear(self.qkv_width, HIDDEN)
         self.output, self.down = linear(HIDDEN, width), linear(HIDDEN, inner)
         self.gate_up = linear(2 * inner, HIDDEN)
-        self.norm = NormWeight(torch.randn(HIDDEN, generator=generator).to(dtype), 1e-5)
+        self.norm, self.added_norm = (
+            NormWeight(torch.randn(HIDDEN, generator=generator).to(dtype), 1e-5) for _ in range(2)
+        )
+        self.normed = normed
+        of_added = self.added_norm.native if normed else NO_NORM
         self.activation = _native.Activation.silu
 
         def bias(of: Tensor | None) -> int:
@@ -50,6 +60,8 @@ class Layer:
             query_norm=NO_NORM,
             key_norm=NO_NORM,
             post_norm=self.norm.native,
+            output_norm=of_added,
+            down_norm=of_added,
             activation=self.activation,
             num_query_heads=QUERY_HEADS,
             num_kv_heads=KV_HEADS,
@@ -66,10 +78,18 @@ class Layer:
         def product(x: Tensor, linear: tuple[PackedWeight, Tensor | None]) -> Tensor:
             return self.kernels.linear(x, *linear)
 
+        def fed(x: Tensor) -> Tensor:
+            return product(self.kernels.gate(product(x, self.gate_up), self.activation), self.down)
+
         stream = product(attended, self.output)
-        normed = self.kernels.rms_norm(stream, self.norm, add=residual)
-        gated = self.kernels.gate(product(normed, self.gate_up), self.activation)
-        return product(gated, self.down) + stream
+        if not self.normed:
+            normed = self.kernels.rms_norm(stream, self.norm, add=residual)
+            return fed(normed) + stream
+        stream, attention = residual.clone(), stream
+        self.kernels.add_normed(attention, self.added_norm, to=stream)
+        feed_forward = fed(self.kernels.rms_norm(stream, self.norm))
+        self.kernels.add_normed(feed_forward, self.added_norm, to=stream)
+        return stream
 
 
 def in_two_calls(
@@ -161,7 +181,7 @@ def test_a_decoder_in_one_call(
     number: str,
 ) -> None:
     kernels, spec, counts = LayerKernels(_native.Kernels(isa)), AttentionSpec(0.25), COUNTS[number]
-    layers = [Layer(kernels, dtype, inner, biased=False) for inner in (128, 192)]
+    layers = [Layer(kernels, dtype, inner, biased=False, normed=inner == 192) for inner in (128, 192)]
     backend, native = NativeBackend(_native.Kernels(isa)), NativeSpec(spec)
     told = [OBSERVED[observe]] * len(counts)
     batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=told)
@@ -205,12 +225,15 @@ def test_a_decoder_in_one_call(
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("normed", [False, True], ids=["added as it is", "added normed"])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("inner", [128, 204], ids=["whole panels of gates", "a part of a panel"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("isa", _native.instruction_sets())
-def test_what_lies_after_attention(isa: str, dtype: torch.dtype, inner: int, biased: bool) -> None:
-    layer = Layer(LayerKernels(_native.Kernels(isa)), dtype, inner, biased)
+def test_what_lies_after_attention(
+    isa: str, dtype: torch.dtype, inner: int, biased: bool, normed: bool
+) -> None:
+    layer = Layer(LayerKernels(_native.Kernels(isa)), dtype, inner, biased, normed)
     for tokens in (1, 7, 97, 700):
         generator = torch.Generator().manual_seed(tokens)
         residual = torch.randn(tokens, HIDDEN, generator=generator).to(dtype)
@@ -219,9 +242,10 @@ def test_what_lies_after_attention(isa: str, dtype: torch.dtype, inner: int, bia
         assert torch.equal(found, layer.after_attention(residual, attended))
 
 
+@pytest.mark.parametrize("normed", [False, True], ids=["added as it is", "added normed"])
 @pytest.mark.parametrize("isa", _native.instruction_sets())
-def test_any_number_of_threads_gives_the_same_bits(isa: str) -> None:
-    layer = Layer(LayerKernels(_native.Kernels(isa)), torch.bfloat16, 128, biased=True)
+def test_any_number_of_threads_gives_the_same_bits(isa: str, normed: bool) -> None:
+    layer = Layer(LayerKernels(_native.Kernels(isa)), torch.bfloat16, 128, biased=True, normed=normed)
     generator = torch.Generator().manual_seed(0)
     residual = torch.randn(700, HIDDEN, generator=generator).bfloat16()
     attended = torch.randn(700, QUERY_HEADS * HEAD_DIM, generator=generator).bfloat16()

@@ -74,6 +74,24 @@ def test_norm_after_adding(kernels: LayerKernels, dtype: torch.dtype, shape: tup
     assert_close(found, plain_norm(total, weight, 1e-6, False), dtype)
 
 
+@pytest.mark.parametrize("one_plus", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_adding_a_norm(
+    kernels: LayerKernels, dtype: torch.dtype, shape: tuple[int, int], one_plus: bool
+) -> None:
+    x, stream, weight = (
+        torch.randn(shape).to(dtype),
+        torch.randn(shape).to(dtype),
+        torch.randn(shape[1]).to(dtype),
+    )
+    before, normed = x.clone(), plain_norm(x, weight, 1e-5, one_plus)
+    expected, larger = stream.float() + normed, stream.float().abs() + normed.abs()
+    kernels.add_normed(x, NormWeight(weight, 1e-5, one_plus=one_plus), to=stream)
+    # Where they cancel each other out, what is left of them is as exact as they were.
+    assert bool(((stream.float() - expected).abs() <= 4 * torch.finfo(dtype).eps * larger).all())
+    assert torch.equal(x, before)
+
+
 def test_a_row_of_zeros_stays_finite(kernels: LayerKernels, dtype: torch.dtype) -> None:
     found = kernels.rms_norm(torch.zeros(2, 48, dtype=dtype), NormWeight(torch.ones(48, dtype=dtype), 1e-6))
     assert torch.equal(found, torch.zeros_like(found))
@@ -153,11 +171,13 @@ def test_any_number_of_threads_gives_the_same_bits(kernels: LayerKernels, dtype:
 
     def run(threads: int) -> list[Tensor]:
         torch.set_num_threads(threads)
-        residual, heads = x.clone(), add.clone()
+        residual, heads, total = x.clone(), add.clone(), x.clone()
         kernels.rotate(heads, 3, 2, 16, cos, sin)
+        kernels.add_normed(add, weight, to=total)
         return [
             kernels.rms_norm(residual, weight, add),
             residual,
+            total,
             heads,
             kernels.gate(x, _native.Activation.silu),
             kernels.linear(x, packed, None),

@@ -40,7 +40,17 @@ from winnow.models.packed_linear import (
 from winnow.models.residuals import decoder_layers
 from winnow.native import native_kernels
 
-FUSED = ["llama-gqa", "llama-mqa", "llama-mha", "mistral-window", "qwen2", "qwen3", "phi3"]
+FUSED = [
+    "llama-gqa",
+    "llama-mqa",
+    "llama-mha",
+    "mistral-window",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "gemma2",
+    "gemma3",
+]
 MAX_POSITION = 512
 
 
@@ -193,7 +203,7 @@ class _Mean(nn.Module):
         return x + x.mean(dim=1, keepdim=True)
 
 
-@pytest.mark.parametrize("architecture", ["llama-gqa", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama-gqa", "qwen3", "gemma2"])
 def test_a_watching_step_sees_the_same_hidden_states(architecture: str) -> None:
     from winnow.models.residuals import watch_residuals
 

@@ -14,7 +14,9 @@ from architectures import ARCHITECTURES, save
 from safetensors.torch import load_file, save_file
 from test_parity import PROMPTS
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import LlamaConfig, PretrainedConfig
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 pytest.importorskip("winnow._native")
 from winnow import LLM, SamplingParams, _native
@@ -229,6 +231,42 @@ def test_a_model_that_does_more_is_not_packed(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="its forward does more than its embedding, layers"):
         write_packed(loaded, path, tmp_path / "packed")
     assert not (tmp_path / "packed").exists()
+
+
+class Sandwich(LlamaDecoderLayer):
+    """A layer with norms before and after both of its parts, as Gemma's are."""
+
+    def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.pre_feedforward_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_feedforward_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+        stream = hidden_states + self.post_attention_layernorm(attended)
+        fed = self.mlp(self.pre_feedforward_layernorm(stream))
+        return stream + self.post_feedforward_layernorm(fed)
+
+
+def test_norms_of_what_a_part_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code_of_transformers: Callable[..., list[Any]]
+) -> None:
+    monkeypatch.setattr(modeling_llama, "LlamaDecoderLayer", Sandwich)
+    save(ARCHITECTURES["llama-gqa"], tmp_path / "model")
+    pack_model(ModelConfig(tmp_path / "model"), tmp_path / "packed")
+    expected = code_of_transformers(tmp_path / "model")
+    assert answers(tmp_path / "packed") == answers(tmp_path / "model") == expected
+    unfused = answers(tmp_path / "model", optimize=False)
+    assert [tokens for tokens, _ in unfused] == [tokens for tokens, _ in expected]
+
+
+def test_a_description_of_before_there_were_such_norms(damaged: Path, llama: tuple[Path, Path]) -> None:
+    told = json.loads((damaged / DESCRIPTION).read_text())
+    layers = [
+        {n: v for n, v in layer.items() if n not in ("output_norm", "down_norm")} for layer in told["layers"]
+    ]
+    tell(damaged, layers=layers)
+    assert answers(damaged) == answers(llama[1])
 
 
 def test_settled_options_cannot_be_asked_for_otherwise(llama: tuple[Path, Path], tmp_path: Path) -> None:

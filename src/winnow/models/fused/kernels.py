@@ -253,6 +253,19 @@ class LayerKernels:
         )
         return out
 
+    def add_normed(self, x: Tensor, norm: NormWeight, to: Tensor) -> None:
+        """Add the norm of x, [T, size], to another tensor of its shape, in place."""
+        assert x.is_contiguous() and to.is_contiguous() and x.shape == to.shape and x.dtype == to.dtype
+        self._kernels.add_normed(
+            _DTYPES[x.dtype],
+            x.data_ptr(),
+            to.data_ptr(),
+            x.shape[0],
+            x.shape[1],
+            norm.native,
+            torch.get_num_threads(),
+        )
+
     def rotate(
         self,
         heads: Tensor,

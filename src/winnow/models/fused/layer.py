@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from winnow import _native
 from winnow.attention import AttentionSpec
 from winnow.attention.native_step import NativeSpec, NativeStep
-from winnow.models.fused.kernels import NO_NORM, LayerKernels
+from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight
 from winnow.models.fused.parts import LayerNorms
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.residuals import ResidualWatcher, watching
@@ -130,11 +130,19 @@ class FusedLayer(nn.Module):
         stream = self.output(attended)
         if watcher is not None:
             watcher.leave_attention(self.layer_idx, stream[None])
-        # The product's own output becomes the residual stream: the layer's input may belong to somebody else.
-        normed = self.kernels.rms_norm(stream, self.norms.post, add=residual)
-        gated = self.kernels.gate(self.gate_up(normed), self.activation)
-        out: Tensor = self.down(gated)
-        return out.add_(stream)
+        kernels, norms = self.kernels, self.norms
+        # Either way the residual stream is a new tensor: the layer's input may belong to somebody else.
+        if norms.output is None:
+            normed = kernels.rms_norm(stream, norms.post, add=residual)
+        else:
+            projected, stream = stream, residual.clone()
+            kernels.add_normed(projected, norms.output, to=stream)
+            normed = kernels.rms_norm(stream, norms.post)
+        out: Tensor = self.down(kernels.gate(self.gate_up(normed), self.activation))
+        if norms.down is None:
+            return out.add_(stream)
+        kernels.add_normed(out, norms.down, to=stream)
+        return stream
 
 
 def native_layer(
@@ -159,14 +167,20 @@ def native_layer(
         down=down.packed.native,
         down_bias=_address(down.bias),
         input_norm=norms.input.native,
-        query_norm=NO_NORM if norms.query is None else norms.query.native,
-        key_norm=NO_NORM if norms.key is None else norms.key.native,
+        query_norm=_native_norm(norms.query),
+        key_norm=_native_norm(norms.key),
         post_norm=norms.post.native,
+        output_norm=_native_norm(norms.output),
+        down_norm=_native_norm(norms.down),
         activation=activation,
         num_query_heads=query_heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
     )
+
+
+def _native_norm(norm: NormWeight | None) -> _native.RmsNorm:
+    return NO_NORM if norm is None else norm.native
 
 
 def _address(bias: Tensor | None) -> int:

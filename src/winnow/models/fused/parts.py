@@ -21,11 +21,16 @@ class LayerNorms:
     """Of each head; None: heads have no norm."""
     key: NormWeight | None
     post: NormWeight
+    """Before the feed-forward part."""
+    output: NormWeight | None = None
+    """Of what attention adds to the layer's input (Gemma 2); None: it is added as it is."""
+    down: NormWeight | None = None
+    """Of what the feed-forward part adds."""
 
 
 @dataclass(frozen=True)
 class LayerParts:
-    """norm - queries, keys, values - (norms of heads) - attention - output - norm - gate, up - down.
+    """norm - queries, keys, values - (norms of heads) - attention - output - (norm) -, norm - gate, up - down - (norm).
 
     Names alone prove nothing: whether a layer of these parts computes what the whole does is tried out in `probe`.
     """
@@ -58,16 +63,22 @@ class LayerParts:
             (output[0].out_features, hidden_size),
             *((part.in_features, hidden_size) for part in (*qkv, *gate_up)),
         ]
-        input_norm = read_norm(getattr(layer, "input_layernorm", None), hidden_size)
-        post_norm = read_norm(getattr(layer, "post_attention_layernorm", None), hidden_size)
+        names = {"input": "input_layernorm", "post": "post_attention_layernorm"}
+        if hasattr(
+            layer, "pre_feedforward_layernorm"
+        ):  # then the other is what its name says, after attention
+            names |= {
+                "output": "post_attention_layernorm",
+                "post": "pre_feedforward_layernorm",
+                "down": "post_feedforward_layernorm",
+            }
+        norms = {place: read_norm(getattr(layer, name, None), hidden_size) for place, name in names.items()}
         activation = _activation(getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None))
-        if any(found != wanted for found, wanted in sizes) or not (input_norm and post_norm and activation):
+        if any(found != wanted for found, wanted in sizes) or activation is None or None in norms.values():
             return None
-        query_norm, key_norm = (
-            read_norm(getattr(attention, name, None), head_dim) for name in ("q_norm", "k_norm")
-        )
-        norms = LayerNorms(input_norm, query_norm, key_norm, post_norm)
-        return cls(norms, qkv, output[0], gate_up, down[0], activation)
+        for place, name in (("query", "q_norm"), ("key", "k_norm")):
+            norms[place] = read_norm(getattr(attention, name, None), head_dim)
+        return cls(LayerNorms(**norms), qkv, output[0], gate_up, down[0], activation)  # type: ignore[arg-type]
 
 
 def fuse_linears(linears: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor | None]:

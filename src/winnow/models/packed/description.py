@@ -12,6 +12,8 @@ from winnow.models.packed.files import DESCRIPTION
 FORMAT = 2
 _DTYPES = ("float32", "bfloat16", "float16")
 _ACTIVATIONS = ("silu", "gelu_tanh")
+NORMS = ("input", "query", "key", "post", "output", "down")
+"""Of a layer; `winnow.models.fused.parts.LayerNorms` tells where they stand."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,13 @@ class LayerNumbers:
     query_norm: NormNumbers | None
     key_norm: NormNumbers | None
     post_norm: NormNumbers
+    output_norm: NormNumbers | None = None
+    down_norm: NormNumbers | None = None
 
     @property
     def norms(self) -> list[NormNumbers]:
         """Those that the layer has."""
-        every = (self.input_norm, self.query_norm, self.key_norm, self.post_norm)
+        every = (getattr(self, f"{place}_norm") for place in NORMS)
         return [norm for norm in every if norm is not None]
 
 
@@ -163,7 +167,7 @@ def _parts(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _norms(layer: dict[str, Any]) -> dict[str, NormNumbers | None]:
-    every: dict[str, NormNumbers | None] = {n: NormNumbers(**layer[n]) for n in ("input_norm", "post_norm")}
-    for name in ("query_norm", "key_norm"):
-        every[name] = None if layer[name] is None else NormNumbers(**layer[name])
-    return every
+    told = {f"{place}_norm": layer.get(f"{place}_norm") for place in NORMS}
+    if missing := [name for name in ("input_norm", "post_norm") if told[name] is None]:
+        raise ValueError(f"a layer lacks {missing[0]}")
+    return {name: None if norm is None else NormNumbers(**norm) for name, norm in told.items()}

@@ -99,9 +99,11 @@ class _Reader:
         }
         norms = LayerNorms(
             self._norm(f"{name}.input_norm", hidden, numbers.input_norm),
-            self._head_norm(f"{name}.query_norm", numbers.query_norm),
-            self._head_norm(f"{name}.key_norm", numbers.key_norm),
+            self._norm_if_any(f"{name}.query_norm", head_dim, numbers.query_norm),
+            self._norm_if_any(f"{name}.key_norm", head_dim, numbers.key_norm),
             self._norm(f"{name}.post_norm", hidden, numbers.post_norm),
+            self._norm_if_any(f"{name}.output_norm", hidden, numbers.output_norm),
+            self._norm_if_any(f"{name}.down_norm", hidden, numbers.down_norm),
         )
         spec = AttentionSpec(numbers.scale, geometry.windows[index], numbers.softcap)
         activation: _native.Activation = getattr(_native.Activation, numbers.activation)
@@ -118,8 +120,8 @@ class _Reader:
     def _norm(self, name: str, size: int, numbers: NormNumbers) -> NormWeight:
         return NormWeight(self._tensor(name, (size,)), numbers.eps, one_plus=numbers.one_plus)
 
-    def _head_norm(self, name: str, numbers: NormNumbers | None) -> NormWeight | None:
-        return None if numbers is None else self._norm(name, self._description.geometry.head_dim, numbers)
+    def _norm_if_any(self, name: str, size: int, numbers: NormNumbers | None) -> NormWeight | None:
+        return None if numbers is None else self._norm(name, size, numbers)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor, checked against what the description makes of it: the kernels check no address."""

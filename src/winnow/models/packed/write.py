@@ -13,7 +13,7 @@ from winnow.models.fused.layer import FusedLayer
 from winnow.models.loaded import LoadedModel
 from winnow.models.packed.apart import take_apart
 from winnow.models.packed.decoder import PackedDecoder
-from winnow.models.packed.description import FORMAT, Description, LayerNumbers, NormNumbers
+from winnow.models.packed.description import FORMAT, NORMS, Description, LayerNumbers, NormNumbers
 from winnow.models.packed.files import OTHERS, PACKED
 from winnow.models.packed_embedding import PackedEmbedding, panel_shape
 from winnow.models.packed_linear import PackedLinear
@@ -78,10 +78,10 @@ def other_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
         yield "embedding", decoder.embedding.weight
     for index, layer in enumerate(decoder.layers):
         norms = layer.norms
-        for name in ("input", "query", "key", "post"):
-            norm = getattr(norms, name)
+        for place in NORMS:
+            norm = getattr(norms, place)
             if norm is not None:
-                yield f"layers.{index}.{name}_norm", norm.weight
+                yield f"layers.{index}.{place}_norm", norm.weight
     for name, product in products(decoder):
         if product.bias is not None:
             yield f"{name}.bias", product.bias
@@ -112,11 +112,17 @@ def _layer_numbers(layer: FusedLayer) -> LayerNumbers:
         softcap=layer.spec.softcap,
         activation=layer.activation.name,
         input_norm=_numbers(norms.input),
-        query_norm=None if norms.query is None else _numbers(norms.query),
-        key_norm=None if norms.key is None else _numbers(norms.key),
+        query_norm=_numbers_of(norms.query),
+        key_norm=_numbers_of(norms.key),
         post_norm=_numbers(norms.post),
+        output_norm=_numbers_of(norms.output),
+        down_norm=_numbers_of(norms.down),
     )
 
 
 def _numbers(norm: NormWeight) -> NormNumbers:
     return NormNumbers(norm.eps, norm.one_plus)
+
+
+def _numbers_of(norm: NormWeight | None) -> NormNumbers | None:
+    return None if norm is None else _numbers(norm)
