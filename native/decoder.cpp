@@ -93,13 +93,12 @@ void after(const Kernels &kernels, const DecoderLayer &layer, char *x, const cha
   char *stream = x + first * size * element, *projected = rows_of(work.projected, layer, tokens, size);
   char *normed = rows_of(work.normed, layer, tokens, size), *gated = rows_of(work.gated, layer, tokens, inner);
   const AddedRows added{layer.dtype(), projected, stream, tokens, size};
-  const auto has = [](const RmsNorm &norm) { return norm.weight != nullptr; };
   multiply(kernels, layer.output, attended + first * read * element, projected, nullptr, tokens, threads);
-  if (has(layer.output_norm)) kernels.add_normed(added, layer.output_norm, threads);
-  const char *add = has(layer.output_norm) ? nullptr : projected;
+  if (layer.output_norm.weight) kernels.add_normed(added, layer.output_norm, threads);
+  const char *add = layer.output_norm.weight ? nullptr : projected;
   kernels.rms_norm({layer.dtype(), stream, add, normed, tokens, size}, layer.post_norm, threads);
   gate_up(kernels, layer, normed, tokens, gated, work, threads);
-  if (!has(layer.down_norm)) return multiply(kernels, layer.down, gated, stream, stream, tokens, threads);
+  if (!layer.down_norm.weight) return multiply(kernels, layer.down, gated, stream, stream, tokens, threads);
   multiply(kernels, layer.down, gated, projected, nullptr, tokens, threads);
   kernels.add_normed(added, layer.down_norm, threads);
 }
