@@ -335,6 +335,24 @@ def test_a_description_that_does_not_fit(damaged: Path, values: dict[str, Any], 
         load_model(ModelConfig(damaged))
 
 
+@pytest.mark.parametrize("name", ["input_norm", "query_norm", "key_norm", "post_norm"])
+def test_a_layer_whose_norm_is_not_told(damaged: Path, name: str) -> None:
+    """Left out it is not taken for a norm that the layer does not have."""
+    told = json.loads((damaged / DESCRIPTION).read_text())
+    del told["layers"][1][name]
+    tell(damaged, layers=told["layers"])
+    with pytest.raises(UnsupportedModelError, match=f"does not describe a packed model: '{name}'"):
+        load_model(ModelConfig(damaged))
+
+
+def test_a_layer_without_a_norm_that_every_layer_has(damaged: Path) -> None:
+    told = json.loads((damaged / DESCRIPTION).read_text())
+    told["layers"][1]["post_norm"] = None
+    tell(damaged, layers=told["layers"])
+    with pytest.raises(UnsupportedModelError, match="post_norm must be in every layer, got None"):
+        load_model(ModelConfig(damaged))
+
+
 def test_damaged_weights(damaged: Path) -> None:
     whole = (damaged / PACKED).read_bytes()
     for damage in (b"", whole[: len(whole) // 2]):

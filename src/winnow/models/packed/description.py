@@ -167,7 +167,8 @@ def _parts(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _norms(layer: dict[str, Any]) -> dict[str, NormNumbers | None]:
-    told = {f"{place}_norm": layer.get(f"{place}_norm") for place in NORMS}
-    if missing := [name for name in ("input_norm", "post_norm") if told[name] is None]:
-        raise ValueError(f"a layer lacks {missing[0]}")
-    return {name: None if norm is None else NormNumbers(**norm) for name, norm in told.items()}
+    told = {"output_norm": None, "down_norm": None} | layer  # which older descriptions lack
+    every = {name: told[name] for name in (f"{place}_norm" for place in NORMS)}
+    for name in ("input_norm", "post_norm"):
+        _require(name, every[name], every[name] is not None, "in every layer")
+    return {name: None if norm is None else NormNumbers(**norm) for name, norm in every.items()}
