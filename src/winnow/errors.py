@@ -31,6 +31,14 @@ class UnsupportedModelError(WinnowError):
     """The model directory is missing, incomplete, or asks for something Winnow does not compute."""
 
 
+class ClosedError(WinnowError):
+    """The `LLM` was closed."""
+
+
+class ForkedError(WinnowError):
+    """The `LLM`, or the state of torch that a new one would need, belongs to the process that was forked."""
+
+
 class EvaluationError(WinnowError):
     """An evaluation was asked for something that its task, or the model, cannot do."""
 

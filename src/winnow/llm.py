@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -12,9 +12,11 @@ from winnow.config import EngineConfig
 from winnow.engine.interface import RequestEngine
 from winnow.engine.open import open_paged_engine
 from winnow.engine.request import Watch
+from winnow.engine.shared import NewRequest, OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
 from winnow.eviction import preset_of
 from winnow.eviction.describe import brief_policy
+from winnow.fork import require_usable_torch
 from winnow.inspection import Held, Inspection, read_tokens
 from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.outputs import EngineStats, RequestOutput
@@ -23,6 +25,9 @@ from winnow.sampling import SamplingParams
 # Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
+
+# While a model is loaded, transformers changes torch's default dtype, which is the whole process's: so must this be.
+_LOADING = Lock()
 
 
 class LLM:
@@ -46,13 +51,16 @@ class LLM:
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         self.config = EngineConfig.from_options({"model": model, **options})
-        loaded, self._engine = _open_engine(self.config)
+        require_usable_torch(self.config.model.device)
+        with _LOADING:
+            loaded, engine = _open_engine(self.config)
+        self._shared = SharedEngine(engine)
         self.tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
-        self._num_submitted = 0
-        # Several callers may take turns stepping the engine; each finds its own outputs here.
-        self._mailboxes: dict[str, list[RequestOutput]] = {}
-        self._unclaimed: list[RequestOutput] = []
+        self._tokenizing = Lock()
+        if self.tokenizer is not None:
+            # A tokenizer's settings may change with its first use, which must not fall beside a step that decodes.
+            self.tokenizer.encode("")
 
     # -- all at once ---------------------------------------------------------------------------------------------
 
@@ -74,6 +82,7 @@ class LLM:
         """
         single = isinstance(prompts, str | Mapping) or (bool(prompts) and _is_token_ids(prompts))
         many = cast("list[Prompt]", [prompts] if single else list(prompts))
+        self._require_usable()
         return self._answer([self._tokenize(prompt) for prompt in many], sampling_params, progress)
 
     def chat(
@@ -86,19 +95,22 @@ class LLM:
         """Answer one conversation, or a list of them, through the model's chat template. Raises as `generate`."""
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("list[Sequence[Message]]", [messages] if single else list(messages))
-        return self._answer([self._apply_template(c) for c in conversations], sampling_params, progress)
+        self._require_usable()
+        return self._answer([self._converse(c) for c in conversations], sampling_params, progress)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding the answer so far after every token. Raises as `generate`."""
-        return self._stream(self.submit(prompt, sampling_params))
+        self._require_usable()
+        return self._stream(*self._tokenize(prompt), sampling_params)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """As `stream`, for a conversation."""
-        return self._stream(self.submit_chat(messages, sampling_params))
+        self._require_usable()
+        return self._stream(*self._converse(messages), sampling_params)
 
     def inspect(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Inspection:
         """Answer one prompt and tell which of its tokens survived eviction, in which layer and head.
@@ -109,6 +121,7 @@ class LLM:
         Raises:
             InvalidRequestError: as `generate`; a policy that re-assigns positions; n above 1.
         """
+        self._require_usable()
         params = sampling_params or SamplingParams()
         if params.n != 1:
             raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
@@ -116,11 +129,7 @@ class LLM:
             params = replace(params, max_tokens=2)
         text, token_ids = self._tokenize(prompt)
         watch = Watch()
-        request_id = self._submit(text, token_ids, params, watch=watch, final_only=True)
-        try:
-            [output] = self._finish([request_id], progress=False)
-        finally:
-            self.abort(request_id)  # interrupted; no effect after the end
+        [output] = self._finish([NewRequest(text, token_ids, params, watch=watch, final_only=True)])
         answer = output.outputs[0]
         eviction = self.config.eviction.eviction if params.eviction is None else params.eviction
         # The last token of an answer is never computed, so no row holds it.
@@ -150,11 +159,13 @@ class LLM:
         """Queue a prompt and return its request id. Raises as `generate`.
 
         Args:
-            priority: the greater is served first.
+            priority: the greater is served first; among equals who came first. Nobody who runs gives way to a greater
+                one, but when memory runs out the lowest priority does.
             final_only: `step` tells of the request once, when it is finished, instead of copying the answer so far at
                 every token.
         """
-        return self._submit(*self._tokenize(prompt), sampling_params, request_id, None, priority, final_only)
+        self._require_usable()
+        return self._submit(*self._tokenize(prompt), sampling_params, request_id, priority, final_only)
 
     def submit_chat(
         self,
@@ -166,32 +177,29 @@ class LLM:
         final_only: bool = False,
     ) -> str:
         """As `submit`, for a conversation."""
-        return self._submit(
-            *self._apply_template(messages), sampling_params, request_id, None, priority, final_only
-        )
+        self._require_usable()
+        return self._submit(*self._converse(messages), sampling_params, request_id, priority, final_only)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step for all requests. Returns the submitted ones that got tokens or finished, as they stand.
 
         Those submitted with `final_only` are told of when they are finished.
 
-        Requests of `generate` and `stream` calls in progress advance too, but their outputs go there.
+        Requests of `generate` and `stream` calls in progress advance too, but their outputs go there. While another
+        thread steps, this waits for the end of that step. Each output is returned once, to whichever thread calls first.
         """
-        if not self._unclaimed:
-            self._pump()
-        outputs, self._unclaimed = self._unclaimed, []
-        return outputs
+        return self._shared.step()
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns what it had, or None if there is no such unfinished request."""
-        return self._engine.abort(request_id)
+        return self._shared.abort(request_id)
 
     @property
     def has_unfinished(self) -> bool:
-        return self._engine.has_unfinished
+        return self._shared.call(lambda engine: engine.has_unfinished)
 
     def stats(self) -> EngineStats:
-        return self._engine.stats()
+        return self._shared.call(lambda engine: engine.stats())
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
@@ -199,13 +207,13 @@ class LLM:
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler; for tests and for finding faults in production."""
-        self._engine.check_integrity()
+        self._shared.call(lambda engine: engine.check_integrity())
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free model and cache. Requests in progress are lost."""
-        self.__dict__.pop("_engine", None)
+        """Free model and cache. Requests in progress are lost: threads that wait for them get a `ClosedError`."""
+        self._shared.close()
 
     def __enter__(self) -> Self:
         return self
@@ -217,23 +225,34 @@ class LLM:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    @property
+    def _engine(self) -> RequestEngine:
+        return self._shared.engine
+
+    def _require_usable(self) -> None:
+        """Raise ClosedError or ForkedError before any work is done in vain."""
+        _ = self._shared.engine
+
     def _submit(
         self,
         prompt: str | None,
         token_ids: list[int],
         params: SamplingParams | None,
-        request_id: str | None = None,
-        watch: Watch | None = None,
-        priority: int = 0,
-        final_only: bool = False,
+        request_id: str | None,
+        priority: int,
+        final_only: bool,
     ) -> str:
-        if request_id is None:
-            request_id = f"request-{self._num_submitted}"
-        self._engine.add(
-            request_id, prompt, token_ids, params or SamplingParams(), watch, priority, final_only
+        if type(priority) is not int:
+            raise InvalidRequestError(f"priority must be an integer, got {priority!r}")
+        request = NewRequest(
+            prompt,
+            token_ids,
+            params or SamplingParams(),
+            request_id,
+            priority=priority,
+            final_only=final_only,
         )
-        self._num_submitted += 1
-        return request_id
+        return self._shared.submit([request])[0]
 
     def _answer(
         self,
@@ -248,63 +267,38 @@ class LLM:
                 f"sampling_params must be one, or one for each of the {len(prompts)} prompts, "
                 f"got {len(sampling_params)}"
             )
-        ids: list[str] = []
-        try:
-            for index, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True)):
-                try:
-                    ids.append(self._submit(*prompt, params, final_only=True))
-                except InvalidRequestError as error:
-                    raise type(error)(f"prompts[{index}]: {error}") from None
-            return self._finish(ids, progress)
-        except BaseException:
-            for request_id in ids:  # interrupted or refused: leave nothing half done behind
-                self.abort(request_id)
-            raise
+        requests = [
+            NewRequest(*prompt, params, final_only=True)
+            for prompt, params in zip(prompts, sampling_params, strict=True)
+        ]
+        return self._finish(requests, "prompts", progress)
 
-    def _finish(self, ids: list[str], progress: bool) -> list[RequestOutput]:
-        """Step until all of `ids` are finished; returns their outputs in that order."""
+    def _finish(
+        self, requests: list[NewRequest], label: str = "", progress: bool = False
+    ) -> list[RequestOutput]:
+        """Serve requests that give one output each, at their end; returns these in the order of `requests`."""
+        from rich.console import Console
         from rich.progress import Progress
 
-        finished: dict[str, RequestOutput] = {}
-        with self._mail(ids) as mail, Progress(disable=not progress, transient=True) as bar:
-            task = bar.add_task("requests", total=len(ids))
-            while len(finished) < len(ids):
-                self._pump()
-                for output in mail:
-                    finished[output.request_id] = output
-                    bar.advance(task)
-                mail.clear()
+        box = self._shared.mailbox()
+        try:
+            ids = self._shared.submit(requests, box, label)
+            with Progress(console=Console(stderr=True), disable=not progress, transient=True) as bar:
+                task = bar.add_task("requests", total=len(ids))
+                while len(box.outputs) < len(ids):
+                    self._shared.wait(box, len(box.outputs) + 1 if progress else len(ids))
+                    bar.update(task, completed=len(box.outputs))
+        finally:
+            self._shared.abandon(box)  # interrupted: leave nothing half done behind
+        finished = {output.request_id: output for output in box.outputs}
         return [finished[request_id] for request_id in ids]
 
-    def _stream(self, request_id: str) -> Iterator[RequestOutput]:
-        try:
-            with self._mail([request_id]) as mail:
-                while True:
-                    for output in mail:
-                        yield output
-                        if output.finished:
-                            return
-                    mail.clear()
-                    self._pump()
-        finally:
-            self.abort(request_id)  # the reader may have stopped reading; no effect after the end
-
-    @contextmanager
-    def _mail(self, ids: list[str]) -> Iterator[list[RequestOutput]]:
-        """Collect the outputs of `ids` for the caller, whoever steps the engine meanwhile or has stepped it before."""
-        mine = set(ids)
-        box = [output for output in self._unclaimed if output.request_id in mine]
-        self._unclaimed = [output for output in self._unclaimed if output.request_id not in mine]
-        self._mailboxes |= dict.fromkeys(ids, box)
-        try:
-            yield box
-        finally:
-            for request_id in ids:
-                del self._mailboxes[request_id]
-
-    def _pump(self) -> None:
-        for output in self._engine.step():
-            self._mailboxes.get(output.request_id, self._unclaimed).append(output)
+    def _stream(
+        self, prompt: str | None, token_ids: list[int], params: SamplingParams | None
+    ) -> Iterator[RequestOutput]:
+        box = self._shared.mailbox()
+        self._shared.submit([NewRequest(prompt, token_ids, params or SamplingParams())], box)
+        return OutputStream(self._shared, box)
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         content: Any = prompt
@@ -320,7 +314,12 @@ class LLM:
             )
         if not content:
             raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
-        return content, self.tokenizer.encode(content)
+        with self._tokenizing:
+            return content, self.tokenizer.encode(content)
+
+    def _converse(self, messages: Sequence[Message]) -> tuple[str | None, list[int]]:
+        with self._tokenizing:
+            return self._apply_template(messages)
 
     def _apply_template(self, messages: Sequence[Message]) -> tuple[str | None, list[int]]:
         if self.tokenizer is None or not self.tokenizer.chat_template:

@@ -1,0 +1,309 @@
+"""One engine for many threads: their requests are served together, in the same steps.
+
+No thread belongs to the engine. Of the threads that wait for outputs one steps, for all of them, until its own have
+arrived; then another takes over. Nothing here survives a fork, which the child is told.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from threading import Condition, Lock
+from typing import TypeVar
+
+from winnow.engine.interface import RequestEngine
+from winnow.engine.request import Watch
+from winnow.errors import ClosedError, ForkedError, InvalidRequestError
+from winnow.outputs import RequestOutput
+from winnow.sampling import SamplingParams
+
+T = TypeVar("T")
+
+# Seconds after which a waiting thread looks for itself: a notification may be lost to a KeyboardInterrupt.
+_RECHECK = 1.0
+
+
+@dataclass(frozen=True)
+class NewRequest:
+    """A request on its way to the engine; see `RequestEngine.add`."""
+
+    prompt: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    request_id: str | None = None
+    """None: one is made up."""
+    watch: Watch | None = None
+    priority: int = 0
+    final_only: bool = False
+
+
+@dataclass(eq=False)
+class Mailbox:
+    """Where the outputs of one caller's requests arrive."""
+
+    arrived: Condition
+    outputs: list[RequestOutput] = field(default_factory=list)
+    unfinished: set[str] = field(default_factory=set)
+    """Request ids whose last output has not arrived."""
+
+
+class SharedEngine:
+    """Guards an engine, so that any thread may call any method at any time.
+
+    Raises, from every method but `close` and `abandon`:
+        ClosedError: the engine was closed, before the call or during it.
+        ForkedError: the engine belongs to another process.
+    """
+
+    def __init__(self, engine: RequestEngine) -> None:
+        self._open: RequestEngine | None = engine
+        self._pid = os.getpid()
+        # Whoever is inside uses the engine. Who wants to go in holds the entrance, and the thread that steps passes
+        # through it before each step: it cannot go in again before those who came during the last step.
+        self._entrance = Lock()
+        self._inside = Lock()
+        # The mail and all that follows; never held while the engine computes, never taken before the two above.
+        self._mail = Lock()
+        self._unclaimed = self.mailbox()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._waiting: list[Mailbox] = []
+        self._stepping = False
+        self._num_steps = 0
+        # Appended to without a lock: outputs on their way to mailboxes, and mailboxes that nobody reads any more.
+        self._outputs: deque[RequestOutput] = deque()
+        self._abandoned: deque[Mailbox] = deque()
+        self._numbers = count()
+
+    @property
+    def engine(self) -> RequestEngine:
+        """The engine itself, unguarded; raises if it cannot be used."""
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"this LLM belongs to process {self._pid}, and its threads and locks do not survive a fork into process "
+                f"{os.getpid()}: create the LLM in the child process, or start that with the spawn method"
+            )
+        if self._open is None:
+            raise ClosedError("this LLM is closed, and requests in progress were lost: create a new one")
+        return self._open
+
+    def call(self, action: Callable[[RequestEngine], T]) -> T:
+        """Run `action` on the engine, between two steps."""
+        _ = self.engine  # before any lock: after a fork a thread that does not exist may hold it
+        with self._entrance, self._inside:
+            engine = self.engine
+            self._drop_abandoned(engine)
+            return action(engine)
+
+    def mailbox(self) -> Mailbox:
+        """An empty mailbox."""
+        return Mailbox(Condition(self._mail))
+
+    def submit(self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = "") -> list[str]:
+        """Queue requests, all of them or none. Returns their ids.
+
+        Args:
+            box: where their outputs go; None: to whoever calls `step`.
+            label: what errors call the list of requests; empty: there is one, which needs no name.
+
+        Raises:
+            InvalidRequestError (or a subclass): a request cannot be served. Other requests are unaffected.
+        """
+
+        def add(engine: RequestEngine) -> list[str]:
+            ids: list[str] = []
+            for index, request in enumerate(requests):
+                try:
+                    ids.append(self._add(engine, request, box))
+                except BaseException as error:
+                    for request_id in ids:
+                        self._forget(request_id)
+                        engine.abort(request_id)
+                    if label and isinstance(error, InvalidRequestError):
+                        raise type(error)(f"{label}[{index}]: {error}") from None
+                    raise
+            return ids
+
+        return self.call(add)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at once. Returns what it had, or None if there is no such request.
+
+        Who waits for it gets the same output.
+        """
+
+        def end(engine: RequestEngine) -> RequestOutput | None:
+            output = engine.abort(request_id)
+            if output is not None and request_id in self._mailboxes:
+                self._outputs.append(output)
+                with self._mail:
+                    self._sort()
+            return output
+
+        return self.call(end)
+
+    def abandon(self, box: Mailbox) -> None:
+        """End what is unfinished of a mailbox's requests, before the next use of the engine.
+
+        Takes no lock: generators are closed by the garbage collector too, wherever a thread happens to be.
+        """
+        if box.unfinished:
+            self._abandoned.append(box)
+
+    def wait(self, box: Mailbox, num_outputs: int) -> None:
+        """Return when `box` holds so many outputs; step the engine meanwhile if nobody else does.
+
+        Raises:
+            BaseException: whatever a step failed with, if this thread computed it. Others go on.
+        """
+        self._advance(box, num_outputs, once=False)
+
+    def step(self) -> list[RequestOutput]:
+        """Compute a step, or wait until another thread's is done. Returns what no mailbox was given for."""
+        self._advance(self._unclaimed, 1, once=True)
+        with self._mail:
+            outputs, self._unclaimed.outputs = self._unclaimed.outputs, []
+        return outputs
+
+    def close(self) -> None:
+        """Let the engine go, after the step in progress. Who waits for outputs gets a ClosedError.
+
+        In another process it does nothing: what the parent holds is the parent's.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._entrance, self._inside:
+            self._open = None
+        with self._mail:
+            for box in self._waiting:
+                box.arrived.notify_all()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _advance(self, box: Mailbox, num_outputs: int, *, once: bool) -> None:
+        """See `wait`; with `once`, return also after a step, whoever computed it."""
+        _ = self.engine
+        leads = False
+        try:
+            with self._mail:
+                if self._follow(box, num_outputs, once):
+                    return
+                self._stepping = leads = True
+            self._step(box, num_outputs, once)
+            while not once and len(box.outputs) < num_outputs:
+                self._step(box, num_outputs, once)
+        finally:
+            if leads:
+                self._stepping = False
+            with self._mail:
+                if self._waiting and not self._stepping:
+                    self._waiting[0].arrived.notify_all()
+
+    def _follow(self, box: Mailbox, num_outputs: int, once: bool) -> bool:
+        """Wait, with the mail locked, while another thread steps. Returns False if it is this thread's turn."""
+        first = self._num_steps
+        self._waiting.append(box)
+        try:
+            while True:
+                self._sort()
+                if len(box.outputs) >= num_outputs or (once and self._num_steps != first):
+                    return True
+                _ = self.engine
+                if not self._stepping:
+                    return False
+                box.arrived.wait(_RECHECK)
+        finally:
+            self._waiting.remove(box)
+
+    def _step(self, box: Mailbox, num_outputs: int, once: bool) -> None:
+        with self._entrance:  # see `__init__`
+            pass
+        with self._inside:
+            engine = self.engine
+            self._drop_abandoned(engine)
+            if len(box.outputs) >= num_outputs:  # aborted meanwhile
+                return
+            assert once or engine.has_unfinished, "a request has ended, and its output was lost"
+            self._outputs.extend(engine.step())
+            with self._mail:
+                self._sort()
+                self._num_steps += 1
+                self._unclaimed.arrived.notify_all()
+
+    def _sort(self) -> None:
+        """Bring outputs to their mailboxes; the mail is locked."""
+        while self._outputs:
+            output = self._outputs[0]
+            box = self._mailboxes.get(output.request_id, self._unclaimed)
+            box.outputs.append(output)
+            self._outputs.popleft()
+            if output.finished:
+                self._forget(output.request_id)
+            box.arrived.notify_all()
+
+    def _add(self, engine: RequestEngine, request: NewRequest, box: Mailbox | None) -> str:
+        request_id = request.request_id
+        if request_id is None:
+            request_id = f"request-{next(self._numbers)}"
+        engine.add(
+            request_id,
+            request.prompt,
+            request.token_ids,
+            request.params,
+            request.watch,
+            request.priority,
+            request.final_only,
+        )
+        if box is not None:  # no step comes before this: the caller is inside
+            box.unfinished.add(request_id)
+            self._mailboxes[request_id] = box
+        return request_id
+
+    def _forget(self, request_id: str) -> None:
+        box = self._mailboxes.pop(request_id, None)
+        if box is not None:
+            box.unfinished.discard(request_id)
+
+    def _drop_abandoned(self, engine: RequestEngine) -> None:
+        while self._abandoned:
+            with self._mail:
+                self._sort()
+            box = self._abandoned[0]
+            for request_id in list(box.unfinished):
+                self._forget(request_id)
+                engine.abort(request_id)
+            self._abandoned.popleft()
+
+
+class OutputStream(Iterator[RequestOutput]):
+    """The outputs of a mailbox's one request, as they come, up to the last. Let go before that, the request ends.
+
+    Several threads may read from it: each output is told once.
+    """
+
+    def __init__(self, shared: SharedEngine, box: Mailbox) -> None:
+        self._shared = shared
+        self._box = box
+        self._ended = False
+        self._reading = Lock()
+
+    def __next__(self) -> RequestOutput:
+        with self._reading:
+            if self._ended:
+                raise StopIteration
+            try:
+                self._shared.wait(self._box, 1)
+            except BaseException:
+                self.close()
+                raise
+            output = self._box.outputs.pop(0)
+            self._ended = output.finished
+        return output
+
+    def close(self) -> None:
+        """End the request, if it is unfinished."""
+        self._ended = True
+        self._shared.abandon(self._box)
+
+    def __del__(self) -> None:
+        self.close()

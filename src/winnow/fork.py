@@ -1,0 +1,57 @@
+"""What a fork does to torch: the child inherits its state without the threads that belong to it.
+
+GNU's OpenMP, which computes for torch and for the kernels, keeps a team of threads for each thread that has used it. A
+child that inherits the books of such a team waits for it forever, at its first parallel loop. So a thread that forks lets
+its team go first; parent and child start new ones when they need them.
+
+The hook is the process's, like the fork: Python runs it before `os.fork` and multiprocessing's fork, not for
+`subprocess`. It keeps no state.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from winnow.errors import ForkedError
+
+_SOFT = 1  # omp_pause_soft: threads end, settings stay
+
+# The process that imported torch, or at least no later one.
+_IMPORTED_BY = os.getpid()
+
+
+def _find_pause() -> Callable[[int], int] | None:
+    """OpenMP's `omp_pause_resource_all`, of the runtime that torch uses; None: this one has none (GCC before 9)."""
+    try:
+        pause: Callable[[int], int] = ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
+    except (AttributeError, OSError):
+        return None
+    return pause
+
+
+_PAUSE = _find_pause()
+
+
+def require_usable_torch(device: str) -> None:
+    """Check that a model can be opened in this process.
+
+    Raises:
+        ForkedError: it was forked from one whose state of torch it can neither use nor replace.
+    """
+    if torch.cuda._is_in_bad_fork() and not device.startswith("cpu"):
+        raise ForkedError(
+            f"device={device} cannot be used in this process: it was forked from one that had begun to use CUDA. Start it "
+            "with multiprocessing's spawn method, or open the LLM with device=cpu"
+        )
+    if _PAUSE is None and os.getpid() != _IMPORTED_BY:
+        raise ForkedError(
+            "an LLM cannot be created in a forked process here: the OpenMP of this installation of torch may wait for "
+            "threads of the parent forever. Start the process with multiprocessing's spawn method"
+        )
+
+
+if _PAUSE is not None and hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=partial(_PAUSE, _SOFT))
