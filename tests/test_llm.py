@@ -247,6 +247,18 @@ class TestStepByStep:
         assert not llm.has_unfinished
         llm.check_integrity()
 
+    @pytest.mark.parametrize("engine", ["paged", "padded"])
+    def test_the_greater_priority_is_served_first(self, engine: str, directory: Path) -> None:
+        with LLM(directory, kv_memory="4MiB", engine=engine, max_num_seqs=1) as llm:
+            names = [llm.submit(prompt(9), GREEDY, priority=p, final_only=True) for p in (0, -3, 7, 0, 7)]
+            finished = []
+            while llm.has_unfinished:
+                finished += [output.request_id for output in llm.step()]
+            assert finished == [names[i] for i in (2, 4, 0, 3, 1)]
+            with pytest.raises(InvalidRequestError, match="priority must be an integer, got 'high'"):
+                llm.submit(prompt(9), GREEDY, priority="high")
+            assert not llm.has_unfinished
+
     def test_abort(self, llm: LLM) -> None:
         request_id = llm.submit(prompt(30), SamplingParams(n=3, max_tokens=50, ignore_eos=True))
         llm.step()

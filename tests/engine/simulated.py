@@ -102,6 +102,7 @@ class Simulation:
         n: int = 1,
         policy: EvictionPolicy | None = None,
         budget: int = 8,
+        priority: int = 0,
     ) -> Request:
         """Queue a request, under a policy that keeps `budget` KVs per row."""
         eviction = None
@@ -116,6 +117,7 @@ class Simulation:
             max_tokens,
             RequestMetrics(self.clock()),
             (eviction,),
+            priority=priority,
         )
         self.num_requests += 1
         self.scheduler.add(request)

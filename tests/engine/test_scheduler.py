@@ -88,6 +88,61 @@ def test_a_preempted_sequence_comes_before_those_that_arrived_later() -> None:
     assert list(simulation.scheduler.waiting) == [*preempted.sequences, *later.sequences]
 
 
+def test_the_greater_priority_is_served_first_and_equals_as_they_came() -> None:
+    simulation = Simulation(num_blocks=ROWS * 20, max_num_seqs=1, tokens=64)
+    priorities = [0, 3, -1, 3, 0, 2**62]
+    requests = [simulation.add(20, 10, priority=priority) for priority in priorities]
+    simulation.run()
+    order = [requests[i] for i in (5, 1, 3, 0, 4, 2)]
+    assert [s.request for s in simulation.finished] == order
+    starts = [request.metrics.first_scheduled_time for request in order]
+    assert starts == sorted(starts)
+    assert simulation.scheduler.num_preemptions == 0
+
+
+def test_who_runs_does_not_give_way_to_a_greater_priority() -> None:
+    simulation = Simulation(num_blocks=ROWS * 20, max_num_seqs=1, tokens=64)
+    running = simulation.add(20, 30)
+    simulation.step()
+    urgent, other = simulation.add(20, 10, priority=1), simulation.add(20, 10)
+    simulation.run()
+    assert [s.request for s in simulation.finished] == [running, urgent, other]
+    assert simulation.scheduler.num_preemptions == 0
+
+
+def test_pressure_preempts_the_lowest_priority_and_of_equals_the_latest() -> None:
+    # Three prompts of 8 blocks a row fit into 26; all want to grow to 12, for which there is room for two.
+    simulation = Simulation(num_blocks=ROWS * 26, tokens=96, chunk=None)
+    urgent = simulation.add(32, 16, priority=1)
+    simulation.add(32, 16, priority=2)
+    low = simulation.add(32, 16)
+    simulation.run()
+    assert low.metrics.num_preemptions == simulation.scheduler.num_preemptions > 0
+    assert simulation.finished[-1].request is low
+
+    simulation = Simulation(num_blocks=ROWS * 27, tokens=96, chunk=None)
+    low = simulation.add(32, 16)
+    simulation.step()
+    urgent, last = simulation.add(32, 15, priority=1), simulation.add(32, 15, priority=1)
+    simulation.run()
+    preemptions = [request.metrics.num_preemptions for request in (urgent, last, low)]
+    assert preemptions[0] == 0
+    assert preemptions[2] > 0, "though it was admitted first"
+    assert simulation.finished[-1].request is low
+
+
+def test_nobody_is_served_before_one_of_greater_priority_that_needs_more_room() -> None:
+    simulation = Simulation(num_blocks=ROWS * 20, tokens=128, chunk=None)
+    running = simulation.add(40, 8)
+    simulation.step()
+    large, small = simulation.add(60, 4, priority=1), simulation.add(4, 4)
+    while not running.finished:
+        assert {large.sequences[0].slot, small.sequences[0].slot} == {None}
+        simulation.step()
+    simulation.run()
+    assert [s.request for s in simulation.finished][:2] == [running, large]
+
+
 def test_nobody_is_admitted_into_room_that_is_promised_to_others() -> None:
     # Prompts of 10 blocks a row, in chunks of one block; 18 blocks a row hold one of them, and not two.
     simulation = Simulation(num_blocks=ROWS * 18, tokens=64, chunk=BLOCK)
@@ -136,7 +191,7 @@ def test_everything_finishes_whatever_arrives(
         prompt = data.draw(st.integers(1, blocks_per_row * BLOCK - 2))
         answer = data.draw(st.integers(1, min(30, blocks_per_row * BLOCK - prompt + 1)))
         n = data.draw(st.sampled_from([1, 1, 1, 2, 8]))
-        simulation.add(prompt, answer, n)
+        simulation.add(prompt, answer, n, priority=data.draw(st.sampled_from([0, 0, -1, 5])))
         wanted += n
         for _ in range(data.draw(st.integers(0, 4))):
             if simulation.scheduler.has_unfinished:

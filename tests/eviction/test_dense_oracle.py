@@ -211,7 +211,7 @@ class Watched:
 def submit(llm: LLM, model: Llama, asked: Asked) -> list[Watched]:
     """Queue a request. Returns its samples."""
     llm.submit(asked.prompt, asked.params)
-    request = llm._engine._scheduler.waiting[-1].request
+    request = list(llm._engine._scheduler.waiting)[-1].request
     return [Watched(model, asked, sequence) for sequence in request.sequences]
 
 

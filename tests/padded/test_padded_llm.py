@@ -161,10 +161,6 @@ class TestRefusals:
         with pytest.raises(InvalidRequestError, match="inspect needs engine=paged"):
             padded.inspect([5, 6])
 
-    def test_priorities_of_the_paged_engine(self, paged: LLM) -> None:
-        with pytest.raises(InvalidRequestError, match="priority needs engine=padded, got 2"):
-            paged.submit([5, 6], priority=2)
-
     def test_a_request_id_in_use(self, padded: LLM) -> None:
         padded.submit([5], request_id="mine")
         with pytest.raises(InvalidRequestError, match="request_id 'mine' is in use"):

@@ -59,7 +59,7 @@ class Engine:
         priority: int = 0,
         final_only: bool = False,
     ) -> None:
-        """Queue a request; `watch` is filled while it runs. All have priority 0: first come, first served.
+        """Queue a request; a greater priority is served first. `watch` is filled while it runs.
 
         With `final_only`, steps tell of it once, when it is finished.
 
@@ -67,8 +67,6 @@ class Engine:
             InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
         """
         self._requests.require_new(request_id)
-        if priority:
-            raise InvalidRequestError(f"priority needs engine=padded, got {priority}")
         granted = self._admission.admit(token_ids, params)
         for eviction in granted.evictions:
             if eviction is not None:
@@ -88,6 +86,7 @@ class Engine:
             granted.evictions,
             granted.policy_name,
             watch,
+            priority,
             final_only=final_only,
         )
         self._requests.add(request)
@@ -116,7 +115,7 @@ class Engine:
         try:
             result = self._executor.execute(plan)
         except BaseException:  # also an impatient Ctrl-C: whatever comes next finds a sound engine
-            self._scheduler.abandon(plan)
+            self._scheduler.start_anew()
             raise
         executed = self._clock()
         self._scheduler.advance(plan)

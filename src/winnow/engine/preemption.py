@@ -4,6 +4,7 @@ from collections.abc import Sequence as SequenceType
 from typing import Protocol
 
 from winnow.engine.executor import Executor
+from winnow.engine.queue import serving_order
 from winnow.engine.request import Sequence
 
 
@@ -17,11 +18,11 @@ class PreemptionMethod(Protocol):
         """Take the sequence's slot and blocks, so that it can go on later."""
 
 
-class NewestFirst:
-    """The sequence admitted last: it has the least to lose, and first come stays first served."""
+class LeastUrgent:
+    """The lowest priority, and among equals who came last: who is served first goes on to the end."""
 
     def choose(self, running: SequenceType[Sequence]) -> Sequence:
-        return running[-1]
+        return max(running, key=serving_order)
 
 
 class Recompute:

@@ -38,7 +38,9 @@ class Request:
     """Of the policy that was asked for, also where the budget leaves it nothing to do."""
     watch: Watch | None = None
     priority: int = 0
-    """Greater is more urgent; the padded engine serves by it."""
+    """The greater is served first."""
+    arrival: int = 0
+    """How many requests came before it; told by the queue."""
     final_only: bool = False
     """Its output is asked for once, when it is finished."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)

@@ -16,7 +16,6 @@ class Rounds:
 
     Attributes:
         total: what all rounds so far came to.
-        in_progress: who takes part in the round that is running; after an interruption their KVs are not to be trusted.
     """
 
     def __init__(self, executor: Executor, clock: Callable[[], float], max_kvs: int | None) -> None:
@@ -25,7 +24,6 @@ class Rounds:
         self._clock = clock
         self._max_kvs = max_kvs
         self.total = RoundTally()
-        self.in_progress: set[Sequence] = set()
         self._num_steps = 0
         self._served: dict[Sequence, int] = {}
         self._num_served = 0
@@ -108,9 +106,7 @@ class Rounds:
             siblings[sequence] = self._siblings(sequence, running)
             taken |= {sequence, *siblings[sequence]}
             ranked += size
-        self.in_progress = taken
         self._run(leaders, siblings)
-        self.in_progress = set()
         return taken
 
     def _siblings(self, leader: Sequence, running: SequenceType[Sequence]) -> list[Sequence]:

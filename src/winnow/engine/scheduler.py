@@ -1,26 +1,26 @@
 """WHEN: which sequences take part in a step, and with how many tokens.
 
-Decodes come first, then the prefill chunks of running prompts, then new requests in order of arrival, until the step's
-token budget is spent. Nothing here knows a model: the simulator runs the same object with a virtual clock.
+Decodes come first, then the prefill chunks of running prompts, then new requests by priority and arrival, until the
+step's token budget is spent. Nothing here knows a model: the simulator runs the same object with a virtual clock.
 """
 
-from collections import deque
 from collections.abc import Callable
 
 from winnow.cache import BlockCopies, CacheLayout, Demand, OutOfBlocksError
 from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor
 from winnow.engine.plan import PlannedSequence, StepPlan
-from winnow.engine.preemption import NewestFirst, PreemptionMethod, Recompute, VictimPolicy
+from winnow.engine.preemption import LeastUrgent, PreemptionMethod, Recompute, VictimPolicy
+from winnow.engine.queue import PriorityQueue, WaitingQueue
 from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.engine.rounds import Rounds
 
 
 class Scheduler:
-    """First come, first served, on a token budget.
+    """Serves sequences as they are queued, on a token budget.
 
     Attributes:
-        waiting: sequences without a slot, oldest first.
+        waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
     """
 
@@ -32,15 +32,16 @@ class Scheduler:
         victims: VictimPolicy | None = None,
         method: PreemptionMethod | None = None,
         max_round_kvs: int | None = None,
+        waiting: WaitingQueue | None = None,
     ) -> None:
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = PriorityQueue() if waiting is None else waiting
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._config = config
         self._executor = executor
         self._cache = executor.cache
         self._clock = clock
-        self._victims = victims or NewestFirst()
+        self._victims = victims or LeastUrgent()
         self._method = method or Recompute()
         self._rounds = Rounds(executor, clock, max_round_kvs)
 
@@ -54,29 +55,27 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request.sequences[0])
+        self.waiting.add(request)
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         """End a sequence, running or waiting, and give back what it holds."""
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
         self._rounds.forget(sequence)
-        if sequence.slot is not None:
+        if sequence.slot is None:
+            self.waiting.remove(sequence)
+        else:
             sequence.kept = self._cache.host_lengths[sequence.slot].copy()
             self._cache.close(sequence.slot)
             self._executor.release(sequence.slot)
             sequence.slot = None
             self.running.remove(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
 
     def schedule(self) -> StepPlan:
         """Plan the next step and take the blocks that it needs. The plan is empty only if nothing is unfinished."""
         try:
             return self._schedule()
-        except BaseException:  # a round was interrupted: its sequences start anew
-            broken, self._rounds.in_progress = self._rounds.in_progress, set()
-            for sequence in [s for s in reversed(self.running) if s in broken]:
-                self._put_back(sequence, Recompute())
+        except BaseException:  # rows may have room for tokens that are not computed, or half a round behind them
+            self.start_anew()
             raise
 
     def _schedule(self) -> StepPlan:
@@ -90,7 +89,7 @@ class Scheduler:
                 return plan
             if waits or self._rounds.relieve(self.running):
                 continue
-            # Only prompts in progress are left, and together they hold all blocks: the newest gives way.
+            # Only prompts in progress are left, and together they hold all blocks: one gives way.
             self._preempt()
 
     def _plan(self, waits: set[Sequence]) -> StepPlan:
@@ -181,14 +180,17 @@ class Scheduler:
         return min(wanted, most)
 
     def _admit(self, budget: int) -> int:
-        """Start the oldest waiting sequence if it fits. Returns the tokens it computes in this step, or 0."""
-        if not self.waiting or not self._cache.can_open(_longest_row(self.waiting[0])):
+        """Start the first waiting sequence if it fits. Returns the tokens it computes in this step, or 0.
+
+        Nobody is served before the first, however little it needs: room comes free until that fits.
+        """
+        sequence = self.waiting.first
+        if sequence is None or not self._cache.can_open(_longest_row(sequence)):
             return 0
-        sequence = self.waiting[0]
         count = self._chunk(sequence, budget)
         if not count or not self._room_for(sequence):
             return 0
-        self.waiting.popleft()
+        self.waiting.remove(sequence)
         sequence.slot = self._cache.open()
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.note(first_scheduled_time=self._clock())
@@ -227,7 +229,8 @@ class Scheduler:
             forks, sequence.forks = sequence.forks, []
             started = tuple(fork for fork in forks if self._fork(sequence, fork))
             # Those that find no slot now compute the prompt themselves later.
-            self.waiting.extendleft(reversed(forks[len(started) :]))
+            for fork in forks[len(started) :]:
+                self.waiting.put_back(fork)
         samplers = (sequence, *started) if start + count == len(sequence.token_ids) else ()
         return PlannedSequence(sequence, sequence.running_slot, start, count, samplers, started)
 
@@ -250,12 +253,11 @@ class Scheduler:
         method.preempt(sequence, self._executor)
         self._rounds.forget(sequence)
         self.running.remove(sequence)
-        self.waiting.appendleft(sequence)
+        self.waiting.put_back(sequence)
 
-    def abandon(self, plan: StepPlan) -> None:
-        """Undo a plan that was not computed to its end: its sequences start anew, their half-written KVs are gone."""
-        planned = {sequence for entry in plan.entries for sequence in (entry.sequence, *entry.forks)}
-        for sequence in [s for s in reversed(self.running) if s in planned]:
+    def start_anew(self) -> None:
+        """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
+        for sequence in list(reversed(self.running)):
             self._put_back(sequence, Recompute())
 
     def advance(self, plan: StepPlan) -> None:

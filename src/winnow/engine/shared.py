@@ -12,6 +12,7 @@ from itertools import count
 from threading import Condition, Lock
 from typing import TypeVar
 
+from winnow.engine.interrupts import DeferredInterrupt
 from winnow.engine.interface import RequestEngine
 from winnow.engine.request import Watch
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError
@@ -92,8 +93,19 @@ class SharedEngine:
         _ = self.engine  # before any lock: after a fork a thread that does not exist may hold it
         with self._entrance, self._inside:
             engine = self.engine
-            self._drop_abandoned(engine)
+            if self._abandoned:
+                with DeferredInterrupt():
+                    self._drop_abandoned(engine)
             return action(engine)
+
+    def change(self, action: Callable[[RequestEngine], T]) -> T:
+        """As `call`, for an action that must not be interrupted half-way."""
+
+        def whole(engine: RequestEngine) -> T:
+            with DeferredInterrupt():
+                return action(engine)
+
+        return self.call(whole)
 
     def mailbox(self) -> Mailbox:
         """An empty mailbox."""
@@ -124,7 +136,7 @@ class SharedEngine:
                     raise
             return ids
 
-        return self.call(add)
+        return self.change(add)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns what it had, or None if there is no such request.
@@ -140,7 +152,7 @@ class SharedEngine:
                     self._sort()
             return output
 
-        return self.call(end)
+        return self.change(end)
 
     def abandon(self, box: Mailbox) -> None:
         """End what is unfinished of a mailbox's requests, before the next use of the engine.
@@ -189,9 +201,11 @@ class SharedEngine:
                 if self._follow(box, num_outputs, once):
                     return
                 self._stepping = leads = True
-            self._step(box, num_outputs, once)
-            while not once and len(box.outputs) < num_outputs:
+            with DeferredInterrupt() as interrupt:
                 self._step(box, num_outputs, once)
+                while not once and len(box.outputs) < num_outputs:
+                    interrupt.handle()
+                    self._step(box, num_outputs, once)
         finally:
             if leads:
                 self._stepping = False
