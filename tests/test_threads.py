@@ -319,7 +319,10 @@ class TestSeveralEngines:
     @pytest.mark.parametrize("engine", ["paged", "padded"])
     def test_torchs_default_dtype_changes_no_answer(self, engine: str, directory: Path) -> None:
         """Loading a model changes it for a while, in all threads."""
-        params = [GREEDY, SamplingParams(temperature=0.8, seed=1, top_p=0.9, top_k=20, min_p=0.01, logprobs=2)]
+        params = [
+            GREEDY,
+            SamplingParams(temperature=0.8, seed=1, top_p=0.9, top_k=20, min_p=0.01, logprobs=2),
+        ]
         if engine == "paged":
             params += [SamplingParams(temperature=0.0, max_tokens=24, eviction="winnow", kv_budget=16)]
         prompts = [prompt(1, 300), prompt(2, 300), prompt(3, 300)][: len(params)]

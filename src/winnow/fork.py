@@ -1,8 +1,8 @@
 """What a fork does to torch: the child inherits its state without the threads that belong to it.
 
-GNU's OpenMP, which computes for torch and for the kernels, keeps a team of threads for each thread that has used it. A
-child that inherits the books of such a team waits for it forever, at its first parallel loop. So a thread that forks lets
-its team go first; parent and child start new ones when they need them.
+GNU's OpenMP, which computes for torch and for the kernels, keeps a team of threads for each thread that has used it.
+A child that inherits the books of such a team waits for it forever, at its first parallel loop. So a thread that forks
+lets its team go first; parent and child start new ones when they need them.
 
 The hook is the process's, like the fork: Python runs it before `os.fork` and multiprocessing's fork, not for
 `subprocess`. It keeps no state.
@@ -43,8 +43,8 @@ def require_usable_torch(device: str) -> None:
     """
     if torch.cuda._is_in_bad_fork() and not device.startswith("cpu"):
         raise ForkedError(
-            f"device={device} cannot be used in this process: it was forked from one that had begun to use CUDA. Start it "
-            "with multiprocessing's spawn method, or open the LLM with device=cpu"
+            f"device={device} cannot be used in this process: it was forked from one that had begun to use CUDA. Start "
+            "it with multiprocessing's spawn method, or open the LLM with device=cpu"
         )
     if _PAUSE is None and os.getpid() != _IMPORTED_BY:
         raise ForkedError(

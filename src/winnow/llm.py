@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, Unpack, cast
 
 from winnow.config import EngineConfig
 from winnow.engine.interface import RequestEngine
@@ -19,6 +19,7 @@ from winnow.eviction.describe import brief_policy
 from winnow.fork import require_usable_torch
 from winnow.inspection import Held, Inspection, read_tokens
 from winnow.models import PlainModel, load_model, load_plain_model
+from winnow.options import EngineOptions
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
 
@@ -49,7 +50,7 @@ class LLM:
         UnsupportedModelError: the model cannot be loaded or served; says why.
     """
 
-    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+    def __init__(self, model: str | Path | None = None, **options: Unpack[EngineOptions]) -> None:
         self.config = EngineConfig.from_options({"model": model, **options})
         require_usable_torch(self.config.model.device)
         with _LOADING:
@@ -186,7 +187,7 @@ class LLM:
         Those submitted with `final_only` are told of when they are finished.
 
         Requests of `generate` and `stream` calls in progress advance too, but their outputs go there. While another
-        thread steps, this waits for the end of that step. Each output is returned once, to whichever thread calls first.
+        thread steps, this waits for the end of that step. Each output is returned once, to the thread that calls first.
         """
         return self._shared.step()
 

@@ -9,8 +9,8 @@ from typing import Self
 class DeferredInterrupt:
     """Within it, the first SIGINT is handled at its end: work of milliseconds is not torn in two.
 
-    Python handles signals in the main thread, between any two instructions; in other threads this does nothing. A second
-    SIGINT is handled at once, since it may be that the work takes longer than somebody will wait.
+    Python handles signals in the main thread, between any two instructions; in other threads this does nothing. The
+    second SIGINT is handled at once: the work may take longer than somebody will wait.
     """
 
     def __init__(self) -> None:

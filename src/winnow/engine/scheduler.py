@@ -74,7 +74,9 @@ class Scheduler:
         """Plan the next step and take the blocks that it needs. The plan is empty only if nothing is unfinished."""
         try:
             return self._schedule()
-        except BaseException:  # rows may have room for tokens that are not computed, or half a round behind them
+        except (
+            BaseException
+        ):  # rows may have room for tokens that are not computed, or half a round behind them
             self.start_anew()
             raise
 

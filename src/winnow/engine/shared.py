@@ -12,8 +12,8 @@ from itertools import count
 from threading import Condition, Lock
 from typing import TypeVar
 
-from winnow.engine.interrupts import DeferredInterrupt
 from winnow.engine.interface import RequestEngine
+from winnow.engine.interrupts import DeferredInterrupt
 from winnow.engine.request import Watch
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError
 from winnow.outputs import RequestOutput
@@ -81,8 +81,8 @@ class SharedEngine:
         """The engine itself, unguarded; raises if it cannot be used."""
         if os.getpid() != self._pid:
             raise ForkedError(
-                f"this LLM belongs to process {self._pid}, and its threads and locks do not survive a fork into process "
-                f"{os.getpid()}: create the LLM in the child process, or start that with the spawn method"
+                f"this LLM belongs to process {self._pid}, and its threads and locks do not survive a fork into "
+                f"process {os.getpid()}: create the LLM in the child process, or start that with the spawn method"
             )
         if self._open is None:
             raise ClosedError("this LLM is closed, and requests in progress were lost: create a new one")
@@ -111,7 +111,9 @@ class SharedEngine:
         """An empty mailbox."""
         return Mailbox(Condition(self._mail))
 
-    def submit(self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = "") -> list[str]:
+    def submit(
+        self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = ""
+    ) -> list[str]:
         """Queue requests, all of them or none. Returns their ids.
 
         Args:

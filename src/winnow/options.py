@@ -1,0 +1,45 @@
+"""The keyword arguments of `LLM`, written out for static type checkers; `winnow.config` says what they mean.
+
+Checkers cannot read dataclasses' fields into a signature, so each option stands here once more. tests/test_options.py
+fails where the two differ, and prints the line to add.
+"""
+
+from typing import TypedDict
+
+from winnow.eviction import EvictionPolicy
+
+
+class EngineOptions(TypedDict, total=False):
+    """Fields of the parts of `EngineConfig`, less `model`, which `LLM` takes by position too."""
+
+    # ModelConfig
+    engine: str
+    dtype: str
+    device: str
+    load_format: str
+    max_model_len: int | None
+    attention_backend: str
+    optimize: bool
+    seed: int
+    # CacheConfig
+    kv_memory: int | str
+    block_size: int
+    # SchedulerConfig
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk: int | None
+    # EvictionConfig
+    eviction: str | EvictionPolicy
+    compression: float | None
+    kv_budget: int | None
+    kv_floor: int
+    num_scores: int | None
+    max_round_kvs: int | None
+    # PaddedConfig
+    padded_mode: str
+    prefill_group: int
+    group_padding: float
+    park_memory: int | str | None
+    park_above: float
+    admit_below: float
+    overlap_prefill: bool | None
