@@ -20,8 +20,8 @@ class EngineSignals:
 
     def __init__(self, max_num_seqs: int, num_layers: int, kinds: Tensor, device: torch.device) -> None:
         self._sequences: dict[int, Sequence] = {}
-        self._sums = torch.zeros((max_num_seqs, num_layers), device=device)
-        self._counts = torch.zeros(max_num_seqs, device=device)
+        self._sums = torch.zeros((max_num_seqs, num_layers), dtype=torch.float32, device=device)
+        self._counts = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
         self._kinds = kinds
         self._device = device
 

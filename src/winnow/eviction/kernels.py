@@ -50,13 +50,13 @@ class RowKernels:
 
     def leverage(self, ridge: float) -> Tensor:
         """See `Leverage`; not pooled. float32 [B, H, N], zeros where not valid."""
-        worth = torch.empty(self._slot.shape)
+        worth = torch.empty(self._slot.shape, dtype=torch.float32)
         self._kernels.leverage(self._keys, ridge, worth.data_ptr(), self._threads)
         return worth
 
     def key_difference(self) -> Tensor:
         """See `KeyDifference`. float32 [B, H, N], zeros where not valid."""
-        worth = torch.empty(self._slot.shape)
+        worth = torch.empty(self._slot.shape, dtype=torch.float32)
         self._kernels.key_difference(self._keys, worth.data_ptr(), self._threads)
         return worth
 
