@@ -18,6 +18,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError
+from winnow.eviction import PRESETS
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 NUM_THREADS = 8
@@ -319,15 +320,13 @@ class TestSeveralEngines:
     @pytest.mark.parametrize("engine", ["paged", "padded"])
     def test_torchs_default_dtype_changes_no_answer(self, engine: str, directory: Path) -> None:
         """Loading a model changes it for a while, in all threads."""
-        params = [
-            GREEDY,
-            SamplingParams(temperature=0.8, seed=1, top_p=0.9, top_k=20, min_p=0.01, logprobs=2),
-        ]
+        sampled = SamplingParams(temperature=0.8, seed=1, top_p=0.9, top_k=20, min_p=0.01, logprobs=2)
+        params, options = [GREEDY, sampled], {}
         if engine == "paged":
-            params += [SamplingParams(temperature=0.0, max_tokens=24, eviction="winnow", kv_budget=16)]
-        prompts = [prompt(1, 300), prompt(2, 300), prompt(3, 300)][: len(params)]
-        options = {"num_scores": 2, "kv_floor": 1} if engine == "paged" else {}
-        with LLM(directory, kv_memory="8MiB", engine=engine, **options) as llm:
+            params += [SamplingParams(temperature=0.0, max_tokens=24, eviction=name) for name in PRESETS]
+            options = {"num_scores": 2, "kv_floor": 100}
+        prompts = [prompt(seed, 400) for seed in range(len(params))]
+        with LLM(directory, kv_memory="32MiB", engine=engine, **options) as llm:
             expected = tokens(llm.generate(prompts, params))
             torch.set_default_dtype(torch.bfloat16)
             try:
@@ -386,16 +385,17 @@ class TestFork:
         assert all(f"belongs to process {os.getpid()}" in error and "spawn" in error for error in errors)
         assert tokens(llm.generate(prompt(1), GREEDY)), "the parent goes on"
 
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
-    def test_a_child_opens_its_own(self, method: str, directory: Path, llm: LLM) -> None:
+    @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+    def test_a_child_opens_its_own(self, method: str, directory: Path) -> None:
         """After the parent has computed with several threads of OpenMP, which the child does not have."""
         num_threads = torch.get_num_threads()
         torch.set_num_threads(2)
         try:
             torch.ones(2_000_000).exp().sum()
-            with LLM(directory, kv_memory="4MiB") as own:
-                expected = tokens(own.generate([prompt(seed, 400) for seed in range(4)], GREEDY))
-            assert _in_child(method, _use_own, directory) == expected
-            assert tokens(llm.generate(prompt(1), GREEDY)), "the parent goes on"
+            with LLM(directory, kv_memory="4MiB") as llm:
+                prompts = [prompt(seed, 400) for seed in range(4)]
+                expected = tokens(llm.generate(prompts, GREEDY))
+                assert _in_child(method, _use_own, directory) == expected
+                assert tokens(llm.generate(prompts, GREEDY)) == expected, "the parent goes on"
         finally:
             torch.set_num_threads(num_threads)

@@ -53,7 +53,8 @@ class CudaCapture:
             compute()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What other threads do meanwhile, for another LLM perhaps, is no part of it.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = compute()
 
         def replay() -> Tensor:

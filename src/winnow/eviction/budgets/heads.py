@@ -75,7 +75,7 @@ class AdaptiveHeads(Budget):
         best = free - _lowest(ranking.worth, gone)
         # In float64, so that floors such as 0.7 round as in the formula.
         floor = (base.double() * self.floor).floor()
-        return (best * (1 - self.floor) + floor).round().long() + ranking.protected
+        return (best.float() * (1 - self.floor) + floor).round().long() + ranking.protected
 
 
 @dataclass(frozen=True)

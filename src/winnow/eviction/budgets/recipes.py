@@ -57,9 +57,9 @@ class Recipes(Budget):
     def _ladder(self, rows: LayerRows, mass: Tensor) -> list[Tensor]:
         special = rows.protected | (rows.valid & (rows.kind == SPECIAL))
         punctuation = special | (rows.valid & (rows.kind == PUNCTUATION))
-        count = (rows.length * self.heavy).long()[..., None]
+        count = (rows.length.float() * self.heavy).long()[..., None]
         _, order = sort_rows(mass, rows.position, torch.zeros_like(rows.valid), rows.valid)
         lowest = (rows.length[..., None] - count).clamp_min(0)  # so many are not among the heavy
         heavy = punctuation | (rows.valid & (order.argsort(dim=-1) >= lowest))
-        near = (rows.round.tokens * self.local).long()[:, None, None]
+        near = (rows.round.tokens.float() * self.local).long()[:, None, None]
         return [special, punctuation, heavy, heavy | (rows.valid & (rows.age() < near))]
