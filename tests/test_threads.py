@@ -43,8 +43,10 @@ def test_the_users_own_number_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(_native.run_queue_delay_ns() < 0, reason="the system does not tell of run queues")
-def test_waits_are_short_beside_other_work() -> None:
+def test_waits_are_short_beside_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice as many busy processes as processors: whatever computes here has to queue."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     busy = [
         subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
         for _ in range(2 * threads.available_cpus())

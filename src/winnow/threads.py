@@ -9,7 +9,9 @@ import torch
 from winnow.native import native_module
 from winnow.resources import available_cpus
 
-_CHOSEN_BY_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# Variables by which users say themselves how many threads compute, and how they wait.
+_NUMBER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
 def set_threads(threads: int | None) -> None:
@@ -19,7 +21,7 @@ def set_threads(threads: int | None) -> None:
     where the user has said otherwise in OpenMP's variables, that number.
     """
     if threads is None:
-        if any(os.environ.get(name) for name in _CHOSEN_BY_USER):
+        if _is_set(_NUMBER):
             return
         threads = min(torch.get_num_threads(), available_cpus())
     if threads != torch.get_num_threads():
@@ -29,12 +31,13 @@ def set_threads(threads: int | None) -> None:
 class TeamWait:
     """Lets OpenMP's threads wait briefly while this process shares its processors, and as they like otherwise.
 
-    Does nothing where the kernels are not installed. It covers all threads of the process.
+    Does nothing where the kernels are not installed, or where a variable says how to wait. It covers all threads of
+    the process.
     """
 
     def __init__(self) -> None:
         native = native_module()
-        self._watch = None if native is None else native.TeamWait()
+        self._watch = None if native is None or _is_set(_WAITING) else native.TeamWait()
 
     @property
     def is_short(self) -> bool:
@@ -63,3 +66,7 @@ def release_team() -> None:
     """
     if (native := native_module()) is not None:
         native.release_team()
+
+
+def _is_set(variables: tuple[str, ...]) -> bool:
+    return any(os.environ.get(name) for name in variables)
