@@ -3,9 +3,8 @@
     python benchmarks/busy_machine.py [--busy 2] [--rounds 3]
 
 `winnow` is what a user gets: waits are short while this process's threads queue for processors, and libgomp's default
-otherwise. `default` is libgomp's default all the time, `passive` OMP_WAIT_POLICY=PASSIVE. Each figure is the median of
-processes in turn: where the system puts the threads of one process decides how it fares beside others. The machine has to
-be quiet but for the busy processes that this starts.
+otherwise. `default` is libgomp's default all the time, `passive` is OMP_WAIT_POLICY=PASSIVE. Each figure is the median
+over processes in turn, because results depend on which processor the system gives to each thread. Nothing else may run.
 """
 
 import argparse
@@ -48,7 +47,7 @@ def measure_apart(wait: str) -> dict[str, float]:
     kept = {
         name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     }
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603
         [sys.executable, __file__, "--measure"],
         env=kept | WAITS[wait],
         check=True,

@@ -1,12 +1,12 @@
 // How OpenMP's threads wait for each other, adapted to what else runs on the machine.
 //
-// A team that shares its processors with nobody should spin at barriers: sleeping and waking costs more than a small kernel.
-// Beside other work spinning is a disaster: a thread spins away the time slice that the thread it waits for needs, and a
-// decode step of 0.3 ms takes 100 (measured on two cores with two busy processes). libgomp takes its answer from environment
-// variables when it is loaded, once, except for one rule: while more OpenMP threads exist than processors, waits are short
-// (`gomp_throttled_spin_count_var`). `TeamWait` therefore watches how long this process's threads stand in run queues, and
-// holds a few sleeping OpenMP threads beyond the number of processors for as long as that is more than a little. It works for
-// every user of the same runtime, torch's own operators included. Another OpenMP runtime than libgomp is not affected.
+// Threads that have their processors to themselves should spin at barriers: sleeping and waking costs more than a small
+// kernel. Beside other work they should sleep: a spinning thread uses up the time slice that the thread it waits for needs,
+// and a decode step of 0.3 ms takes 100 ms (two cores, two busy processes beside). libgomp reads the choice from environment
+// variables once, when it is loaded, with one exception: while more OpenMP threads exist than processors, waits are short
+// (`gomp_throttled_spin_count_var`). TeamWait watches how long this process's threads stand in run queues and, while that
+// is more than SHARED_FROM, keeps sleeping OpenMP threads beyond the number of processors. This reaches every user of the
+// runtime, torch's operators included. Other OpenMP runtimes than libgomp are not affected.
 #pragma once
 
 #include <atomic>
