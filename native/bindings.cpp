@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "decoder.h"
+#include "team_wait.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -315,6 +316,13 @@ NB_MODULE(_native, m) {
              self.greedy({dtype, at<char>(logits), stride, count, size}, at<int64_t>(tokens), threads);
            },
            nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<TeamWait>(m, "TeamWait")
+      .def(nb::init<>())
+      .def("stop", &TeamWait::stop, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("is_short", &TeamWait::is_short);
+  m.def("release_team", &release_team, nb::call_guard<nb::gil_scoped_release>());
+  m.def("run_queue_delay_ns", &run_queue_delay_ns);
 
   m.def("instruction_sets", &instruction_sets,
         "Those that this processor runs, slowest first. One is an emulation, never the last.");

@@ -73,6 +73,11 @@ class ModelConfig:
     device: str = option(
         "auto", "torch device, such as cpu or cuda:0; auto: cuda where there is one, else cpu"
     )
+    threads: int | None = option(
+        None,
+        "threads that compute on the CPU; left out: one per core that affinity and control groups let this process "
+        "use, or what OMP_NUM_THREADS says",
+    )
     load_format: str = option(
         "auto",
         "auto: weights from safetensors; dummy: random weights from config.json alone",
@@ -100,6 +105,8 @@ class ModelConfig:
         _require_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.max_model_len is not None:
             _require("max_model_len", self.max_model_len, 1)
+        if self.threads is not None:
+            _require("threads", self.threads, 1, 1024)
         _require("seed", self.seed, 0, 2**63 - 1)
 
 

@@ -7,6 +7,8 @@ the processor runs is taken. `amx_emulated` is slow and for tests: AMX's tile re
 import os
 import warnings
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 # One OpenMP runtime for both: torch brings its own, and must be in the process before the kernels ask for one.
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
     from winnow._native import Kernels
 
 ISA_VARIABLE = "WINNOW_ISA"
+
+
+def native_module() -> ModuleType | None:
+    """The extension, or None where Winnow was installed without a compiler."""
+    try:
+        return import_module("winnow._native")
+    except ImportError:
+        return None
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Tensors in large pages are tensors like any other."""
+"""Tensors in large pages are tensors like any other; memory that is not there is refused."""
 
 import gc
 import mmap
@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from winnow import LLM
 from winnow.cache.memory import empty_in_large_pages
+from winnow.errors import ConfigError
+from winnow.resources import HostMemory
 
 _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
@@ -49,3 +52,22 @@ def test_does_without_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", -1)  # no such advice: the kernel refuses it
     tensor = empty_in_large_pages((4 * 2**20,), torch.float32)
     assert float(tensor.fill_(2.0).sum()) == 8 * 2**20
+
+
+@pytest.mark.parametrize("engine", ["paged", "padded"])
+@pytest.mark.parametrize(
+    ("memory", "kv_memory", "named"),
+    [
+        (None, "100TiB", ["100.0 TiB"]),
+        (HostMemory(2**30, 2**29), "2GiB", ["1.0 GiB", "512.0 MiB", "2.0 GiB"]),
+        (HostMemory(2**30, 2**23), "16MiB", ["1.0 GiB", "8.0 MiB", "16.0 MiB"]),
+    ],
+)
+def test_what_the_machine_lacks_is_refused(
+    engine: str, memory: HostMemory | None, kv_memory: str, named: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if memory is not None:
+        monkeypatch.setattr("winnow.cache.memory.host_memory", lambda: memory)
+    with pytest.raises(ConfigError, match="kv_memory must fit the memory of cpu") as refusal:
+        LLM(kv_memory=kv_memory, engine=engine)
+    assert all(text in str(refusal.value) for text in named)

@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 pytest.importorskip("winnow._native")
-from winnow import LLM, SamplingParams
+from winnow import LLM, SamplingParams, _native
 from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.models.binding import ATTENTION_NAME
@@ -90,11 +90,25 @@ def layers_of(model: Any) -> list[nn.Module]:
     return list(decoder_layers(model, model.config.num_hidden_layers))
 
 
+@pytest.fixture(params=[False, True], ids=["vector-units", "matrix-units"])
+def matrix_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the processor has AMX; both kinds are tried on every processor, since oneDNN computes on all of them."""
+    monkeypatch.setattr(_native, "has_matrix_units", lambda: request.param)
+    return bool(request.param)
+
+
+def is_one_dnns(dtype: torch.dtype, matrix_units: bool) -> bool:
+    """Whether linear layers are expected to be oneDNN's, so that nothing is left for the kernels' own forms."""
+    return dtype == torch.bfloat16 and matrix_units and one_dnn_works()
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)], ids=str
 )
-def test_logits_stay(architecture: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_logits_stay(architecture: str, dtype: torch.dtype, tolerance: float, matrix_units: bool) -> None:
+    if matrix_units and not is_one_dnns(dtype, matrix_units):
+        pytest.skip("matrix units change nothing for this type")
     model = bound(architecture, dtype)
     before, plain_step, step = None, Step(), Step()
     before = run_model(model, MAX_POSITION, plain_step)
@@ -308,10 +322,17 @@ def tied(**changes: Any) -> Any:
 
 @pytest.mark.parametrize("vocab_size", [VOCAB, 131], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_the_embedding_reads_its_rows_from_a_tied_head(dtype: torch.dtype, vocab_size: int) -> None:
+def test_the_embedding_reads_its_rows_from_a_tied_head(
+    dtype: torch.dtype, vocab_size: int, matrix_units: bool
+) -> None:
     model = tied(vocab_size=vocab_size).to(dtype)
     dense = model.model.embed_tokens.weight.detach().clone()
     optimized(model)
+    if is_one_dnns(dtype, matrix_units):
+        # No rows can be read out of its packed form, and a second copy of the weight is not worth its memory.
+        assert type(model.lm_head) is nn.Linear and model.lm_head.weight is model.model.embed_tokens.weight
+        assert torch.equal(model.lm_head.weight, dense)
+        return
     assert type(model.lm_head) is PackedLinear and type(model.model.embed_tokens) is PackedEmbedding
     assert model.model.embed_tokens.packed.data_ptr() == model.lm_head.packed.packed.data_ptr()
     assert model.dtype == dtype and model.device.type == "cpu"
@@ -444,8 +465,15 @@ def test_pages_that_were_written_keep_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", FUSED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_layer_as_two_calls_gives_the_bits_of_its_parts(architecture: str, dtype: torch.dtype) -> None:
+def test_a_layer_as_two_calls_gives_the_bits_of_its_parts(
+    architecture: str, dtype: torch.dtype, matrix_units: bool
+) -> None:
     model = optimized(bound(architecture, dtype))
+    if is_one_dnns(dtype, matrix_units):
+        for layer in layers_of(model):
+            products = (layer.qkv, layer.output, layer.gate_up, layer.down)
+            assert all(type(product) is OneDnnLinear for product in products) and layer._native is None
+        return
     whole = run_model(model, MAX_POSITION, Step())
     for layer in layers_of(model):
         assert layer._native is not None

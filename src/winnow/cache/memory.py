@@ -1,4 +1,4 @@
-"""Memory for what is read in scattered pieces."""
+"""Whether memory is there, and memory for what is read in scattered pieces."""
 
 import contextlib
 import math
@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from winnow.errors import ConfigError
+from winnow.resources import HostMemory, host_memory
+from winnow.units import format_bytes
 
 # What processors offer beside pages of 4 KiB.
 _LARGE_PAGE = 2 * 2**20
@@ -32,3 +36,30 @@ def empty_in_large_pages(
         memory.madvise(mmap.MADV_HUGEPAGE)
     # The tensor keeps the mapping alive.
     return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)
+
+
+def require_memory(kv_memory: int, needed: int, device: torch.device | str) -> None:
+    """Refuse a KV memory that the device does not have, before it is touched: Linux ends a process that finds out late.
+
+    Args:
+        kv_memory: bytes, as the user gave them.
+        needed: bytes that the cache will take of them.
+
+    Raises:
+        ConfigError: names both, the limit and what is free.
+    """
+    memory = _device_memory(torch.device(device))
+    if memory is None or (kv_memory <= memory.limit and needed <= memory.free):
+        return
+    raise ConfigError(
+        f"kv_memory must fit the memory of {device}, of which this process may have {format_bytes(memory.limit)} and "
+        f"{format_bytes(memory.free)} is free now, got {format_bytes(kv_memory)}"
+        + (f", of which {format_bytes(needed)} would be used" if needed != kv_memory else "")
+    )
+
+
+def _device_memory(device: torch.device) -> HostMemory | None:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return HostMemory(total, free)
+    return host_memory() if device.type == "cpu" else None

@@ -11,6 +11,7 @@ from winnow.attention import AttentionBackend, AttentionSpec, Observe, PagedCach
 from winnow.attention.native import NativeBackend
 from winnow.attention.native_step import NativeStep
 from winnow.cache import BlockCopies, CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig
 from winnow.engine.decode_graph import CapturableBackend, CudaCapture, DecodeGraphs
 from winnow.engine.plan import PlannedSequence, StepPlan, StepResult
@@ -82,6 +83,7 @@ class TorchExecutor:
             model.max_model_len,
             uneven_rows=not policy.budget.equal_rows,
         )
+        require_memory(config.cache.kv_memory, size.nbytes(layout), model.device)
         self.cache = CacheManager(layout, size, model.device)
         self.pool = KVPool(layout, size.num_blocks, model.device)
         self._paged = PagedCache(self.pool, self.cache)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig, PaddedConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import PlainModel
@@ -34,6 +35,7 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
             it computes, or `overlap_prefill` is asked for where two passes would disturb each other.
     """
     padded, scheduler = config.padded, config.scheduler
+    require_memory(config.cache.kv_memory, config.cache.kv_memory, loaded.device)
     model = PaddedModel(loaded.model)
     shape = probe_shape(loaded.model)
     check_padding(model, shape, loaded.vocab_size)

@@ -1,0 +1,102 @@
+"""What this process may use of the machine: processors and memory, as affinity and control groups allow.
+
+The machine's own counts are no guide in a container: it may have 64 cores of which a quota grants two.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+_ROOT = Path("/")
+# Larger than any machine's memory: how control groups of version 1 write "no limit".
+_NO_LIMIT = 2**60
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes of memory.
+
+    Attributes:
+        limit: what the machine has, or the smallest limit of the control groups that this process is in.
+        free: what can be taken now without swapping, files' cached pages included.
+    """
+
+    limit: int
+    free: int
+
+
+def available_cpus(root: Path = _ROOT) -> int:
+    """Processors that this process may keep busy: those of its affinity, no more than its control groups' quotas.
+
+    Args:
+        root: where `proc` and `sys` are mounted.
+    """
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        cpus = os.cpu_count() or 1
+    quotas = [quota for group in _groups(root, "cpu") if (quota := _cpu_quota(group)) is not None]
+    return max(1, min([cpus, *(ceil(quota) for quota in quotas)]))
+
+
+def host_memory(root: Path = _ROOT) -> HostMemory | None:
+    """Memory that this process may use; None where the system does not tell."""
+    machine = _numbers(root / "proc/meminfo", unit=1024)
+    if "MemTotal:" not in machine or "MemAvailable:" not in machine:
+        return None
+    limit, free = machine["MemTotal:"], machine["MemAvailable:"]
+    for group in _groups(root, "memory"):
+        for limit_file, used_file, cache_key in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            most, used = _integer(group / limit_file), _integer(group / used_file)
+            if most is not None and used is not None and most < _NO_LIMIT:
+                reclaimable = _numbers(group / "memory.stat").get(cache_key, 0)
+                limit, free = min(limit, most), min(free, max(0, most - used + reclaimable))
+    return HostMemory(limit, free)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Directories of the control groups that this process is in, each with those above it, versions 1 and 2."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
+        group = mount / name.lstrip("/")
+        # In a container the path may be the host's, of which only the mount itself is seen.
+        yield from (path for path in (group, *group.parents) if path == mount or mount in path.parents)
+
+
+def _cpu_quota(group: Path) -> float | None:
+    """Processors that a control group grants, as a fraction; None: as many as there are."""
+    try:
+        quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        quota, period = (str(_integer(group / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
+        return None  # "max", -1, or no such file
+    return int(quota) / int(period)
+
+
+def _integer(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _numbers(path: Path, unit: int = 1) -> dict[str, int]:
+    """Lines of a name and a number, as bytes."""
+    try:
+        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+    except (OSError, ValueError):
+        return {}
+    return {line[0]: int(line[1]) * unit for line in lines if len(line) > 1 and line[1].isdigit()}
