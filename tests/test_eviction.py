@@ -1,6 +1,7 @@
 """Eviction seen from outside: what users ask for, what memory really does, and what never changes."""
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llm(directory: Path) -> Iterator[LLM]:
     with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_scores=2, kv_floor=1) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def narrow(directory: Path) -> Iterator[LLM]:
+    with LLM(directory, kv_memory="820KiB", block_size=BLOCK, max_num_seqs=4, kv_floor=1) as llm:
+        assert 1300 < cache_of(llm).capacity < 1900
         yield llm
 
 
@@ -202,6 +210,49 @@ class TestMemory:
 
         assert most_running() <= 6
         assert most_running(eviction="kv-compress-pd", compression=8, kv_floor=1) == 12
+
+
+def on_one_line(name: str, n: int) -> SamplingParams:
+    amount: dict[str, object] = {} if name not in TAKES_BUDGET else {"kv_budget": 600}
+    return greedy(eviction=name, n=n, max_tokens=20, **amount)
+
+
+class TestPoliciesOfRequests:
+    """Single requests bring policies to an engine that was opened with none, and with little memory."""
+
+    @pytest.mark.parametrize("n", [1, 3])
+    @pytest.mark.parametrize("name", EVERY_PRESET)
+    def test_are_answered_or_refused_and_others_go_on(self, llm: LLM, narrow: LLM, name: str, n: int) -> None:
+        admitted = {narrow.submit(prompt(300), greedy()): 300}
+        for length in (3000, 1300, 2600):
+            try:
+                admitted[narrow.submit(prompt(length), on_one_line(name, n))] = length
+            except CapacityError as error:
+                assert not PRESETS[name].policy.when.in_prefill
+                assert re.search(r"needs room for \d+ KVs a row, kv_memory .* holds \d+", str(error))
+            except InvalidRequestError as error:
+                assert PRESETS[name].policy.score.num_scores == 2
+                assert "set num_scores" in str(error)
+        outputs = {}
+        while narrow.has_unfinished:
+            outputs |= {output.request_id: output for output in narrow.step() if output.finished}
+            narrow._engine.check_integrity()
+        assert cache_of(narrow).allocator.num_used == 0
+        for request_id, length in admitted.items():
+            params = greedy() if length == 300 else on_one_line(name, n)
+            answers = ids([outputs[request_id]])
+            assert [len(answer) for answer in answers] == [params.max_tokens] * params.n
+            if not PRESETS[name].policy.when.pressure:  # there memory decides when rounds come
+                assert answers == ids(llm.generate([prompt(length)], params))
+
+    def test_a_window_wider_than_a_step_is_refused(self, directory: Path) -> None:
+        """It would wait for ever: all of it is observed in one step."""
+        with LLM(directory, kv_memory="1MiB", max_num_seqs=8, max_num_batched_tokens=16, kv_floor=1) as llm:
+            with pytest.raises(
+                InvalidRequestError, match="max_num_batched_tokens must be at least 32, got 16"
+            ):
+                llm.generate(prompt(200), greedy(eviction="snapkv", kv_budget=64))
+            assert ids(llm.generate([prompt(200)], greedy(eviction="kv-compress", kv_budget=64)))
 
 
 class TestSamples:

@@ -7,6 +7,7 @@ from simulated import ROWS, Simulation
 
 from winnow.engine.request import Request
 from winnow.eviction import (
+    AdaptiveRows,
     Average,
     Cumulative,
     EqualHeads,
@@ -22,6 +23,9 @@ AFTER = EvictionPolicy(when=When(after_prefill=True))
 EVERY_8 = EvictionPolicy(when=When(after_prefill=True, prefill_every=8, decode_every=4))
 BATCH_MAX = EvictionPolicy(Average(), when=When(prefill_every=8, decode_every=8, within=True))
 PRESSURE = EvictionPolicy(when=When(after_prefill=True, pressure=True))
+UNEVEN = EvictionPolicy(
+    budget=AdaptiveRows(), when=When(after_prefill=True, prefill_every=8, decode_every=4, pressure=True)
+)
 LISTENING = EvictionPolicy(Cumulative(), when=When(after_prefill=True, decode_every=1))
 
 
@@ -107,6 +111,16 @@ def test_a_prompt_longer_than_the_pool() -> None:
     assert run_and_watch(simulation) == 18
     assert request.finished
     assert simulation.scheduler.num_preemptions == 0
+
+
+def test_rows_far_longer_than_the_pool_is_wide() -> None:
+    """Tables have room for a row that takes all, so a request whose rows differ never waits for what cannot come."""
+    simulation = Simulation(num_blocks=ROWS * 16, max_num_seqs=1)
+    for prompt_len in (350, 20, 360):
+        simulation.add(prompt_len, 20, policy=UNEVEN, budget=24)
+    assert run_and_watch(simulation) == 4 * 24 + 8, "one row kept what four may, and got 8 more"
+    assert len(simulation.finished) == 3
+    simulation.executor.cache.check_integrity()
 
 
 def test_admission_counts_on_what_a_policy_holds_at_most() -> None:
@@ -263,6 +277,8 @@ POLICIES = [
     ),
     EvictionPolicy(Recency(), when=When(after_prefill=True, prefill_every=16, every_steps=3)),
     EvictionPolicy(Window(6), when=When(prefill_every=7, uncompressed_tokens=40, pressure=True)),
+    UNEVEN,
+    EvictionPolicy(budget=AdaptiveRows(), when=When(after_prefill=True, pressure=True)),
 ]
 
 
@@ -273,7 +289,7 @@ POLICIES = [
             st.integers(1, 90),
             st.integers(1, 40),
             st.sampled_from([1, 1, 1, 2, 3]),
-            st.sampled_from(range(9)),
+            st.sampled_from(range(11)),
         ),
         min_size=1,
         max_size=12,

@@ -90,7 +90,9 @@ class Scheduler:
                 return plan
             if waits or self._rounds.relieve(self.running):
                 continue
-            # Only prompts in progress are left, and together they hold all blocks: the newest gives way.
+            # Only prompts in progress are left, and together they hold all blocks: the newest gives way. There is
+            # one: with nobody running, what `Admission` let in always finds room.
+            assert self.running, f"{self.waiting[0].request.request_id} fits nowhere, and was admitted"
             self._preempt()
 
     def _plan(self, waits: set[Sequence]) -> StepPlan:

@@ -80,7 +80,6 @@ class TorchExecutor:
             config.cache.kv_memory,
             config.scheduler.max_num_seqs,
             model.max_model_len,
-            uneven_rows=not policy.budget.equal_rows,
         )
         self.cache = CacheManager(layout, size, model.device)
         self.pool = KVPool(layout, size.num_blocks, model.device)
