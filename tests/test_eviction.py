@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.attention.native import NativeBackend
-from winnow.cache import CacheManager
+from winnow.cache import CacheManager, CacheSize
 from winnow.errors import CapacityError, ConfigError, InvalidRequestError
 from winnow.eviction import (
     PRESETS,
@@ -68,6 +68,12 @@ def greedy(**options: object) -> SamplingParams:
     return SamplingParams(**({"temperature": 0.0, "max_tokens": 12, "ignore_eos": True} | options))  # type: ignore[arg-type]
 
 
+def own_affair(name: str) -> object:
+    """The preset, or its policy without rounds that depend on memory and on what else runs."""
+    policy = PRESETS[name].policy
+    return name if policy.when == policy.when.alone else replace(policy, when=policy.when.alone)
+
+
 def ids(outputs: list[RequestOutput]) -> list[list[int]]:
     return [completion.token_ids for output in outputs for completion in output.outputs]
 
@@ -110,7 +116,7 @@ class TestWhatNeverChanges:
     def test_an_answer_does_not_depend_on_what_else_runs(self, directory: Path, name: str) -> None:
         prompts = [prompt(150), prompt(230, 1), prompt(60, 2), prompt(301, 3)]
         amount = {} if PRESETS[name].policy.budget.fixed is not None else {"kv_budget": 80}
-        wanted = greedy(eviction=name, **amount)
+        wanted = greedy(eviction=own_affair(name), **amount)
         with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_scores=2) as llm:
             alone = [llm.generate(p, wanted)[0].outputs[0] for p in prompts]
         # little room, small steps: prompts wait, are cut into pieces, and are preempted
@@ -242,8 +248,34 @@ class TestPoliciesOfRequests:
             params = greedy() if length == 300 else on_one_line(name, n)
             answers = ids([outputs[request_id]])
             assert [len(answer) for answer in answers] == [params.max_tokens] * params.n
-            if not PRESETS[name].policy.when.pressure:  # there memory decides when rounds come
+            if own_affair(name) == name:
                 assert answers == ids(llm.generate([prompt(length)], params))
+
+    @pytest.mark.parametrize("name", EVERY_PRESET)
+    def test_what_admission_counts_is_enough(self, directory: Path, llm: LLM, name: str) -> None:
+        """A request alone in as many blocks as it is said to hold at most is never preempted."""
+        layout, amount = cache_of(llm).layout, {"kv_budget": 130} if name in TAKES_BUDGET else {}
+        for length in (257, 386, 643, 900):
+            params = greedy(eviction=name, max_tokens=60, **amount)
+            eviction = llm._engine._admission.admit(prompt(length), params).evictions[0]
+            peak = (
+                layout.blocks_for(length + 59)
+                if eviction is None
+                else eviction.peak_blocks(layout, length + 59)
+            )
+            room = CacheSize.of_blocks(layout, peak, 1, 4096).nbytes(layout)
+            tight = {
+                "kv_memory": room,
+                "block_size": BLOCK,
+                "max_num_seqs": 1,
+                "num_scores": 2,
+                "kv_floor": 1,
+            }
+            with LLM(directory, **tight) as alone:
+                assert cache_of(alone).size.num_blocks == peak
+                [output] = alone.generate(prompt(length), params)
+                assert alone.stats().num_preemptions == 0
+                assert len(output.outputs[0].token_ids) == 60
 
     def test_a_window_wider_than_a_step_is_refused(self, directory: Path) -> None:
         """It would wait for ever: all of it is observed in one step."""

@@ -51,7 +51,7 @@ _KV_COMPRESS = EvictionPolicy(
     Window(8, 2, Pool(7, "max"), continual=True),
     AdaptiveRows(),
     Keep(recent=8),
-    When(after_prefill=True, pressure=True),
+    When(after_prefill=True, join_prefill=True, pressure=True),
 )
 # Chosen by a search on the demo model's tasks, which docs/eviction.md tells about.
 _WINNOW = EvictionPolicy(
@@ -82,7 +82,7 @@ PRESETS: dict[str, Preset] = {
         replace(
             # Short turns while decoding: what comes on top of the budget is memory that other requests cannot have.
             _KV_COMPRESS,
-            when=When(after_prefill=True, prefill_every=512, decode_every=16, pressure=True),
+            when=replace(_KV_COMPRESS.when, prefill_every=512, decode_every=16),
         ),
         "KV-Compress inside Batch-Max's loop",
     ),
