@@ -91,9 +91,7 @@ class Scheduler:
                 return plan
             if waits or self._rounds.relieve(self.running):
                 continue
-            # Only prompts in progress are left, and together they hold all blocks: the newest gives way. There is
-            # one: with nobody running, what `Admission` let in always finds room.
-            assert self.running, f"{self.waiting[0].request.request_id} fits nowhere, and was admitted"
+            # Only prompts in progress are left, and together they hold all blocks: the newest gives way.
             self._preempt()
 
     def _plan(self, waits: set[Sequence]) -> StepPlan:
@@ -142,10 +140,10 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """Compress what runs for the oldest waiting sequence, where policies allow that and it would be admitted."""
-        if not self.waiting or not self._cache.can_open(_longest_row(self.waiting[0])):
-            return
         able = self._rounds.making_room(self.running)
-        lacking = self._lacking(self.waiting[0]) if able else 0
+        if not able or not self.waiting or not self._cache.can_open(_longest_row(self.waiting[0])):
+            return
+        lacking = self._lacking(self.waiting[0])
         if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
 
@@ -269,6 +267,8 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Sequence | None = None) -> None:
+        # While nobody runs, whatever was admitted finds blocks and pages (`Admission`, `CacheSize.of_blocks`).
+        assert self.running, "a request was admitted that fits nowhere"
         victim = victim or self._victims.choose(self.running)
         self._put_back(victim, self._method)
         victim.request.note(num_preemptions=victim.request.metrics.num_preemptions + 1)
