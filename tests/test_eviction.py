@@ -1,6 +1,7 @@
 """Eviction seen from outside: what users ask for, what memory really does, and what never changes."""
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from transformers import LlamaConfig
 
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.attention.native import NativeBackend
-from winnow.cache import CacheManager
+from winnow.cache import CacheManager, CacheSize
 from winnow.errors import CapacityError, ConfigError, InvalidRequestError
 from winnow.eviction import (
     PRESETS,
@@ -56,8 +57,21 @@ def llm(directory: Path) -> Iterator[LLM]:
         yield llm
 
 
+@pytest.fixture(scope="module")
+def narrow(directory: Path) -> Iterator[LLM]:
+    with LLM(directory, kv_memory="820KiB", block_size=BLOCK, max_num_seqs=4, kv_floor=1) as llm:
+        assert 1300 < cache_of(llm).capacity < 1900
+        yield llm
+
+
 def greedy(**options: object) -> SamplingParams:
     return SamplingParams(**({"temperature": 0.0, "max_tokens": 12, "ignore_eos": True} | options))  # type: ignore[arg-type]
+
+
+def own_affair(name: str) -> object:
+    """The preset, or its policy without rounds that depend on memory and on what else runs."""
+    policy = PRESETS[name].policy
+    return name if policy.when == policy.when.alone else replace(policy, when=policy.when.alone)
 
 
 def ids(outputs: list[RequestOutput]) -> list[list[int]]:
@@ -102,7 +116,7 @@ class TestWhatNeverChanges:
     def test_an_answer_does_not_depend_on_what_else_runs(self, directory: Path, name: str) -> None:
         prompts = [prompt(150), prompt(230, 1), prompt(60, 2), prompt(301, 3)]
         amount = {} if PRESETS[name].policy.budget.fixed is not None else {"kv_budget": 80}
-        wanted = greedy(eviction=name, **amount)
+        wanted = greedy(eviction=own_affair(name), **amount)
         with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_scores=2) as llm:
             alone = [llm.generate(p, wanted)[0].outputs[0] for p in prompts]
         # little room, small steps: prompts wait, are cut into pieces, and are preempted
@@ -202,6 +216,75 @@ class TestMemory:
 
         assert most_running() <= 6
         assert most_running(eviction="kv-compress-pd", compression=8, kv_floor=1) == 12
+
+
+def on_one_line(name: str, n: int) -> SamplingParams:
+    amount: dict[str, object] = {} if name not in TAKES_BUDGET else {"kv_budget": 600}
+    return greedy(eviction=name, n=n, max_tokens=20, **amount)
+
+
+class TestPoliciesOfRequests:
+    """Single requests bring policies to an engine that was opened with none, and with little memory."""
+
+    @pytest.mark.parametrize("n", [1, 3])
+    @pytest.mark.parametrize("name", EVERY_PRESET)
+    def test_are_answered_or_refused_and_others_go_on(self, llm: LLM, narrow: LLM, name: str, n: int) -> None:
+        admitted = {narrow.submit(prompt(300), greedy()): 300}
+        for length in (3000, 1300, 2600):
+            try:
+                admitted[narrow.submit(prompt(length), on_one_line(name, n))] = length
+            except CapacityError as error:
+                assert not PRESETS[name].policy.when.in_prefill
+                assert re.search(r"needs room for \d+ KVs a row, kv_memory .* holds \d+", str(error))
+            except InvalidRequestError as error:
+                assert PRESETS[name].policy.score.num_scores == 2
+                assert "set num_scores" in str(error)
+        outputs = {}
+        while narrow.has_unfinished:
+            outputs |= {output.request_id: output for output in narrow.step() if output.finished}
+            narrow._engine.check_integrity()
+        assert cache_of(narrow).allocator.num_used == 0
+        for request_id, length in admitted.items():
+            params = greedy() if length == 300 else on_one_line(name, n)
+            answers = ids([outputs[request_id]])
+            assert [len(answer) for answer in answers] == [params.max_tokens] * params.n
+            if own_affair(name) == name:
+                assert answers == ids(llm.generate([prompt(length)], params))
+
+    @pytest.mark.parametrize("name", EVERY_PRESET)
+    def test_what_admission_counts_is_enough(self, directory: Path, llm: LLM, name: str) -> None:
+        """A request alone in as many blocks as it is said to hold at most is never preempted."""
+        layout, amount = cache_of(llm).layout, {"kv_budget": 130} if name in TAKES_BUDGET else {}
+        for length in (257, 386, 643, 900):
+            params = greedy(eviction=name, max_tokens=60, **amount)
+            eviction = llm._engine._admission.admit(prompt(length), params).evictions[0]
+            peak = (
+                layout.blocks_for(length + 59)
+                if eviction is None
+                else eviction.peak_blocks(layout, length + 59)
+            )
+            room = CacheSize.of_blocks(layout, peak, 1, 4096).nbytes(layout)
+            tight = {
+                "kv_memory": room,
+                "block_size": BLOCK,
+                "max_num_seqs": 1,
+                "num_scores": 2,
+                "kv_floor": 1,
+            }
+            with LLM(directory, **tight) as alone:
+                assert cache_of(alone).size.num_blocks == peak
+                [output] = alone.generate(prompt(length), params)
+                assert alone.stats().num_preemptions == 0
+                assert len(output.outputs[0].token_ids) == 60
+
+    def test_a_window_wider_than_a_step_is_refused(self, directory: Path) -> None:
+        """It would wait for ever: all of it is observed in one step."""
+        with LLM(directory, kv_memory="1MiB", max_num_seqs=8, max_num_batched_tokens=16, kv_floor=1) as llm:
+            with pytest.raises(
+                InvalidRequestError, match="max_num_batched_tokens must be at least 32, got 16"
+            ):
+                llm.generate(prompt(200), greedy(eviction="snapkv", kv_budget=64))
+            assert ids(llm.generate([prompt(200)], greedy(eviction="kv-compress", kv_budget=64)))
 
 
 class TestSamples:

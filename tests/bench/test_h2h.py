@@ -7,14 +7,14 @@ import pytest
 
 from winnow.bench.h2h.continuations import ROUND_EVERY, Continuations, text_presets
 from winnow.bench.h2h.published import LONGBENCH, PERPLEXITIES
-from winnow.bench.h2h.tables import longbench_table, perplexity_table
+from winnow.bench.h2h.tables import longbench_tables, perplexity_table
 from winnow.cli.main import main
 from winnow.errors import EvaluationError
 from winnow.evaluate.cell import FULL_CELL, Cell
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.perplexity import Perplexity, WindowScore
 from winnow.evaluate.result import CellResult, Evaluation
-from winnow.eviction import PRESETS
+from winnow.eviction import PRESETS, Window
 
 
 def result(cell: Cell, score: float) -> CellResult:
@@ -32,31 +32,47 @@ class TestBesideKvCompress:
             result(Cell("kv-compress", 4.0, "aware"), 0.6),
             result(Cell("kv-compress", 8.0, "aware"), 0.4),
             result(Cell("snapkv", 8.0, "aware"), 0.2),
+            result(Cell("snapkv-w8", 8.0, "aware"), 0.4),
             result(Cell("recent", 4.0, "aware"), 0.0),
             result(Cell("recent", 8.0, "aware"), 0.0),
         )
-        table = longbench_table(found)
-        assert table is not None
+        table, mistral = longbench_tables(found)
         assert table.columns == (
             "paper, C=128", "paper, C=256", "paper, C=512", "paper, C=1024", "here, 4x", "here, 8x",
         )  # fmt: skip
         assert dict(table.rows) == {
-            "SnapKV: snapkv": ("0.910", "0.946", "0.971", "0.987", "-", "0.250"),
+            "SnapKV: snapkv-w8": ("0.910", "0.946", "0.971", "0.987", "-", "0.500"),
+            "SnapKV, its own paper's window: snapkv": ("0.910", "0.946", "0.971", "0.987", "-", "0.250"),
             "KVC-w8-L2: kv-compress": ("0.937", "0.953", "0.982", "0.994", "0.750", "0.500"),
+        }
+        assert dict(mistral.rows) == {
+            "SnapKV: snapkv": ("0.825", "0.909", "0.947", "0.975", "-", "0.250"),
+            "KVC-w8-L2: kv-compress": ("0.885", "0.939", "0.969", "0.987", "0.750", "0.500"),
         }
 
     def test_a_category_that_a_control_answers_counts_nowhere(self) -> None:
         found = evaluation(
             result(Cell("snapkv", 4.0, "aware"), 0.6), result(Cell("recent", 4.0, "aware"), 0.8)
         )
-        assert longbench_table(found) is None
+        assert not longbench_tables(found)
 
     def test_query_agnostic_cells_stay_out(self) -> None:
-        assert longbench_table(evaluation(result(Cell("snapkv", 4.0, "agnostic"), 0.6))) is None
+        assert not longbench_tables(evaluation(result(Cell("snapkv", 4.0, "agnostic"), 0.6)))
 
 
 def test_published_rows_name_presets_that_exist() -> None:
-    assert {each.preset for each in (*LONGBENCH, *PERPLEXITIES)} <= set(PRESETS)
+    methods = [method for table in LONGBENCH for method in table.methods]
+    assert {each.preset for each in (*methods, *PERPLEXITIES)} <= set(PRESETS)
+    assert {each.also for each in methods} - {None} <= set(PRESETS)
+
+
+def test_table_1_stands_beside_presets_of_its_own_window() -> None:
+    """Section 5.1: w = 8 and p = 7 for all baselines that watch queries."""
+    for method in LONGBENCH[0].methods:
+        score = PRESETS[method.preset].policy.score
+        if isinstance(score, Window):
+            assert score.pool is not None
+            assert (score.size, score.pool.size) == (8, 7), method.preset
     assert PERPLEXITIES[0].preset == "full"
     assert [each.ratio for each in PERPLEXITIES][-1] == pytest.approx(5.19 / 5.12)
 

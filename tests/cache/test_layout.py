@@ -46,10 +46,10 @@ def test_tensors_cost_what_was_planned(
         return
     manager, pool = CacheManager(layout, size), KVPool(layout, size.num_blocks)
     assert pool.nbytes + manager.table_bytes == size.nbytes(layout) <= kibibytes * 1024
-    # not one more block per row would fit, unless no sequence could ever use it
-    more = CacheSize(size.num_blocks + 1, size.num_pages, max_num_seqs, size.pages_per_seq)
+    # not one more block would fit, unless no sequence could ever use it
+    more = CacheSize.of_blocks(layout, size.num_blocks + 1, max_num_seqs, max_model_len)
     enough = size.num_blocks == max_num_seqs * layout.blocks_for(max_model_len)
-    assert enough or more.nbytes(layout) + layout.page_bytes > kibibytes * 1024
+    assert enough or more.nbytes(layout) > kibibytes * 1024
 
 
 def test_equal_rows_never_run_out_of_pages_first() -> None:

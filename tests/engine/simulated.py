@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from winnow.cache import BlockCopies, CacheLayout, CacheManager, CacheSize
-from winnow.cache.layout import PAGE_ENTRIES, ceil_div
+from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
@@ -32,9 +32,7 @@ class SimulatedExecutor:
 
     def __init__(self, num_blocks: int, max_num_seqs: int, clock: Clock, max_model_len: int = 400) -> None:
         layout = CacheLayout(2, 2, 4, BLOCK, torch.float32)
-        # As few pages as `CacheSize.fit` gives: sequences that share blocks can run out of them.
-        num_pages = ceil_div(num_blocks, ROWS * PAGE_ENTRIES) + max_num_seqs
-        size = CacheSize(num_blocks, num_pages, max_num_seqs, layout.pages_for(max_model_len))
+        size = CacheSize.of_blocks(layout, num_blocks, max_num_seqs, max_model_len)
         self.cache = CacheManager(layout, size)
         self.clock = clock
         self.plans: list[StepPlan] = []
@@ -58,13 +56,20 @@ class SimulatedExecutor:
         self.num_copied += len(copies.source)
 
     def evict(self, members: SequenceType[Member]) -> list[int]:
-        """Rows shrink alike, to the target; which KVs stay is of no matter here."""
+        """Rows shrink alike, to the target, or the first ones keep all of a budget that rows compete for.
+
+        Which KVs stay is of no matter here.
+        """
         self.rounds.append(list(members))
         self.clock.now += 0.0005
         freed = []
         for member in members:
             had = self.cache.blocks_held(member.slot)
-            lengths = np.minimum(self.cache.host_lengths[[member.slot]], member.eviction.target)
+            held, target = self.cache.host_lengths[[member.slot]], member.eviction.target
+            if member.eviction.policy.budget.equal_rows:
+                lengths = np.minimum(held, target)
+            else:
+                lengths = _first_rows(held, ceil_div(target * ROWS, BLOCK))
             self.cache.shrink([member.slot], lengths)
             freed.append(had - self.cache.blocks_held(member.slot))
         return freed
@@ -75,6 +80,15 @@ class SimulatedExecutor:
 
     def release(self, slot: int) -> None:
         self.released.append(slot)
+
+
+def _first_rows(held: IntArray, blocks: int) -> IntArray:
+    """What rows of `held` KVs keep of `blocks` blocks, if each takes all it has and the first ones choose."""
+    lengths = np.zeros_like(held)
+    for row, length in enumerate(held.ravel().tolist()):
+        lengths.flat[row] = min(length, BLOCK * blocks)
+        blocks -= ceil_div(int(lengths.flat[row]), BLOCK)
+    return lengths
 
 
 class Simulation:

@@ -1,5 +1,7 @@
 """When rounds fall, who takes part, and what the scheduler makes of the blocks they free."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from simulated import ROWS, Simulation
 
 from winnow.engine.request import Request
 from winnow.eviction import (
+    AdaptiveRows,
     Average,
     Cumulative,
     EqualHeads,
@@ -22,6 +25,9 @@ AFTER = EvictionPolicy(when=When(after_prefill=True))
 EVERY_8 = EvictionPolicy(when=When(after_prefill=True, prefill_every=8, decode_every=4))
 BATCH_MAX = EvictionPolicy(Average(), when=When(prefill_every=8, decode_every=8, within=True))
 PRESSURE = EvictionPolicy(when=When(after_prefill=True, pressure=True))
+UNEVEN = EvictionPolicy(
+    budget=AdaptiveRows(), when=When(after_prefill=True, prefill_every=8, decode_every=4, pressure=True)
+)
 LISTENING = EvictionPolicy(Cumulative(), when=When(after_prefill=True, decode_every=1))
 
 
@@ -109,6 +115,16 @@ def test_a_prompt_longer_than_the_pool() -> None:
     assert simulation.scheduler.num_preemptions == 0
 
 
+def test_rows_far_longer_than_the_pool_is_wide() -> None:
+    """Tables have room for a row that takes all, so a request whose rows differ never waits for what cannot come."""
+    simulation = Simulation(num_blocks=ROWS * 16, max_num_seqs=1)
+    for prompt_len in (350, 20, 360):
+        simulation.add(prompt_len, 20, policy=UNEVEN, budget=24)
+    assert run_and_watch(simulation) == 4 * 24 + 8, "one row kept what four may, and got 8 more"
+    assert len(simulation.finished) == 3
+    simulation.executor.cache.check_integrity()
+
+
 def test_admission_counts_on_what_a_policy_holds_at_most() -> None:
     # Room for 48 KVs a row: one prompt of 40 without a policy, but two that never hold more than 18.
     def running_after_a_step(policy: EvictionPolicy | None) -> int:
@@ -146,6 +162,89 @@ def test_pressure_compresses_before_anyone_is_preempted() -> None:
 
     assert preemptions(AFTER) > 0
     assert preemptions(PRESSURE) == 0
+
+
+def prompts_then_answers(when: When) -> Simulation:
+    """30 prompts of 80 to 100 tokens that leave 8 KVs a row, answers of 20 to 60 tokens, room for 240 KVs a row."""
+    simulation = Simulation(num_blocks=ROWS * 60, max_num_seqs=32)
+    rng = random.Random(0)
+    for _ in range(30):
+        simulation.add(rng.randint(80, 100), rng.randint(20, 60), policy=EvictionPolicy(when=when))
+    simulation.run()
+    assert len(simulation.finished) == 30
+    assert simulation.scheduler.num_preemptions == 0
+    return simulation
+
+
+def test_the_round_after_a_prompt_takes_in_all_that_run() -> None:
+    """What the answers have gathered is room for the next prompts: a third of the steps less (KV-Compress 4.2.3)."""
+    newcomer_alone = prompts_then_answers(When(after_prefill=True, pressure=True))
+    all_of_them = prompts_then_answers(When(after_prefill=True, pressure=True, join_prefill=True))
+    steps = [len(simulation.executor.plans) for simulation in (newcomer_alone, all_of_them)]
+    assert steps[1] <= 0.7 * steps[0]
+
+
+def test_rounds_are_joined_in_order_of_the_last_one_and_within_one_policy() -> None:
+    joins = EvictionPolicy(when=When(after_prefill=True, join_prefill=True))
+    simulation = Simulation(num_blocks=4000)
+    first = simulation.add(20, 40, policy=joins)
+    other = simulation.add(20, 40, policy=PRESSURE)
+    for _ in range(4):
+        simulation.step()
+    second = simulation.add(24, 40, policy=joins)
+    for _ in range(4):
+        simulation.step()
+    simulation.add(28, 40, policy=joins)
+    simulation.run()
+    lengths = [[m.eviction.prompt_len for m in members] for members in simulation.executor.rounds]
+    assert lengths == [[20, 20], [24, 20], [28, 24, 20]]
+    assert rounds_of(simulation, second)[0] == 24
+    assert len(rounds_of(simulation, first)) == 4, "of both prompts of 20 tokens: the other policy's had one"
+    assert other.finished
+
+
+def test_a_joined_round_within_the_cap_makes_nobody_wait() -> None:
+    joins = EvictionPolicy(when=When(after_prefill=True, join_prefill=True))
+    simulation = Simulation(num_blocks=4000, max_num_seqs=4, tokens=400, chunk=None, max_round_kvs=30 * ROWS)
+    for _ in range(4):
+        simulation.add(24, 12, policy=joins)
+        simulation.step()
+        simulation.step()
+    simulation.run()
+    assert max(len(members) for members in simulation.executor.rounds) == 1
+    # Each but the first waits for nothing but its own turn: two steps from one to the next, then 12 tokens.
+    assert len(simulation.executor.plans) == 2 * 3 + 12
+
+
+def test_room_is_made_for_a_prompt_that_waits() -> None:
+    def first_plan_of_the_second(when: When) -> int:
+        simulation = Simulation(num_blocks=ROWS * 16, max_num_seqs=4)
+        simulation.add(20, 40, policy=EvictionPolicy(when=when))
+        while (
+            simulation.scheduler.running[:1] == [] or simulation.scheduler.running[0].num_output_tokens < 30
+        ):
+            simulation.step()
+        second = simulation.add(40, 5)
+        simulation.run()
+        plans = simulation.executor.plans
+        return next(
+            n for n, plan in enumerate(plans) if any(e.sequence.request is second for e in plan.entries)
+        )
+
+    # 8 KVs were left and 30 more gathered: 10 blocks a row of 16, and the prompt needs 10.
+    waited, made = (
+        first_plan_of_the_second(When(after_prefill=True, make_room=make_room)) for make_room in (False, True)
+    )
+    assert waited - made >= 8, "it need not wait until the first has ended"
+
+
+def test_room_is_not_made_where_it_would_not_suffice() -> None:
+    simulation = Simulation(num_blocks=ROWS * 16, max_num_seqs=4)
+    simulation.add(20, 40, policy=EvictionPolicy(when=When(after_prefill=True, make_room=True)))
+    simulation.step()
+    simulation.add(62, 2)
+    simulation.run()
+    assert len(simulation.executor.rounds) == 1
 
 
 def test_every_so_many_steps_all_at_once() -> None:
@@ -263,6 +362,13 @@ POLICIES = [
     ),
     EvictionPolicy(Recency(), when=When(after_prefill=True, prefill_every=16, every_steps=3)),
     EvictionPolicy(Window(6), when=When(prefill_every=7, uncompressed_tokens=40, pressure=True)),
+    UNEVEN,
+    EvictionPolicy(budget=AdaptiveRows(), when=When(after_prefill=True, join_prefill=True, pressure=True)),
+    EvictionPolicy(when=When(after_prefill=True, join_prefill=True, make_room=True)),
+    EvictionPolicy(budget=AdaptiveRows(), when=When(prefill_every=8, make_room=True)),
+    EvictionPolicy(budget=AdaptiveRows(), when=When(after_prefill=True, prefill_every=7, decode_every=3)),
+    EvictionPolicy(budget=AdaptiveRows(), when=When(after_prefill=True, decode_every=1)),
+    EvictionPolicy(budget=AdaptiveRows(), when=When(prefill_every=5, decode_every=6, within=True)),
 ]
 
 
@@ -273,7 +379,7 @@ POLICIES = [
             st.integers(1, 90),
             st.integers(1, 40),
             st.sampled_from([1, 1, 1, 2, 3]),
-            st.sampled_from(range(9)),
+            st.sampled_from(range(16)),
         ),
         min_size=1,
         max_size=12,

@@ -195,8 +195,46 @@ class TestGenerate:
         # Greedy decoding draws nothing, whatever else a task says.
         greedy = {"until": ["\n", ""], "do_sample": False, "temperature": 0.5, "top_p": 0.9}
         assert sampling_for(greedy, 256) == SamplingParams(stop="\n", max_tokens=256, temperature=0)
-        with pytest.raises(EvaluationError, match="generation_kwargs num_beams are not served"):
+        with pytest.raises(EvaluationError, match=r"num_beams are not served \(num_beams only at 1, got 4\)"):
             sampling_for({"until": [], "num_beams": 4}, 256)
+
+    def test_arguments_that_change_nothing_are_taken(self) -> None:
+        plain = sampling_for({"until": ["\n"], "do_sample": False}, 256)
+        neutral = {
+            "num_beams": 1,
+            "num_return_sequences": 1,
+            "use_cache": True,
+            "early_stopping": False,
+            "length_penalty": 1,
+            "repetition_penalty": 1.0,
+            "no_repeat_ngram_size": 0,
+            "typical_p": 1.0,
+            "pad_token_id": 7,
+            "temperature": 0,
+            "top_p": 1.0,
+        }
+        assert sampling_for({"until": ["\n"], "do_sample": False} | neutral, 256) == plain
+        unset = dict.fromkeys(
+            ("num_beams", "temperature", "top_k", "min_tokens", "bad_words_ids", "do_sample")
+        )
+        assert sampling_for({"until": ["\n"]} | unset, 256) == plain
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("length_penalty", 2.0),
+            ("early_stopping", True),
+            ("num_return_sequences", 2),
+            ("no_repeat_ngram_size", 3),
+            ("bad_words_ids", [[3]]),
+            ("typical_p", 0.9),
+            ("num_beems", 1),
+            ("temperature", "hot"),
+        ],
+    )
+    def test_arguments_that_would_change_something_are_refused(self, name: str, value: object) -> None:
+        with pytest.raises(EvaluationError, match=name if name != "temperature" else "hot"):
+            sampling_for({"until": [], "do_sample": False, "num_beams": 1, name: value}, 256)
 
     def test_chats_go_through_the_template(self, llm: LLM) -> None:
         model, tokenizer = WinnowLM(llm), llm.tokenizer

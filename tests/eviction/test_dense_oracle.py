@@ -186,7 +186,8 @@ class Watched:
     def follow(self) -> None:
         """Bring the oracle to where the engine is."""
         oracle, sequence = self.oracle, self.sequence
-        pressed = sequence.last_round == oracle.computed > 0 and self.asked.policy.when.pressure
+        when = self.asked.policy.when
+        pressed = sequence.last_round == oracle.computed > 0 and when != when.alone
         if pressed and oracle.computed >= oracle.prompt_len and oracle.holds_too_much():
             oracle.shrink()
         oracle.advance(sequence.token_ids, sequence.num_computed)
@@ -480,7 +481,7 @@ def test_preempted(seed: int, models: Callable[[int], Model]) -> None:
         "full",
     ]
     policies = [small(PRESETS[name].policy, rng) for name in names]
-    asked = [ask(replace(p, when=replace(p.when, pressure=False)), rng, 61) for p in policies]
+    asked = [ask(replace(p, when=p.when.alone), rng, 61) for p in policies]
     stats = compare(models, seed, asked, max_num_seqs=7, kv_memory=tight(models, seed, 180))
     assert stats.num_preemptions > 0
 

@@ -49,9 +49,7 @@ class Case:
         longest = max(max(row) for row in self.lengths)
         layout = CacheLayout(2, HEADS, self.head_dim, self.block_size, self.dtype)
         blocks = len(self.lengths) * layout.blocks_for(longest)
-        manager = CacheManager(
-            layout, CacheSize.of_blocks(layout, blocks, len(self.lengths), longest, uneven_rows=True)
-        )
+        manager = CacheManager(layout, CacheSize.of_blocks(layout, blocks, len(self.lengths), longest))
         pool = KVPool(layout, blocks)
         slots = [manager.open() for _ in self.lengths]
         for done in range(0, longest, 3):  # in turn, so that blocks of all rows lie among each other

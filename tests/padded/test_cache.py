@@ -60,7 +60,7 @@ class Model:
     def check(self) -> None:
         cache = self.cache
         assert cache.lengths == [len(row) for row in self.rows]
-        assert cache.longest <= cache.columns
+        assert cache.longest <= cache.least_columns <= cache.columns
         for row, tokens in enumerate(self.rows):
             expected = self.kvs(tokens)
             for found, wanted in zip(cache.view(row).layers, expected.layers, strict=True):
@@ -96,7 +96,10 @@ def test_random_actions(actions: list[str], seed: int) -> None:
         elif action == "shape" and model.rows:
             joined = [model.tokens(rng.randint(1, 9)) for _ in range(rng.randint(1, 2))]
             width = max(map(len, joined))
-            model.room(cache.rows + len(joined), max(width - cache.columns - 1, 0), width)
+            keep_gaps = rng.random() < 0.5
+            left = width - 1 if keep_gaps else max(width - cache.columns - 1, 0)
+            model.room(cache.rows + len(joined), left, width)
+            before = cache.least_columns
             others = model.tokens(cache.rows)
             new = cache.add_rows(len(joined))
             padding = [-1] * (width - 1)
@@ -104,7 +107,9 @@ def test_random_actions(actions: list[str], seed: int) -> None:
                 [[token, *padding] for token in others]
                 + [[-1] * (width - len(tokens)) + tokens for tokens in joined]
             )
-            cache.advance_shaped([1] * len(others) + [len(tokens) for tokens in joined], list(new))
+            counts = [1] * len(others) + [len(tokens) for tokens in joined]
+            cache.advance_shaped(counts, list(new), keep_gaps=keep_gaps)
+            assert cache.least_columns == max(before + (width if keep_gaps else 1), width)
             for held, token in zip(model.rows, others, strict=True):
                 held.append(token)
             model.rows += joined
@@ -118,7 +123,7 @@ def test_random_actions(actions: list[str], seed: int) -> None:
         elif action == "release":
             held = [layer.keys.data_ptr() for layer in cache.layers]
             cache.release_front()
-            assert cache.columns == cache.longest
+            assert cache.columns == cache.least_columns
             assert held == [layer.keys.data_ptr() for layer in cache.layers], "nothing is copied"
         elif action == "resize":
             cache.resize(

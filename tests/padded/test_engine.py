@@ -7,7 +7,7 @@ import pytest
 import torch
 from padded_models import PROMPTS, Case, case, prompt
 
-from winnow.config import PADDED_MODES
+from winnow.config import BENCH_PADDED_MODES, PADDED_MODES
 from winnow.errors import CapacityError
 from winnow.padded.cache import PaddedCache
 from winnow.padded.engine import PaddedEngine
@@ -90,7 +90,7 @@ class TestIdleComputation:
         assert idle["embedding"] < idle["pd"] < idle["static"]
         assert idle["embedding"] < idle["shaping"]
 
-    @pytest.mark.parametrize("mode", PADDED_MODES)
+    @pytest.mark.parametrize("mode", [*PADDED_MODES, *BENCH_PADDED_MODES])
     def test_positions_add_up(self, mode: str) -> None:
         """All tokens but each answer's last are computed once; whatever is more is counted as idle."""
         tally = mixed_stats(mode).tally
@@ -108,12 +108,42 @@ class TestColumns:
         assert stats.column_share == 1.0
         assert stats.tally.released > 0
 
+    def test_gaps_are_kept_as_in_the_paper(self) -> None:
+        """4.1: whoever runs gets as many columns as the one that joins, and keeps them until its row ends."""
+        engine = llama().open("shaping-gaps", max_num_seqs=2)
+        engine.add("runs", None, prompt(4), greedy(12))
+        engine.step()
+        engine.step()
+        before = engine.stats().columns_held
+        engine.add("joins", None, prompt(30), greedy(3))
+        engine.step()
+        assert engine.stats().columns_held == before + 30
+        engine.step()
+        assert engine.stats().columns_held == before + 31
+        while "joins" not in (done := {o.request_id for o in engine.step() if o.finished}):
+            pass
+        engine.check_integrity()
+        assert engine.stats().columns_held >= before + 31, "the gap is the row's that goes on"
+        assert not done & {"runs"}
+        mixed = mixed_stats("shaping-gaps")
+        assert mixed.column_share > 1.2
+        assert mixed.tally.passes == mixed_stats("shaping").tally.passes
+
+    def test_gaps_change_no_token(self) -> None:
+        found = []
+        for mode in ("shaping-gaps", "embedding"):
+            engine = llama().open(mode, max_num_seqs=4)
+            for index, (tokens, max_tokens) in enumerate(mixed_queries(24)):
+                engine.add(str(index), None, tokens, greedy(max_tokens))
+            found.append(finish(engine))
+        assert found[0] == found[1]
+
     def test_run_to_completion_holds_what_nobody_needs(self) -> None:
         assert mixed_stats("static").column_share > 1.2
 
 
 class TestMemory:
-    @pytest.mark.parametrize("mode", PADDED_MODES)
+    @pytest.mark.parametrize("mode", [*PADDED_MODES, *BENCH_PADDED_MODES])
     @pytest.mark.parametrize("park_columns", [None, 70, 0])
     def test_adversarial_lengths_stay_within_the_memory(self, mode: str, park_columns: int | None) -> None:
         """Short queries that grow long all at once, then one that needs nearly all of the memory; host memory for as

@@ -75,15 +75,7 @@ class CacheSize:
     pages_per_seq: int
 
     @classmethod
-    def fit(
-        cls,
-        layout: CacheLayout,
-        kv_memory: int,
-        max_num_seqs: int,
-        max_model_len: int,
-        *,
-        uneven_rows: bool = False,
-    ) -> "CacheSize":
+    def fit(cls, layout: CacheLayout, kv_memory: int, max_num_seqs: int, max_model_len: int) -> "CacheSize":
         """The largest cache within `kv_memory` bytes, tables and counters included.
 
         Raises:
@@ -91,7 +83,7 @@ class CacheSize:
         """
 
         def size(num_blocks: int) -> CacheSize:
-            return cls.of_blocks(layout, num_blocks, max_num_seqs, max_model_len, uneven_rows=uneven_rows)
+            return cls.of_blocks(layout, num_blocks, max_num_seqs, max_model_len)
 
         # More blocks than all sequences together could ever fill would be memory for nothing.
         low, high = 0, min(kv_memory // layout.block_bytes, max_num_seqs * layout.blocks_for(max_model_len))
@@ -111,26 +103,19 @@ class CacheSize:
 
     @classmethod
     def of_blocks(
-        cls,
-        layout: CacheLayout,
-        num_blocks: int,
-        max_num_seqs: int,
-        max_model_len: int,
-        *,
-        uneven_rows: bool = False,
+        cls, layout: CacheLayout, num_blocks: int, max_num_seqs: int, max_model_len: int
     ) -> "CacheSize":
         """A cache of `num_blocks` blocks, with the table pages that they need.
 
         Pages are bounded by blocks: a sequence of b blocks a row takes at most b / PAGE_ENTRIES + 1 pages, so with
         equal rows blocks run out first. Rows that differ, or share blocks, may run out of pages earlier; the
-        manager counts both. With `uneven_rows` there are pages for rows ROW_SKEW times as long as the average, and
-        always enough for one sequence alone.
+        manager counts both. Any request may bring a policy whose rows differ, so there are pages for rows ROW_SKEW
+        times as long as the average, under 1 % of the memory, and always enough for one sequence alone: a row of it
+        takes at most all blocks.
         """
         pages_per_seq = layout.pages_for(max_model_len)
-        num_pages = ceil_div(num_blocks, layout.rows_per_seq * PAGE_ENTRIES)
-        if uneven_rows:
-            num_pages = max(num_pages * ROW_SKEW, pages_per_seq)
-        num_pages += max_num_seqs
+        num_pages = ROW_SKEW * ceil_div(num_blocks, layout.rows_per_seq * PAGE_ENTRIES)
+        num_pages = max(num_pages, min(pages_per_seq, ceil_div(num_blocks, PAGE_ENTRIES))) + max_num_seqs
         return cls(num_blocks, min(num_pages, max_num_seqs * pages_per_seq), max_num_seqs, pages_per_seq)
 
     def nbytes(self, layout: CacheLayout) -> int:

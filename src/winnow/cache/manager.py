@@ -111,9 +111,11 @@ class CacheManager:
     def can_open(self, num_kvs: int) -> bool:
         """Whether there are a slot and table pages for a new sequence of `num_kvs` KVs a row; blocks are not asked.
 
-        Sequences that share blocks have tables of their own, so pages can be short where blocks are not.
+        Sequences that share blocks have tables of their own, so pages can be short where blocks are not. One sequence
+        alone never lacks pages (`CacheSize.of_blocks`), so an expected row beyond all of them asks for all.
         """
-        return bool(self._free_slots) and self.layout.pages_for(num_kvs) <= self.tables.num_free_pages
+        pages = min(self.layout.pages_for(num_kvs), self.size.num_pages)
+        return bool(self._free_slots) and pages <= self.tables.num_free_pages
 
     def blocks_held(self, slot: int) -> int:
         """Blocks in the tables of a sequence, shared ones included."""

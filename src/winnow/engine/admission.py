@@ -137,12 +137,16 @@ class Admission:
                 f"engine was opened with {available}: set num_scores"
             )
         scheduler, window = self._config.scheduler, policy.score.window
-        most = scheduler.prefill_chunk
-        if window is not None and most is not None and min(window, eviction.context_len) > most:
-            raise InvalidRequestError(
-                f"{type(policy.score).__name__} observes {window} queries in one step, so prefill_chunk must be at "
-                f"least {window}, got {most}"
-            )
+        if (
+            window is not None and scheduler.prefill_chunk is not None
+        ):  # whole prompts overdraw a step's budget
+            for name in ("prefill_chunk", "max_num_batched_tokens"):
+                most = getattr(scheduler, name)
+                if min(window, eviction.context_len) > most:
+                    raise InvalidRequestError(
+                        f"{type(policy.score).__name__} observes {window} queries in one step, so {name} must be at "
+                        f"least {window}, got {most}"
+                    )
         if policy.reassign_positions and eviction.limit + 1 > self._trained_len:
             raise InvalidRequestError(
                 f"positions reach {eviction.limit} before a round, and the model was trained up to {self._trained_len}"

@@ -41,7 +41,7 @@ class Rounds:
         able = [s for s in running if s.eviction is not None]
         at_intervals = self._due_at_intervals(able)
         due = [s for s, state in self._states(able) if _eviction(s).round_due(*state) or s in at_intervals]
-        done = self._shrink(due, running)
+        done = self._shrink(due + self._joining(due, able), running)
         # A sibling that a round served through its leader is no longer due.
         return {s for s in due if s not in done and s.last_round != s.num_computed}
 
@@ -49,6 +49,15 @@ class Rounds:
         """Shrink sequences whose policy acts under pressure. Returns False if there is none that could."""
         able = [s for s in running if s.eviction is not None and s.eviction.policy.when.pressure]
         return bool(self._shrink(self._shrinkable(able), running))
+
+    def making_room(self, running: SequenceType[Sequence]) -> list[Sequence]:
+        """Sequences whose policy lets them shrink so that a waiting request is admitted, and that would."""
+        able = [s for s in running if s.eviction is not None and s.eviction.policy.when.make_room]
+        return self._shrinkable(able)
+
+    def make_room(self, sequences: SequenceType[Sequence], running: SequenceType[Sequence]) -> None:
+        """Run a round over `sequences`, as `making_room` gave them."""
+        self._shrink(sequences, running)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence ended or lost its slot."""
@@ -85,6 +94,15 @@ class Rounds:
             if gathered >= (_eviction(sequence).policy.when.uncompressed_tokens or 0):
                 due.add(sequence)
         return due
+
+    def _joining(self, due: SequenceType[Sequence], able: SequenceType[Sequence]) -> list[Sequence]:
+        """Decoding sequences that take part in the round after a prompt that one of `due` has just finished."""
+        finished = [_eviction(s) for s in due if s.num_computed == _eviction(s).context_len]
+        policies = [eviction.policy for eviction in finished if eviction.policy.when.join_prefill]
+        if not policies:
+            return []
+        others = [s for s in able if s not in due and _eviction(s).policy in policies]
+        return self._shrinkable(others)
 
     # -- the round -----------------------------------------------------------------------------------------------
 

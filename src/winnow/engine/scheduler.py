@@ -85,6 +85,7 @@ class Scheduler:
         while True:
             self._part_siblings(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
+            self._make_room()
             self._part_siblings(budgets_differ=False)
             plan = self._plan(waits)
             if plan.entries or not self.has_unfinished:
@@ -137,6 +138,22 @@ class Scheduler:
             except OutOfBlocksError:
                 if not self._rounds.relieve(self.running):
                     self._preempt()
+
+    def _make_room(self) -> None:
+        """Compress what runs for the oldest waiting sequence, where policies allow that and it would be admitted."""
+        able = self._rounds.making_room(self.running)
+        if not able or not self.waiting or not self._cache.can_open(_longest_row(self.waiting[0])):
+            return
+        lacking = self._lacking(self.waiting[0])
+        if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
+            self._rounds.make_room(able, self.running)
+
+    def _yields(self, sequence: Sequence) -> int:
+        """Blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""
+        assert sequence.eviction is not None, "only policies make room"
+        held = self._cache.blocks_held(sequence.running_slot)
+        left = min(sequence.eviction.blocks_after(self._cache.layout, sequence.num_tokens), held)
+        return held - left + self._soon_needed(sequence, held) - self._soon_needed(sequence, left)
 
     def _part_siblings(self, *, budgets_differ: bool) -> None:
         """Give samples of one prompt KVs of their own, where their policies will act on each of them apart.
@@ -200,20 +217,29 @@ class Scheduler:
         return count
 
     def _room_for(self, newcomer: Sequence) -> bool:
-        """Whether all tokens of `newcomer` fit beside those already promised room.
+        return self._lacking(newcomer) <= 0
+
+    def _lacking(self, newcomer: Sequence) -> int:
+        """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
 
         Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
         in every row, unless its policy shrinks it first; admitting into that room would only mean preempting right
         after.
         """
         layout = self._cache.layout
-        promised = sum(self._soon_needed(sequence) for sequence in self.running)
-        return _peak_blocks(newcomer, layout) + promised <= self._cache.allocator.num_free
+        promised = sum(
+            self._soon_needed(sequence, self._cache.blocks_held(sequence.running_slot))
+            for sequence in self.running
+        )
+        return _peak_blocks(newcomer, layout) + promised - self._cache.allocator.num_free
 
-    def _soon_needed(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence takes until its known tokens and another block of them are computed."""
+    def _soon_needed(self, sequence: Sequence, held: int) -> int:
+        """Blocks that a running sequence takes until its known tokens and another block of them are computed.
+
+        Args:
+            held: blocks that it has.
+        """
         layout = self._cache.layout
-        held = self._cache.blocks_held(sequence.running_slot)
         if not sequence.is_decoding:
             return max(_peak_blocks(sequence, layout, ahead=layout.block_size) - held, 0)
         # The peak of its prompt is behind it.
@@ -246,6 +272,8 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Sequence | None = None) -> None:
+        # While nobody runs, whatever was admitted finds blocks and pages (`Admission`, `CacheSize.of_blocks`).
+        assert self.running, "a request was admitted that fits nowhere"
         victim = victim or self._victims.choose(self.running)
         self._put_back(victim, self._method)
         victim.request.note(num_preemptions=victim.request.metrics.num_preemptions + 1)

@@ -81,7 +81,6 @@ class TorchExecutor:
             config.cache.kv_memory,
             config.scheduler.max_num_seqs,
             model.max_model_len,
-            uneven_rows=not policy.budget.equal_rows,
         )
         require_memory(config.cache.kv_memory, size.nbytes(layout), model.device)
         self.cache = CacheManager(layout, size, model.device)

@@ -50,7 +50,7 @@ class Cell:
         Those depend on what else runs and on the KV memory, and would keep less than the cell's compression says.
         """
         policy = PRESETS[self.preset].policy
-        return replace(policy, when=replace(policy.when, pressure=False))
+        return replace(policy, when=policy.when.alone)
 
 
 FULL_CELL = Cell(FULL, 1.0, None)

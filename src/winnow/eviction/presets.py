@@ -47,11 +47,12 @@ class Preset:
 _SNAPKV = Window(32, 1, Pool(7, "max", per_query_head=True, skip_window=True), Group.MEAN)
 # Ada-KV aggregates the group before it pools.
 _ADA = Window(32, 1, Pool(7, "max", skip_window=True), Group.MEAN)
+_KV_COMPRESS_SCORE = Window(8, 2, Pool(7, "max"), continual=True)
 _KV_COMPRESS = EvictionPolicy(
-    Window(8, 2, Pool(7, "max"), continual=True),
+    _KV_COMPRESS_SCORE,
     AdaptiveRows(),
     Keep(recent=8),
-    When(after_prefill=True, pressure=True),
+    When(after_prefill=True, join_prefill=True, pressure=True),
 )
 # Chosen by a search on the demo model's tasks, which docs/eviction.md tells about.
 _WINNOW = EvictionPolicy(
@@ -78,11 +79,19 @@ PRESETS: dict[str, Preset] = {
         replace(_KV_COMPRESS, score=Cumulative(2, exclude_first=10), keep=Keep(recent=32)),
         "KV-Compress (Rehg 2024), KVC-full-L2",
     ),
+    "kv-compress-w32-l2": Preset(
+        replace(_KV_COMPRESS, score=replace(_KV_COMPRESS_SCORE, size=32), keep=Keep(recent=32)),
+        "KV-Compress (Rehg 2024), KVC-w32-L2",
+    ),
+    "kv-compress-w32-l1": Preset(
+        replace(_KV_COMPRESS, score=replace(_KV_COMPRESS_SCORE, size=32, power=1), keep=Keep(recent=32)),
+        "KV-Compress (Rehg 2024), KVC-w32-L1",
+    ),
     "kv-compress-pd": Preset(
         replace(
             # Short turns while decoding: what comes on top of the budget is memory that other requests cannot have.
             _KV_COMPRESS,
-            when=When(after_prefill=True, prefill_every=512, decode_every=16, pressure=True),
+            when=replace(_KV_COMPRESS.when, prefill_every=512, decode_every=16),
         ),
         "KV-Compress inside Batch-Max's loop",
     ),
@@ -102,13 +111,21 @@ PRESETS: dict[str, Preset] = {
     ),
     "h2o-once": Preset(
         EvictionPolicy(Cumulative(), EqualHeads(), Keep(recent=8), _ONCE),
-        "H2O as a baseline: once, after the prompt (KVCache-Factory)",
+        "H2O as a baseline: once, after the prompt, as in KVCache-Factory",
     ),
     "snapkv": Preset(
         EvictionPolicy(_SNAPKV, EqualHeads(), Keep(recent=32), _ONCE), "SnapKV (Li et al. 2024)"
     ),
     "pyramidkv": Preset(
         EvictionPolicy(_SNAPKV, EqualHeads(Pyramid()), Keep(recent=32), _ONCE), "PyramidKV (Cai et al. 2024)"
+    ),
+    "snapkv-w8": Preset(
+        EvictionPolicy(replace(_SNAPKV, size=8), EqualHeads(), Keep(recent=8), _ONCE),
+        "SnapKV as KV-Compress (5.1) runs it: w = 8",
+    ),
+    "pyramidkv-w8": Preset(
+        EvictionPolicy(replace(_SNAPKV, size=8), EqualHeads(Pyramid()), Keep(recent=8), _ONCE),
+        "PyramidKV as KV-Compress (5.1) runs it: w = 8",
     ),
     "ada-snapkv": Preset(
         EvictionPolicy(_ADA, AdaptiveHeads(), Keep(recent=32), _ONCE), "Ada-KV (Feng et al. 2024)"

@@ -142,6 +142,10 @@ class SequenceEviction:
         """Most blocks that a sequence holds from the end of its context on, until it has `num_tokens` tokens."""
         return self._blocks_above_target(layout, self._most_added(num_tokens), num_tokens)
 
+    def blocks_after(self, layout: CacheLayout, num_tokens: int) -> int:
+        """Most blocks that a round leaves of a sequence of `num_tokens` tokens."""
+        return self._blocks_left(layout, 0, num_tokens)
+
     def _most_added(self, num_tokens: int) -> int:
         """Most tokens that a row holds above the target at any time after the context."""
         when = self.policy.when
@@ -156,8 +160,16 @@ class SequenceEviction:
 
     def _blocks_above_target(self, layout: CacheLayout, added: int, num_tokens: int) -> int:
         """Blocks of a sequence of `num_tokens` tokens that got `added` tokens a row on top of what a round leaves."""
+        if not (self.policy.when.after_prefill or self._step):
+            return layout.blocks_for(num_tokens)
+        # Until the target is passed there is no round, and rows are equal: each wastes most of a block.
+        before = layout.blocks_for(min(num_tokens, self.target + added))
+        return max(before, self._blocks_left(layout, added, num_tokens))
+
+    def _blocks_left(self, layout: CacheLayout, added: int, num_tokens: int) -> int:
+        """The same, where there was a round for sure."""
         whole, budget = layout.blocks_for(num_tokens), self.policy.budget
-        if not (self.policy.when.after_prefill or self._step) or not budget.bounded:
+        if not budget.bounded:
             return whole
         if budget.equal_rows:
             return layout.blocks_for(min(num_tokens, self.target + added))

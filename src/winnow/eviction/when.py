@@ -1,6 +1,6 @@
 """When KVs are taken."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from winnow.errors import ConfigError
 
@@ -21,6 +21,11 @@ class When:
     """While decoding, when the running sequences hold so many tokens since their last rounds (approach 2)."""
     pressure: bool = False
     """While decoding, when a sequence would otherwise be preempted (approach 4)."""
+    join_prefill: bool = False
+    """While decoding, in the round after a prompt that another sequence under the same policy has just finished
+    (approach 3): it takes in all of them, those whose last round is longest ago first."""
+    make_room: bool = False
+    """While decoding, when a waiting request could then be admitted."""
     within: bool = False
     """The budget includes the tokens to come: a round leaves room for the next `prefill_every` or `decode_every`
     tokens under it (Batch-Max). False: a round shrinks to the budget, and they come on top."""
@@ -32,6 +37,10 @@ class When:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.within and self.prefill_every is None:
             raise ConfigError("within needs prefill_every: it says how many tokens the budget has room for")
+        if self.join_prefill and not self.after_prefill:
+            raise ConfigError(
+                "join_prefill needs after_prefill: the round after a prompt is the one that is joined"
+            )
 
     @property
     def never(self) -> bool:
@@ -44,4 +53,10 @@ class When:
     @property
     def in_decode(self) -> bool:
         """Whether rounds may come after the prompt."""
-        return self.pressure or any((self.decode_every, self.every_steps, self.uncompressed_tokens))
+        at_intervals = self.decode_every or self.every_steps or self.uncompressed_tokens
+        return bool(at_intervals or self.pressure or self.join_prefill or self.make_room)
+
+    @property
+    def alone(self) -> "When":
+        """The same without rounds whose moments depend on which other requests there are, and on free memory."""
+        return replace(self, pressure=False, join_prefill=False, make_room=False)

@@ -17,14 +17,16 @@ class Batch:
 
     Attributes:
         rows: the sequence of each row; None: the row's query is finished, and the row is computed for nobody.
+        keeps_gaps: whether padding that rows get while others join stays (`ShapingWithGaps`).
         elsewhere: bytes of a group on the device that is prefilled apart and not yet embedded.
         peak_bytes: the most that tensors have taken, `elsewhere` included.
     """
 
-    def __init__(self, model: PaddedModel, room: Room, tally: Tally) -> None:
+    def __init__(self, model: PaddedModel, room: Room, tally: Tally, *, keeps_gaps: bool = False) -> None:
         self._model = model
         self._room = room
         self._tally = tally
+        self.keeps_gaps = keeps_gaps
         self.cache = PaddedCache(room.shape, model.device)
         self.rows: list[Sequence | None] = []
         self.elsewhere = 0
@@ -167,7 +169,7 @@ class Batch:
         self._count(width, sum(counts))
         logits = self._forward(tokens, positions, spans, sorted({0, width - 1}))
         joined = [joiner.running_slot for joiner in joiners]
-        cache.advance_shaped(counts, joined)
+        cache.advance_shaped(counts, joined, keep_gaps=self.keeps_gaps)
         live = self.running
         for sequence, count in zip(live, counts, strict=True):
             sequence.num_computed += count
@@ -184,7 +186,7 @@ class Batch:
             else:
                 assert sequence.slot == row, "a sequence does not know its row"
                 assert cache.lengths[row] == sequence.num_computed == sequence.num_tokens - 1
-        assert cache.longest <= cache.columns <= cache.extent.columns
+        assert cache.longest <= cache.least_columns <= cache.columns <= cache.extent.columns
         assert cache.rows <= cache.extent.rows
         for layer in cache.layers:
             for tensor in layer.tensors:

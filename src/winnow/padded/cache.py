@@ -148,6 +148,7 @@ class PaddedCache(Cache):
 
     Attributes:
         lengths: KVs of each row, at its end; 0 for a row whose query is finished and has no successor.
+        gaps: columns of padding that each row keeps before its KVs.
     """
 
     layers: list[PaddedLayer]
@@ -157,6 +158,7 @@ class PaddedCache(Cache):
         super().__init__(layers=[PaddedLayer(layer, self._window, device) for layer in shape.layers])
         self.shape = shape
         self.lengths: list[int] = []
+        self.gaps: list[int] = []
         self.extent = Extent(0, 0)
 
     # -- what is held ----------------------------------------------------------------------------------------------
@@ -173,6 +175,11 @@ class PaddedCache(Cache):
     @property
     def longest(self) -> int:
         return max(self.lengths, default=0)
+
+    @property
+    def least_columns(self) -> int:
+        """Columns that cannot be cut: those of the longest row with its gap."""
+        return max((sum(each) for each in zip(self.lengths, self.gaps, strict=True)), default=0)
 
     @property
     def nbytes(self) -> int:
@@ -209,6 +216,7 @@ class PaddedCache(Cache):
         assert first + count <= self.extent.rows
         self._window.rows += count
         self.lengths += [0] * count
+        self.gaps += [0] * count
         for row in range(first, first + count):
             self.clear(row)
         return range(first, first + count)
@@ -223,7 +231,7 @@ class PaddedCache(Cache):
 
     def clear(self, row: int) -> None:
         """Let go of a row's KVs and keep the row."""
-        self.lengths[row] = 0
+        self.lengths[row] = self.gaps[row] = 0
         for layer in self.layers:
             layer.blank(row, self._window.end)
 
@@ -237,8 +245,9 @@ class PaddedCache(Cache):
                 layer.blank(row, columns.start)
                 for tensor in layer.tensors:
                     tensor[row, :, columns] = tensor[last, :, columns]
-            self.lengths[row] = length
+            self.lengths[row], self.gaps[row] = length, self.gaps[last]
         self.lengths.pop()
+        self.gaps.pop()
         self._window.rows = last
         return last
 
@@ -257,11 +266,12 @@ class PaddedCache(Cache):
         self.begin()
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
-    def advance_shaped(self, counts: Sequence[int], joined: Sequence[int]) -> None:
+    def advance_shaped(self, counts: Sequence[int], joined: Sequence[int], *, keep_gaps: bool) -> None:
         """As `advance`, for a pass in which queries joined while others took one token (4.1).
 
         Rows in `joined` hold their tokens at the end of the columns written, the others at the first of them. The
-        joined are moved back so that all rows end there: the others' padding is never kept.
+        joined are moved back so that all rows end there: the others' padding is not kept, or,
+        with `keep_gaps`, lies before their tokens.
         """
         end = self._window.end
         width = self.layers[0].pending
@@ -276,10 +286,14 @@ class PaddedCache(Cache):
             self._place(row, kvs, end + 1)
         for row in set(range(self.rows)) - set(joined):
             self.lengths[row] += counts[row]
+            if keep_gaps:
+                self.gaps[row] += width - 1
+        self._window.start = min(self._window.start, self._window.end - self.least_columns)
+        assert self._window.start >= 0, "room on the left is reserved before"
 
     def release_front(self) -> None:
         """Cut the leading columns that are padding in every row (4.1, resources releasing). Copies nothing."""
-        self._window.start = max(self._window.start, self._window.end - self.longest)
+        self._window.start = max(self._window.start, self._window.end - self.least_columns)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -296,5 +310,5 @@ class PaddedCache(Cache):
             layer.blank(row, start)
             for tensor, new in zip(layer.tensors, tensors, strict=True):
                 tensor[row, :, start:end].copy_(new, non_blocking=True)
-        self.lengths[row] = kvs.length
+        self.lengths[row], self.gaps[row] = kvs.length, 0
         self._window.start = min(self._window.start, start)

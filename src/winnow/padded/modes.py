@@ -34,6 +34,9 @@ class Mode(Protocol):
     prefills_first: bool
     """Whether prefilled groups wait in host memory until enough are there, instead of entering the batch at once."""
 
+    keeps_gaps: bool
+    """Whether the padding that running queries get behind their token while another is prefilled is kept."""
+
     def next(self, places: Places) -> Step:
         """The next step, out of at least one unfinished query. There is always one."""
 
@@ -43,6 +46,7 @@ class Static:
 
     keeps_rows = True
     prefills_first = False
+    keeps_gaps = False
 
     def next(self, places: Places) -> Step:
         if places.batch.running:
@@ -58,6 +62,7 @@ class PrefillDecode:
 
     keeps_rows = True
     prefills_first = True
+    keeps_gaps = False
 
     def next(self, places: Places) -> Step:
         queue = places.queue
@@ -77,6 +82,7 @@ class Shaping:
 
     keeps_rows = False
     prefills_first = False
+    keeps_gaps = False
 
     def next(self, places: Places) -> Step:
         places.embed_parked()
@@ -109,11 +115,22 @@ class Shaping:
             yield sequence
 
 
+class ShapingWithGaps(Shaping):
+    """Shaping as the paper has it (4.1): each query that joins leaves its width of padding in the rows of the others.
+
+    It is attended to, masked, until its row ends, so passes grow slower with each that joins: what 4.2 is there for.
+    The gaps lie before a row's tokens instead of between them, which is as many columns.
+    """
+
+    keeps_gaps = True
+
+
 class Embedding:
     """A query is prefilled apart and its KVs embedded into the batch: nobody else is padded (4.2)."""
 
     keeps_rows = False
     prefills_first = False
+    keeps_gaps = False
 
     def next(self, places: Places) -> Step:
         places.embed_parked()
@@ -157,5 +174,11 @@ def _first_that_fit(places: Places) -> list[Sequence]:
 
 
 MODES: Mapping[str, Mode] = MappingProxyType(
-    {"static": Static(), "pd": PrefillDecode(), "shaping": Shaping(), "embedding": Embedding()}
+    {
+        "static": Static(),
+        "pd": PrefillDecode(),
+        "shaping": Shaping(),
+        "embedding": Embedding(),
+        "shaping-gaps": ShapingWithGaps(),
+    }
 )

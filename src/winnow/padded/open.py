@@ -53,10 +53,15 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
         loaded.eos_token_ids,
         seed=config.model.seed,
     )
-    tally = Tally()
+    tally, mode = Tally(), MODES[padded.padded_mode]
+    if mode.keeps_gaps and not model.takes_positions:
+        raise UnsupportedModelError(
+            f"{type(loaded.model).__name__} takes positions from columns, so padded_mode={padded.padded_mode} would "
+            "change them"
+        )
     places = Places(
         Queue(padded.park_memory or config.cache.kv_memory, tally),
-        Batch(model, room, tally),
+        Batch(model, room, tally, keeps_gaps=mode.keeps_gaps),
         room,
         Seats(sampler, scheduler.max_num_seqs),
         tally,
@@ -71,7 +76,7 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
     )
     executor = PaddedExecutor(
         model,
-        MODES[padded.padded_mode],
+        mode,
         places,
         clock,
         scheduler.prefill_chunk,

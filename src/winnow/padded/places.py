@@ -58,7 +58,8 @@ class Places:
         batch = self.batch
         while True:
             width = max((joiner.num_tokens for joiner in joiners), default=1)
-            rows, left = len(batch.rows) + len(joiners), max(width - batch.columns - 1, 0)
+            rows = len(batch.rows) + len(joiners)
+            left = width - 1 if batch.keeps_gaps else max(width - batch.columns - 1, 0)
             if batch.reserve(rows, left, width):
                 return joiners
             batch.release_front()

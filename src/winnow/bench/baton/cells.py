@@ -13,7 +13,7 @@ from winnow.errors import ConfigError
 
 PAGED = "paged"
 """Winnow's own engine, for comparison."""
-MODES = ("static", "pd", "shaping", "embedding", PAGED)
+MODES = ("static", "pd", "shaping-gaps", "shaping", "embedding", PAGED)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def details(query_set: str, rows: Sequence[Row]) -> TextTable:
 
 def bars(rows: Sequence[Row]) -> TextTable:
     """Each bar beside what was measured."""
-    lines = []
+    lines, notes = [], []
     for bar in BARS:
         fast = find(rows, bar.query_set, bar.mode, bar.batch)
         slow = find(rows, bar.query_set, bar.over, bar.batch)
@@ -61,10 +61,13 @@ def bars(rows: Sequence[Row]) -> TextTable:
         gain = slow.seconds / fast.seconds
         passes = slow.first.tally["passes"] / fast.first.tally["passes"]
         most = fast.most_pass_gain if bar.over == "static" else None
+        name = f"{bar.query_set}, batch {bar.batch}: {bar.mode} over {bar.over}"
         missed = "met" if gain >= bar.least else f"missed by {1 - gain / bar.least:.0%}"
+        if gain < bar.least and bar.cause:
+            notes.append(f"{name}, {gain:.2f}x: {bar.cause}")
         lines.append(
             (
-                f"{bar.query_set}, batch {bar.batch}: {bar.mode} over {bar.over}",
+                name,
                 (
                     f"{bar.least:.2f}x",
                     f"{gain:.2f}x",
@@ -80,6 +83,7 @@ def bars(rows: Sequence[Row]) -> TextTable:
         "",
         ("paper", "here", "", "by passes", "at most", "idle"),
         tuple(lines),
+        tuple(notes),
     )
 
 

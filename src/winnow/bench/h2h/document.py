@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from winnow.bench.h2h.continuations import Continuations
-from winnow.bench.h2h.tables import longbench_table, perplexity_table
+from winnow.bench.h2h.tables import longbench_tables, perplexity_table
 from winnow.bench.results_json import results_json
 from winnow.evaluate.charts import draw
 from winnow.evaluate.origin import origin
@@ -31,10 +31,9 @@ def tables(
     evaluation: Evaluation, found: Sequence[Perplexity], continuations: Continuations
 ) -> list[TextTable]:
     """Every table, those beside the papers last."""
-    beside = longbench_table(evaluation)
     return [
         *all_tables(evaluation),
-        *([beside] if beside else []),
+        *longbench_tables(evaluation),
         *([perplexity_table(found, continuations)] if found else []),
     ]
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from winnow.bench.h2h.continuations import ROUND_EVERY, Continuations
 from winnow.bench.h2h.published import (
     CACHE_SIZES,
-    KV_COMPRESS,
     KV_COMPRESS_DIFFERS,
     LONGBENCH,
     PERPLEXITIES,
     TEXT,
     TEXT_DIFFERS,
+    LongBenchTable,
 )
 from winnow.evaluate.cell import AWARE
 from winnow.evaluate.perplexity import Perplexity
@@ -18,10 +18,10 @@ from winnow.evaluate.result import Evaluation
 from winnow.text_table import TextTable
 
 
-def longbench_table(evaluation: Evaluation) -> TextTable | None:
+def longbench_tables(evaluation: Evaluation) -> list[TextTable]:
     """Share of the full cache's score that is left: the paper's by cache size, ours by compression, query-aware.
 
-    None where no preset of the paper's was run query-aware.
+    A table for each of the paper's of which presets were run query-aware.
     """
     amounts = sorted(
         {
@@ -30,22 +30,30 @@ def longbench_table(evaluation: Evaluation) -> TextTable | None:
             if each.cell.query == AWARE and each.cell.compression is not None
         }
     )
+    found = [_longbench_table(evaluation, published, amounts) for published in LONGBENCH]
+    return [table for table in found if table.rows]
+
+
+def _longbench_table(
+    evaluation: Evaluation, published: LongBenchTable, amounts: Sequence[float]
+) -> TextTable:
     rows = []
-    for published in LONGBENCH:
-        ours = [_relative(evaluation, published.preset, amount) for amount in amounts]
-        if any(ours):
-            paper = [f"{share:.3f}" for share in published.relative]
-            rows.append(
-                (f"{published.method}: {published.preset}", (*paper, *(each or "-" for each in ours)))
-            )
-    if not rows:
-        return None
+    for method in published.methods:
+        paper = [f"{share:.3f}" for share in published.relative(method)]
+        for preset in filter(None, (method.preset, method.also)):
+            ours = [_relative(evaluation, preset, amount) for amount in amounts]
+            if any(ours):
+                name = (
+                    method.method if preset == method.preset else f"{method.method}, its own paper's window"
+                )
+                rows.append((f"{name}: {preset}", (*paper, *(each or "-" for each in ours))))
     columns = [f"paper, C={size}" for size in CACHE_SIZES] + [f"here, {amount:g}x" for amount in amounts]
     notes = (
-        f"paper: {KV_COMPRESS}, over the full cache's 48.54",
+        f"paper: KV-Compress (Rehg 2024), {published.name}: {published.model}, 16 LongBench subsets, query-aware, over "
+        f"the full cache's {published.full:g}",
         f"what differs there: {KV_COMPRESS_DIFFERS}",
     )
-    title = "Share of the full cache's mean score that is left, query-aware, beside KV-Compress's Table 1"
+    title = f"Share of the full cache's mean score that is left, query-aware, beside KV-Compress's {published.name}"
     return TextTable(title, "method: preset", tuple(columns), tuple(rows), notes)
 
 

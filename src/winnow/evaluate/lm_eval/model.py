@@ -207,10 +207,10 @@ class WinnowLM(TemplateLM):
 
 
 def _engine_keeping(llm: "LLM") -> Keeping:
-    """What the engine was opened with, less rounds under pressure, which depend on what else runs."""
+    """What the engine was opened with, less rounds that depend on what else runs."""
     config = llm.config.eviction
     preset = preset_of(config.eviction)
-    policy = replace(preset.policy, when=replace(preset.policy.when, pressure=False))
+    policy = replace(preset.policy, when=preset.policy.when.alone)
     budget = config.kv_budget
     if budget is None and config.compression is None:
         budget = preset.kv_budget

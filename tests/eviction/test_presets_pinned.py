@@ -1,0 +1,329 @@
+"""Every number of every preset beside its source, written down apart from the table of presets.
+
+The dense oracle takes its numbers from the presets, so it cannot tell when one of them is no longer its paper's. Here
+whoever changes a preset must say again where the number comes from. What is not listed is off: None, False, 0 or empty.
+
+"own" in a source marks a choice of Winnow's, where the paper and its code say nothing or something that does not apply.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from winnow.config import EvictionConfig
+from winnow.eviction import PRESETS
+from winnow.eviction.describe import full_preset
+
+Source = str
+Number = tuple[object, Source]
+Row = dict[str, Number]
+
+_NO_BUDGET_SPLIT = "a budget per head, the same for all"
+EQUAL: Row = {
+    "budget.class": ("EqualHeads", _NO_BUDGET_SPLIT),
+    "budget.layers.class": ("EqualLayers", _NO_BUDGET_SPLIT),
+}
+COMPETE: Row = {"budget.class": ("AdaptiveRows", "KV-Compress 4.2.2: blocks of all layers and heads compete")}
+AFTER_PREFILL: Row = {"when.after_prefill": (True, "one cut, after the prompt")}
+EACH_TOKEN: Row = {
+    "when.after_prefill": (True, "the prompt is cut to the budget too"),
+    "when.decode_every": (1, "a KV goes for each one that comes"),
+}
+
+# KV-Compress 4.2.3: "the combination of 3 and 4": after each prefill, all that run, and before a preemption.
+KVC_WHEN: Row = {
+    "when.after_prefill": (True, "KV-Compress 4.2.3, approach 3"),
+    "when.join_prefill": (True, "KV-Compress 4.2.3: a round goes over all running sequences"),
+    "when.pressure": (True, "KV-Compress 4.2.3, approach 4"),
+}
+
+
+def kvc_window(size: int, power: int) -> Row:
+    return {
+        "score.class": ("Window", "KV-Compress eq. 7"),
+        "score.size": (size, "KV-Compress 5.1, Table 2: the method's w"),
+        "score.power": (power, "KV-Compress 4.3, Table 2: L1 or L2"),
+        "score.pool.class": ("Pool", "KV-Compress eq. 10"),
+        "score.pool.size": (7, "KV-Compress 5.2: p = 7"),
+        "score.pool.kind": ("max", "KV-Compress eq. 10; metrics.py max_pool1d"),
+        "score.group": (
+            "sum",
+            "KV-Compress eq. 8: the sum over the query group, before the pooling (ERRATA)",
+        ),
+        "score.continual": (True, "KV-Compress eq. 20"),
+        "keep.recent": (size, "vllm-kvcompress README, KVC-w8: protected = w"),
+    }
+
+
+WINNOW: Row = {
+    "score.class": ("Leverage", "own: Compactor's score, exact"),
+    "score.ridge": (0.1, "own: docs/eviction.md, searched on seeds 5 and 6"),
+    "score.pool.class": ("Pool", "own: the same search"),
+    "score.pool.size": (3, "own: the same search"),
+    "score.pool.kind": ("average", "own: the same search"),
+    **COMPETE,
+    "keep.recent": (16, "own: the same search"),
+    "when.after_prefill": (True, "own"),
+    "when.pressure": (True, "own"),
+}
+
+
+def watched(size: int, source: Source) -> Row:
+    """SnapKV's observation."""
+    return {
+        "score.class": ("Window", "SnapKV: attention of the last w queries"),
+        "score.size": (size, source),
+        "score.power": (1, "SnapKV: attn_weights.sum over the window"),
+        "score.pool.class": ("Pool", "SnapKV, LongBench configs"),
+        "score.pool.size": (7, "SnapKV, LongBench configs: k = 7; KV-Compress 5.1: p = 7"),
+        "score.pool.kind": ("max", "SnapKV, LongBench configs: maxpool"),
+        "score.pool.skip_window": (True, "SnapKV: attn_weights[..., :-window_size] is pooled"),
+        "score.group": (
+            "mean",
+            "own for SnapKV, which repeats KVs; kvpress and Ada-KV (gqa_func) take the mean",
+        ),
+        "keep.recent": (size, "SnapKV: the window is appended"),
+        **AFTER_PREFILL,
+    }
+
+
+PER_QUERY_HEAD: Row = {"score.pool.per_query_head": (True, "SnapKV pools each query head")}
+_W32 = "SnapKV, LongBench configs: w = 32; Ada-KV README: w = 32"
+_W8 = "KV-Compress 5.1: w = 8 for all baselines"
+PYRAMID: Row = {
+    "budget.class": ("EqualHeads", "PyramidKV: heads of a layer are alike"),
+    "budget.layers.class": ("Pyramid", "PyramidKV, pyramidkv_utils.py"),
+    "budget.layers.beta": (20, "PyramidKV, pyramidkv_utils.py: beta = 20"),
+}
+ADAPTIVE: Row = {
+    "budget.class": ("AdaptiveHeads", "Ada-KV: heads of a layer compete"),
+    "budget.floor": (
+        0.2,
+        "Ada-KV's scripts for GQA (0.5 in its README for MHA); kvpress alpha_safeguard 0.20",
+    ),
+}
+
+
+def h2o(**keep: Number) -> Row:
+    return {
+        "score.class": ("Cumulative", "H2O: the sum over all queries"),
+        "score.power": (1, "H2O: attn_weights.sum"),
+        "score.group": ("sum", "own: H2O has no groups; sum and mean rank alike"),
+        **{f"keep.{name}": value for name, value in keep.items()},
+    }
+
+
+_HALF: Number = (0.5, "H2O: heavy = recent = 0.1 of the prompt, half of what is kept each")
+_SINKS: Number = (4, "StreamingLLM start_size = 4; 'A text on KV cache memory': first k, typically 4")
+RECENCY: Row = {"score.class": ("Recency", "the latest stay")}
+STREAMING: Row = {
+    "kv_budget": (516, "StreamingLLM: start_size 4 + recent_size 512"),
+    **RECENCY,
+    **EQUAL,
+    "keep.sinks": (4, "StreamingLLM: start_size = 4"),
+    "when.after_prefill": (True, "StreamingLLM: the cache never passes its size"),
+    "when.prefill_every": (256, "own: a chunk on top, so that prompts of any length fit"),
+}
+
+PINNED: dict[str, Row] = {
+    "full": {**RECENCY, **EQUAL},
+    "winnow": WINNOW,
+    "winnow-pd": {
+        **WINNOW,
+        "when.prefill_every": (256, "own"),
+        "when.decode_every": (16, "own"),
+    },
+    "kv-compress": {**kvc_window(8, 2), **COMPETE, **KVC_WHEN},
+    "kv-compress-w32-l2": {**kvc_window(32, 2), **COMPETE, **KVC_WHEN},
+    "kv-compress-w32-l1": {**kvc_window(32, 1), **COMPETE, **KVC_WHEN},
+    "kv-compress-full": {
+        "score.class": ("Cumulative", "KV-Compress eq. 19"),
+        "score.power": (2, "KV-Compress eq. 19"),
+        "score.exclude_first": (10, "KV-Compress 5.2: v = 10"),
+        "score.group": ("sum", "KV-Compress eq. 19"),
+        "keep.recent": (32, "vllm-kvcompress README, KVC-full: protected 32"),
+        **COMPETE,
+        **KVC_WHEN,
+    },
+    "kv-compress-pd": {
+        **kvc_window(8, 2),
+        **COMPETE,
+        **KVC_WHEN,
+        "when.prefill_every": (512, "own: KV-Compress has no rounds within the prompt"),
+        "when.decode_every": (16, "own"),
+    },
+    "batch-max": {
+        "score.class": ("Average", "Batch-Max 3.2"),
+        "score.power": (1, "Batch-Max 3.2: the sum of attention weights, averaged"),
+        "score.group": ("sum", "own: Batch-Max has no groups; sum and mean rank alike"),
+        **EQUAL,
+        "when.prefill_every": (64, "Batch-Max Algorithm 1: p = 64"),
+        "when.decode_every": (64, "Batch-Max Algorithm 1: p = 64"),
+        "when.within": (True, "Batch-Max Algorithm 1: |kv| never passes its maximum"),
+    },
+    "extreme-decode": {
+        **RECENCY,
+        **EQUAL,
+        "budget.class": ("Fixed", "Batch-Max Algorithm 2"),
+        "budget.kvs": (1, "Batch-Max Algorithm 2 with |kv| = 2: all but the most recent go (ERRATA)"),
+        **EACH_TOKEN,
+    },
+    "h2o": {**h2o(recent=_HALF), **EQUAL, **EACH_TOKEN},
+    "h2o-sinks": {**h2o(sinks=_SINKS, recent=_HALF), **EQUAL, **EACH_TOKEN},
+    "h2o-once": {
+        **h2o(recent=(8, "KV-Compress 5.1: w = 8 for all baselines (KVCache-Factory, H2OKVCluster)")),
+        **EQUAL,
+        **AFTER_PREFILL,
+    },
+    "snapkv": {**watched(32, _W32), **PER_QUERY_HEAD, **EQUAL},
+    "pyramidkv": {**watched(32, _W32), **PER_QUERY_HEAD, **EQUAL, **PYRAMID},
+    "snapkv-w8": {**watched(8, _W8), **PER_QUERY_HEAD, **EQUAL},
+    "pyramidkv-w8": {**watched(8, _W8), **PER_QUERY_HEAD, **EQUAL, **PYRAMID},
+    "ada-snapkv": {**watched(32, _W32), **EQUAL, **ADAPTIVE},
+    "ada-pyramidkv": {**watched(32, _W32), **EQUAL, **PYRAMID, **ADAPTIVE},
+    "tova": {
+        "score.class": ("LastQuery", "TOVA: the last query, mean over all heads"),
+        **EQUAL,
+        **EACH_TOKEN,
+    },
+    "scissorhands": {
+        "score.class": ("BelowAverage", "Scissorhands: attention of at least 1 / len counts"),
+        "score.history": (400, "cold-compress cache.py: m = 400"),
+        "score.group": ("sum", "own: Scissorhands has no groups"),
+        **EQUAL,
+        "keep.recent": (10, "cold-compress cache.py: r = 10"),
+        "when.after_prefill": (True, "Scissorhands: the prompt is cut to the budget too"),
+        "when.decode_every": (64, "own: history is judged anew every so many tokens"),
+    },
+    "roco": {
+        "score.class": ("MeanDeviation", "EasyKV easykv.py: RoCo"),
+        "score.group": ("mean", "EasyKV: mean over the group"),
+        **EQUAL,
+        "keep.sinks": (4, "EasyKV: sinks get std = 1e9"),
+        "keep.recent": (
+            0.1,
+            "EasyKV: recent_ratio 0.1 in prefill (0.3 in decoding: one share for both here)",
+        ),
+        "when.after_prefill": (True, "EasyKV, mode auto"),
+        "when.prefill_every": (256, "own: EasyKV's stride"),
+        "when.decode_every": (1, "EasyKV: one KV in, one out"),
+    },
+    "streaming": {**STREAMING, "when.decode_every": (1, "StreamingLLM: one KV in, one out")},
+    "streaming-shift": {
+        **STREAMING,
+        "when.decode_every": (32, "own: turning keys costs time and precision, so many tokens at once"),
+        "reassign_positions": (True, "StreamingLLM pos_shift: positions within the cache"),
+    },
+    "squeeze": {
+        **h2o(recent=_HALF),
+        **EQUAL,
+        "budget.layers.class": ("LayerGroups", "SqueezeAttention: 3-means of cosine similarities"),
+        "budget.layers.share": (0.38, "SqueezeAttention: class 3 gets .08 of .21"),
+        **EACH_TOKEN,
+    },
+    "simlayer": {
+        "kv_budget": (1028, "SimLayerKV: first 4 + last 1024"),
+        "score.class": ("LastQuery", "SimLayerKV: mean over heads of the last token's attention"),
+        "budget.class": ("LazyLayers", "SimLayerKV"),
+        "budget.threshold": (0.9, "SimLayerKV: 0.9 for Llama 3"),
+        "keep.sinks": (4, "SimLayerKV: first 4"),
+        "keep.recent": (1.0, "SimLayerKV: last 1024, all that the sinks leave"),
+        **AFTER_PREFILL,
+    },
+    "fastgen": {
+        **h2o(sinks=(1, "own: the first token is special, whatever the tokenizer calls it")),
+        "budget.class": ("Recipes", "FastGen"),
+        "budget.recovery": (0.9, "cold-compress fastgen.yaml: min_recovery_frac 0.9"),
+        "budget.heavy": (0.3, "cold-compress fastgen.yaml: heavy hitter 0.3"),
+        "budget.local": (0.3, "cold-compress fastgen.yaml: window 0.3"),
+        **AFTER_PREFILL,
+    },
+    "keydiff": {
+        "score.class": ("KeyDifference", "KeyDiff"),
+        **EQUAL,
+        "when.after_prefill": (True, "KeyDiff"),
+        "when.prefill_every": (128, "KeyDiff: block_size 128"),
+        "when.decode_every": (128, "KeyDiff: block_size 128"),
+    },
+    "knorm": {"score.class": ("KeyNorm", "Devoto et al.: low norms stay"), **EQUAL, **AFTER_PREFILL},
+    "dropkv": {
+        "score.class": ("ValueAware", "kvpress #284: (p / (1 - p))^2 |v - o|^2"),
+        "score.size": (32, "own: SnapKV's window"),
+        "score.pool.class": ("Pool", "own: SnapKV's pooling"),
+        "score.pool.size": (7, "own: SnapKV's pooling"),
+        "score.pool.kind": ("max", "own: SnapKV's pooling"),
+        "score.group": ("sum", "own: KV-Compress's aggregation"),
+        **COMPETE,
+        "keep.recent": (32, "own: the window"),
+        "when.after_prefill": (True, "own: KV-Compress's moments"),
+        "when.pressure": (True, "own: KV-Compress's moments"),
+    },
+    "recent": {**RECENCY, **EQUAL, **EACH_TOKEN},
+    "random": {"score.class": ("Random", "baseline"), **EQUAL, **AFTER_PREFILL},
+}
+# One kind of thing each, whatever the preset.
+_CONSTANT = {"keep.class": "Keep", "when.class": "When"}
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield from leaves(entry, f"{name}.{key}" if name else key)
+    else:
+        yield name, value
+
+
+def differences(told: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Of a preset as `full_preset` tells it from its row: what is there and what is pinned."""
+    there = {
+        key: value
+        for key, value in leaves(told)
+        if value and key not in ("name", "paper") and key not in _CONSTANT
+    }
+    pinned = {key: value for key, (value, _) in PINNED[told["name"]].items()}
+    return {
+        key: (there.get(key), pinned.get(key))
+        for key in there.keys() | pinned.keys()
+        if (there.get(key), type(there.get(key))) != (pinned.get(key), type(pinned.get(key)))
+    }
+
+
+def test_every_preset_has_a_row() -> None:
+    assert set(PINNED) == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_what_its_source_says(name: str) -> None:
+    assert differences(full_preset(name, PRESETS[name])) == {}, "(there, pinned)"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_number_can_change_unseen(name: str) -> None:
+    told = full_preset(name, PRESETS[name])
+    for key, value in leaves(told):
+        if key in ("name", "paper") or key in _CONSTANT:
+            continue
+        changed = copy.deepcopy(told)
+        *path, last = key.split(".")
+        place = changed
+        for part in path:
+            place = place[part]
+        place[last] = (
+            not value
+            if isinstance(value, bool)
+            else f"{value}!"
+            if isinstance(value, str)
+            else (value or 0) + 1
+        )
+        assert key in differences(changed)
+
+
+def test_every_number_names_its_source() -> None:
+    assert all(source.strip() for row in PINNED.values() for _, source in row.values())
+
+
+def test_the_floor_of_every_compression() -> None:
+    """KV-Compress 5.2: max-cache-size max(128, L / r) (ERRATA: printed as min)."""
+    assert EvictionConfig().kv_floor == 128
