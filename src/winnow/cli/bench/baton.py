@@ -106,7 +106,7 @@ def execute(namespace: argparse.Namespace) -> int:
     facts = _facts(cells, rows, options)
     tables = all_tables(rows)
     show_tables(head, " ".join(facts), tables)
-    report = {"settings": cells.settings, "engine": {name: str(value) for name, value in options.items()}}
+    report = {"settings": cells.settings, "engine": EngineConfig.from_options(options).settings()}
     told = {"rows": [row.to_json() for row in rows], "runs": [each.to_json() for each in measured]}
     write_json(namespace.json, head | report | told)
     if namespace.output is not None:
@@ -136,7 +136,8 @@ def _measure(namespace: argparse.Namespace, experiment: "Experiment", model: Pat
     from winnow.evaluate.journal import ResultJournal
     from winnow.fingerprint import model_digest
 
-    engine = {name: str(value) for name, value in experiment.options.items() if name != "model"}
+    engine = EngineConfig.from_options(experiment.options).settings()
+    del engine["model"]
     fingerprint = {"model": model_digest(model), "bench": "baton", **experiment.cells.settings, **engine}
     with ResultJournal(
         namespace.journal, fingerprint, Measured.from_json, overwrite=namespace.overwrite

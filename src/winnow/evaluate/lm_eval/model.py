@@ -209,7 +209,7 @@ class WinnowLM(TemplateLM):
 def _engine_keeping(llm: "LLM") -> Keeping:
     """What the engine was opened with, less rounds under pressure, which depend on what else runs."""
     config = llm.config.eviction
-    preset = preset_of(config.eviction)
+    preset = preset_of(config.chosen)
     policy = replace(preset.policy, when=replace(preset.policy.when, pressure=False))
     budget = config.kv_budget
     if budget is None and config.compression is None:
