@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from winnow.cli.batch.driver import Driver
 from winnow.cli.batch.journal import Checkpoint, journal_path, read_checkpoint
 from winnow.cli.batch.reader import InputFile, open_prompts
-from winnow.cli.batch.stream import StreamWriter
+from winnow.cli.batch.stream import StreamWriter, Writer
 from winnow.cli.batch.tally import Tally
 from winnow.cli.batch.writer import SAFE_HINT, ResultWriter
 from winnow.cli.engine import (
@@ -113,7 +113,7 @@ class _Plan:
     def is_done(self) -> bool:
         return self.checkpoint is not None and self.checkpoint.num_done >= self.prompts.num_requests
 
-    def open_writer(self) -> ResultWriter | StreamWriter:
+    def open_writer(self) -> AbstractContextManager[Writer, None]:
         """Where answers go."""
         if self.output is None:
             return StreamWriter(sys.stdout.buffer)
@@ -179,7 +179,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
     with ExitStack() as stack:
         # The model first: nothing is overwritten for an engine that cannot start.
         llm = stack.enter_context(open_llm(plan.options))
-        writer: ResultWriter | StreamWriter = stack.enter_context(plan.open_writer())
+        writer = stack.enter_context(plan.open_writer())
         progress = stack.enter_context(open_progress(plan.progress, sys.stderr))
         meter = Meter(done=tally.requests)
 
