@@ -208,7 +208,7 @@ class EvictionConfig:
         for name in ("compression", "kv_budget"):
             if self.eviction == FULL and getattr(self, name) is not None:
                 raise ConfigError(
-                    f"eviction={FULL} keeps every KV and {name}={getattr(self, name):g} asks for fewer: give one of them"
+                    f"eviction={FULL} keeps every KV and {name}={getattr(self, name):g} asks for fewer: give one"
                 )
         if self.num_scores is not None:
             _require("num_scores", self.num_scores, 0, 2)
@@ -311,7 +311,7 @@ class EngineConfig:
     def settings(self) -> dict[str, Any]:
         """Every option of every part by name, as JSON values: what resume, fingerprints and reports go by.
 
-        A policy that has no name is described by all its fields; one that was left out is the preset that stands for it.
+        A policy without a name is described by all its fields; one that was left out is the preset that stands for it.
         """
         values = {
             each.name: json_value(getattr(part, each.name))

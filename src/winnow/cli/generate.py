@@ -10,6 +10,7 @@ from winnow.cli.engine import (
     sampling_options,
 )
 from winnow.cli.prompt import read_prompt
+from winnow.cli.terminal import require_stdout
 from winnow.sampling import SamplingParams
 
 DESCRIPTION = "Stream the answer to one prompt to the terminal."
@@ -37,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, and return the exit code."""
+    require_stdout()
     params = SamplingParams.from_mapping(_DEFAULTS | sampling_options(namespace))
     prompt = read_prompt(namespace.prompt)
     with open_llm(engine_options(namespace)) as llm:

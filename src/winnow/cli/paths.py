@@ -51,10 +51,13 @@ def require_distinct(
         for other, other_path, other_keys, other_written in files[place + 1 :]:
             if keys & other_keys and (is_written or other_written):
                 told = str(path) if path == other_path else f"{path} and {other_path}"
-                raise UsageError(f"{name} must not be {other}: both are the file {told}")
+                apart = f"{name} must not be {other}"
+                if is_written and other_written:
+                    apart = f"{name} and {other} must not be the same file"
+                raise UsageError(f"{apart}: both are {told}")
         for stream, descriptor in streams:
             if keys & _descriptor_identity(descriptor):
-                raise UsageError(f"{name} must not be where {stream} goes: both are the file {path}")
+                raise UsageError(f"{name} must not be where {stream} goes: both are {path}")
 
 
 def _identities(path: Path, standard: int) -> set[object]:

@@ -58,9 +58,9 @@ def execute(namespace: argparse.Namespace) -> int:
         told = [full_preset(*item) for item in PRESETS.items() if name in (None, item[0])]
         print(json.dumps(told if name is None else told[0], indent=2))
         return 0
-    console = Console()
+    console = Console(markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(width=max(console.width, WIDTH))
+        console = Console(markup=False, emoji=False, width=max(console.width, WIDTH))
     if name is None:
         console.print(_table(), "", Text(FOOTNOTE, style="dim"), sep="\n")
     else:

@@ -85,7 +85,9 @@ class LiveProgress:
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._live = Live(
-            console=Console(file=stream, force_terminal=True), auto_refresh=False, transient=True
+            console=Console(file=stream, force_terminal=True, markup=False, emoji=False),
+            auto_refresh=False,
+            transient=True,
         )
         self._clock = clock
         self._shown_at = -LIVE_SECONDS

@@ -27,7 +27,7 @@ from winnow.cli.meter import Meter
 from winnow.cli.paths import STANDARD, require_distinct, require_writable
 from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.cli.summary import Summary
-from winnow.cli.terminal import show
+from winnow.cli.terminal import require_stdout, show
 from winnow.config import EngineConfig
 from winnow.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
 from winnow.journal import draft_path
@@ -214,8 +214,7 @@ def _check_paths(namespace: argparse.Namespace) -> None:
     output: Path = namespace.output
     written = []
     if str(output) == STANDARD:
-        if sys.stdout is None:
-            raise UsageError("cannot write answers to standard output: it is closed")
+        require_stdout()
     else:
         if output.exists() and not output.is_file():
             raise UsageError(

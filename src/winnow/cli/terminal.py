@@ -7,8 +7,8 @@ from typing import Any
 from winnow.cli.errors import UsageError
 
 
-def show(*things: Any, stderr: bool = False) -> None:
-    """Print what rich can render, a line each, after the work: what a command is for lies elsewhere already.
+def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:
+    """Print what rich can render, text as it is, after the work: what a command is for lies elsewhere already.
 
     So a reader who has left (`| head`) is no error.
 
@@ -22,13 +22,38 @@ def show(*things: Any, stderr: bool = False) -> None:
     if stream is None:
         raise UsageError(f"cannot write to {name}: it is closed")
     try:
-        Console(file=stream, markup=False).print(*things, sep="\n")
+        Console(file=stream, markup=False, emoji=False).print(*things, sep="\n", soft_wrap=soft_wrap)
         stream.flush()
     except BrokenPipeError:
         silence(stream)
     except OSError as error:
         silence(stream)
         raise UsageError(f"cannot write to {name}: {error.strerror}") from error
+
+
+def require_stdout() -> None:
+    """Refuse, before the work, to answer to a standard output that is closed.
+
+    Raises:
+        UsageError: it is.
+    """
+    if sys.stdout is None:
+        raise UsageError("cannot write to standard output: it is closed")
+
+
+def occupy_standard_streams() -> None:
+    """Open those of the descriptors 0 to 2 that are closed onto nothing.
+
+    Else the next file would get such a number, and what libraries print would end in it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+    if sys.stderr is None:
+        # What goes to no file goes to standard output.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (it stays open)
 
 
 def silence(stream: Any) -> None:

@@ -11,8 +11,8 @@ from winnow.cli.batch.errors import LineError
 from winnow.cli.batch.lines import BadLine, Job, parse_line
 from winnow.cli.batch.reader import read_lines
 from winnow.cli.batch.records import Record, answer_record, encode, error_record, request_id
-from winnow.cli.batch.tally import Tally
 from winnow.cli.batch.stream import Writer
+from winnow.cli.batch.tally import Tally
 from winnow.errors import WinnowError
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams

@@ -2,7 +2,6 @@
 
 from winnow.errors import CapacityError, ContextLengthError, WinnowError
 
-
 INTERNAL = "internal_error"
 """The code of what is nobody's mistake but Winnow's."""
 

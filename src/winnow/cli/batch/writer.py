@@ -123,7 +123,7 @@ class ResultWriter:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn what the disk refuses into one line. What was written before stays, and a torn line is cut at a resume."""
+        """Tell in one line what the disk refuses. What was written stays, and a torn line is cut at a resume."""
         try:
             yield
         except OSError as error:
