@@ -1,6 +1,9 @@
 """`winnow generate`: one prompt, its answer streamed to the terminal."""
 
 import argparse
+from collections.abc import Generator
+from contextlib import closing
+from typing import cast
 
 from winnow.cli.engine import (
     add_engine_flags,
@@ -10,7 +13,7 @@ from winnow.cli.engine import (
     sampling_options,
 )
 from winnow.cli.prompt import read_prompt
-from winnow.cli.terminal import require_stdout
+from winnow.outputs import RequestOutput
 from winnow.sampling import SamplingParams
 
 DESCRIPTION = "Stream the answer to one prompt to the terminal."
@@ -38,7 +41,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, and return the exit code."""
-    require_stdout()
     params = SamplingParams.from_mapping(_DEFAULTS | sampling_options(namespace))
     prompt = read_prompt(namespace.prompt)
     with open_llm(engine_options(namespace)) as llm:
@@ -47,9 +49,11 @@ def execute(namespace: argparse.Namespace) -> int:
         else:
             outputs = llm.stream(prompt, params)
         shown = 0
-        for output in outputs:
-            text = output.outputs[0].text
-            print(text[shown:], end="", flush=True)
-            shown = len(text)
+        # A reader who leaves ends the request, while there still is an engine to end it in.
+        with closing(cast("Generator[RequestOutput]", outputs)):
+            for output in outputs:
+                text = output.outputs[0].text
+                print(text[shown:], end="", flush=True)
+                shown = len(text)
     print()
     return 0

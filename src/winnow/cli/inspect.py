@@ -16,9 +16,9 @@ from winnow.cli.engine import (
     sampling_options,
 )
 from winnow.cli.errors import UsageError
-from winnow.cli.paths import STANDARD, require_distinct, require_writable
+from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.prompt import read_prompt
-from winnow.cli.terminal import require_stdout, show
+from winnow.cli.terminal import show
 from winnow.inspection import Inspection
 from winnow.json_values import dump_json
 from winnow.sampling import SamplingParams
@@ -67,7 +67,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, write, sum up, and return the exit code."""
-    require_stdout()
     options = engine_options(namespace)
     params = SamplingParams.from_mapping(_DEFAULTS | sampling_options(namespace))
     prompt = read_prompt(namespace.prompt, namespace.file)
@@ -91,7 +90,7 @@ def _write(path: Path, text: str) -> None:
     if str(path) == STANDARD:
         print(text, end="")
     else:
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text, str(path))
 
 
 def _check_paths(written: list[tuple[str, Path]], file: str | None) -> None:

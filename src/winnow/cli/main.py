@@ -87,8 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _OF_THE_MACHINE:
             raise
-        _silence_if_broken()
-        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
+        where = error.filename or ("standard output" if _is_broken_stdout() else None)
+        return _refuse(f"{where}: {error.strerror}" if where else str(error.strerror))
 
 
 def _refuse(message: str) -> int:
@@ -97,11 +97,16 @@ def _refuse(message: str) -> int:
     return 2
 
 
-def _silence_if_broken() -> None:
+def _is_broken_stdout() -> bool:
+    """Whether standard output takes no more; if so, what it still holds is dropped."""
+    if sys.stdout is None:
+        return False
     try:
         sys.stdout.flush()
     except OSError:
         silence(sys.stdout)
+        return True
+    return False
 
 
 def _dispatch(argv: Sequence[str]) -> int:
@@ -131,6 +136,8 @@ def _dispatch(argv: Sequence[str]) -> int:
         nearest = chosen.nearest_flag(unknown[0])
         hint = f"; did you mean {nearest}?" if nearest else ""
         chosen.error(f"unknown argument {unknown[0]!r}{hint}")
+    if sys.stdout is None and namespace.command != "run":
+        raise UsageError("cannot write to standard output: it is closed")
     code: int = namespace.execute(namespace)
     return code
 

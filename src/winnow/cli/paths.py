@@ -29,6 +29,18 @@ def require_writable(path: Path, name: str) -> None:
         path.unlink()
 
 
+def write_text(path: Path, text: str, name: str) -> None:
+    """Write a file, which is called `name` to the user.
+
+    Raises:
+        UsageError: names it.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {name}: {error.strerror}") from error
+
+
 def require_distinct(
     written: Sequence[tuple[str, Path]], read: Sequence[tuple[str, Path]] = (), *, prints: bool = True
 ) -> None:

@@ -24,10 +24,10 @@ from winnow.cli.engine import (
 )
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
-from winnow.cli.paths import STANDARD, require_distinct, require_writable
+from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.cli.summary import Summary
-from winnow.cli.terminal import require_stdout, show
+from winnow.cli.terminal import show, silence
 from winnow.config import EngineConfig
 from winnow.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
 from winnow.journal import draft_path
@@ -132,9 +132,18 @@ def execute(namespace: argparse.Namespace) -> int:
             seconds, stats = _repair(plan) if plan.is_done else _answer(plan, tally)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(*[RESUME_HINT] * (plan.output is not None)) from None
+        except BrokenPipeError:
+            silence(sys.stdout)
+            print(
+                f"winnow: error: the reader of standard output left after {tally.requests} of "
+                f"{plan.prompts.num_requests} answers",
+                file=sys.stderr,
+            )
+            return 1
     summary = Summary.of(tally, resumed, seconds, stats)
     if namespace.summary is not None:
-        namespace.summary.write_text(dump_json(summary.to_json(), indent=2) + "\n", encoding="utf-8")
+        text = dump_json(summary.to_json(), indent=2) + "\n"
+        write_text(namespace.summary, text, f"--summary {namespace.summary}")
     show(summary.table(), stderr=plan.output is None)
     return _exit_code(tally, plan.output)
 
@@ -161,7 +170,7 @@ def _check(
         checkpoint = read_checkpoint(output, identity, tally.add, prompts)
         if checkpoint.notes:
             print(
-                f"winnow: going on with {output}; no answer changes because {'; '.join(checkpoint.notes)}",
+                f"winnow: going on with {output} under other options, which change no answer: {'; '.join(checkpoint.notes)}",
                 file=sys.stderr,
             )
     return _Plan(prompts, output, options, defaults, identity, checkpoint, namespace.progress)
@@ -214,7 +223,8 @@ def _check_paths(namespace: argparse.Namespace) -> None:
     output: Path = namespace.output
     written = []
     if str(output) == STANDARD:
-        require_stdout()
+        if sys.stdout is None:
+            raise UsageError("cannot write answers to standard output: it is closed")
     else:
         if output.exists() and not output.is_file():
             raise UsageError(

@@ -17,28 +17,23 @@ def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:
     """
     from rich.console import Console
 
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            """Raise what rich would end the process for."""
+            raise BrokenPipeError
+
     name = "standard error" if stderr else "standard output"
     stream = sys.stderr if stderr else sys.stdout
     if stream is None:
         raise UsageError(f"cannot write to {name}: it is closed")
     try:
-        Console(file=stream, markup=False, emoji=False).print(*things, sep="\n", soft_wrap=soft_wrap)
+        Screen(file=stream, markup=False, emoji=False).print(*things, sep="\n", soft_wrap=soft_wrap)
         stream.flush()
     except BrokenPipeError:
         silence(stream)
     except OSError as error:
         silence(stream)
         raise UsageError(f"cannot write to {name}: {error.strerror}") from error
-
-
-def require_stdout() -> None:
-    """Refuse, before the work, to answer to a standard output that is closed.
-
-    Raises:
-        UsageError: it is.
-    """
-    if sys.stdout is None:
-        raise UsageError("cannot write to standard output: it is closed")
 
 
 def occupy_standard_streams() -> None:

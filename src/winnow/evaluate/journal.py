@@ -1,6 +1,5 @@
 """Outcomes on disk as they come, so that an evaluation that was killed goes on where it stood."""
 
-import json
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ from winnow.errors import EvaluationError
 from winnow.evaluate.outcome import Outcome
 from winnow.fingerprint import Fingerprint
 from winnow.journal import create_journal, owner_differences, parse_object, whole_lines
+from winnow.json_values import dump_json
 
 _FORM, _VERSION = "winnow_eval", 1
 _logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class ResultJournal(Generic[_Entry]):
 
     def append(self, entries: Iterable[_Entry]) -> None:
         """Add entries; they survive this process once this returns."""
-        lines = [json.dumps(entry.to_json(), ensure_ascii=False) + "\n" for entry in entries]
+        lines = [dump_json(entry.to_json(), ensure_ascii=False) + "\n" for entry in entries]
         self._file.write("".join(lines).encode())
         self._file.flush()
 

@@ -12,7 +12,7 @@ from winnow.cli.engine import add_engine_flags, demo_model, engine_options, open
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
-from winnow.cli.paths import require_writable
+from winnow.cli.paths import require_distinct, require_writable
 from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.config import EngineConfig, EvictionConfig
 from winnow.figures import can_draw
@@ -115,6 +115,9 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _check_paths(namespace: argparse.Namespace) -> None:
+    page = None if namespace.output is None else namespace.output / "baton.md"
+    named = (("--json", namespace.json), ("--journal", namespace.journal), ("the page of -o", page))
+    require_distinct([(name, path) for name, path in named if path is not None])
     check_json_path(namespace.json)
     if namespace.threads is not None and namespace.threads < 1:
         raise UsageError(f"--threads must be at least 1, got {namespace.threads}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from winnow.cli.paths import require_writable
+from winnow.cli.paths import require_writable, write_text
 from winnow.json_values import dump_json
 from winnow.text_table import TextTable
 
@@ -44,7 +44,7 @@ def check_json_path(path: Path | None) -> None:
 def write_json(path: Path | None, report: dict[str, Any]) -> None:
     """Write the report, if a path was asked for."""
     if path is not None:
-        path.write_text(dump_json(report, indent=2) + "\n", encoding="utf-8")
+        write_text(path, dump_json(report, indent=2) + "\n", f"--json {path}")
 
 
 def typed_command() -> list[str]:
