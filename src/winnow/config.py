@@ -1,29 +1,49 @@
 """Every option of the engine, once: the keyword arguments of `LLM`, the command-line flags and the docs come from here.
 
-Each field's metadata holds `help`, and where needed `choices` (allowed values) and `parse` (text -> value).
+Each field's metadata holds `help`, where needed `choices` (allowed values) and `parse` (text -> value), and `effect`
+where the option changes fewer answers than others do.
 """
 
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any, Self
 
 from winnow.errors import ConfigError
+from winnow.json_values import json_value
 from winnow.units import parse_bytes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "reference")
 ENGINES = ("paged", "padded")
+FULL, COMPRESSING = "full", "winnow"
+"""Presets that stand for an `eviction` that was left out: without, and with, an amount to keep."""
 PADDED_MODES = ("embedding", "shaping", "pd", "static")
 BENCH_PADDED_MODES = ("shaping-gaps",)
 """For `winnow bench baton` alone: as the paper does it, and of no other use."""
 
 
-def option(default: Any, help: str, **extra: Any) -> Any:
-    """A dataclass field that documents itself."""
-    return field(default=default, metadata={"help": help, **extra})
+MAX_COUNT = 2**31 - 1
+"""Limit of every count of tokens, KVs or requests, so that each fits the tensors and kernels that it enters."""
+
+
+class Effect(Enum):
+    """When another value of an option changes answers; a run is resumed under another value only where it does not."""
+
+    ALWAYS = "always"
+    BATCHES = "batches"
+    """Who is computed with whom: changes sampled answers, and what eviction under memory pressure takes."""
+    MEMORY = "memory"
+    """How much room there is: changes what eviction under memory pressure takes."""
+    NEVER = "never"
+
+
+def option(default: Any, help: str, effect: Effect = Effect.ALWAYS, **extra: Any) -> Any:
+    """A dataclass field that documents itself; `effect` says when another value changes answers."""
+    return field(default=default, metadata={"help": help, "effect": effect, **extra})
 
 
 def optional_int(text: str) -> int | None:
@@ -34,8 +54,9 @@ def optional_int(text: str) -> int | None:
 def _require(name: str, value: Any, low: int, high: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name} must be an integer, got {value!r}")
-    if value < low or (high is not None and value > high):
-        limit = f"at least {low}" if high is None else f"between {low} and {high}"
+    if not low <= value <= (MAX_COUNT if high is None else high):
+        open_ended = high is None and value < low
+        limit = f"at least {low}" if open_ended else f"between {low} and {high or MAX_COUNT}"
         raise ConfigError(f"{name} must be {limit}, got {value}")
 
 
@@ -120,6 +141,7 @@ class CacheConfig:
         512 * 2**20,
         "all memory of the KV cache: keys, values, positions, scores and tables, such as 512MiB",
         parse=parse_bytes,
+        effect=Effect.MEMORY,
     )
     block_size: int = option(16, "slots of one block; memory is handed out and given back in blocks")
 
@@ -133,8 +155,10 @@ class CacheConfig:
 class SchedulerConfig:
     """How many requests and tokens a step may hold."""
 
-    max_num_seqs: int = option(64, "most sequences that hold KVs at the same time")
-    max_num_batched_tokens: int = option(2048, "most tokens computed in one step, over all requests")
+    max_num_seqs: int = option(64, "most sequences that hold KVs at the same time", effect=Effect.BATCHES)
+    max_num_batched_tokens: int = option(
+        2048, "most tokens computed in one step, over all requests", effect=Effect.BATCHES
+    )
     prefill_chunk: int | None = option(
         512, "most prompt tokens of one request in one step; none: whole prompts", parse=optional_int
     )
@@ -156,8 +180,9 @@ class EvictionConfig:
     """Which KVs are kept when they cannot all be, and how many. Requests may bring their own."""
 
     eviction: Any = option(
-        "full",
-        "what decides which KVs stay: a preset's name (`winnow policies` lists them), or in Python an EvictionPolicy",
+        None,
+        "what decides which KVs stay: a preset's name (`winnow policies` lists them), or in Python an EvictionPolicy; "
+        "left out: winnow where compression or kv_budget is given, else full",
         parse=str,
     )
     compression: float | None = option(
@@ -171,6 +196,7 @@ class EvictionConfig:
         None,
         "float32 score accumulators per KV that policies of requests may use, 0 to 2; left out: what the engine's own "
         "policy needs, at least 1",
+        effect=Effect.MEMORY,
     )
     max_round_kvs: int | None = option(
         2**24,
@@ -188,8 +214,20 @@ class EvictionConfig:
             raise ConfigError(
                 f"compression and kv_budget mean the same, give one; got {self.compression} and {self.kv_budget}"
             )
+        for name in ("compression", "kv_budget"):
+            if self.eviction == FULL and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"eviction={FULL} keeps every KV and {name}={getattr(self, name):g} asks for fewer: give one"
+                )
         if self.num_scores is not None:
             _require("num_scores", self.num_scores, 0, 2)
+
+    @property
+    def chosen(self) -> Any:
+        """What decides: `eviction`, or the preset that stands for it where it was left out."""
+        if self.eviction is not None:
+            return self.eviction
+        return FULL if self.compression is None and self.kv_budget is None else COMPRESSING
 
 
 @dataclass(frozen=True)
@@ -201,21 +239,32 @@ class PaddedConfig:
         "embedding: queries are prefilled apart and join at any step; shaping: prefilled in the batch's own pass; pd: "
         "prefilled apart, batches run to completion; static: batches run to completion",
         choices=PADDED_MODES,
+        effect=Effect.BATCHES,
     )
-    prefill_group: int = option(8, "most queries that are prefilled together, apart from the batch")
-    group_padding: float = option(0.02, "most padding in such a group, as a part of what it computes")
+    prefill_group: int = option(
+        8, "most queries that are prefilled together, apart from the batch", effect=Effect.BATCHES
+    )
+    group_padding: float = option(
+        0.02, "most padding in such a group, as a part of what it computes", effect=Effect.BATCHES
+    )
     park_memory: int | None = option(
         None,
         "most host memory for KVs of queries that are out of the batch, which are computed again if they do not fit; "
         "left out: as much as kv_memory",
         parse=parse_bytes,
+        effect=Effect.MEMORY,
     )
-    park_above: float = option(1.0, "queries are parked in host memory above this part of kv_memory")
-    admit_below: float = option(0.9, "queries join others only up to this part of kv_memory")
+    park_above: float = option(
+        1.0, "queries are parked in host memory above this part of kv_memory", effect=Effect.BATCHES
+    )
+    admit_below: float = option(
+        0.9, "queries join others only up to this part of kv_memory", effect=Effect.BATCHES
+    )
     overlap_prefill: bool | None = option(
         None,
         "prefill queries in the background while the batch decodes (padded_mode=embedding); left out: where the model "
         "lies on cuda",
+        effect=Effect.BATCHES,
     )
 
     def __post_init__(self) -> None:
@@ -269,6 +318,18 @@ class EngineConfig:
                         f"{each.name} needs engine={other}, got {value!r} and engine={self.model.engine}"
                     )
 
+    def settings(self) -> dict[str, Any]:
+        """Every option of every part by name, as JSON values: what resume, fingerprints and reports go by.
+
+        A policy without a name is described by all its fields; one that was left out is the preset that stands for it.
+        """
+        values = {
+            each.name: json_value(getattr(part, each.name))
+            for part in (getattr(self, name) for name in PARTS)
+            for each in fields(part)
+        }
+        return values | {"eviction": json_value(self.eviction.chosen)}
+
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         """Sort flat keyword arguments into the parts.
@@ -276,14 +337,7 @@ class EngineConfig:
         Raises:
             ConfigError: an option nobody knows, or a value out of range.
         """
-        parts = {
-            "model": ModelConfig,
-            "cache": CacheConfig,
-            "scheduler": SchedulerConfig,
-            "eviction": EvictionConfig,
-            "padded": PaddedConfig,
-        }
-        names = {part: [f.name for f in fields(config)] for part, config in parts.items()}
+        names = {part: [f.name for f in fields(config)] for part, config in PARTS.items()}
         known = [name for part in names.values() for name in part]
         for name in options:
             if name not in known:
@@ -291,6 +345,15 @@ class EngineConfig:
         return cls(
             **{
                 part: config(**{name: options[name] for name in names[part] if name in options})
-                for part, config in parts.items()
+                for part, config in PARTS.items()
             }
         )
+
+
+PARTS: Mapping[str, Any] = {each.name: each.default_factory for each in fields(EngineConfig)}
+"""Name -> dataclass of each part of the configuration."""
+
+EFFECTS: Mapping[str, Effect] = {
+    each.name: each.metadata["effect"] for config in PARTS.values() for each in fields(config)
+}
+"""Option -> when another value of it changes answers."""

@@ -5,10 +5,14 @@ An unfinished output may only be continued by the run that began it; else its ha
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from winnow.config import EFFECTS, Effect, EngineConfig
 from winnow.errors import UnsupportedModelError
+from winnow.sampling.params import GREEDY_TEMPERATURE
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 64 * 2**10
@@ -16,6 +20,9 @@ _MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
 
 Fingerprint = dict[str, Any]
 """JSON values by name: `input`, `model`, and the settings."""
+
+INPUT_BYTES = "input_bytes"
+"""Name of the input's length in a fingerprint, by which an input that only grew is recognised."""
 
 
 def fingerprint(input_sha256: str, model: Path, settings: Mapping[str, Any]) -> Fingerprint:
@@ -49,15 +56,64 @@ def model_digest(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def differences(theirs: Fingerprint, ours: Fingerprint) -> list[str]:
+@dataclass(frozen=True)
+class Differences:
     """What two runs disagree on, in words."""
-    told = []
-    for name in sorted(theirs.keys() | ours.keys()):
+
+    refused: tuple[str, ...]
+    """What keeps one from continuing the other."""
+    noted: tuple[str, ...]
+    """What does not keep one from continuing the other."""
+
+    @property
+    def every(self) -> list[str]:
+        """Both, by name."""
+        return sorted(self.refused + self.noted)
+
+
+def differences(theirs: Fingerprint, ours: Fingerprint, *, answers_alone: bool = False) -> Differences:
+    """What a run that began with `theirs` and one with `ours` disagree on.
+
+    An option that `theirs` lacks, since an older version did not record it, is taken to have had its default value.
+
+    Args:
+        answers_alone: note what changes no answer; else it is refused too, as for measurements of speed.
+    """
+    harmless = partial(_is_harmless, ours) if answers_alone else lambda name: False
+    defaults = EngineConfig().settings()
+    refused: list[str] = []
+    noted: list[str] = []
+    for name in sorted((theirs.keys() | ours.keys()) - {INPUT_BYTES}):
         before, now = theirs.get(name), ours.get(name)
         if before == now:
             continue
         if name in ("input", "model"):
-            told.append({"input": "the prompts have changed", "model": "the model's files differ"}[name])
+            refused.append({"input": "the prompts have changed", "model": "the model's files differ"}[name])
+        elif name in defaults and name not in theirs:
+            is_default = now == defaults[name]
+            told = f"{name} was not recorded and is {now!r}"
+            (noted if is_default or harmless(name) else refused).append(told)
         else:
-            told.append(f"{name} was {before!r} and is {now!r}")
-    return told
+            told = f"{name} was {before!r} and is {now!r}"
+            (noted if harmless(name) else refused).append(told)
+    return Differences(tuple(refused), tuple(noted))
+
+
+def _is_harmless(settings: Fingerprint, name: str) -> bool:
+    """Whether another value of the engine's option `name` changes no answer of a run with these settings."""
+    effect = EFFECTS.get(name, Effect.ALWAYS)
+    if effect is Effect.NEVER:
+        return True
+    if effect is Effect.ALWAYS or _evicts_under_pressure(settings.get("eviction")):
+        return False
+    # Work without a temperature of its own is greedy.
+    return effect is Effect.MEMORY or settings.get("temperature", 0.0) < GREEDY_TEMPERATURE
+
+
+def _evicts_under_pressure(eviction: Any) -> bool:
+    if isinstance(eviction, Mapping):
+        return bool(eviction["when"]["pressure"])
+    # Late: the policies bring torch, which a run that differs in nothing does without here.
+    from winnow.eviction import PRESETS
+
+    return eviction in PRESETS and PRESETS[eviction].policy.when.pressure

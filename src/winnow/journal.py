@@ -11,18 +11,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from winnow.fingerprint import Fingerprint, differences
+from winnow.fingerprint import Differences, Fingerprint, differences
 
 
-def create_journal(path: Path, form: str, version: int, fingerprint: Fingerprint) -> int:
-    """Put an empty journal in place of an old one, in one move, so that no reader finds half a header.
+def draft_path(path: Path) -> Path:
+    """Where a journal is written before it takes its place at `path`."""
+    return path.with_name(path.name + ".new")
 
-    Returns its bytes.
+
+def create_journal(
+    path: Path, form: str, version: int, fingerprint: Fingerprint, entries: bytes = b""
+) -> int:
+    """Put a journal with these whole lines in place of an old one, in one move, so that no reader finds half of it.
+
+    Returns the bytes of its header.
     """
     header = json.dumps({form: version, "fingerprint": fingerprint}).encode() + b"\n"
-    draft = path.with_name(path.name + ".new")
+    draft = draft_path(path)
     with draft.open("wb") as file:
-        file.write(header)
+        file.write(header + entries)
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
@@ -34,13 +41,24 @@ def create_journal(path: Path, form: str, version: int, fingerprint: Fingerprint
     return len(header)
 
 
-def owner_differences(header: bytes, form: str, version: int, fingerprint: Fingerprint) -> list[str] | None:
-    """What the journal's owner and `fingerprint` disagree on, in words; None if it is no journal of that form."""
+def read_owner(header: bytes, form: str, version: int) -> Fingerprint | None:
+    """The fingerprint of the journal's owner; None if it is no journal of that form."""
     record = parse_object(header)
-    if record is None or record.get(form) != version or not isinstance(record.get("fingerprint"), dict):
+    if record is None or record.get(form) != version:
+        return None
+    owner = record.get("fingerprint")
+    return owner if isinstance(owner, dict) else None
+
+
+def owner_differences(
+    header: bytes, form: str, version: int, fingerprint: Fingerprint, *, answers_alone: bool = False
+) -> Differences | None:
+    """What the journal's owner and `fingerprint` disagree on; None if it is no journal of that form."""
+    owner = read_owner(header, form, version)
+    if owner is None:
         return None
     # Through JSON and back, since the stored one has made that way: tuples are lists there.
-    return differences(record["fingerprint"], json.loads(json.dumps(fingerprint)))
+    return differences(owner, json.loads(json.dumps(fingerprint)), answers_alone=answers_alone)
 
 
 def whole_lines(file: BinaryIO) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 from winnow.config import EngineConfig
+from winnow.engine.admission import requested_eviction
 from winnow.engine.interface import RequestEngine
 from winnow.engine.open import open_paged_engine
 from winnow.engine.request import Watch
@@ -132,7 +133,8 @@ class LLM:
         watch = Watch()
         [output] = self._finish([NewRequest(text, token_ids, params, watch=watch, final_only=True)])
         answer = output.outputs[0]
-        eviction = self.config.eviction.eviction if params.eviction is None else params.eviction
+        [config] = requested_eviction(self.config.eviction, params)
+        eviction = config.chosen
         # The last token of an answer is never computed, so no row holds it.
         at_end = Held.of(watch.at_end, len(token_ids) + len(answer.token_ids) - 1)
         return Inspection(
@@ -353,7 +355,7 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestEngine]:
 
         plain = load_plain_model(config.model)
         return plain, open_padded_engine(plain, config, time.monotonic)
-    policy = preset_of(config.eviction.eviction).policy
+    policy = preset_of(config.eviction.chosen).policy
     loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
     return loaded, open_paged_engine(loaded, config, time.monotonic)
 

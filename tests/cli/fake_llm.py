@@ -76,6 +76,9 @@ class FakeLLM:
         self._generated_tokens += len(tokens)
         return [self._output(name, tokens, answer, self.params[name])]
 
+    def abort(self, request_id: str) -> None:
+        self._waiting.pop(request_id, None)
+
     def stats(self) -> EngineStats:
         return EngineStats(
             num_waiting=len(self._waiting),

@@ -85,7 +85,7 @@ USAGE_ERRORS = [
     ("x -o .", "cannot write .: it is no regular file"),
     ("x -o /dev/null/page.html", "cannot write /dev/null/page.html: "),
     ("x -o same --json same", "--output and --json must not be the same file"),
-    ("--file TEXT -o TEXT", "holds the prompt and must not be written over"),
+    ("--file TEXT -o TEXT", "--output must not be --file"),
     ("x --eviction", "argument --eviction: expected one argument"),
     ("x --temperature -1", "temperature must be at least 0"),
     ("x --kv-memry 1", "unknown argument '--kv-memry'; did you mean --kv-memory?"),

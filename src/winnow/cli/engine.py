@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
-from winnow.config import (
-    CacheConfig,
-    EngineConfig,
-    EvictionConfig,
-    ModelConfig,
-    PaddedConfig,
-    SchedulerConfig,
-)
+from winnow.config import PARTS, EngineConfig
 from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
 
-_UNFLAGGED = (
+UNFLAGGED = (
     "seed",
     "detokenize",
     "eviction",
@@ -37,14 +30,6 @@ _UNFLAGGED = (
 """Sampling parameters without a flag: the engine's own flags serve requests that bring none, positions and tokens make
 sense for one prompt only, and commands show text."""
 
-_PARTS = {
-    "model": ModelConfig,
-    "cache": CacheConfig,
-    "scheduler": SchedulerConfig,
-    "eviction": EvictionConfig,
-    "padded": PaddedConfig,
-}
-
 
 def add_engine_flags(
     parser: argparse.ArgumentParser,
@@ -52,7 +37,7 @@ def add_engine_flags(
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """One flag per option of the engine, except those of `skip`; `defaults` are the command's own."""
-    for title, config in _PARTS.items():
+    for title, config in PARTS.items():
         add_flags(parser, config, title, skip, defaults)
 
 
@@ -63,7 +48,7 @@ def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
         ConfigError: a value is out of range.
         UsageError: the model is no directory.
     """
-    options = given(namespace, *_PARTS.values())
+    options = given(namespace, *PARTS.values())
     EngineConfig.from_options(options)
     model = options.get("model")
     if model is not None and not Path(str(model)).is_dir():
@@ -78,7 +63,7 @@ def add_sampling_flags(
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """One flag per sampling parameter, except those of `skip`; `defaults` are the command's own."""
-    add_flags(parser, SamplingParams, title, (*_UNFLAGGED, *skip), defaults)
+    add_flags(parser, SamplingParams, title, (*UNFLAGGED, *skip), defaults)
 
 
 def sampling_options(namespace: argparse.Namespace) -> dict[str, Any]:
@@ -88,7 +73,7 @@ def sampling_options(namespace: argparse.Namespace) -> dict[str, Any]:
         InvalidRequestError: a value is out of range.
     """
     typed = given(namespace, SamplingParams)
-    options = {name: value for name, value in typed.items() if name not in _UNFLAGGED}
+    options = {name: value for name, value in typed.items() if name not in UNFLAGGED}
     SamplingParams.from_mapping(options)
     return options
 

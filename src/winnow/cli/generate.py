@@ -1,6 +1,9 @@
 """`winnow generate`: one prompt, its answer streamed to the terminal."""
 
 import argparse
+from collections.abc import Generator
+from contextlib import closing
+from typing import cast
 
 from winnow.cli.engine import (
     add_engine_flags,
@@ -10,6 +13,7 @@ from winnow.cli.engine import (
     sampling_options,
 )
 from winnow.cli.prompt import read_prompt
+from winnow.outputs import RequestOutput
 from winnow.sampling import SamplingParams
 
 DESCRIPTION = "Stream the answer to one prompt to the terminal."
@@ -45,9 +49,11 @@ def execute(namespace: argparse.Namespace) -> int:
         else:
             outputs = llm.stream(prompt, params)
         shown = 0
-        for output in outputs:
-            text = output.outputs[0].text
-            print(text[shown:], end="", flush=True)
-            shown = len(text)
+        # A reader who leaves ends the request, while there still is an engine to end it in.
+        with closing(cast("Generator[RequestOutput]", outputs)):
+            for output in outputs:
+                text = output.outputs[0].text
+                print(text[shown:], end="", flush=True)
+                shown = len(text)
     print()
     return 0

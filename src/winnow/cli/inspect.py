@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,9 +16,11 @@ from winnow.cli.engine import (
     sampling_options,
 )
 from winnow.cli.errors import UsageError
-from winnow.cli.paths import require_writable
+from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.prompt import read_prompt
+from winnow.cli.terminal import show
 from winnow.inspection import Inspection
+from winnow.json_values import dump_json
 from winnow.sampling import SamplingParams
 
 DESCRIPTION = """\
@@ -55,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PAGE.html",
         type=Path,
         default=Path("inspect.html"),
-        help="the page to write",
+        help="the page to write; - for standard output",
     )
     parser.add_argument(
         "--json", metavar="OUT.json", type=Path, help="write token indices by layer and head as JSON too"
@@ -69,34 +70,37 @@ def execute(namespace: argparse.Namespace) -> int:
     options = engine_options(namespace)
     params = SamplingParams.from_mapping(_DEFAULTS | sampling_options(namespace))
     prompt = read_prompt(namespace.prompt, namespace.file)
-    written = [path for path in (namespace.output, namespace.json) if path is not None]
+    named = (("--output", namespace.output), ("--json", namespace.json))
+    written = [(name, path) for name, path in named if path is not None and str(path) != STANDARD]
     _check_paths(written, namespace.file)
     with open_llm(options) as llm:
         inspection = llm.inspect(prompt, params)
-    namespace.output.write_text(inspection.to_html(), encoding="utf-8")
+    _write(namespace.output, inspection.to_html())
     if namespace.json is not None:
-        namespace.json.write_text(
-            json.dumps(inspection.to_json(), ensure_ascii=False) + "\n", encoding="utf-8"
-        )
-    console = Console()
-    console.print(_facts(inspection), "", _rows(inspection), "", sep="\n")
-    for path in written:
+        _write(namespace.json, dump_json(inspection.to_json(), ensure_ascii=False) + "\n")
+    printed = any(str(path) == STANDARD for path in (namespace.output, namespace.json))
+    show(_facts(inspection), "", _rows(inspection), "", stderr=printed)
+    for _, path in written:
         # A path that is broken into lines could not be copied.
-        console.print(Text(f"written: {path}"), soft_wrap=True)
+        show(Text(f"written: {path}"), stderr=printed, soft_wrap=True)
     return 0
 
 
-def _check_paths(written: list[Path], file: str | None) -> None:
-    """Refuse paths that would be found unusable only after the work.
+def _write(path: Path, text: str) -> None:
+    if str(path) == STANDARD:
+        print(text, end="")
+    else:
+        write_text(path, text, str(path))
+
+
+def _check_paths(written: list[tuple[str, Path]], file: str | None) -> None:
+    """Refuse paths that would destroy one another, or be found unusable only after the work.
 
     Raises:
         UsageError: names the path.
     """
-    if len(written) > 1 and written[0].resolve() == written[1].resolve():
-        raise UsageError(f"--output and --json must not be the same file: both are {written[0]}")
-    for path in written:
-        if file is not None and path.resolve() == Path(file).resolve():
-            raise UsageError(f"{path} holds the prompt and must not be written over")
+    require_distinct(written, [] if file is None else [("--file", Path(file))])
+    for _, path in written:
         if path.exists() and not path.is_file():
             raise UsageError(f"cannot write {path}: it is no regular file")
         require_writable(path, str(path))

@@ -5,7 +5,7 @@ Exit codes: 0 all fine; 1 some requests of a run failed; 2 the command or every 
 
 import argparse
 import difflib
-import os
+import errno
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from winnow.cli.errors import UsageError
+from winnow.cli.terminal import occupy_standard_streams, silence
 from winnow.errors import WinnowError, known_names
 
 DESCRIPTION = "Winnow runs large language models on little memory."
@@ -34,6 +35,15 @@ COMMANDS = {
     "eval": "measure what eviction costs in accuracy, on tasks with right answers",
     "bench": "measure how fast it is here, beside the machine's limits",
 }
+
+
+# What a disk, a mount or a limit refuses, wherever it comes up; any other OSError is a fault of ours to be seen whole.
+_OF_THE_MACHINE = frozenset(
+    (
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EBADF, errno.ENOMEM),
+        *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG),
+    )
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,19 +67,46 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return its exit code."""
+    occupy_standard_streams()
     try:
-        return _dispatch(sys.argv[1:] if argv is None else argv)
+        code = _dispatch(sys.argv[1:] if argv is None else argv)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # at exit it would be too late for an error of ours
+        return code
     except WinnowError as error:
-        # One line, whatever the message quotes: scripts read it.
-        print("winnow: error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return _refuse(str(error))
     except KeyboardInterrupt as interrupt:
         print("winnow: interrupted", *interrupt.args, file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output left, as in `winnow generate ... | head`. Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output left, as in `winnow generate ... | head`.
+        silence(sys.stdout)
         return 1
+    except MemoryError as error:
+        return _refuse(f"this machine's memory does not suffice{f': {error}' if str(error) else ''}")
+    except OSError as error:
+        if error.errno not in _OF_THE_MACHINE:
+            raise
+        where = error.filename or ("standard output" if _is_broken_stdout() else None)
+        return _refuse(f"{where}: {error.strerror}" if where else str(error.strerror))
+
+
+def _refuse(message: str) -> int:
+    # One line, whatever the message quotes: scripts read it.
+    print("winnow: error:", " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+def _is_broken_stdout() -> bool:
+    """Whether standard output takes no more; if so, what it still holds is dropped."""
+    if sys.stdout is None:
+        return False
+    try:
+        sys.stdout.flush()
+    except OSError:
+        silence(sys.stdout)
+        return True
+    return False
 
 
 def _dispatch(argv: Sequence[str]) -> int:
@@ -99,6 +136,8 @@ def _dispatch(argv: Sequence[str]) -> int:
         nearest = chosen.nearest_flag(unknown[0])
         hint = f"; did you mean {nearest}?" if nearest else ""
         chosen.error(f"unknown argument {unknown[0]!r}{hint}")
+    if sys.stdout is None and namespace.command != "run":
+        raise UsageError("cannot write to standard output: it is closed")
     code: int = namespace.execute(namespace)
     return code
 

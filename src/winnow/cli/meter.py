@@ -23,13 +23,17 @@ class Snapshot:
     stats: EngineStats
     at: str = ""
     """What is being worked on, where there is more than one kind of work."""
+    seconds_left: float | None = None
+    """Until all is done, at the pace up to now; None before anything is."""
 
 
 class Meter:
     """Turns the engine's counters into rates."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, done: int = 0) -> None:
+        """`done` is what was done before the meter was made."""
         self._clock = clock
+        self._done_before = done
         self._start = clock()
         self._samples = deque([(self._start, 0, 0)])
 
@@ -46,6 +50,7 @@ class Meter:
             self._samples.popleft()
         then, prompt_tokens, generated_tokens = self._samples[0]
         seconds = max(now - then, 1e-9)
+        finished = done - self._done_before
         return Snapshot(
             done,
             total,
@@ -55,4 +60,5 @@ class Meter:
             decode_rate=(stats.generated_tokens - generated_tokens) / seconds,
             stats=stats,
             at=at,
+            seconds_left=(now - self._start) / finished * (total - done) if finished > 0 else None,
         )

@@ -1,8 +1,14 @@
-"""Paths that a command will write to."""
+"""Paths that a command reads and writes: usable, and each a file of its own, before anything is touched."""
 
+import os
+import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from winnow.cli.errors import UsageError
+
+STANDARD = "-"
+"""The path that means standard input or standard output."""
 
 
 def require_writable(path: Path, name: str) -> None:
@@ -12,6 +18,8 @@ def require_writable(path: Path, name: str) -> None:
         UsageError: names the path.
     """
     there = path.exists()
+    if there and not path.is_file() and not path.is_dir():
+        return  # a device or a pipe: to open it is to use it
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()
@@ -19,3 +27,68 @@ def require_writable(path: Path, name: str) -> None:
         raise UsageError(f"cannot write {name}: {error.strerror}") from error
     if not there:
         path.unlink()
+
+
+def write_text(path: Path, text: str, name: str) -> None:
+    """Write a file, which is called `name` to the user.
+
+    Raises:
+        UsageError: names it.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {name}: {error.strerror}") from error
+
+
+def require_distinct(
+    written: Sequence[tuple[str, Path]], read: Sequence[tuple[str, Path]] = (), *, prints: bool = True
+) -> None:
+    """Refuse a file that would be written over by another one, or over what is read. Touches nothing.
+
+    Links count as the file that they lead to, under whatever names.
+
+    Args:
+        written: what the user calls each path that will be written, and the path.
+        read: the same for what is read; `-` is standard input.
+        prints: standard output and standard error, where they are files, count as written too.
+
+    Raises:
+        UsageError: names both paths.
+    """
+    files = [(name, path, _identities(path, 0), True) for name, path in written]
+    files += [(name, path, _identities(path, 0), False) for name, path in read]
+    streams = [("standard output", 1), ("standard error", 2)] if prints else []
+    for place, (name, path, keys, is_written) in enumerate(files):
+        for other, other_path, other_keys, other_written in files[place + 1 :]:
+            if keys & other_keys and (is_written or other_written):
+                told = str(path) if path == other_path else f"{path} and {other_path}"
+                apart = f"{name} must not be {other}"
+                if is_written and other_written:
+                    apart = f"{name} and {other} must not be the same file"
+                raise UsageError(f"{apart}: both are {told}")
+        for stream, descriptor in streams:
+            if keys & _descriptor_identity(descriptor):
+                raise UsageError(f"{name} must not be where {stream} goes: both are {path}")
+
+
+def _identities(path: Path, standard: int) -> set[object]:
+    """What two paths have in common if they are one file: where they lead, and what lies there."""
+    if str(path) == STANDARD:
+        return _descriptor_identity(standard)
+    resolved = Path(os.path.realpath(path))
+    try:
+        found = resolved.stat()
+    except OSError:
+        return {resolved}
+    # Writing to a device or a pipe twice destroys nothing.
+    return {resolved, (found.st_dev, found.st_ino)} if stat.S_ISREG(found.st_mode) else set()
+
+
+def _descriptor_identity(descriptor: int) -> set[object]:
+    """The file behind an open descriptor, where it is one."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return set()
+    return {(found.st_dev, found.st_ino)} if stat.S_ISREG(found.st_mode) else set()

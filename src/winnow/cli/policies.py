@@ -15,7 +15,8 @@ from rich.text import Text
 from winnow.cli.errors import UsageError
 from winnow.errors import known_names
 from winnow.eviction import PRESETS, Preset
-from winnow.eviction.describe import PARTS, brief_policy, first_line, full, full_preset
+from winnow.eviction.describe import PARTS, brief_policy, first_line, full_preset
+from winnow.json_values import json_value
 
 DESCRIPTION = """\
 List the eviction policies that have names, or show one of them in full.
@@ -57,9 +58,9 @@ def execute(namespace: argparse.Namespace) -> int:
         told = [full_preset(*item) for item in PRESETS.items() if name in (None, item[0])]
         print(json.dumps(told if name is None else told[0], indent=2))
         return 0
-    console = Console()
+    console = Console(markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(width=max(console.width, WIDTH))
+        console = Console(markup=False, emoji=False, width=max(console.width, WIDTH))
     if name is None:
         console.print(_table(), "", Text(FOOTNOTE, style="dim"), sep="\n")
     else:
@@ -95,7 +96,7 @@ def _pages(name: str, preset: Preset) -> Iterator[Any]:
     yield Text()
     for field in fields(preset.policy):
         if field.name not in PARTS:
-            yield _line(field.name, str(full(getattr(preset.policy, field.name))), indent=0)
+            yield _line(field.name, str(json_value(getattr(preset.policy, field.name))), indent=0)
 
 
 def _part(label: str, value: Any, indent: int) -> Iterator[Any]:
@@ -107,7 +108,7 @@ def _part(label: str, value: Any, indent: int) -> Iterator[Any]:
         if is_dataclass(chosen):
             yield from _part(field.name, chosen, indent + 2)
         else:
-            yield _line(field.name, str(full(chosen)), indent + 2)
+            yield _line(field.name, str(json_value(chosen)), indent + 2)
 
 
 def _line(label: str, value: str, indent: int, style: str = "") -> Text:

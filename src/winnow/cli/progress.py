@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
@@ -10,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from winnow.cli.meter import Snapshot
 from winnow.units import format_bytes
@@ -83,7 +85,9 @@ class LiveProgress:
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._live = Live(
-            console=Console(file=stream, force_terminal=True), auto_refresh=False, transient=True
+            console=Console(file=stream, force_terminal=True, markup=False, emoji=False),
+            auto_refresh=False,
+            transient=True,
         )
         self._clock = clock
         self._shown_at = -LIVE_SECONDS
@@ -110,7 +114,7 @@ class LiveProgress:
 def plain_line(snapshot: Snapshot) -> str:
     """One line of text: `12/64 done, 0 failed | KV 10.1 MiB of 64.0 MiB | prefill 321 tok/s | ...`."""
     done = f"{snapshot.done}/{snapshot.total} done, {snapshot.failed} failed"
-    return f"{done} | KV {_memory(snapshot)} | {_readings(snapshot)}"
+    return f"{done} | KV {_memory(snapshot)} | {_readings(snapshot)}{_left(snapshot)}"
 
 
 def live_display(snapshot: Snapshot) -> RenderableType:
@@ -127,7 +131,14 @@ def live_display(snapshot: Snapshot) -> RenderableType:
         ProgressBar(total=max(stats.kv_bytes_budget, 1), completed=stats.kv_bytes_used, width=30),
         f"{_memory(snapshot)}, peak {format_bytes(stats.kv_bytes_peak)}",
     )
-    return Group(bars, _readings(snapshot))
+    # What is being worked on may have a name that reads like rich's markup.
+    return Group(bars, Text(_readings(snapshot) + _left(snapshot)))
+
+
+def _left(snapshot: Snapshot) -> str:
+    if snapshot.seconds_left is None:
+        return ""
+    return f" | ETA {timedelta(seconds=round(snapshot.seconds_left))}"
 
 
 def _memory(snapshot: Snapshot) -> str:

@@ -18,13 +18,16 @@ def read_prompt(argument: str | None, file: str | None = None) -> str:
     typed = file is None and argument != "-"
     try:
         if argument == "-" or file == "-":
+            if sys.stdin is None:
+                raise UsageError("cannot read the prompt from standard input: it is closed")
             data = sys.stdin.buffer.read()
         elif file is not None:
             data = Path(file).read_bytes()
         else:
             # Bytes that were no UTF-8 on the command line arrive as lone surrogates, which do not encode.
             data = str(argument).encode()
-        prompt = data.decode()
+        # Files of other systems begin with a mark and end their lines with two characters; neither is the prompt's.
+        prompt = data.decode() if typed else data.decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
     except UnicodeError as error:

@@ -1,21 +1,20 @@
 """`winnow run`: a file of prompts in, a file of answers out."""
 
 import argparse
-import json
 import sys
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from winnow.cli.batch.driver import Driver
-from winnow.cli.batch.journal import Checkpoint, read_checkpoint
-from winnow.cli.batch.reader import InputFile
+from winnow.cli.batch.journal import Checkpoint, journal_path, read_checkpoint
+from winnow.cli.batch.reader import InputFile, open_prompts
+from winnow.cli.batch.stream import StreamWriter, Writer
 from winnow.cli.batch.tally import Tally
-from winnow.cli.batch.writer import ResultWriter
+from winnow.cli.batch.writer import SAFE_HINT, ResultWriter
 from winnow.cli.engine import (
+    UNFLAGGED,
     add_engine_flags,
     add_sampling_flags,
     demo_model,
@@ -25,10 +24,14 @@ from winnow.cli.engine import (
 )
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
+from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.cli.summary import Summary
+from winnow.cli.terminal import show, silence
 from winnow.config import EngineConfig
-from winnow.fingerprint import Fingerprint, fingerprint
+from winnow.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
+from winnow.journal import draft_path
+from winnow.json_values import dump_json, json_value
 from winnow.outputs import EngineStats
 from winnow.sampling import SamplingParams
 
@@ -47,6 +50,10 @@ Results reach the disk as they finish. A run that was interrupted, even killed, 
 the same command: no finished line is computed again. OUT.jsonl.journal remembers whose output
 it is; it may be deleted once the run is complete.
 
+Lines may be added to PROMPTS.jsonl: the same command goes on with them. - and pipes are read to
+their end first. With -o - answers go to standard output, the closing table and progress to
+standard error, and nothing can be resumed.
+
 A line that cannot be run becomes an error record; the others are answered.
 Exit code: 0 all answered, 1 some lines failed, 2 all failed or the command is unusable.
 """
@@ -55,17 +62,27 @@ examples:
   winnow run prompts.jsonl -o answers.jsonl
   winnow run prompts.jsonl -o answers.jsonl --model path/to/model --kv-memory 2GiB --temperature 0
   winnow run prompts.jsonl -o answers.jsonl --overwrite --summary summary.json
+  zcat prompts.jsonl.gz | winnow run - -o - | jq .text
 """
-RESUME_HINT = "(finished answers are safe; run the same command again to resume)"
+RESUME_HINT = SAFE_HINT
+MAX_REPEATED = 5
+"""Most warnings about lines with the same custom_id."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "winnow run PROMPTS.jsonl -o OUT.jsonl [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("prompts", metavar="PROMPTS.jsonl", type=Path, help="one request per line")
     parser.add_argument(
-        "-o", "--output", metavar="OUT.jsonl", type=Path, required=True, help="one answer per line"
+        "prompts", metavar="PROMPTS.jsonl", type=Path, help="one request per line; - reads standard input"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT.jsonl",
+        type=Path,
+        required=True,
+        help="one answer per line; - for standard output",
     )
     parser.add_argument("--overwrite", action="store_true", help="start afresh and replace OUT.jsonl")
     parser.add_argument(
@@ -81,7 +98,8 @@ class _Plan:
     """A run that has been checked: everything typed is usable, and the output may be written."""
 
     prompts: InputFile
-    output: Path
+    output: Path | None
+    """None: standard output."""
     options: dict[str, Any]
     """The engine's, as typed."""
     defaults: dict[str, Any]
@@ -95,37 +113,73 @@ class _Plan:
     def is_done(self) -> bool:
         return self.checkpoint is not None and self.checkpoint.num_done >= self.prompts.num_requests
 
+    def open_writer(self) -> AbstractContextManager[Writer, None]:
+        """Where answers go."""
+        if self.output is None:
+            return StreamWriter(sys.stdout.buffer)
+        return ResultWriter(self.output, self.identity, self.checkpoint)
+
 
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, sum up, and return the exit code."""
+    options, defaults = engine_options(namespace), sampling_options(namespace)
+    _check_paths(namespace)
     tally = Tally()
-    plan = _check(namespace, tally)
-    resumed = tally.requests
-    try:
-        seconds, stats = _repair(plan) if plan.is_done else _answer(plan, tally)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(RESUME_HINT) from None
+    with open_prompts(namespace.prompts) as path:
+        plan = _check(namespace, InputFile.scan(path), options, defaults, tally)
+        resumed = tally.requests
+        try:
+            seconds, stats = _repair(plan) if plan.is_done else _answer(plan, tally)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(*[RESUME_HINT] * (plan.output is not None)) from None
+        except BrokenPipeError:
+            silence(sys.stdout)
+            print(
+                f"winnow: error: the reader of standard output left after {tally.requests} of "
+                f"{plan.prompts.num_requests} answers",
+                file=sys.stderr,
+            )
+            return 1
     summary = Summary.of(tally, resumed, seconds, stats)
-    Console().print(summary.table())
     if namespace.summary is not None:
-        namespace.summary.write_text(json.dumps(summary.to_json(), indent=2) + "\n", encoding="utf-8")
+        text = dump_json(summary.to_json(), indent=2) + "\n"
+        write_text(namespace.summary, text, f"--summary {namespace.summary}")
+    show(summary.table(), stderr=plan.output is None)
     return _exit_code(tally, plan.output)
 
 
-def _check(namespace: argparse.Namespace, tally: Tally) -> _Plan:
+def _check(
+    namespace: argparse.Namespace,
+    prompts: InputFile,
+    options: dict[str, Any],
+    defaults: dict[str, Any],
+    tally: Tally,
+) -> _Plan:
     """Check everything that can be checked without an engine; what is done already is counted in `tally`."""
-    options, defaults = engine_options(namespace), sampling_options(namespace)
-    _check_paths(namespace)
-    prompts = InputFile.scan(namespace.prompts)
+    for name, first, second in prompts.repeated[:MAX_REPEATED]:
+        print(
+            f"winnow: warning: lines {first} and {second} have the same custom_id {name!r}", file=sys.stderr
+        )
+    if len(prompts.repeated) > MAX_REPEATED:
+        more = len(prompts.repeated) - MAX_REPEATED
+        print(f"winnow: warning: so have {more} more lines and earlier ones", file=sys.stderr)
     identity = _identity(prompts, options, defaults)
-    checkpoint = None if namespace.overwrite else read_checkpoint(namespace.output, identity, tally.add)
-    return _Plan(prompts, namespace.output, options, defaults, identity, checkpoint, namespace.progress)
+    output = None if str(namespace.output) == STANDARD else namespace.output
+    checkpoint = None
+    if output is not None and not namespace.overwrite:
+        checkpoint = read_checkpoint(output, identity, tally.add, prompts)
+        if checkpoint.notes:
+            print(
+                f"winnow: going on with {output} under other options, which change no answer: {'; '.join(checkpoint.notes)}",
+                file=sys.stderr,
+            )
+    return _Plan(prompts, output, options, defaults, identity, checkpoint, namespace.progress)
 
 
 def _repair(plan: _Plan) -> tuple[float, EngineStats]:
     """Move what a kill left in the journal to the output, which opening a writer does; as `_answer`, without engine."""
-    ResultWriter(plan.output, plan.identity, plan.checkpoint).close()
-    return 0.0, EngineStats()
+    with plan.open_writer():
+        return 0.0, EngineStats()
 
 
 def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
@@ -134,11 +188,11 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
     with ExitStack() as stack:
         # The model first: nothing is overwritten for an engine that cannot start.
         llm = stack.enter_context(open_llm(plan.options))
-        writer = stack.enter_context(ResultWriter(plan.output, plan.identity, plan.checkpoint))
+        writer = stack.enter_context(plan.open_writer())
         progress = stack.enter_context(open_progress(plan.progress, sys.stderr))
-        meter = Meter()
+        meter = Meter(done=tally.requests)
 
-        def show() -> None:
+        def show_progress() -> None:
             if progress.due():
                 total = plan.prompts.num_requests
                 progress.show(meter.snapshot(tally.requests, total, tally.failed, llm.stats()))
@@ -155,46 +209,56 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
             # Twice what can run, so that whatever ends is replaced at once.
             max_in_flight=2 * config.scheduler.max_num_seqs,
         )
-        show()
-        driver.run(plan.prompts.path, show)
+        show_progress()
+        driver.run(plan.prompts.path, show_progress)
         return meter.elapsed, llm.stats()
 
 
 def _check_paths(namespace: argparse.Namespace) -> None:
-    """Refuse paths that would be found unusable only after the work.
+    """Refuse paths that would destroy one another, or be found unusable only after the work.
 
     Raises:
         UsageError: names the path.
     """
     output: Path = namespace.output
-    if output.exists() and not output.is_file():
-        raise UsageError(f"OUT.jsonl must be a regular file, so that a run can be resumed; {output} is not")
-    if output.exists() and namespace.prompts.exists() and output.samefile(namespace.prompts):
-        raise UsageError(f"OUT.jsonl must not be PROMPTS.jsonl: both are {output}")
+    written = []
+    if str(output) == STANDARD:
+        if sys.stdout is None:
+            raise UsageError("cannot write answers to standard output: it is closed")
+    else:
+        if output.exists() and not output.is_file():
+            raise UsageError(
+                f"OUT.jsonl must be a regular file, so that a run can be resumed; {output} is not "
+                "(-o - writes to standard output)"
+            )
+        journal = journal_path(output)
+        written = [("OUT.jsonl", output), ("the journal", journal), ("the journal", draft_path(journal))]
     if namespace.summary is not None:
-        try:
-            namespace.summary.parent.mkdir(parents=True, exist_ok=True)
-            namespace.summary.touch()
-        except OSError as error:
-            raise UsageError(f"cannot write --summary {namespace.summary}: {error.strerror}") from error
+        written.append(("--summary", namespace.summary))
+    require_distinct(written, [("PROMPTS.jsonl", namespace.prompts)])
+    if str(output) != STANDARD:
+        require_writable(output, str(output))
+    if namespace.summary is not None:
+        require_writable(namespace.summary, f"--summary {namespace.summary}")
 
 
 def _identity(prompts: InputFile, options: dict[str, Any], defaults: dict[str, Any]) -> Fingerprint:
     """What must not change between the starts of a run: every option with its value, typed or not."""
-    config = EngineConfig.from_options(options)
-    settings = {**asdict(config.model), **asdict(config.cache), **asdict(config.scheduler)}
+    settings = EngineConfig.from_options(options).settings()
     # Where the model lies does not matter, what it is does; and a default that is typed out changes nothing.
     directory = settings.pop("model") or demo_model()
-    # The seed of lines that bring none is the engine's.
-    sampling = asdict(SamplingParams.from_mapping(defaults))
-    del sampling["seed"]
-    return fingerprint(prompts.sha256, Path(directory), settings | sampling)
+    # Parameters that lines alone can set are in the input.
+    sampling = json_value(SamplingParams.from_mapping(defaults))
+    flagged = {name: value for name, value in sampling.items() if name not in (*UNFLAGGED, "class")}
+    assert not flagged.keys() & settings.keys(), "one would hide the other"
+    found = fingerprint(prompts.sha256, Path(directory), settings | flagged)
+    return found | {INPUT_BYTES: prompts.num_bytes}
 
 
-def _exit_code(tally: Tally, output: Path) -> int:
+def _exit_code(tally: Tally, output: Path | None) -> int:
     if not tally.failed:
         return 0
-    where = f"see the error records in {output}"
+    where = f"see the error records in {'the output' if output is None else output}"
     if tally.failed == tally.requests:
         print(f"winnow: error: every line failed; {where}", file=sys.stderr)
         return 2

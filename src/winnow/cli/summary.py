@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from winnow.cli.batch.tally import Tally
 from winnow.outputs import EngineStats
@@ -76,12 +77,14 @@ class Summary:
         table = Table(title="winnow run", show_header=False, title_justify="left")
         table.add_column()
         table.add_column(justify="right")
-        for name, value in self._rows():
-            table.add_row(name, value)
+        for label, value in self._rows():
+            table.add_row(label, value)
         if self.accuracy:
             table.add_section()
         for accuracy in self.accuracy:
-            table.add_row(f"accuracy: {accuracy.category} ({accuracy.lines})", f"{accuracy.score:.1%}")
+            # A category is what the user says, also where it reads like rich's markup.
+            name = Text(f"accuracy: {accuracy.category} ({accuracy.lines})")
+            table.add_row(name, f"{accuracy.score:.1%}")
         return table
 
     def _rows(self) -> list[tuple[str, str]]:

@@ -92,8 +92,8 @@ class Admission:
 
     def _admit(self, token_ids: list[int], params: SamplingParams) -> Admitted:
         check_tokens(token_ids, params, self._vocab_size)
-        configs = _wanted(self._config.eviction, params)
-        policy = preset_of(configs[0].eviction).policy
+        configs = requested_eviction(self._config.eviction, params)
+        policy = preset_of(configs[0].chosen).policy
         context = (
             self._max_model_len if policy.reassign_positions else min(self._max_model_len, self._trained_len)
         )
@@ -124,7 +124,7 @@ class Admission:
                 f"prompt of {prompt_len} tokens with max_tokens {max_tokens} needs room for {peak} KVs a row, "
                 f"kv_memory {format_bytes(self._config.cache.kv_memory)} holds {self._cache.capacity}"
             )
-        asked = configs[0].eviction
+        asked = configs[0].chosen
         name = None if policy.when.never else asked if isinstance(asked, str) else "own"
         return Admitted(min(max_tokens, left), tuple(evictions), name)
 
@@ -167,7 +167,7 @@ def _blocks(eviction: SequenceEviction | None, layout: CacheLayout, num_tokens: 
     return layout.blocks_for(num_tokens) if eviction is None else eviction.peak_blocks(layout, num_tokens)
 
 
-def _wanted(config: EvictionConfig, params: SamplingParams) -> list[EvictionConfig]:
+def requested_eviction(config: EvictionConfig, params: SamplingParams) -> list[EvictionConfig]:
     """The engine's choice with what the request puts in its place: one for all samples, or one each."""
     own: dict[str, Any] = {} if params.eviction is None else {"eviction": params.eviction}
     unset: dict[str, Any] = {"compression": None, "kv_budget": None}
@@ -176,12 +176,13 @@ def _wanted(config: EvictionConfig, params: SamplingParams) -> list[EvictionConf
         if value is not None:
             values = value if isinstance(value, tuple) else (value,)
             configs = [replace(config, **own, **(unset | {name: each})) for each in values]
-            if len(configs) > 1 and preset_of(configs[0].eviction).policy.when.in_prefill:
+            if len(configs) > 1 and preset_of(configs[0].chosen).policy.when.in_prefill:
                 raise InvalidRequestError(
                     f"{name} must be one number for a policy with rounds within the prompt, which samples share; "
                     f"got {value}"
                 )
             return configs
     # An amount that the engine was opened with means nothing to a policy that takes none.
-    takes_none = bool(own) and preset_of(params.eviction).policy.budget.fixed is not None
+    policy = preset_of(params.eviction).policy if own else None
+    takes_none = policy is not None and (policy.when.never or policy.budget.fixed is not None)
     return [replace(config, **own, **(unset if takes_none else {}))]

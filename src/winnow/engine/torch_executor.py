@@ -64,7 +64,7 @@ class TorchExecutor:
 
     def __init__(self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend) -> None:
         geometry = model.geometry
-        policy = preset_of(config.eviction.eviction).policy
+        policy = preset_of(config.eviction.chosen).policy
         num_scores = config.eviction.num_scores
         if num_scores is None:
             num_scores = max(policy.score.num_scores, 1)

@@ -1,6 +1,6 @@
 """Outcomes on disk as they come, so that an evaluation that was killed goes on where it stood."""
 
-import json
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
@@ -10,8 +10,10 @@ from winnow.errors import EvaluationError
 from winnow.evaluate.outcome import Outcome
 from winnow.fingerprint import Fingerprint
 from winnow.journal import create_journal, owner_differences, parse_object, whole_lines
+from winnow.json_values import dump_json
 
 _FORM, _VERSION = "winnow_eval", 1
+_logger = logging.getLogger(__name__)
 
 
 class Entry(Protocol):
@@ -33,6 +35,7 @@ class ResultJournal(Generic[_Entry]):
     Args:
         read: makes an entry again of what its `to_json` gave.
         overwrite: start afresh.
+        answers_alone: options of the engine that change no answer may differ; a warning is logged.
 
     Raises:
         EvaluationError: the file is of an evaluation with other settings, or of something else, or cannot be written.
@@ -45,6 +48,7 @@ class ResultJournal(Generic[_Entry]):
         read: Callable[[dict[str, Any]], _Entry],
         *,
         overwrite: bool = False,
+        answers_alone: bool = False,
     ) -> None:
         self.found: list[_Entry] = []
         self._read_entry = read
@@ -54,7 +58,7 @@ class ResultJournal(Generic[_Entry]):
                 create_journal(path, _FORM, _VERSION, fingerprint)
                 end = path.stat().st_size
             else:
-                end = self._read(path, fingerprint)
+                end = self._read(path, fingerprint, answers_alone)
             self._file = path.open("r+b")
             # A torn line would swallow the next one.
             self._file.truncate(end)
@@ -64,7 +68,7 @@ class ResultJournal(Generic[_Entry]):
 
     def append(self, entries: Iterable[_Entry]) -> None:
         """Add entries; they survive this process once this returns."""
-        lines = [json.dumps(entry.to_json(), ensure_ascii=False) + "\n" for entry in entries]
+        lines = [dump_json(entry.to_json(), ensure_ascii=False) + "\n" for entry in entries]
         self._file.write("".join(lines).encode())
         self._file.flush()
 
@@ -76,18 +80,20 @@ class ResultJournal(Generic[_Entry]):
     ) -> None:
         self._file.close()
 
-    def _read(self, path: Path, fingerprint: Fingerprint) -> int:
+    def _read(self, path: Path, fingerprint: Fingerprint, answers_alone: bool) -> int:
         """Fill `found`; the bytes of the file that are whole."""
         with path.open("rb") as file:
             header = file.readline()
-            told = owner_differences(header, _FORM, _VERSION, fingerprint)
+            told = owner_differences(header, _FORM, _VERSION, fingerprint, answers_alone=answers_alone)
             if told is None:
                 raise EvaluationError(f"{path} is not the journal of an evaluation; --overwrite replaces it")
-            if told:
+            if told.refused:
                 raise EvaluationError(
-                    f"{path.parent} holds an evaluation with other settings: {'; '.join(told)}. "
+                    f"{path.parent} holds an evaluation with other settings: {'; '.join(told.every)}. "
                     "Repeat the same command to go on with it, or pass --overwrite to start afresh"
                 )
+            if told.noted:
+                _logger.warning("winnow: going on with %s although %s", path, "; ".join(told.noted))
             end = len(header)
             for line in whole_lines(file):
                 values = parse_object(line)
@@ -102,4 +108,4 @@ class OutcomeJournal(ResultJournal[Outcome]):
     """A journal of outcomes."""
 
     def __init__(self, path: Path, fingerprint: Fingerprint, *, overwrite: bool = False) -> None:
-        super().__init__(path, fingerprint, Outcome.from_json, overwrite=overwrite)
+        super().__init__(path, fingerprint, Outcome.from_json, overwrite=overwrite, answers_alone=True)

@@ -50,8 +50,8 @@ class WindowScore:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`."""
-        return cls(**values)
+        """The reverse of `to_json`; JSON has null for a text that the model ruled out."""
+        return cls(**{**values, "nats": math.inf if values["nats"] is None else values["nats"]})
 
 
 @dataclass(frozen=True)

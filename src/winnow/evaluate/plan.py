@@ -82,9 +82,9 @@ def engine_identity(llm: "LLM", input_sha256: str, settings: dict[str, Any]) -> 
     """The identity of work that a model does with these settings, which include those of its engine."""
     from winnow.models.loader import DEMO_MODEL
 
-    config = llm.config
-    engine = {**asdict(config.model), **asdict(config.cache), **asdict(config.scheduler)}
+    engine = llm.config.settings()
     directory = Path(engine.pop("model") or DEMO_MODEL)
-    engine |= {"kv_floor": config.eviction.kv_floor, "max_round_kvs": config.eviction.max_round_kvs}
+    # It follows from the cells, and an evaluation may be continued with more of them.
+    del engine["num_scores"]
     engine["model_seed"] = engine.pop("seed")
     return fingerprint(input_sha256, directory, settings | engine)

@@ -1,6 +1,5 @@
 """An evaluation as files: every number as JSON, tables as Markdown, pictures."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from winnow.evaluate.origin import origin
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.tables import all_tables
 from winnow.figures import can_draw
+from winnow.json_values import dump_json
 
 RESULTS = "results.json"
 TABLES = "results.md"
@@ -30,7 +30,7 @@ def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any
         head: what both files begin with: `command`, `date`, `commit`, `machine` and the settings.
     """
     results, tables = directory / RESULTS, directory / TABLES
-    results.write_text(json.dumps({**head, **evaluation.to_json()}, indent=1) + "\n", encoding="utf-8")
+    results.write_text(dump_json({**head, **evaluation.to_json()}, indent=1) + "\n", encoding="utf-8")
     pictures = draw(evaluation, directory) if can_draw() else []
     shown = [str(path.relative_to(directory)) for path in pictures if path.suffix == ".svg"]
     tables.write_text("\n".join(_markdown(evaluation, head, shown)) + "\n", encoding="utf-8")

@@ -1,12 +1,12 @@
 """A measurement of one table as files: its numbers as JSON, the table as Markdown."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from winnow.evaluate.origin import origin
 from winnow.evaluate.report import RESULTS, TABLES
+from winnow.json_values import dump_json
 from winnow.text_table import TextTable
 
 
@@ -27,7 +27,7 @@ def write_table_report(
         head: `command`, `date`, `commit`, `machine`, `model` and the settings.
     """
     results, tables = directory / RESULTS, directory / TABLES
-    results.write_text(json.dumps({**head, "task": name, **values}, indent=1) + "\n", encoding="utf-8")
+    results.write_text(dump_json({**head, "task": name, **values}, indent=1) + "\n", encoding="utf-8")
     lines = [
         f"# winnow eval {name}",
         "",

@@ -7,6 +7,7 @@ from typing import Any
 
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import Preset
+from winnow.json_values import json_value
 
 PARTS = ("score", "budget", "keep", "when")
 """The four choices of a policy, in the order in which they are told."""
@@ -45,21 +46,9 @@ def brief_policy(policy: EvictionPolicy) -> dict[str, str]:
     return told
 
 
-def full(value: Any) -> Any:
-    """A value as JSON knows it: a dataclass with its class and all its fields, whatever their values."""
-    if is_dataclass(value) and not isinstance(value, type):
-        told = {field.name: full(getattr(value, field.name)) for field in fields(value)}
-        return {"class": type(value).__name__} | told
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple | list | frozenset | set):
-        return [full(entry) for entry in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
 def full_preset(name: str, preset: Preset) -> dict[str, Any]:
     """A preset as JSON knows it: name, source, default budget, and its policy's fields."""
-    policy = full(preset.policy)
+    policy = json_value(preset.policy)
     del policy["class"]
     return {"name": name, "paper": preset.paper, "kv_budget": preset.kv_budget} | policy
 

@@ -46,7 +46,7 @@ def settle(
         ConfigError: no such policy, or a budget where the policy takes none.
         InvalidRequestError: the budget is smaller than what is protected, or a span lies outside the context.
     """
-    preset = preset_of(config.eviction)
+    preset = preset_of(config.chosen)
     policy = preset.policy
     if policy.when.never:
         return None
@@ -70,9 +70,7 @@ def _budget(config: EvictionConfig, preset: Preset, context_len: int) -> int:
     if fixed is not None:
         if config.compression is not None or config.kv_budget is not None:
             asked = "compression" if config.kv_budget is None else "kv_budget"
-            raise ConfigError(
-                f"{asked} cannot be chosen: {config.eviction!r} decides itself how much it keeps"
-            )
+            raise ConfigError(f"{asked} cannot be chosen: {config.chosen!r} decides itself how much it keeps")
         return fixed
     if config.kv_budget is not None:
         return config.kv_budget

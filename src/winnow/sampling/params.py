@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, Self
 
+from winnow.config import MAX_COUNT
 from winnow.errors import InvalidRequestError
 
 MAX_N = 128
@@ -25,18 +26,18 @@ MAX_COMPRESSION = 1e6
 MAX_PROTECT = 1024  # spans
 GREEDY_TEMPERATURE = 1e-5  # anything colder is greedy: dividing by it would leave float32
 
-# name, lowest, highest (None: no limit)
-_INTEGERS: tuple[tuple[str, int, int | None], ...] = (
+# name, lowest, highest
+_INTEGERS: tuple[tuple[str, int, int], ...] = (
     ("n", 1, MAX_N),
-    ("top_k", -1, None),
-    ("min_tokens", 0, None),
+    ("top_k", -1, MAX_COUNT),
+    ("min_tokens", 0, MAX_COUNT),
 )
-_OPTIONAL_INTEGERS: tuple[tuple[str, int, int | None], ...] = (
+_OPTIONAL_INTEGERS: tuple[tuple[str, int, int], ...] = (
     ("seed", -MAX_SEED, MAX_SEED),
-    ("max_tokens", 1, None),
+    ("max_tokens", 1, MAX_COUNT),
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
-    ("context_tokens", 1, None),
+    ("context_tokens", 1, MAX_COUNT),
 )
 _NUMBERS: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, MAX_TEMPERATURE),
@@ -246,7 +247,7 @@ def _show(value: object) -> str:
         return f"an enormous {type(value).__name__}"
 
 
-def _integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+def _integer(name: str, value: Any, low: int, high: int = MAX_COUNT) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InvalidRequestError(f"{name} must be an integer, got {_show(value)}")
     _check_range(name, value, low, high)
@@ -262,10 +263,10 @@ def _number(name: str, value: Any, low: float, high: float) -> float:
     return float(value)
 
 
-def _check_range(name: str, value: Any, low: float, high: float | None) -> None:
+def _check_range(name: str, value: Any, low: float, high: float) -> None:
     if value < low:
         raise InvalidRequestError(f"{name} must be at least {low}, got {_show(value)}")
-    if high is not None and value > high:
+    if value > high:
         raise InvalidRequestError(f"{name} must be at most {high}, got {_show(value)}")
 
 

@@ -44,8 +44,8 @@ class FinishedTasks:
             told = owner_differences(file.readline(), _FORM, _VERSION, owner)
             if told is None:
                 raise ConfigError(f"{self._path} is not a journal of this bench")
-            if told:
-                raise ConfigError(f"{self._path} was begun with other settings: {'; '.join(told)}")
+            if told.refused:
+                raise ConfigError(f"{self._path} was begun with other settings: {'; '.join(told.refused)}")
             end = file.tell()
             for line in whole_lines(file):
                 record = parse_object(line)

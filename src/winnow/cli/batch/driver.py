@@ -11,14 +11,18 @@ from winnow.cli.batch.errors import LineError
 from winnow.cli.batch.lines import BadLine, Job, parse_line
 from winnow.cli.batch.reader import read_lines
 from winnow.cli.batch.records import Record, answer_record, encode, error_record, request_id
+from winnow.cli.batch.stream import Writer
 from winnow.cli.batch.tally import Tally
-from winnow.cli.batch.writer import ResultWriter
 from winnow.errors import WinnowError
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
 
 MAX_EARLY = 4096
 """How many results may wait in memory for an earlier line before no more lines are read."""
+
+
+_ENDS_THE_RUN = (OSError, MemoryError)
+"""What is no line's fault: the machine's."""
 
 
 class Engine(Protocol):
@@ -47,8 +51,19 @@ class Engine(Protocol):
     def step(self) -> list[RequestOutput]:
         """Compute one step; those of its requests that are to be told of."""
 
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at once."""
+
     def stats(self) -> EngineStats:
         """The engine's counters."""
+
+
+class _StepError(Exception):
+    """The engine's step failed for `reason`."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 class Driver:
@@ -58,7 +73,7 @@ class Driver:
         self,
         engine: Engine,
         defaults: Mapping[str, Any],
-        writer: ResultWriter,
+        writer: Writer,
         tally: Tally,
         *,
         model: str,
@@ -87,11 +102,50 @@ class Driver:
             self._fill(lines)
             if not self._in_flight:
                 return
-            for output in self._engine.step():
-                if output.finished:
-                    job = self._in_flight.pop(output.request_id)
-                    self._finish(job.index, answer_record(job, output, self._model, int(self._clock())))
+            try:
+                self._step()
+            except _StepError as error:
+                self._single_out(error.reason, on_step)
             on_step()
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except _ENDS_THE_RUN:
+            raise
+        except Exception as error:
+            raise _StepError(error) from error
+        for output in outputs:
+            if output.finished:
+                self._answer(self._in_flight.pop(output.request_id), output)
+
+    def _single_out(self, error: Exception, on_step: Callable[[], None]) -> None:
+        """After a step that failed with `error`: answer the requests in flight one by one, to find whose fault it is.
+
+        Raises:
+            Exception: `error`, if all of several requests fail alone too: then it is the engine that fails.
+        """
+        jobs, failed = list(self._in_flight.values()), dict[int, LineError]()
+        self._drop_all()
+        for job in jobs:
+            self._submit(job)
+            try:
+                while self._in_flight:
+                    self._step()
+                    on_step()
+            except _StepError as own:
+                self._drop_all()
+                failed[job.index] = LineError.wrap(own.reason)
+        if 1 < len(jobs) == len(failed):
+            raise error
+        for job in jobs:
+            if job.index in failed:
+                self._finish(job.index, self._failure(job, failed[job.index]))
+
+    def _drop_all(self) -> None:
+        for name in self._in_flight:
+            self._engine.abort(name)
+        self._in_flight.clear()
 
     def _open_lines(self, prompts: Path) -> Iterator[Job | BadLine]:
         for raw in read_lines(prompts):
@@ -105,7 +159,7 @@ class Driver:
             if line is None:
                 return
             if isinstance(line, BadLine):
-                self._finish(line.index, error_record(line, line.error))
+                self._finish(line.index, self._failure(line, line.error))
             else:
                 self._submit(line)
 
@@ -119,14 +173,35 @@ class Driver:
             else:
                 assert job.prompt is not None
                 self._engine.submit(job.prompt, params, request_id=name, final_only=True)
-        except WinnowError as error:
-            self._finish(job.index, error_record(job, LineError.wrap(error)))
+        except _ENDS_THE_RUN:
+            raise
+        except Exception as error:
+            if not isinstance(error, WinnowError):
+                self._engine.abort(name)  # a refusal leaves nothing behind, a fault might
+            self._finish(job.index, self._failure(job, LineError.wrap(error)))
         else:
             self._in_flight[name] = job
 
-    def _finish(self, index: int, record: Record) -> None:
-        self._writer.put(index, encode(record))
-        self._tally.add(record)
+    def _answer(self, job: Job, output: RequestOutput) -> None:
+        try:
+            record = answer_record(job, output, self._model, int(self._clock()))
+            line = encode(record)
+        except Exception as error:
+            record, line = self._failure(job, LineError.wrap(error))
+        self._finish(job.index, (record, line))
+
+    def _failure(self, line: Job | BadLine, error: LineError) -> tuple[Record, bytes]:
+        """The record of a line that failed, and its bytes; without what the line brought, where that is the fault."""
+        try:
+            record = error_record(line, error)
+            return record, encode(record)
+        except Exception:
+            record = error_record(replace(line, carried={}), error)
+            return record, encode(record)
+
+    def _finish(self, index: int, record: tuple[Record, bytes]) -> None:
+        self._writer.put(index, record[1])
+        self._tally.add(record[0])
 
 
 def line_seed(seed: int, index: int) -> int:

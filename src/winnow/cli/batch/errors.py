@@ -2,6 +2,9 @@
 
 from winnow.errors import CapacityError, ContextLengthError, WinnowError
 
+INTERNAL = "internal_error"
+"""The code of what is nobody's mistake but Winnow's."""
+
 
 class LineError(WinnowError):
     """One line of the input cannot be run; the others are not affected.
@@ -14,10 +17,16 @@ class LineError(WinnowError):
         self.code = code
 
     @classmethod
-    def wrap(cls, error: WinnowError) -> "LineError":
-        """What the engine says about a request, with the code that fits."""
+    def wrap(cls, error: Exception) -> "LineError":
+        """What went wrong with a request, with the code that fits.
+
+        What is no `WinnowError` is a fault of Winnow's own that this line brought out.
+        """
         if isinstance(error, ContextLengthError):
             return cls("context_length_exceeded", str(error))
         if isinstance(error, CapacityError):
             return cls("kv_memory_exceeded", str(error))
-        return cls("invalid_request", str(error))
+        if isinstance(error, WinnowError):
+            return cls("invalid_request", str(error))
+        told = " ".join(str(error).split())
+        return cls(INTERNAL, f"{type(error).__name__}: {told:.500}" if told else type(error).__name__)

@@ -6,16 +6,26 @@ belongs at that place of the output.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from winnow import journal as journals
+from winnow.cli.batch.reader import InputFile
 from winnow.cli.errors import UsageError
-from winnow.fingerprint import Fingerprint
+from winnow.fingerprint import INPUT_BYTES, Fingerprint, differences
 from winnow.journal import parse_object, whole_lines
 
 _FORM, _VERSION = "winnow_run", 1
+_OF_REQUESTS = (
+    "detokenize",
+    "eviction",
+    "compression",
+    "kv_budget",
+    "context_tokens",
+    "protect",
+    "forced_tokens",
+)
 
 
 def journal_path(output: Path) -> Path:
@@ -43,6 +53,10 @@ class Checkpoint:
     header_bytes: int = 0
     journal_bytes: int = 0
     early: dict[int, bytes] = field(default_factory=dict)
+    is_of_shorter_input: bool = False
+    """The input has grown since: the journal's header must say so before the next line is answered."""
+    notes: tuple[str, ...] = ()
+    """In what the run that goes on differs from the one that began, without an effect on answers."""
 
     @property
     def num_done(self) -> int:
@@ -51,9 +65,14 @@ class Checkpoint:
 
 
 def read_checkpoint(
-    output: Path, fingerprint: Fingerprint, visit: Callable[[dict[str, Any]], None]
+    output: Path,
+    fingerprint: Fingerprint,
+    visit: Callable[[dict[str, Any]], None],
+    prompts: InputFile | None = None,
 ) -> Checkpoint:
     """Find out what of `output` is done, changing nothing; `visit` is called with each finished record.
+
+    An output of the first lines of `prompts` may be continued; None: of all of them alone.
 
     Raises:
         UsageError: the output belongs to a run with another fingerprint, or to something else.
@@ -68,7 +87,7 @@ def read_checkpoint(
                 )
             return Checkpoint()
         with journal.open("rb") as file:
-            _check_owner(file.readline(), output, fingerprint)
+            grown, notes = _check_owner(file.readline(), output, fingerprint, prompts)
             header_bytes = file.tell()
             entries, journal_bytes = _read_entries(file, header_bytes)
         finished, output_bytes = _read_output(output, visit)
@@ -77,26 +96,48 @@ def read_checkpoint(
     early = {index: line for index, line in entries.items() if index >= finished}
     for line in early.values():
         visit(json.loads(line))
-    return Checkpoint(finished, output_bytes, size, header_bytes, journal_bytes, early)
+    return Checkpoint(finished, output_bytes, size, header_bytes, journal_bytes, early, grown, notes)
 
 
-def create_journal(output: Path, fingerprint: Fingerprint) -> Checkpoint:
-    """Put an empty journal in place of an old one."""
-    size = journals.create_journal(journal_path(output), _FORM, _VERSION, fingerprint)
-    return Checkpoint(header_bytes=size, journal_bytes=size)
+def create_journal(
+    output: Path, fingerprint: Fingerprint, checkpoint: Checkpoint | None = None
+) -> Checkpoint:
+    """Put a journal with the early records of `checkpoint` in place of an old one; what stands where after that."""
+    checkpoint = Checkpoint() if checkpoint is None else checkpoint
+    entries = b"".join(encode_entry(*item) for item in checkpoint.early.items())
+    size = journals.create_journal(journal_path(output), _FORM, _VERSION, fingerprint, entries)
+    return replace(
+        checkpoint, header_bytes=size, journal_bytes=size + len(entries), is_of_shorter_input=False
+    )
 
 
-def _check_owner(header: bytes, output: Path, fingerprint: Fingerprint) -> None:
-    told = journals.owner_differences(header, _FORM, _VERSION, fingerprint)
-    if told is None:
+def _check_owner(
+    header: bytes, output: Path, fingerprint: Fingerprint, prompts: InputFile | None
+) -> tuple[bool, tuple[str, ...]]:
+    """Whether the owner answered fewer lines of the input, and in what it differs without an effect on answers."""
+    owner = journals.read_owner(header, _FORM, _VERSION)
+    if owner is None:
         raise UsageError(
             f"{journal_path(output)} is not the journal of a run; pass --overwrite to replace it"
         )
-    if told:
+    if "detokenize" in owner:
+        # Versions that recorded this wrote parameters of requests, all at their defaults, under names of the engine's.
+        owner = {name: value for name, value in owner.items() if name not in _OF_REQUESTS}
+    grown = (
+        prompts is not None
+        and owner.get("input") != prompts.sha256
+        and prompts.continues(owner.get("input"), owner.get(INPUT_BYTES))
+    )
+    if grown:
+        owner = owner | {"input": fingerprint["input"]}
+    # Through JSON and back, since the stored one has made that way: tuples are lists there.
+    told = differences(owner, json.loads(json.dumps(fingerprint)), answers_alone=True)
+    if told.refused:
         raise UsageError(
-            f"{output} was begun by another run: {'; '.join(told)}. "
+            f"{output} was begun by another run: {'; '.join(told.every)}. "
             "Repeat the same command to resume it, or pass --overwrite to start afresh"
         )
+    return grown, told.noted
 
 
 def _read_entries(file: BinaryIO, start: int) -> tuple[dict[int, bytes], int]:

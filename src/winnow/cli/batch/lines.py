@@ -86,6 +86,8 @@ def parse_line(raw: RawLine, defaults: Mapping[str, Any]) -> Job | BadLine:
         return _batch_job(raw, line, form, carried, defaults)
     except LineError as error:
         return BadLine(raw.index, raw.number, form, error, carried)
+    except Exception as error:
+        return BadLine(raw.index, raw.number, form, LineError.wrap(error), carried)
 
 
 def _flat_job(

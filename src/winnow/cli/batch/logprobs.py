@@ -1,5 +1,6 @@
 """Log-probabilities in the three shapes that output records know."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +48,13 @@ def completion_logprobs(answer: CompletionOutput) -> Record | None:
     }
 
 
+def cumulative_logprob(answer: CompletionOutput) -> float | None:
+    """The sum of the tokens' logprobs, finite also where a token was ruled out: each counts as it is told."""
+    if answer.cumulative_logprob is None or math.isfinite(answer.cumulative_logprob):
+        return answer.cumulative_logprob
+    return sum(_value(candidates[token]) for token, candidates in _predicted(answer))
+
+
 def _predicted(answer: CompletionOutput) -> list[tuple[int, LogprobDict]]:
     """The answer's tokens with their candidates."""
     assert answer.logprobs is not None
@@ -59,7 +67,8 @@ def _ranked(candidates: LogprobDict) -> list[tuple[int, Logprob]]:
 
 
 def _value(entry: Logprob) -> float:
-    return max(entry.logprob, _LOWEST)
+    """The logprob as JSON can hold it; one that is no number at all says as little as a token that was ruled out."""
+    return max(entry.logprob, _LOWEST) if entry.logprob < math.inf else _LOWEST
 
 
 def _text(entry: Logprob) -> str:

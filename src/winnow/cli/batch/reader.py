@@ -1,14 +1,23 @@
 """The input file, read lazily: a pile of prompts is never held whole."""
 
 import hashlib
+import json
+import shutil
+import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
 
 from winnow.cli.errors import UsageError
+from winnow.cli.paths import STANDARD
 
 MAX_LINE_BYTES = 64 * 2**20
 """Longer lines are not read into memory; they count as one bad line."""
+_BUFFER_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -26,11 +35,18 @@ class RawLine:
 
 @dataclass(frozen=True)
 class InputFile:
-    """How many requests the input holds, and which file it is."""
+    """How many requests the input holds, and which file it is.
+
+    Attributes:
+        num_bytes: its size.
+        repeated: custom_id, and the numbers of two lines that have it, for each line whose custom_id is not new.
+    """
 
     path: Path
     sha256: str
+    num_bytes: int
     num_requests: int
+    repeated: tuple[tuple[str, int, int], ...] = field(default=(), repr=False)
 
     @classmethod
     def scan(cls, path: Path) -> "InputFile":
@@ -39,12 +55,62 @@ class InputFile:
         Raises:
             UsageError: the file is missing, no file, or unreadable.
         """
+        lines_of: dict[str, int] = {}
+        repeated = []
+        num_requests = 0
         try:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return cls(path, digest, sum(1 for _ in read_lines(path)))
+                num_bytes = file.tell()
+            for line in read_lines(path):
+                num_requests += 1
+                name = _custom_id(line.data)
+                if name is not None and lines_of.setdefault(name, line.number) != line.number:
+                    repeated.append((name, lines_of[name], line.number))
         except OSError as error:
             raise UsageError(f"cannot read the prompts {path}: {error.strerror}") from error
+        return cls(path, digest, num_bytes, num_requests, tuple(repeated))
+
+    def continues(self, sha256: Any, num_bytes: Any) -> bool:
+        """Whether this is a file of `num_bytes` bytes with that digest, and lines that were added to it."""
+        if type(num_bytes) is not int or not 0 < num_bytes < self.num_bytes:
+            return False
+        digest = hashlib.sha256()
+        with self.path.open("rb") as file:
+            left, last = num_bytes, b""
+            while left and (last := file.read(min(left, _BUFFER_BYTES))):
+                digest.update(last)
+                left -= len(last)
+            follows = file.read(2)
+        # A line that went on would be another question.
+        whole = last.endswith(b"\n") or follows.startswith((b"\n", b"\r\n"))
+        return whole and digest.hexdigest() == sha256
+
+
+@contextmanager
+def open_prompts(path: Path) -> Iterator[Path]:
+    """A file with the prompts of `path`: itself, or a copy of what a stream holds, which is gone at the end.
+
+    Raises:
+        UsageError: the stream cannot be read or kept.
+    """
+    is_standard = str(path) == STANDARD
+    if not is_standard and (path.is_file() or path.is_dir() or not path.exists()):
+        yield path
+        return
+    with NamedTemporaryFile(prefix="winnow-prompts-", suffix=".jsonl") as copy:
+        try:
+            if is_standard:
+                if sys.stdin is None:
+                    raise UsageError("cannot read the prompts from standard input: it is closed")
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+            else:
+                with path.open("rb") as stream:
+                    shutil.copyfileobj(stream, copy)
+            copy.flush()
+        except OSError as error:
+            raise UsageError(f"cannot read the prompts {path} into {copy.name}: {error.strerror}") from error
+        yield Path(copy.name)
 
 
 def read_lines(path: Path) -> Iterator[RawLine]:
@@ -52,6 +118,8 @@ def read_lines(path: Path) -> Iterator[RawLine]:
     index = 0
     with path.open("rb") as file:
         number = 0
+        if file.read(len(BOM_UTF8)) != BOM_UTF8:
+            file.seek(0)
         while data := file.readline(MAX_LINE_BYTES + 1):
             number += 1
             if len(data) > MAX_LINE_BYTES:
@@ -62,3 +130,15 @@ def read_lines(path: Path) -> Iterator[RawLine]:
             elif data.strip():
                 yield RawLine(index, number, data)
                 index += 1
+
+
+def _custom_id(data: bytes | None) -> str | None:
+    """The custom_id of a line, None where it has none or cannot be read."""
+    if data is None or b'"custom_id"' not in data:
+        return None
+    try:
+        line = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    name = line.get("custom_id") if isinstance(line, dict) else None
+    return None if name is None or isinstance(name, dict | list) else str(name)

@@ -4,13 +4,18 @@ Flat lines get `{"index", ..., "text", "token_ids", "finish_reason", "usage"}`, 
 lines get OpenAI's objects. A line that failed gets an `error` with its line number, a code and a message.
 """
 
-import json
 from typing import Any
 
-from winnow.cli.batch.errors import LineError
+from winnow.cli.batch.errors import INTERNAL, LineError
 from winnow.cli.batch.lines import DEFAULT_METRIC, BadLine, Form, Job
-from winnow.cli.batch.logprobs import chat_logprobs, completion_logprobs, flat_logprobs
+from winnow.cli.batch.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    cumulative_logprob,
+    flat_logprobs,
+)
 from winnow.evaluate.metrics import score
+from winnow.json_values import dump_json
 from winnow.outputs import CompletionOutput, RequestOutput
 
 Record = dict[str, Any]
@@ -18,7 +23,7 @@ Record = dict[str, Any]
 
 def encode(record: Record) -> bytes:
     """The line of the output file that holds `record`."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    return dump_json(record, ensure_ascii=False).encode() + b"\n"
 
 
 def answer_record(job: Job, output: RequestOutput, model: str, created: int) -> Record:
@@ -41,8 +46,9 @@ def error_record(line: Job | BadLine, error: LineError) -> Record:
     told = {"line": line.number, "code": error.code, "message": str(error)}
     if line.form is Form.FLAT:
         return {"index": line.index, **line.carried, "error": told}
-    body = {"message": str(error), "type": "invalid_request_error", "param": None, "code": error.code}
-    response = {"status_code": 400, "request_id": request_id(line), "body": {"error": body}}
+    kind, status = ("server_error", 500) if error.code == INTERNAL else ("invalid_request_error", 400)
+    body = {"message": str(error), "type": kind, "param": None, "code": error.code}
+    response = {"status_code": status, "request_id": request_id(line), "body": {"error": body}}
     return _batch_head(line) | {"response": response, "error": told} | _carried(line)
 
 
@@ -74,7 +80,7 @@ def _flat_answer(answer: CompletionOutput) -> Record:
     if answer.eviction is not None:
         told["eviction"] = answer.eviction.to_json()
     if answer.logprobs is not None:
-        told["cumulative_logprob"] = answer.cumulative_logprob
+        told["cumulative_logprob"] = cumulative_logprob(answer)
         told["logprobs"] = flat_logprobs(answer.token_ids, answer.logprobs)
     return told
 

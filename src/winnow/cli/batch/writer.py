@@ -8,7 +8,8 @@ emptied once all of it stands in the output.
 import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -16,6 +17,8 @@ from typing import BinaryIO, Self
 from winnow.cli.batch.journal import Checkpoint, create_journal, encode_entry, journal_path
 from winnow.cli.errors import UsageError
 from winnow.fingerprint import Fingerprint
+
+SAFE_HINT = "(finished answers are safe; run the same command again to resume)"
 
 SYNC_SECONDS = 1.0
 """A killed process loses nothing that was written; a machine that loses power, about this much work."""
@@ -43,6 +46,7 @@ class ResultWriter:
             UsageError: the file cannot be written, or another process writes it.
         """
         self._clock = clock
+        self._path = output
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
             self._output = _open_locked(output)
@@ -52,8 +56,8 @@ class ResultWriter:
                 checkpoint = create_journal(output, fingerprint)
             elif os.fstat(self._output.fileno()).st_size != checkpoint.output_size:
                 raise UsageError(f"{output} was changed by another process just now; run the command again")
-            elif not journal_path(output).exists():
-                checkpoint = create_journal(output, fingerprint)
+            elif checkpoint.is_of_shorter_input or not journal_path(output).exists():
+                checkpoint = create_journal(output, fingerprint, checkpoint)
             self._journal = journal_path(output).open("r+b")
         except OSError as error:
             raise UsageError(f"cannot write {error.filename or output}: {error.strerror}") from error
@@ -79,13 +83,14 @@ class ResultWriter:
         """Take the result of place `index`: one line of JSON with its newline."""
         assert not self.holds(index), f"line {index} was answered twice"
         self._early[index] = line
-        if index == self._next:
-            self._write_due()
-        else:
-            self._journal_bytes += self._journal.write(encode_entry(index, line))
-            self._journal.flush()
-        if self._clock() - self._synced_at >= SYNC_SECONDS:
-            self.sync()
+        with self._told():
+            if index == self._next:
+                self._write_due()
+            else:
+                self._journal_bytes += self._journal.write(encode_entry(index, line))
+                self._journal.flush()
+            if self._clock() - self._synced_at >= SYNC_SECONDS:
+                self.sync()
 
     def sync(self) -> None:
         """Make everything put so far survive a loss of power."""
@@ -95,10 +100,13 @@ class ResultWriter:
 
     def close(self) -> None:
         """Make everything safe and unlock the output."""
-        self._empty_journal()
-        self.sync()
-        self._journal.close()
-        self._output.close()
+        with self._told():
+            try:
+                self._empty_journal()
+                self.sync()
+            finally:
+                _close(self._journal)
+                _close(self._output)
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +114,20 @@ class ResultWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except UsageError:
+            # A disk that is full fails here again; the first complaint is the one to hear.
+            if error is None:
+                raise
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Tell in one line what the disk refuses. What was written stays, and a torn line is cut at a resume."""
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(f"cannot write {self._path}: {error.strerror} {SAFE_HINT}") from error
 
     def _write_due(self) -> None:
         """Move every result whose turn has come to the output."""
@@ -136,6 +157,12 @@ def _open_locked(output: Path) -> BinaryIO:
         file.close()
         raise UsageError(f"another run is writing {output}") from error
     return file
+
+
+def _close(file: BinaryIO) -> None:
+    """Close without a complaint: what could not be written has been complained about."""
+    with suppress(OSError):
+        file.close()
 
 
 def _cut(file: BinaryIO, size: int) -> None:

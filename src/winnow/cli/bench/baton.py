@@ -12,7 +12,7 @@ from winnow.cli.engine import add_engine_flags, demo_model, engine_options, open
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
-from winnow.cli.paths import require_writable
+from winnow.cli.paths import require_distinct, require_writable
 from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.config import EngineConfig, EvictionConfig
 from winnow.figures import can_draw
@@ -106,7 +106,7 @@ def execute(namespace: argparse.Namespace) -> int:
     facts = _facts(cells, rows, options)
     tables = all_tables(rows)
     show_tables(head, " ".join(facts), tables)
-    report = {"settings": cells.settings, "engine": {name: str(value) for name, value in options.items()}}
+    report = {"settings": cells.settings, "engine": EngineConfig.from_options(options).settings()}
     told = {"rows": [row.to_json() for row in rows], "runs": [each.to_json() for each in measured]}
     write_json(namespace.json, head | report | told)
     if namespace.output is not None:
@@ -115,6 +115,9 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _check_paths(namespace: argparse.Namespace) -> None:
+    page = None if namespace.output is None else namespace.output / "baton.md"
+    named = (("--json", namespace.json), ("--journal", namespace.journal), ("the page of -o", page))
+    require_distinct([(name, path) for name, path in named if path is not None])
     check_json_path(namespace.json)
     if namespace.threads is not None and namespace.threads < 1:
         raise UsageError(f"--threads must be at least 1, got {namespace.threads}")
@@ -136,7 +139,8 @@ def _measure(namespace: argparse.Namespace, experiment: "Experiment", model: Pat
     from winnow.evaluate.journal import ResultJournal
     from winnow.fingerprint import model_digest
 
-    engine = {name: str(value) for name, value in experiment.options.items() if name != "model"}
+    engine = EngineConfig.from_options(experiment.options).settings()
+    del engine["model"]
     fingerprint = {"model": model_digest(model), "bench": "baton", **experiment.cells.settings, **engine}
     with ResultJournal(
         namespace.journal, fingerprint, Measured.from_json, overwrite=namespace.overwrite

@@ -1,6 +1,5 @@
 """What benches write: the report as JSON, and tables on the console."""
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from winnow.cli.paths import require_writable
+from winnow.cli.paths import require_writable, write_text
+from winnow.json_values import dump_json
 from winnow.text_table import TextTable
 
 WIDTH = 100
@@ -16,9 +16,9 @@ WIDTH = 100
 
 
 def console() -> Console:
-    """Standard output, wide enough for the tables."""
-    plain = Console()
-    return plain if plain.is_terminal else Console(width=max(plain.width, WIDTH))
+    """Standard output, wide enough for the tables; text stands there as it is, also where it reads like markup."""
+    plain = Console(markup=False, emoji=False)
+    return plain if plain.is_terminal else Console(markup=False, emoji=False, width=max(plain.width, WIDTH))
 
 
 def print_tables(out: Console, tables: Iterable[TextTable], *, dense: bool = False) -> None:
@@ -44,7 +44,7 @@ def check_json_path(path: Path | None) -> None:
 def write_json(path: Path | None, report: dict[str, Any]) -> None:
     """Write the report, if a path was asked for."""
     if path is not None:
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_text(path, dump_json(report, indent=2) + "\n", f"--json {path}")
 
 
 def typed_command() -> list[str]:

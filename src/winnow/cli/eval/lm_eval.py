@@ -111,7 +111,9 @@ def _run(
         if namespace.output is not None:
             identity = engine_identity(llm, plan.digest(), {"task": "lm-eval"} | plan.to_json())
             path = namespace.output / _JOURNAL
-            journal = ResultJournal(path, identity, LmEvalResult.from_json, overwrite=namespace.overwrite)
+            journal = ResultJournal(
+                path, identity, LmEvalResult.from_json, overwrite=namespace.overwrite, answers_alone=True
+            )
             stack.enter_context(journal)
             found = {result.cell: result for result in journal.found}
         progress = stack.enter_context(open_progress(namespace.progress, sys.stderr))

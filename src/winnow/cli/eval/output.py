@@ -51,7 +51,7 @@ def run_head(llm: "LLM", options: dict[str, Any]) -> dict[str, Any]:
     model = llm.config.model.model
     return report_head(typed_command(), Machine.here(options.get("device", "auto"))) | {
         "model": "the demo model" if model is None else str(model),
-        "engine": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
+        "engine": llm.config.settings(),
     }
 
 

@@ -127,7 +127,9 @@ def _measure(
             digest = hashlib.sha256(json.dumps([vars(window) for window in windows]).encode()).hexdigest()
             identity = engine_identity(llm, digest, {"task": "perplexity"})
             path = namespace.output / _JOURNAL
-            journal = ResultJournal(path, identity, WindowScore.from_json, overwrite=namespace.overwrite)
+            journal = ResultJournal(
+                path, identity, WindowScore.from_json, overwrite=namespace.overwrite, answers_alone=True
+            )
             stack.enter_context(journal)
         progress = stack.enter_context(open_progress(namespace.progress, sys.stderr))
         meter = Meter()

@@ -209,7 +209,7 @@ class WinnowLM(TemplateLM):
 def _engine_keeping(llm: "LLM") -> Keeping:
     """What the engine was opened with, less rounds that depend on what else runs."""
     config = llm.config.eviction
-    preset = preset_of(config.eviction)
+    preset = preset_of(config.chosen)
     policy = replace(preset.policy, when=preset.policy.when.alone)
     budget = config.kv_budget
     if budget is None and config.compression is None:

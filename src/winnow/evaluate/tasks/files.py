@@ -87,10 +87,14 @@ def has_file(directory: Path, name: str) -> bool:
 
 
 def read_text(path: Path) -> str:
-    """A file's text, unpacked where its name ends in ".gz"; raises DatasetError where it cannot be read as UTF-8."""
+    """A file's text, unpacked where its name ends in ".gz"; raises DatasetError where it cannot be read as UTF-8.
+
+    Of a file from another system, the mark at its front is left out, and its lines end in "\\n" alone.
+    """
     try:
         data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+        return text.replace("\r\n", "\n")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DatasetError(f"{path} cannot be read: {error}") from None
 

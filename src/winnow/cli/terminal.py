@@ -1,0 +1,56 @@
+"""Standard output for people."""
+
+import os
+import sys
+from typing import Any
+
+from winnow.cli.errors import UsageError
+
+
+def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:
+    """Print what rich can render, text as it is, after the work: what a command is for lies elsewhere already.
+
+    So a reader who has left (`| head`) is no error.
+
+    Raises:
+        UsageError: the stream is closed, or takes no more.
+    """
+    from rich.console import Console
+
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            """Raise what rich would end the process for."""
+            raise BrokenPipeError
+
+    name = "standard error" if stderr else "standard output"
+    stream = sys.stderr if stderr else sys.stdout
+    if stream is None:
+        raise UsageError(f"cannot write to {name}: it is closed")
+    try:
+        Screen(file=stream, markup=False, emoji=False).print(*things, sep="\n", soft_wrap=soft_wrap)
+        stream.flush()
+    except BrokenPipeError:
+        silence(stream)
+    except OSError as error:
+        silence(stream)
+        raise UsageError(f"cannot write to {name}: {error.strerror}") from error
+
+
+def occupy_standard_streams() -> None:
+    """Open those of the descriptors 0 to 2 that are closed onto nothing.
+
+    Else the next file would get such a number, and what libraries print would end in it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+    if sys.stderr is None:
+        # What goes to no file goes to standard output.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (it stays open)
+
+
+def silence(stream: Any) -> None:
+    """Send what a broken stream still holds nowhere; else Python complains of it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,39 @@
+"""Values as JSON can hold them."""
+
+import json
+import math
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+
+def json_value(value: Any) -> Any:
+    """A value as JSON knows it: a dataclass with its class and all its fields, whatever their values."""
+    if is_dataclass(value) and not isinstance(value, type):
+        told = {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
+        return {"class": type(value).__name__} | told
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [json_value(entry) for entry in value]
+    if isinstance(value, frozenset | set):
+        return sorted(map(json_value, value))
+    if isinstance(value, dict):
+        return {str(key): json_value(entry) for key, entry in value.items()}
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def dump_json(value: Any, **options: Any) -> str:
+    """JSON text that every reader takes; numbers that JSON cannot spell (infinite, or none at all) become null."""
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, tuple | list) else value

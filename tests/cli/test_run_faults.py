@@ -1,0 +1,249 @@
+"""`winnow run` where lines, paths, streams or the disk misbehave."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_llm import FakeLLM
+
+from winnow.cli.batch.writer import ResultWriter
+from winnow.cli.errors import UsageError
+from winnow.cli.main import main
+from winnow.outputs import CompletionOutput, RequestOutput
+
+Write = Callable[[Iterable[Any]], Path]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llms: list[FakeLLM]) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def run(*words: str, model: Path) -> int:
+    return main(["run", *words, "--model", str(model), "--progress", "off"])
+
+
+# -- one line's fault ------------------------------------------------------------------------------------------------
+
+
+def test_a_fault_at_submission_is_one_record(
+    here: Path, write_prompts: Write, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = FakeLLM.submit
+
+    def faulty(self: FakeLLM, prompt: Any, *more: Any, **named: Any) -> str:
+        if prompt == "bad":
+            raise OverflowError("int too big to convert")
+        return submit(self, prompt, *more, **named)
+
+    monkeypatch.setattr(FakeLLM, "submit", faulty)
+    write_prompts([{"prompt": "ab"}, {"prompt": "bad", "custom_id": "x"}, {"prompt": "cd"}])
+    assert run("prompts.jsonl", "-o", "out", model=model_dir) == 1
+    told = records(here / "out")
+    assert [record.get("text") for record in told] == ["ba", None, "dc"]
+    message = "OverflowError: int too big to convert"
+    assert told[1]["error"] == {"line": 2, "code": "internal_error", "message": message}
+    assert told[1]["custom_id"] == "x"
+
+
+def fail_in_step(monkeypatch: pytest.MonkeyPatch, is_faulty: Callable[[list[int]], bool]) -> None:
+    step = FakeLLM.step
+
+    def faulty(self: FakeLLM) -> list[RequestOutput]:
+        if any(map(is_faulty, self._waiting.values())):
+            raise IndexError("out of range")
+        return step(self)
+
+    monkeypatch.setattr(FakeLLM, "step", faulty)
+
+
+def test_a_fault_in_a_step_is_the_record_of_the_line_that_brings_it(
+    here: Path, write_prompts: Write, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_in_step(monkeypatch, lambda tokens: tokens[0] == ord("x"))
+    write_prompts({"prompt": "xa" if index == 3 else f"ab{index}"} for index in range(9))
+    assert run("prompts.jsonl", "-o", "out", model=model_dir) == 1
+    assert [index for index, record in enumerate(records(here / "out")) if "error" in record] == [3]
+
+
+def test_an_engine_that_fails_for_all_ends_the_run(
+    here: Path, write_prompts: Write, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_in_step(monkeypatch, lambda tokens: True)
+    write_prompts({"prompt": f"ab{index}"} for index in range(5))
+    with pytest.raises(IndexError):
+        run("prompts.jsonl", "-o", "out", model=model_dir)
+    assert (here / "out").read_bytes() == b""
+
+
+def test_a_fault_while_finishing_is_one_record(
+    here: Path, write_prompts: Write, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = FakeLLM._output
+
+    def faulty(self: FakeLLM, name: str, *more: Any) -> RequestOutput:
+        told = output(self, name, *more)
+        if name == "line-2":
+            told.outputs = [CompletionOutput(0, "\udcff", [1], finish_reason="stop")]
+        return told
+
+    monkeypatch.setattr(FakeLLM, "_output", faulty)
+    write_prompts({"prompt": f"ab{index}"} for index in range(3))
+    assert run("prompts.jsonl", "-o", "out", model=model_dir) == 1
+    assert [record.get("error", {}).get("code") for record in records(here / "out")] == [
+        None,
+        "internal_error",
+        None,
+    ]
+
+
+# -- paths -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "P -o OUT --summary P",
+        "P -o OUT --summary OUT",
+        "P -o OUT --summary ./OUT",
+        "P -o OUT --summary OUT.journal",
+        "P -o HARD",
+        "SOFT -o OUT --summary HARD",
+        "P -o SOFT",
+        "P -o DANGLING --summary NEW",
+        "J.journal -o J",
+        "J.journal.new -o J",
+    ],
+)
+def test_no_path_is_written_over_by_another(
+    words: str, here: Path, model_dir: Path, llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("P", "J.journal", "J.journal.new"):
+        (here / name).write_text('{"prompt": "ab"}\n')
+    os.link("P", "HARD")
+    os.symlink("P", "SOFT")
+    os.symlink("NEW", "DANGLING")
+    before = {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
+    assert run(*words.split(), "--overwrite", model=model_dir) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("winnow: error: ")
+    assert told.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()} == before
+    assert llms == []
+
+
+def test_standard_output_may_not_go_into_the_answers(here: Path, write_prompts: Write) -> None:
+    write_prompts([{"prompt": "ab"}])
+    with (here / "out").open("wb") as out:
+        command = [sys.executable, "-m", "winnow", "run", "prompts.jsonl", "-o", "out"]
+        process = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True)
+    assert process.returncode == 2
+    assert "OUT.jsonl must not be where standard output goes" in process.stderr
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_is_read_once_and_can_be_resumed(here: Path, model_dir: Path, llms: list[FakeLLM]) -> None:
+    os.mkfifo("pipe")
+    for _ in range(2):
+        feed = threading.Thread(target=(here / "pipe").write_text, args=('{"prompt": "ab"}\n' * 3,))
+        feed.start()
+        assert run("pipe", "-o", "out", model=model_dir) == 0
+        feed.join()
+    assert [record["text"] for record in records(here / "out")] == ["ba"] * 3
+    assert len(llms) == 1, "the second time nothing was left to do"
+
+
+def test_standard_streams(
+    here: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    data = "".join(json.dumps({"prompt": f"ab{index}"}) + "\n" for index in range(30)).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert run("-", "-o", "-", model=model_dir) == 0
+    told = capfdbinary.readouterr()
+    assert [json.loads(line)["index"] for line in told.out.splitlines()] == list(range(30))
+    assert b"requests" in told.err
+    assert list(here.iterdir()) == [model_dir] if model_dir.parent == here else not list(here.iterdir())
+
+
+def test_a_directory_is_no_stream(here: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "d").mkdir()
+    assert run("d", "-o", "out", model=model_dir) == 2
+    assert "cannot read the prompts d: Is a directory" in capsys.readouterr().err
+    assert not (here / "out").exists()
+
+
+def test_a_mark_and_line_ends_of_other_systems(here: Path, model_dir: Path) -> None:
+    text = '\ufeff\r\n{"prompt": "ab"}\r\n\r\n\ufeff{"prompt": "cd"}\r\n'
+    (here / "prompts.jsonl").write_bytes(text.encode())
+    assert run("prompts.jsonl", "-o", "out", model=model_dir) == 0
+    assert [record["text"] for record in records(here / "out")] == ["ba", "dc"]
+
+
+def test_equal_custom_ids_are_told(
+    here: Path, write_prompts: Write, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_prompts([{"prompt": "ab", "custom_id": name} for name in "xyx"] + [{"prompt": "ab"}])
+    assert run("prompts.jsonl", "-o", "out", model=model_dir) == 0
+    assert capsys.readouterr().err == "winnow: warning: lines 1 and 3 have the same custom_id 'x'\n"
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_is_full_is_one_line(tmp_path: Path) -> None:
+    writer = ResultWriter(tmp_path / "out", {}, None)
+    writer.put(0, b"{}\n")
+    full = open("/dev/full", "r+b", buffering=0)  # noqa: SIM115 (the writer closes it)
+    with pytest.raises(UsageError, match=r"cannot write .*out: No space left on device \(finished"), writer:
+        writer._output.close()
+        writer._output = full
+        writer.put(1, b"{}\n")
+    assert (tmp_path / "out").read_bytes() == b"{}\n"
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code", "message"),
+    [
+        ("> /dev/full", 2, "winnow: error: cannot write to standard output: No space left on device\n"),
+        (">&-", 2, "winnow: error: cannot write to standard output: it is closed\n"),
+        ("| true", 0, ""),
+    ],
+)
+def test_a_table_that_nobody_takes(
+    redirect: str, code: int, message: str, here: Path, write_prompts: Write
+) -> None:
+    write_prompts([{"prompt": "ab", "max_tokens": 1}])
+    command = (
+        f"set -o pipefail; {sys.executable} -m winnow run prompts.jsonl -o out --progress off {redirect}"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        ["bash", "-c", command], stderr=subprocess.PIPE, env=environment, text=True, check=False
+    )
+    assert (process.returncode, process.stderr) == (code, message)
+    assert len(records(here / "out")) == 1
+
+
+def test_a_category_may_look_like_markup(
+    here: Path, write_prompts: Write, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["[/INST]", "[bold]", ":smile:"]
+    write_prompts({"prompt": "ab", "reference": "ba", "category": name} for name in names)
+    assert run("prompts.jsonl", "-o", "out", "--summary", "s.json", model=model_dir) == 0
+    table = capsys.readouterr().out
+    assert all(f"accuracy: {name} (1)" in table for name in names)
+    assert {each["category"] for each in json.loads((here / "s.json").read_text())["accuracy"]} > set(names)

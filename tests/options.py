@@ -1,0 +1,47 @@
+"""Another value of every option of the engine, found from the dataclasses, so that a new option cannot be forgotten."""
+
+import types
+import typing
+from dataclasses import Field, fields
+from typing import Any
+
+from winnow.config import PARTS
+from winnow.units import parse_bytes
+
+NAMES = [(part, each.name) for part, config in PARTS.items() for each in fields(config)]
+"""Part and name of every option."""
+
+
+def base_options(part: str) -> dict[str, Any]:
+    """What an option of `part` needs beside it."""
+    return {"engine": "padded"} if part == "padded" else {}
+
+
+def other_value(part: str, name: str) -> Any:
+    """A value that is valid and not the default."""
+    config = PARTS[part]
+    field = next(each for each in fields(config) if each.name == name)
+    return _other(field, typing.get_type_hints(config)[name])
+
+
+def as_flags(name: str, value: Any) -> list[str]:
+    """The option as it is typed."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", str(value)]
+
+
+def _other(field: "Field[Any]", hint: Any) -> Any:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if "choices" in field.metadata:
+        return next(each for each in field.metadata["choices"] if each != field.default)
+    if field.metadata.get("parse") is parse_bytes:
+        return 2**20
+    if bool in kinds:
+        return not field.default
+    if float in kinds:
+        return 2.0 if field.default is None else field.default * 0.95
+    if int in kinds:
+        return 2 if field.default is None else field.default + 1
+    return {"model": "elsewhere", "eviction": "snapkv", "device": "cpu"}[field.name]
