@@ -65,6 +65,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer prompts: one text or list of token ids, or a list of such. Outputs come in the order of prompts.
 
+        A request that fails while it is computed, such as by logits that are not finite, ends no other: its output has
+        `finish_reason` "error" and says why in `error`; `output.raise_for_error()` raises it.
+
         Args:
             sampling_params: one for all prompts, or one each; None: `SamplingParams()`.
             progress: show a progress bar on stderr.
@@ -108,6 +111,7 @@ class LLM:
 
         Raises:
             InvalidRequestError: as `generate`; a policy that re-assigns positions; n above 1.
+            RequestFailedError: the request failed while it was computed.
         """
         params = sampling_params or SamplingParams()
         if params.n != 1:
@@ -121,6 +125,7 @@ class LLM:
             [output] = self._finish([request_id], progress=False)
         finally:
             self.abort(request_id)  # interrupted; no effect after the end
+        output.raise_for_error()
         answer = output.outputs[0]
         eviction = self.config.eviction.eviction if params.eviction is None else params.eviction
         # The last token of an answer is never computed, so no row holds it.

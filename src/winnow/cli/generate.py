@@ -49,5 +49,6 @@ def execute(namespace: argparse.Namespace) -> int:
             text = output.outputs[0].text
             print(text[shown:], end="", flush=True)
             shown = len(text)
-    print()
+        print()
+        output.raise_for_error()
     return 0

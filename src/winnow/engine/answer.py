@@ -65,6 +65,7 @@ class Answer:
             sequence.finish_reason,
             sequence.stop_reason,
             eviction,
+            sequence.error,
         )
 
 

@@ -1,5 +1,6 @@
 """The unfinished requests of an engine, and their answers as they grow."""
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,7 @@ from winnow.engine.answer import Answer, Finish, decode_logprobs
 from winnow.engine.request import Request, Sequence
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EvictionReport, LogprobDict, RequestOutput
+from winnow.sampling.faults import Fault
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,11 +71,20 @@ class Roster:
         request = sequence.request
         if request.metrics.first_token_time is None:
             request.note(first_token_time=now)
+        if request.fault is not None:
+            return self.fail(sequence, request.fault.explain())
         self.generated_tokens += 1
         return self._answers[sequence].take(token, logprobs)
 
+    def fail(self, sequence: Sequence, error: str) -> Finish:
+        """A sequence can have no further token; its answer so far stays. Returns why it ends."""
+        sequence.error = error
+        return "error", None
+
     def take_prompt_logprobs(self, request: Request, found: list[LogprobDict]) -> None:
         """Append those of a prompt's next tokens."""
+        if any(math.isnan(entry.logprob) for each in found for entry in each.values()):
+            request.fault = Fault.NOT_FINITE
         request.prompt_logprobs += [decode_logprobs(self._tokenizer, each) for each in found]
 
     def end(self, sequence: Sequence) -> None:

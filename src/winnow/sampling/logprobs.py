@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from winnow.sampling.faults import sound_rows
 from winnow.sampling.logprob import Logprob
 from winnow.sampling.rows import clean_rows, row_blocks
 
@@ -56,7 +57,8 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], top: int) -> 
             are listed where not all find room is left to `torch.topk`.
 
     Returns:
-        N dicts, token id -> `Logprob`, the following token first.
+        N dicts, token id -> `Logprob`, the following token first. In rows whose logits are NaN or infinite all
+        logprobs are NaN.
     """
     num_rows, vocab_size = logits.shape
     assert num_rows == len(next_token_ids), "one following token for each row"
@@ -64,8 +66,10 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], top: int) -> 
         return []
     top = min(top, vocab_size)
     following = torch.tensor(next_token_ids, dtype=torch.int64).to(logits.device)
-    tables = [
-        logprob_table(clean_rows(logits[first:end]).log_softmax(1), following[first:end], top)
-        for first, end in row_blocks(num_rows, vocab_size)
-    ]
+    tables = []
+    for first, end in row_blocks(num_rows, vocab_size):
+        own = logits[first:end]
+        logprobs = clean_rows(own).log_softmax(1)
+        logprobs[~sound_rows(own)] = torch.nan
+        tables.append(logprob_table(logprobs, following[first:end], top))
     return [read_logprobs(row, top) for row in torch.cat(tables).tolist()]

@@ -90,6 +90,9 @@ class Driver:
             for output in self._engine.step():
                 if output.finished:
                     job = self._in_flight.pop(output.request_id)
+                    if output.error is not None:
+                        self._finish(job.index, error_record(job, LineError("request_failed", output.error)))
+                        continue
                     self._finish(job.index, answer_record(job, output, self._model, int(self._clock())))
             on_step()
 
