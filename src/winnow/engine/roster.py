@@ -4,11 +4,13 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from winnow.engine.answer import Answer, Finish, decode_logprobs
+from winnow.engine.answer import Answer, Finish
 from winnow.engine.request import Request, Sequence
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EvictionReport, LogprobDict, RequestOutput
 from winnow.sampling.faults import Fault
+from winnow.sampling.logprobs import decode_logprobs
+from winnow.sampling.token_table import TokenTable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,7 +33,7 @@ class Roster:
         eos_token_ids: frozenset[int],
         clock: Callable[[], float],
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokens = None if tokenizer is None else TokenTable(tokenizer)
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._requests: dict[str, Request] = {}
@@ -64,7 +66,7 @@ class Roster:
         """Begin its answers."""
         self._requests[request.request_id] = request
         for sequence in request.sequences:
-            self._answers[sequence] = Answer(sequence, self._tokenizer, self._eos_token_ids)
+            self._answers[sequence] = Answer(sequence, self._tokens, self._eos_token_ids)
 
     def take(self, sequence: Sequence, token: int, logprobs: LogprobDict | None, now: float) -> Finish | None:
         """Append a token that was sampled at `now`. Returns why the answer ends with it, or None."""
@@ -85,7 +87,10 @@ class Roster:
         """Append those of a prompt's next tokens."""
         if any(math.isnan(entry.logprob) for each in found for entry in each.values()):
             request.fault = Fault.NOT_FINITE
-        request.prompt_logprobs += [decode_logprobs(self._tokenizer, each) for each in found]
+        if self._tokens is not None:
+            skip = request.params.skip_special_tokens
+            found = [decode_logprobs(self._tokens, each, skip_special_tokens=skip) for each in found]
+        request.prompt_logprobs += found
 
     def end(self, sequence: Sequence) -> None:
         """An answer has ended; its sequence knows why."""

@@ -1,6 +1,7 @@
 """How probable the model found a token: reported from raw logits, before any penalty, bias or temperature."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from winnow.sampling.faults import sound_rows
 from winnow.sampling.logprob import Logprob
 from winnow.sampling.rows import clean_rows, row_blocks
+from winnow.sampling.token_table import TokenTable
 
 
 def logprob_table(logprobs: Tensor, tokens: Tensor, top: int) -> Tensor:
@@ -42,6 +44,25 @@ def read_logprobs(row: Sequence[float], top: int) -> dict[int, Logprob]:
             rank = index + 1
         report.setdefault(int(row[3 + listed + index]), Logprob(value, rank))
     return report
+
+
+def decode_logprobs(
+    tokens: TokenTable, logprobs: Mapping[int, Logprob], *, skip_special_tokens: bool, first: bool = False
+) -> dict[int, Logprob]:
+    """Add the tokens' texts and bytes.
+
+    Args:
+        skip_special_tokens: whether the answer's text leaves special tokens out.
+        first: nothing stands before the tokens.
+    """
+    decoded = {}
+    for token, entry in logprobs.items():
+        if skip_special_tokens and token in tokens.special:
+            text, own = tokens.special[token], b""
+        else:
+            text, own = tokens.text_of(token), tokens.bytes_of(token, first)
+        decoded[token] = replace(entry, decoded_token=text, token_bytes=own)
+    return decoded
 
 
 @torch.inference_mode()
