@@ -33,9 +33,10 @@ def load_packed(
     limit = ContextLimit(description.trained_len, "as the model was packed")
     wanted = config.max_model_len
     trained_len = limit.take(None if beyond_trained_len else wanted)
+    decoder = _Reader(path, description, LayerKernels(kernels)).decoder()
     tokenizer = load_tokenizer(path, description.tokenizer_class)
     return LoadedModel(
-        model=_Reader(path, description, LayerKernels(kernels)).decoder(),
+        model=decoder,
         tokenizer=tokenizer,
         vocab_size=description.vocab_size,
         max_model_len=wanted or trained_len,
