@@ -1,6 +1,7 @@
 """Logits that are not finite: the request that has them fails by name, and no other notices."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_llama import save_tiny_llama
+from transformers import AutoModelForCausalLM, PhiConfig
 
 from winnow import LLM, SamplingParams
 from winnow.cli.main import main
+from winnow.errors import UnsupportedModelError
 from winnow.outputs import RequestOutput
 
 NAN_TOKEN, INFINITE_TOKEN, HUGE_TOKEN = 50, 51, 52
@@ -153,3 +156,51 @@ def test_generate_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["generate", "Once", "--model", str(tmp_path), "--kv-memory", "4MiB"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("winnow: error: ") and error.count("\n") == 1 and "not finite" in error
+
+
+@pytest.mark.parametrize("options", ENGINES, ids=IDS)
+def test_a_token_that_the_model_rules_out(tmp_path: Path, options: dict[str, Any]) -> None:
+    """By a bias of minus infinity: it is never said, and where it is forced its logprob is minus infinity."""
+    ruled_out = 33
+    torch.manual_seed(5)
+    config = PhiConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    model.lm_head.bias.data[ruled_out] = -torch.inf
+    model.save_pretrained(tmp_path)
+    cases = [
+        GREEDY,
+        SamplingParams(n=4, temperature=5.0, seed=1, max_tokens=40, ignore_eos=True, logprobs=3),
+        SamplingParams(temperature=0, max_tokens=3, forced_tokens=[8, ruled_out], logprobs=1),
+        SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, prompt_logprobs=1),
+    ]
+    prompts = [[5, 6], [5, 6], [5, 6], [5, ruled_out, 6]]
+    with open_llm(tmp_path, **options) as llm:
+        outputs = llm.generate(prompts, cases)
+    assert [output.error for output in outputs] == [None] * 4
+    for answer in outputs[1].outputs:
+        assert ruled_out not in answer.token_ids
+        assert answer.cumulative_logprob is not None and math.isfinite(answer.cumulative_logprob)
+    [forced] = outputs[2].outputs
+    assert forced.cumulative_logprob == -math.inf and forced.logprobs is not None
+    report = forced.logprobs[1]
+    assert report is not None and report[ruled_out].logprob == -math.inf and report[ruled_out].rank == 97
+    assert outputs[3].prompt_logprobs is not None and outputs[3].prompt_logprobs[1] is not None
+    assert outputs[3].prompt_logprobs[1][ruled_out].logprob == -math.inf
+
+
+def test_a_model_without_finite_logits_is_refused_by_name_where_it_is_tried(tmp_path: Path) -> None:
+    path = save_tiny_llama(tmp_path, seed=3)
+    weights = load_file(path / "model.safetensors")
+    weights["model.norm.weight"][:] = torch.nan
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match="not finite"):
+        open_llm(path, engine="padded")
