@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, PhiConfig
 
 from winnow import LLM, SamplingParams
 from winnow.cli.main import main
-from winnow.errors import UnsupportedModelError
+from winnow.errors import RequestFailedError, UnsupportedModelError
+from winnow.evaluate.likelihood import Pair, score_pairs
 from winnow.outputs import RequestOutput
 
 NAN_TOKEN, INFINITE_TOKEN, HUGE_TOKEN = 50, 51, 52
@@ -204,3 +205,12 @@ def test_a_model_without_finite_logits_is_refused_by_name_where_it_is_tried(tmp_
     save_file(weights, path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UnsupportedModelError, match="not finite"):
         open_llm(path, engine="padded")
+
+
+def test_nothing_is_measured_on_a_failed_answer(faulty: Path) -> None:
+    with open_llm(faulty) as llm:
+        with pytest.raises(RequestFailedError, match="not finite"):
+            list(score_pairs(llm, [Pair((7, 8), (9,)), Pair((7, NAN_TOKEN), (9, 10))]))
+        with pytest.raises(RequestFailedError, match="not finite"):
+            llm.inspect([7, NAN_TOKEN])
+        assert not llm.has_unfinished
