@@ -27,6 +27,10 @@ class CapacityError(InvalidRequestError):
     """The request could never fit into the KV memory, even alone."""
 
 
+class RequestFailedError(WinnowError):
+    """A request failed while it was computed, such as by logits that are not finite; no other is affected."""
+
+
 class UnsupportedModelError(WinnowError):
     """The model directory is missing, incomplete, or asks for something Winnow does not compute."""
 

@@ -75,6 +75,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer prompts: one text or list of token ids, or a list of such. Outputs come in the order of prompts.
 
+        A request that fails while it is computed, such as by logits that are not finite, ends no other: its output has
+        `finish_reason` "error" and says why in `error`; `output.raise_for_error()` raises it.
+
         Args:
             sampling_params: one for all prompts, or one each; None: `SamplingParams()`.
             progress: show a progress bar on stderr.
@@ -122,6 +125,7 @@ class LLM:
 
         Raises:
             InvalidRequestError: as `generate`; a policy that re-assigns positions; n above 1.
+            RequestFailedError: the request failed while it was computed.
         """
         self._require_usable()
         params = sampling_params or SamplingParams()
@@ -132,6 +136,7 @@ class LLM:
         text, token_ids = self._tokenize(prompt)
         watch = Watch()
         [output] = self._finish([NewRequest(text, token_ids, params, watch=watch, final_only=True)])
+        output.raise_for_error()
         answer = output.outputs[0]
         [config] = requested_eviction(self.config.eviction, params)
         eviction = config.chosen

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from winnow.errors import RequestFailedError
 from winnow.sampling import Logprob
 
 LogprobDict = dict[int, Logprob]
@@ -65,7 +66,7 @@ class EvictionReport:
 
 @dataclass
 class CompletionOutput:
-    """One answer. `finish_reason` is None while it runs, then "stop", "length" or "abort"."""
+    """One answer. `finish_reason` is None while it runs, then "stop", "length", "abort" or "error"."""
 
     index: int
     text: str
@@ -77,6 +78,8 @@ class CompletionOutput:
     """The stop string or stop token id that ended it; None for the model's own end of text."""
     eviction: EvictionReport | None = None
     """None while the answer runs, and where no eviction was asked for."""
+    error: str | None = None
+    """With "error": what went wrong while it was computed. Text and tokens are those from before."""
 
 
 @dataclass
@@ -91,6 +94,21 @@ class RequestOutput:
     metrics: RequestMetrics
     prompt_logprobs: list[LogprobDict | None] | None = None
     """One entry per prompt token; the first is None, since nothing predicts it."""
+
+    @property
+    def error(self) -> str | None:
+        """What the first of its answers that failed says; None: none has failed."""
+        return next((answer.error for answer in self.outputs if answer.error is not None), None)
+
+    def raise_for_error(self) -> None:
+        """For who cannot use a failed answer.
+
+        Raises:
+            RequestFailedError: an answer has failed.
+        """
+        error = self.error
+        if error is not None:
+            raise RequestFailedError(error)
 
 
 @dataclass(frozen=True)

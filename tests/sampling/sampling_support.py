@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from winnow.sampling import Sampler, SamplingParams
+from winnow.sampling.faults import Fault
 from winnow.sampling.randomness import stream_key, uniform
 
 CPU = torch.device("cpu")
@@ -34,6 +35,13 @@ def sample_once(logits: Tensor, eos: Sequence[int] = (), **params: Any) -> int:
     sampler = make_sampler(1, len(logits), eos)
     sampler.add(0, SamplingParams(**params), [])
     return sampler.sample(logits[None], [0]).token_ids[0]
+
+
+def fault_of(logits: Tensor, **params: Any) -> Fault | None:
+    """What a lone request meets instead of its first token; logits [V]."""
+    sampler = make_sampler(1, len(logits))
+    sampler.add(0, SamplingParams(**params), [])
+    return sampler.sample(logits[None], [0]).faults.get(0)
 
 
 def sample_many(logits: Tensor, count: int, steps: int = 1, **params: Any) -> list[int]:

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from sampling_oracle import adjusted, verdict
-from sampling_support import CPU, draws, make_sampler, random_logits, sample_many, sample_once
+from sampling_support import CPU, draws, fault_of, make_sampler, random_logits, sample_many, sample_once
 
 from winnow.errors import InvalidRequestError
 from winnow.sampling import Sampler, SamplerOutput, SamplingParams
+from winnow.sampling.faults import Fault
 
 VOCAB = 12
 EOS = frozenset({1, 4})
@@ -142,26 +143,57 @@ def test_min_tokens_counts_what_was_answered_before_preemption() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("value", [-INF, float("nan")])
 @pytest.mark.parametrize("filters", [{}, {"top_k": 2, "top_p": 0.5, "min_p": 0.1}, {"top_p": 0.5}])
-def test_a_row_with_nothing_possible_gives_token_0(
+def test_a_row_with_nothing_possible_is_a_fault(
     temperature: float, value: float, filters: dict[str, Any]
 ) -> None:
-    assert sample_once(torch.full((5,), value), temperature=temperature, **filters) == 0
+    params: dict[str, Any] = {"temperature": temperature, **filters}
+    assert fault_of(torch.full((5,), value), **params) is Fault.NOT_FINITE
     everything: dict[str, Any] = {"min_tokens": 1, "stop_token_ids": range(5)}
-    assert sample_once(torch.arange(5.0), temperature=temperature, **filters, **everything) == 0
+    assert fault_of(torch.arange(5.0), **params, **everything) is Fault.NOTHING_LEFT
+    assert fault_of(torch.full((5,), value), **params, **everything) is Fault.NOT_FINITE
+    rest = torch.tensor([0.0, -INF, -INF])
+    assert fault_of(rest, **params, min_tokens=1, stop_token_ids=[0]) is Fault.NOTHING_LEFT
+    assert fault_of(rest, **params, logit_bias={0: -100}) is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 1e-5])
 @pytest.mark.parametrize(
     "filters", [{}, {"top_k": 2, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 0.01}]
 )
-def test_infinite_and_undefined_logits_harm_nobody(temperature: float, filters: dict[str, Any]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_infinite_and_undefined_logits_harm_nobody(
+    temperature: float, filters: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Among rows of all kinds, sound ones get their tokens, of which one may be ruled out."""
     nan = float("nan")
-    assert sample_once(torch.tensor([nan, 0.0, INF, -INF]), temperature=temperature, **filters) == 2
-    logits = torch.tensor([[nan] * 3, [nan, 50.0, 1.0]])
+    rows = [[nan] * 3, [-INF, 50.0, 1.0], [0.0, INF, 1.0], [0.0, nan, 1.0], [50.0, 1.0, -INF], [-INF] * 3]
+    sampler = make_sampler(6, 3)
+    for slot in range(6):
+        asked: dict[str, Any] = {"logprobs": 1} if slot % 2 else {}
+        sampler.add(slot, SamplingParams(temperature=temperature, **filters, **asked), [0])
+    for _ in range(2):
+        output = sampler.sample(torch.tensor(rows, dtype=dtype), range(6))
+        assert set(output.faults) == {0, 2, 3, 5} and set(output.faults.values()) == {Fault.NOT_FINITE}
+        assert output.token_ids == [0, 1, 0, 0, 0, 0]
+        assert [row for row, report in enumerate(output.logprobs) if report is not None] == [1]
+
+
+def test_a_forced_token_needs_finite_logits_but_may_be_ruled_out() -> None:
     sampler = make_sampler(2, 3)
-    sampler.add(0, SamplingParams(temperature=temperature, **filters), [1])
-    sampler.add(1, SamplingParams(temperature=temperature, **filters), [1])
-    assert sampler.sample(logits, [0, 1]).token_ids == [0, 1]
+    for slot in range(2):
+        sampler.add(slot, SamplingParams(forced_tokens=[1, 1], logprobs=1), [])
+    output = sampler.sample(torch.tensor([[0.0, -INF, 1.0], [0.0, INF, 1.0]]), [0, 1])
+    assert output.faults == {1: Fault.NOT_FINITE} and output.token_ids[0] == 1
+    report = output.logprobs[0]
+    assert report is not None and list(report) == [1, 2]
+    assert report[1].logprob == -INF and report[1].rank == 3
+
+
+def test_faults_name_the_format_and_a_remedy() -> None:
+    assert "float16" in Fault.NOT_FINITE.explain(torch.float16)
+    assert "bfloat16" in Fault.NOT_FINITE.explain(torch.float16)
+    assert "weights" in Fault.NOT_FINITE.explain(torch.bfloat16)
+    assert "min_tokens" in Fault.NOTHING_LEFT.explain(torch.float16)
 
 
 def test_all_equal_logits_keep_every_token_in_the_draw() -> None:

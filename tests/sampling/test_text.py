@@ -7,53 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizer_kinds import BYTE_LEVEL, CORPUS, SENTENCEPIECE, UNKNOWN
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from winnow.sampling import SamplingParams, TextStream
-
-CORPUS = [
-    "The quick brown fox jumps over the lazy dog. Stop here, please! 123 456\n\nHuman: hello hello",
-    "Grüße aus Köln, el niño añade çà et là; €5 “quotes” … naïve façade",
-    "你好世界。これは日本語です。한국어 텍스트 😀🎉👩‍👩‍👧‍👦 नमस्ते",
-] * 3
-EOS, UNKNOWN = "<eos>", "<unk>"
-
-
-def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, unk_token=UNKNOWN)
-
-
-def byte_level() -> PreTrainedTokenizerFast:
-    """A byte-level BPE so small that most characters outside ASCII take several tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=[EOS, UNKNOWN])
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return wrap(tokenizer)
-
-
-def sentencepiece_style() -> PreTrainedTokenizerFast:
-    """As in Llama 2: spaces are part of tokens, the first is dropped, rare characters are spelt in byte tokens."""
-    seeded = Tokenizer(models.BPE())
-    seeded.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    seeded.train_from_iterator(CORPUS[:1], trainers.BpeTrainer(vocab_size=150, special_tokens=[EOS, UNKNOWN]))
-    vocab = seeded.get_vocab()
-    for byte in range(256):
-        vocab[f"<0x{byte:02X}>"] = len(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=UNKNOWN, byte_fallback=True))
-    tokenizer.normalizer = seeded.normalizer
-    tokenizer.add_special_tokens([EOS, UNKNOWN])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return wrap(tokenizer)
-
-
-BYTE_LEVEL = byte_level()
-SENTENCEPIECE = sentencepiece_style()
 
 
 def ids_of(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:

@@ -140,6 +140,8 @@ def _once(llm: LLM, workload: Workload, prompts: list[list[int]], on_step: OnSte
         on_step(len(finished), stats)
     seconds = time.perf_counter() - start
     after = llm.stats()
+    for output in finished.values():
+        output.raise_for_error()
     answers = [finished[request_id].outputs[0].token_ids for request_id in ids]
     assert all(len(answer) == workload.new_tokens for answer in answers), "an answer is short"
     waits = [finished[request_id].metrics.time_to_first_token for request_id in ids]

@@ -56,4 +56,5 @@ def execute(namespace: argparse.Namespace) -> int:
                 print(text[shown:], end="", flush=True)
                 shown = len(text)
     print()
+    output.raise_for_error()
     return 0

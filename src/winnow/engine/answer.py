@@ -1,14 +1,12 @@
 """An answer as it grows: its text, its logprobs, and when it ends."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from winnow.engine.request import Sequence
 from winnow.outputs import CompletionOutput, EvictionReport, LogprobDict
 from winnow.sampling import TextStream
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from winnow.sampling.logprobs import decode_logprobs
+from winnow.sampling.token_table import TokenTable
 
 # Why an answer ends: the finish reason, and the stop string or token id where there is one.
 Finish = tuple[str, int | str | None]
@@ -17,30 +15,29 @@ Finish = tuple[str, int | str | None]
 class Answer:
     """Takes the sampled or forced tokens of one sequence."""
 
-    def __init__(
-        self, sequence: Sequence, tokenizer: "PreTrainedTokenizerBase | None", eos_token_ids: frozenset[int]
-    ) -> None:
+    def __init__(self, sequence: Sequence, tokens: TokenTable | None, eos_token_ids: frozenset[int]) -> None:
         self._sequence = sequence
-        self._tokenizer = tokenizer
+        self._tokens = tokens
         self._eos_token_ids = eos_token_ids
         params = sequence.request.params
         # The first token that may end it.
         self._may_stop_at = max(params.min_tokens, len(params.forced_for(sequence.index)) + 1)
         self._cumulative_logprob: float | None = None
-        self._text = TextStream(tokenizer, params, sequence.request.prompt_token_ids)
+        self._text = TextStream(tokens, params, sequence.request.prompt_token_ids)
 
     def take(self, token: int, logprobs: LogprobDict | None) -> Finish | None:
         """Append a token. Returns why the answer ends with it, or None."""
         sequence, params = self._sequence, self._sequence.request.params
         sequence.token_ids.append(token)
         num_tokens = sequence.num_output_tokens
-        if logprobs is not None:
-            sequence.logprobs.append(decode_logprobs(self._tokenizer, logprobs))
-            self._cumulative_logprob = (self._cumulative_logprob or 0.0) + logprobs[token].logprob
         may_stop = num_tokens >= self._may_stop_at
         stop_id = token in params.stop_token_ids
         ends = may_stop and (stop_id or (token in self._eos_token_ids and not params.ignore_eos))
-        if not ends or params.include_stop_str_in_output:
+        has_text = not ends or params.include_stop_str_in_output
+        if logprobs is not None:
+            sequence.logprobs.append(self._decode(logprobs, token, has_text))
+            self._cumulative_logprob = (self._cumulative_logprob or 0.0) + logprobs[token].logprob
+        if has_text:
             self._text.push(token, check_stop=may_stop)
         if ends:
             return "stop", token if stop_id else None
@@ -49,6 +46,16 @@ class Answer:
         if num_tokens >= sequence.request.max_tokens:
             return "length", None
         return None
+
+    def _decode(self, logprobs: LogprobDict, token: int, has_text: bool) -> LogprobDict:
+        """The same, with texts and bytes for where the answer is; without `has_text` its token adds nothing."""
+        if self._tokens is None:
+            return logprobs
+        skip = self._sequence.request.params.skip_special_tokens
+        decoded = decode_logprobs(self._tokens, logprobs, skip_special_tokens=skip, first=self._text.at_start)
+        if not has_text:
+            decoded[token] = replace(decoded[token], token_bytes=b"")
+        return decoded
 
     def finish(self) -> None:
         self._text.finish()
@@ -65,13 +72,5 @@ class Answer:
             sequence.finish_reason,
             sequence.stop_reason,
             eviction,
+            sequence.error,
         )
-
-
-def decode_logprobs(tokenizer: "PreTrainedTokenizerBase | None", logprobs: LogprobDict) -> LogprobDict:
-    """Add the tokens' text, where there is a tokenizer."""
-    if tokenizer is None:
-        return logprobs
-    return {
-        token: replace(entry, decoded_token=tokenizer.decode([token])) for token, entry in logprobs.items()
-    }

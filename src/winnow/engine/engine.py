@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from winnow.engine.admission import Admission
+from winnow.engine.answer import Finish
 from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
 from winnow.engine.plan import StepPlan, StepResult
@@ -190,12 +191,15 @@ class Engine:
                 requests.prompt_tokens += min(entry.end, prompt_len) - entry.start
         for index, found in result.prompt_logprobs.items():
             requests.take_prompt_logprobs(plan.entries[index].sequence.request, found)
-        for sequence, token, logprobs in zip(plan.samplers, result.token_ids, result.logprobs, strict=True):
+        for index, sequence in enumerate(plan.samplers):
             watch = sequence.request.watch
             touched[sequence.request] = None
             if watch is not None and sequence.num_output_tokens == 1:
                 watch.after_prompt = self._executor.kept_positions(sequence.running_slot)
-            reason = requests.take(sequence, token, logprobs, now)
+            if index in result.errors:
+                reason: Finish | None = requests.fail(sequence, result.errors[index])
+            else:
+                reason = requests.take(sequence, result.token_ids[index], result.logprobs[index], now)
             if reason is not None:
                 if watch is not None:
                     watch.at_end = self._executor.kept_positions(sequence.running_slot)

@@ -1,6 +1,6 @@
 """What one step computes, decided before any tensor is touched."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from winnow.cache import BlockCopies
@@ -52,3 +52,5 @@ class StepResult:
     logprobs: list[LogprobDict | None]
     prompt_logprobs: dict[int, list[LogprobDict]]
     """By index of the plan's entry: logprobs of the prompt tokens that follow those computed."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """By index of the sampler: why it gave no token. Its request fails alone."""

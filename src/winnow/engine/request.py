@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from winnow.eviction import SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
+from winnow.sampling.faults import Fault
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Request:
     final_only: bool = False
     """Its output is asked for once, when it is finished."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
+    fault: Fault | None = None
+    """Found in the prompt's logits; ends each answer with its first token."""
     sequences: list["Sequence"] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,6 +118,8 @@ class Sequence:
     slot: int | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
+    """What went wrong, where `finish_reason` is "error"."""
     forks: list["Sequence"] = field(default_factory=list)
     logprobs: list[LogprobDict | None] = field(default_factory=list)
     last_round: int = 0

@@ -1,12 +1,16 @@
 """The unfinished requests of an engine, and their answers as they grow."""
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from winnow.engine.answer import Answer, Finish, decode_logprobs
+from winnow.engine.answer import Answer, Finish
 from winnow.engine.request import Request, Sequence
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EvictionReport, LogprobDict, RequestOutput
+from winnow.sampling.faults import Fault
+from winnow.sampling.logprobs import decode_logprobs
+from winnow.sampling.token_table import TokenTable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,7 +33,7 @@ class Roster:
         eos_token_ids: frozenset[int],
         clock: Callable[[], float],
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokens = None if tokenizer is None else TokenTable(tokenizer)
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._requests: dict[str, Request] = {}
@@ -62,19 +66,31 @@ class Roster:
         """Begin its answers."""
         self._requests[request.request_id] = request
         for sequence in request.sequences:
-            self._answers[sequence] = Answer(sequence, self._tokenizer, self._eos_token_ids)
+            self._answers[sequence] = Answer(sequence, self._tokens, self._eos_token_ids)
 
     def take(self, sequence: Sequence, token: int, logprobs: LogprobDict | None, now: float) -> Finish | None:
         """Append a token that was sampled at `now`. Returns why the answer ends with it, or None."""
         request = sequence.request
         if request.metrics.first_token_time is None:
             request.note(first_token_time=now)
+        if request.fault is not None:
+            return self.fail(sequence, request.fault.explain())
         self.generated_tokens += 1
         return self._answers[sequence].take(token, logprobs)
 
+    def fail(self, sequence: Sequence, error: str) -> Finish:
+        """A sequence can have no further token; its answer so far stays. Returns why it ends."""
+        sequence.error = error
+        return "error", None
+
     def take_prompt_logprobs(self, request: Request, found: list[LogprobDict]) -> None:
         """Append those of a prompt's next tokens."""
-        request.prompt_logprobs += [decode_logprobs(self._tokenizer, each) for each in found]
+        if any(math.isnan(entry.logprob) for each in found for entry in each.values()):
+            request.fault = Fault.NOT_FINITE
+        if self._tokens is not None:
+            skip = request.params.skip_special_tokens
+            found = [decode_logprobs(self._tokens, each, skip_special_tokens=skip) for each in found]
+        request.prompt_logprobs += found
 
     def end(self, sequence: Sequence) -> None:
         """An answer has ended; its sequence knows why."""

@@ -134,7 +134,8 @@ class TorchExecutor:
         if logits.samples != list(range(len(rows))):  # in most steps each row is sampled from once
             rows = rows[torch.tensor(logits.samples, device=rows.device)]
         sampled = self._sampler.sample(rows, self._enter(samplers))
-        return StepResult(sampled.token_ids, sampled.logprobs, scored)
+        errors = {row: fault.explain(self._model.dtype) for row, fault in sampled.faults.items()}
+        return StepResult(sampled.token_ids, sampled.logprobs, scored, errors)
 
     def copy(self, copies: BlockCopies) -> None:
         self.pool.copy_blocks(copies.source, copies.target)

@@ -92,6 +92,7 @@ def score_pairs(
     Raises:
         EvaluationError: a pair lacks context or continuation.
         InvalidRequestError: the engine cannot take one of the pairs; says which, and none is computed.
+        RequestFailedError: the model's logits are not finite.
     """
     _check(pairs)
     keeping = keeping or Keeping()
@@ -107,6 +108,7 @@ def score_pairs(
         while waiting:
             for output in llm.step():
                 if output.finished and output.request_id in waiting:
+                    output.raise_for_error()
                     for index, answer in zip(waiting.pop(output.request_id), output.outputs, strict=True):
                         yield index, _read(answer, len(pairs[index].continuation))
             on_step()

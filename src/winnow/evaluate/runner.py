@@ -164,6 +164,7 @@ class _Run:
             self._in_flight[self._llm.submit(ask.token_ids, ask.params, final_only=True)] = ask
 
     def _take(self, ask: Ask, output: RequestOutput) -> None:
+        output.raise_for_error()  # an answer that the model failed to give is none to be scored
         found = [
             outcome_of(self._llm, ask, part, answer)
             for part, answer in zip(ask.parts, output.outputs, strict=True)

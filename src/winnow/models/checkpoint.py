@@ -21,7 +21,7 @@ from winnow.models.context import ContextLimit
 from winnow.models.geometry import probe_geometry
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.optimize import optimize_model
-from winnow.models.tokens import load_tokenizer
+from winnow.models.tokens import end_tokens, load_tokenizer
 
 # RoPE kinds that choose their frequencies by the largest position of the whole forward pass. In a packed batch one
 # long sequence would change the short ones, so they serve only lengths at which nothing is chosen.
@@ -42,15 +42,16 @@ def load_checkpoint(path: Path, config: ModelConfig, *, beyond_trained_len: bool
     device = _device(config.device)
     model = _load_weights(path, model_config, config, device, ATTENTION_NAME)
     geometry = probe_geometry(model)
+    tokenizer = load_tokenizer(path)
     return LoadedModel(
         model=model,
         decoder=optimize_model(model, geometry, trained_len) if config.optimize else None,
-        tokenizer=load_tokenizer(path),
+        tokenizer=tokenizer,
         vocab_size=_vocab_size(model_config),
         geometry=geometry,
         max_model_len=wanted or trained_len,
         trained_len=trained_len,
-        eos_token_ids=_eos_token_ids(path, model_config),
+        eos_token_ids=end_tokens(_told_end_tokens(path, model_config), tokenizer, _vocab_size(model_config)),
     )
 
 
@@ -58,12 +59,13 @@ def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
     """As `winnow.models.loader.load_plain_model`."""
     model_config = _read_config(path)
     _causal_class(model_config)
+    tokenizer = load_tokenizer(path)
     return PlainModel(
         max_model_len=_context_limit(model_config).take(config.max_model_len),
         model=_load_weights(path, model_config, config, _device(config.device), None),
-        tokenizer=load_tokenizer(path),
+        tokenizer=tokenizer,
         vocab_size=_vocab_size(model_config),
-        eos_token_ids=_eos_token_ids(path, model_config),
+        eos_token_ids=end_tokens(_told_end_tokens(path, model_config), tokenizer, _vocab_size(model_config)),
     )
 
 
@@ -192,12 +194,10 @@ def _vocab_size(config: PretrainedConfig) -> int:
     return int(config.get_text_config().vocab_size)
 
 
-def _eos_token_ids(path: Path, config: PretrainedConfig) -> frozenset[int]:
-    """Tokens that end an answer: those of generation_config.json, else of config.json."""
+def _told_end_tokens(path: Path, config: PretrainedConfig) -> list[int]:
+    """Tokens that end an answer by generation_config.json, else by config.json."""
     eos = config.get_text_config().eos_token_id
     if (path / "generation_config.json").is_file():
         generation = GenerationConfig.from_pretrained(path, local_files_only=True)
         eos = generation.eos_token_id if generation.eos_token_id is not None else eos
-    ids = [eos] if isinstance(eos, int) else eos or []
-    # What the model cannot say cannot end its answer; default configurations name such tokens.
-    return frozenset(token for token in ids if 0 <= token < _vocab_size(config))
+    return [eos] if isinstance(eos, int) else eos or []

@@ -1,6 +1,7 @@
 """A model's tokenizer, and what kind of text a token is, for policies that keep kinds."""
 
 import string
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,18 @@ def tokenizer_class(tokenizer: "PreTrainedTokenizerBase | None") -> str | None:
     name = type(tokenizer).__name__
     found = getattr(transformers, name, None)
     return name if _is_tokenizer(found) and type(tokenizer) is found else None
+
+
+def end_tokens(
+    told: Iterable[int], tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int
+) -> frozenset[int]:
+    """Tokens that end an answer: those that the configurations tell, and the tokenizer's own.
+
+    Fine-tunes for chat often change the tokenizer's end token and leave the configurations as they were. Without what
+    the model cannot say: default configurations name such tokens.
+    """
+    own = None if tokenizer is None else tokenizer.eos_token_id
+    return frozenset(token for token in (*told, *([] if own is None else [own])) if 0 <= token < vocab_size)
 
 
 def _is_tokenizer(kind: object) -> bool:

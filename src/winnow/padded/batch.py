@@ -160,7 +160,7 @@ class Batch:
             ids = sequence.token_ids[sequence.num_computed :]
             front = width - len(ids) if sequence in joiners else 0
             behind = width - len(ids) - front
-            tokens.append([0] * front + ids + [0] * behind)
+            tokens.append([ids[0]] * front + ids + [ids[0]] * behind)
             own = list(range(sequence.num_computed, sequence.num_tokens))
             positions.append([0] * front + own + [0] * behind)
             first = cache.columns + front - cache.lengths[row]

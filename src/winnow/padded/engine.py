@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from winnow.engine.answer import Finish
 from winnow.engine.request import Request, Sequence, Watch
 from winnow.engine.roster import Roster
 from winnow.errors import InvalidRequestError
@@ -130,11 +131,12 @@ class PaddedEngine:
         requests.prompt_tokens += sampled.prompt_tokens
         for sequence, found in sampled.prompt_logprobs.items():
             requests.take_prompt_logprobs(sequence.request, found)
-        for sequence, token, logprobs in zip(
-            sampled.sequences, sampled.token_ids, sampled.logprobs, strict=True
-        ):
+        for index, sequence in enumerate(sampled.sequences):
             touched[sequence.request] = None
-            reason = requests.take(sequence, token, logprobs, now)
+            if index in sampled.errors:
+                reason: Finish | None = requests.fail(sequence, sampled.errors[index])
+            else:
+                reason = requests.take(sequence, sampled.token_ids[index], sampled.logprobs[index], now)
             if reason is not None:
                 self._finish(sequence, *reason)
         return list(touched)

@@ -30,6 +30,8 @@ class Sampled:
     prompt_tokens: int
     """Prompt tokens computed."""
     prompt_logprobs: dict[Sequence, list[LogprobDict]]
+    errors: dict[int, str]
+    """By index: why a sequence got no token. Its request fails alone."""
 
 
 class PaddedExecutor:
@@ -237,7 +239,10 @@ class PaddedExecutor:
         if rows != list(range(len(logits))):
             logits = logits[rows]
         found = self._seats.sample(sequences, logits)
-        return Sampled(sequences, found.token_ids, found.logprobs, prompt_tokens, prompt_logprobs or {})
+        errors = {index: fault.explain(self._model.dtype) for index, fault in found.faults.items()}
+        return Sampled(
+            sequences, found.token_ids, found.logprobs, prompt_tokens, prompt_logprobs or {}, errors
+        )
 
     def _note_start(self, sequences: SequenceType[Sequence]) -> None:
         for sequence in sequences:

@@ -26,7 +26,9 @@ class PaddedInputs:
         """Pad token ids."""
         width = max(map(len, queries))
         padding = [width - len(query) for query in queries]
-        tokens = [[0] * pad + list(query) for pad, query in zip(padding, queries, strict=True)]
+        # Padding is masked, but a masked value is still multiplied: a query is padded with a token of its own, so that
+        # no other token's faults (NaN in its embedding) become its.
+        tokens = [[query[0]] * pad + list(query) for pad, query in zip(padding, queries, strict=True)]
         own = torch.arange(width, device=device) - torch.tensor(padding, device=device)[:, None]
         mask = span_mask([(pad, width) for pad in padding], width, device)
         return cls(torch.tensor(tokens, device=device), own.clamp_min(0), mask, padding)

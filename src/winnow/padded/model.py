@@ -32,6 +32,10 @@ class PaddedModel:
         return not any("dynamic" in kind or "longrope" in kind for kind in kinds)
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
 

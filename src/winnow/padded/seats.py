@@ -6,6 +6,7 @@ from torch import Tensor
 
 from winnow.engine.request import Sequence
 from winnow.sampling import Sampler, SamplingParams
+from winnow.sampling.faults import Fault
 from winnow.sampling.sampler import SamplerOutput
 
 
@@ -29,12 +30,14 @@ class Seats:
     def sample(self, sequences: SequenceType[Sequence], logits: Tensor) -> SamplerOutput:
         """The next token of each sequence, from logits [n, V]. Any number of sequences may ask."""
         token_ids, logprobs = [], []
+        faults: dict[int, Fault] = {}
         for first in range(0, len(sequences), self._count):
             some = sequences[first : first + self._count]
             sampled = self._sampler.sample(logits[first : first + self._count], self._seat(some))
             token_ids += sampled.token_ids
             logprobs += sampled.logprobs
-        return SamplerOutput(token_ids, logprobs)
+            faults |= {first + row: fault for row, fault in sampled.faults.items()}
+        return SamplerOutput(token_ids, logprobs, faults)
 
     def leave(self, sequence: Sequence) -> None:
         """Give up a sequence's seat, if it has one."""

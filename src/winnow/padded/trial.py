@@ -8,6 +8,7 @@ from winnow.padded.cache import Extent, PaddedCache
 from winnow.padded.inputs import PaddedInputs
 from winnow.padded.model import PaddedModel
 from winnow.padded.shape import KVShape
+from winnow.sampling.faults import Fault, sound_rows
 
 _LENGTHS = (7, 4, 1)
 # Largest difference, as a part of the norm of the logits. In half precision results differ by rounding, and in models
@@ -19,22 +20,40 @@ _FULL, _HALF = 1e-3, 0.2
 def check_padding(model: PaddedModel, shape: KVShape, vocab_size: int) -> None:
     """Compute three short queries in one padded batch and each alone.
 
+    A query whose logits are not finite by itself proves nothing and is passed over: one token may be at fault.
+
     Raises:
-        UnsupportedModelError: the logits differ.
+        UnsupportedModelError: the logits differ, or none are finite.
     """
     queries = [
         [(3 * row + 5 * i + 1) % vocab_size for i in range(length)] for row, length in enumerate(_LENGTHS)
     ]
     together = _logits(model, shape, queries)
-    tolerance = _FULL if model.model.dtype == torch.float32 else _HALF
+    tolerance = _FULL if model.dtype == torch.float32 else _HALF
+    sound = 0
     for row, query in enumerate(queries):
         alone = _logits(model, shape, [query])[0]
-        difference = float((together[row] - alone).norm() / alone.norm())
+        if not sound_rows(alone[None]).item():
+            continue
+        sound += 1
+        difference = _difference(together[row], alone)
         if not difference <= tolerance:
             raise UnsupportedModelError(
                 f"{type(model.model).__name__} is not supported: padding changes what it computes "
                 f"(logits differ by {difference:.2g} of their norm, {tolerance:g} is allowed)"
             )
+    if not sound:
+        raise UnsupportedModelError(
+            f"{type(model.model).__name__} cannot be tried: {Fault.NOT_FINITE.explain(model.dtype)}"
+        )
+
+
+def _difference(logits: Tensor, expected: Tensor) -> float:
+    """Of sound logits [V], as a part of their norm. Tokens that are ruled out (-inf) must be so in both."""
+    possible = expected.isfinite()
+    if not torch.equal(logits.isneginf(), ~possible):
+        return torch.inf
+    return float((logits - expected)[possible].norm() / expected[possible].norm())
 
 
 def _logits(model: PaddedModel, shape: KVShape, queries: list[list[int]]) -> Tensor:

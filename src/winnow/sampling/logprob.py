@@ -10,9 +10,14 @@ class Logprob:
     Attributes:
         logprob: natural logarithm of its probability.
         rank: 1 plus the number of tokens that were more probable; equals share a rank.
-        decoded_token: its text, where somebody filled it in.
+        decoded_token: its text by itself, where there is a tokenizer, with replacement characters for parts of
+            characters.
+        token_bytes: the bytes that it adds, or would add, to the answer's text in UTF-8, where there is a tokenizer:
+            a part of a character is told by them alone. Those of an answer's tokens, joined, are its text, up to where
+            a stop string cut it. Empty for special tokens that the text leaves out.
     """
 
     logprob: float
     rank: int
     decoded_token: str | None = None
+    token_bytes: bytes | None = None

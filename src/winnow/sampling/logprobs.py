@@ -1,12 +1,15 @@
 """How probable the model found a token: reported from raw logits, before any penalty, bias or temperature."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from winnow.sampling.faults import sound_rows
 from winnow.sampling.logprob import Logprob
 from winnow.sampling.rows import clean_rows, row_blocks
+from winnow.sampling.token_table import TokenTable
 
 
 def logprob_table(logprobs: Tensor, tokens: Tensor, top: int) -> Tensor:
@@ -43,6 +46,25 @@ def read_logprobs(row: Sequence[float], top: int) -> dict[int, Logprob]:
     return report
 
 
+def decode_logprobs(
+    tokens: TokenTable, logprobs: Mapping[int, Logprob], *, skip_special_tokens: bool, first: bool = False
+) -> dict[int, Logprob]:
+    """Add the tokens' texts and bytes.
+
+    Args:
+        skip_special_tokens: whether the answer's text leaves special tokens out.
+        first: nothing stands before the tokens.
+    """
+    decoded = {}
+    for token, entry in logprobs.items():
+        if skip_special_tokens and token in tokens.special:
+            text, own = tokens.special[token], b""
+        else:
+            text, own = tokens.text_of(token), tokens.bytes_of(token, first)
+        decoded[token] = replace(entry, decoded_token=text, token_bytes=own)
+    return decoded
+
+
 @torch.inference_mode()
 def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], top: int) -> list[dict[int, Logprob]]:
     """How probable each token of a prompt was, given those before it.
@@ -56,7 +78,8 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], top: int) -> 
             are listed where not all find room is left to `torch.topk`.
 
     Returns:
-        N dicts, token id -> `Logprob`, the following token first.
+        N dicts, token id -> `Logprob`, the following token first. In rows whose logits are NaN or infinite all
+        logprobs are NaN.
     """
     num_rows, vocab_size = logits.shape
     assert num_rows == len(next_token_ids), "one following token for each row"
@@ -64,8 +87,10 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], top: int) -> 
         return []
     top = min(top, vocab_size)
     following = torch.tensor(next_token_ids, dtype=torch.int64).to(logits.device)
-    tables = [
-        logprob_table(clean_rows(logits[first:end]).log_softmax(1), following[first:end], top)
-        for first, end in row_blocks(num_rows, vocab_size)
-    ]
+    tables = []
+    for first, end in row_blocks(num_rows, vocab_size):
+        own = logits[first:end]
+        logprobs = clean_rows(own).log_softmax(1)
+        logprobs[~sound_rows(own)] = torch.nan
+        tables.append(logprob_table(logprobs, following[first:end], top))
     return [read_logprobs(row, top) for row in torch.cat(tables).tolist()]

@@ -1,7 +1,7 @@
 """From logits to tokens, for a whole batch at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from winnow.sampling.counts import TokenCounts
+from winnow.sampling.faults import Fault, mark_faults
 from winnow.sampling.filters import draw, keep_min_p, keep_top_k, keep_top_p, scale
 from winnow.sampling.greedy import open_argmax
 from winnow.sampling.logprob import Logprob
@@ -24,12 +25,14 @@ class SamplerOutput:
     """One step's tokens, in the order of the slots asked for.
 
     Attributes:
-        token_ids: [B].
+        token_ids: [B]; 0 in rows with a fault.
         logprobs: [B], per row the sampled token and the most probable ones, or None where not asked for.
+        faults: by row, why it gave no token; mostly empty.
     """
 
     token_ids: list[int]
     logprobs: list[dict[int, Logprob] | None]
+    faults: dict[int, Fault] = field(default_factory=dict)
 
 
 class Sampler:
@@ -45,7 +48,7 @@ class Sampler:
     after a preemption, given the same logits.
 
     Ties: greedy takes the lowest token id; top-k and top-p keep every token as probable as the last one kept.
-    A row with no possible token (logits all -inf or NaN, or everything masked) gives token 0.
+    A row that holds NaN or +inf, or in which no token is possible, gives none: `SamplerOutput.faults` says why.
 
     Args:
         max_num_seqs: number of slots.
@@ -146,7 +149,8 @@ class Sampler:
         assert self._slots.are_used(rows), "only a slot in use can be sampled"
         if self._slots.need_nothing(rows):
             self._slots.advance(rows)
-            return SamplerOutput(self._argmax(logits).tolist(), [None] * len(slots))
+            tokens = mark_faults(self._argmax(logits), logits).tolist()
+            return _separate_faults(tokens, [None] * len(slots))
         plan = self._slots.plan(rows)
         packed = self._to_device(plan.packed)
         columns = packed[: NUM_COLUMNS * len(slots)].view(NUM_COLUMNS, len(slots))
@@ -166,29 +170,44 @@ class Sampler:
         return host.to(self.device, non_blocking=True)
 
     def _sample_block(self, logits: Tensor, block: Block, columns: Columns, edits: Tensor) -> Tensor:
-        """Tokens [R, 1], or with logprobs the table [R, 3 + 2 * top] that starts with them; float64."""
+        """Tokens [R, 1], or with logprobs the table [R, 3 + 2 * top] that starts with them; float64.
+
+        A row with a fault has that in place of its token.
+        """
         needs = block.features
+        own = logits.index_select(0, columns.row.long())
         if not needs:
-            return self._argmax(logits.index_select(0, columns.row.long()))[:, None].double()
-        x = clean_rows(logits.index_select(0, columns.row.long()))
+            return mark_faults(self._argmax(own), own)[:, None].double()
+        x = clean_rows(own)
         raw = x.log_softmax(1) if Feature.LOGPROBS in needs else None
-        forced = Feature.FORCED in needs
-        tokens = columns.forced.long() if forced else self._choose(x, block, columns, edits)
+        tokens, left = columns.forced.long(), None
+        if Feature.FORCED not in needs:
+            tokens, left = self._choose(x, block, columns, edits)
         if Feature.PENALTIES in needs:
             self._counts.record(columns.counts_row.long(), tokens)
-        return tokens[:, None].double() if raw is None else logprob_table(raw, tokens, block.top)
+        table = tokens[:, None].double() if raw is None else logprob_table(raw, tokens, block.top)
+        if left is not None:
+            tokens = torch.where(left, tokens, Fault.NOTHING_LEFT.value)
+        table[:, 0] = mark_faults(tokens, own)
+        return table
 
-    def _choose(self, x: Tensor, block: Block, columns: Columns, edits: Tensor) -> Tensor:
-        """Tokens [R] int64 that the rules lead to; the logits `x` [R, V] are used up."""
-        needs = block.features
+    def _choose(
+        self, x: Tensor, block: Block, columns: Columns, edits: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens [R] int64 that the rules lead to; the logits `x` [R, V] are used up.
+
+        Also whether anything was possible, bool [R]; None: no rule could rule out everything.
+        """
+        needs, left = block.features, None
         if needs & (Feature.BIAS | Feature.MIN_TOKENS):
             row, token, change = edits
             x.index_put_((row.long(), token.long()), change.float(), accumulate=True)
+            left = x.amax(1) > -torch.inf
         if Feature.PENALTIES in needs:
             penalties = (columns.repetition, columns.frequency, columns.presence)
             counts_row = columns.counts_row.long()
             self._counts.penalise(x, counts_row, *(penalty.float()[:, None] for penalty in penalties))
-        return _draw_filtered(x, block, columns) if Feature.RANDOM in needs else x.argmax(1)
+        return _draw_filtered(x, block, columns) if Feature.RANDOM in needs else x.argmax(1), left
 
 
 def _draw_filtered(x: Tensor, block: Block, columns: Columns) -> Tensor:
@@ -219,4 +238,16 @@ def _read_tables(numbers: NDArray[np.float64], plan: StepPlan) -> SamplerOutput:
         if asked:
             for row, report in zip(rows.tolist(), table.tolist(), strict=True):
                 logprobs[row] = read_logprobs(report, int(plan.top[row]))
-    return SamplerOutput(token_ids.tolist(), logprobs)
+    return _separate_faults(token_ids.tolist(), logprobs)
+
+
+def _separate_faults(marked: list[int], logprobs: list[dict[int, Logprob] | None]) -> SamplerOutput:
+    """The output of tokens among which faults may stand."""
+    if min(marked) >= 0:
+        return SamplerOutput(marked, logprobs)
+    faults = {row: Fault(token) for row, token in enumerate(marked) if token < 0}
+    return SamplerOutput(
+        [max(token, 0) for token in marked],
+        [None if row in faults else each for row, each in enumerate(logprobs)],
+        faults,
+    )

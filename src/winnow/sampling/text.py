@@ -1,94 +1,11 @@
-"""From tokens to text, one token at a time."""
+"""From tokens to text, one token at a time, up to a stop string."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
+from winnow.sampling.detokenizer import Detokenizer
 from winnow.sampling.params import SamplingParams
-from winnow.sampling.stops import StopMatcher
-
-_REPLACEMENT = "\ufffd"
-_CONTEXT = 6  # tokens that surely hold the last character and begin one: it may take four byte tokens
-_LIMIT = 24  # tokens of a window without a settled end, before it is cut
-
-
-class Tokenizer(Protocol):
-    """The one thing asked of a tokenizer; those of transformers have it."""
-
-    def decode(self, token_ids: Any, skip_special_tokens: bool = ..., **options: Any) -> Any:
-        """The text of these tokens."""
-        ...
-
-
-class Detokenizer:
-    """The text that each further token adds.
-
-    A token's text depends on its neighbours: a character's bytes may be spread over tokens, and some
-    tokenizers drop a leading space. So a small window of tokens is decoded, and what it holds beyond the text
-    already known is new, as vLLM and text-generation-inference do; while its last character is incomplete it
-    waits. Model output need not be UTF-8 at all, nor every token have text: the window stays bounded then
-    too.
-
-    Args:
-        tokenizer: any whose text, once complete, does not change when more tokens follow.
-        skip_special_tokens: leave them out.
-        prompt_token_ids: what the answer follows.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool, prompt_token_ids: Sequence[int]
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        for size in range(_CONTEXT, _CONTEXT - 4, -1):
-            self._window = list(prompt_token_ids[-size:])
-            self._known = self._decode()  # the text of the window's
-            self._settled = len(self._window)  # first tokens
-            # Half a character in front makes some tokenizers give up on all bytes that follow it.
-            if not self._known.startswith(_REPLACEMENT):
-                break
-
-    def _decode(self) -> str:
-        # Tidying spaces before punctuation would change text that is already out.
-        text = self._tokenizer.decode(
-            self._window, skip_special_tokens=self._skip_special_tokens, clean_up_tokenization_spaces=False
-        )
-        assert isinstance(text, str), "a flat list of tokens decodes to one string"
-        return text
-
-    def push(self, token_id: int) -> str:
-        """The text that is certain now and was not before."""
-        self._window.append(token_id)
-        text = self._decode()
-        if text.endswith(_REPLACEMENT):
-            return self._cut(text) if len(self._window) - self._settled >= _LIMIT else ""
-        new = self._beyond_known(text)
-        if new:
-            del self._window[: self._settled]
-            self._settled = len(self._window)
-            self._known = self._decode()
-        elif text or len(self._window) >= _LIMIT:
-            self._window.pop()  # a token without text, such as a skipped special one, is no context
-        return new
-
-    def flush(self) -> str:
-        """What was still uncertain, as the tokenizer writes an incomplete character."""
-        text = self._decode()
-        new = self._beyond_known(text)
-        self._known = text
-        return new
-
-    def _beyond_known(self, text: str) -> str:
-        # A prompt may end within a character: its replacement is not text that the answer can follow.
-        known = self._known if text.startswith(self._known) else self._known.rstrip(_REPLACEMENT)
-        return text[len(known) :]
-
-    def _cut(self, text: str) -> str:
-        """Settle a window that never ends with a whole character, but for its last, which may still change."""
-        new = self._beyond_known(text)
-        del self._window[:-_CONTEXT]
-        self._settled = 0
-        self._known = self._decode().removesuffix(_REPLACEMENT)
-        return new.removesuffix(_REPLACEMENT)
+from winnow.sampling.stops import PlainCutter, SpecialCutter
+from winnow.sampling.token_table import Tokenizer, TokenTable
 
 
 class TextStream:
@@ -98,28 +15,48 @@ class TextStream:
     ending that could become a stop string. With a prompt, the text is what the tokenizer writes after the
     prompt, a leading space included; without, what it writes for the answer alone.
 
+    A stop string that holds the text of a special token ends the answer also where special tokens are left out of the
+    text.
+
     Args:
-        tokenizer: of transformers; None: the text stays empty.
+        tokenizer: of transformers, or the table of one; None: the text stays empty.
         params: `stop`, `include_stop_str_in_output`, `skip_special_tokens` and `detokenize` are read.
         prompt_token_ids: what the answer follows; only its last few tokens are looked at.
 
-    Attributes:
-        matched_stop: the stop string that ended the text. Tokens pushed after it are ignored.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, params: SamplingParams, prompt_token_ids: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer | TokenTable | None,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int] = (),
     ) -> None:
-        self.matched_stop: str | None = None
         self._detokenizer = None
+        stops, include = tuple(params.stop or ()), params.include_stop_str_in_output
+        self._cutter: PlainCutter | SpecialCutter = PlainCutter(stops, include)
+        self._hidden: dict[int, str] = {}  # texts of tokens that only stop strings see
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, prompt_token_ids)
-        self._stops = StopMatcher(params.stop or ())
-        self._include_stop = params.include_stop_str_in_output
+            table = tokenizer if isinstance(tokenizer, TokenTable) else TokenTable(tokenizer)
+            self._detokenizer = Detokenizer(table, params.skip_special_tokens, prompt_token_ids)
+            special = table.special if stops and params.skip_special_tokens else {}
+            self._hidden = {
+                token: text for token, text in special.items() if any(text in stop for stop in stops)
+            }
+            if self._hidden:
+                self._cutter = SpecialCutter(stops, include, self._hidden.values())
         self._pieces: list[str] = []
         self._taken = 0  # pieces given out
-        self._held = ""  # the beginning of a stop string, perhaps
         self._check_stop = True
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text. Tokens pushed after it are ignored."""
+        return self._cutter.matched
+
+    @property
+    def at_start(self) -> bool:
+        """Whether nothing stands before the next token's text, neither of the prompt nor of the answer."""
+        return self._detokenizer is not None and self._detokenizer.at_start
 
     @property
     def text(self) -> str:
@@ -137,7 +74,9 @@ class TextStream:
         if self._detokenizer is None or self.matched_stop is not None:
             return
         self._check_stop = check_stop
-        self._append(self._detokenizer.push(token_id))
+        self._settle(self._cutter.feed(self._detokenizer.push(token_id), check_stop))
+        if token_id in self._hidden and self.matched_stop is None:
+            self._settle(self._cutter.feed_hidden(self._hidden[token_id], check_stop))
 
     def take_delta(self) -> str:
         """The text that became certain since the last call."""
@@ -149,21 +88,8 @@ class TextStream:
         """No token will follow: what was held back is certain now."""
         if self._detokenizer is None or self.matched_stop is not None:
             return
-        self._append(self._detokenizer.flush())
-        self._settle(self._held)
-        self._held = ""
-
-    def _append(self, new: str) -> None:
-        match = self._stops.feed(new, self._check_stop)
-        text = self._held + new
-        if match is None:
-            certain = len(text) - self._stops.pending
-            self._held = text[certain:]
-        else:
-            self.matched_stop = match.stop
-            certain = len(self._held) + match.end - (0 if self._include_stop else len(match.stop))
-            self._held = ""
-        self._settle(text[:certain])
+        self._settle(self._cutter.feed(self._detokenizer.flush(), self._check_stop))
+        self._settle(self._cutter.finish())
 
     def _settle(self, text: str) -> None:
         if text:

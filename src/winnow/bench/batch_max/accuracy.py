@@ -75,6 +75,7 @@ def measure_accuracy(
         params = [method.params(ask.question.max_tokens, to_the_end=False) for ask in wave]
         outputs = llm.generate([list(ask.token_ids) for ask in wave], params)
         for ask, output in zip(wave, outputs, strict=True):
+            output.raise_for_error()
             question = ask.question
             scores.append(score(question.metric, output.outputs[0].text, question.references))
         accuracy = Accuracy(tuple(scores), len(asks))

@@ -65,7 +65,10 @@ def run_requests(llm: LLM, prompts: Prompts, method: Method, new_tokens: int) ->
     for prompt in prompts:
         llm.submit(list(prompt), params, final_only=True)
     while llm.has_unfinished:
-        ended = len(llm.step())
+        ended = 0
+        for output in llm.step():
+            output.raise_for_error()
+            ended += 1
         stats = llm.stats()
         part = "prefill" if stats.prompt_tokens > before.prompt_tokens else "decode"
         computing[part] += stats.elapsed["execute"] - before.elapsed["execute"]

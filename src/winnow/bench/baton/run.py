@@ -88,6 +88,8 @@ def run_cell(llm: LLM, queries: Sequence[Query], on_step: OnStep) -> Run:
         moments.append((time.perf_counter() - start, len(finished), tokens, _kv_bytes(stats)))
         on_step(len(finished), stats)
     after = llm.stats()
+    for output in finished.values():
+        output.raise_for_error()
     answers = [finished[request_id].outputs[0].token_ids for request_id in ids]
     asked = [query.answer_tokens for query in queries]
     assert [len(answer) for answer in answers] == asked, "an answer has another length than was asked for"

@@ -80,6 +80,8 @@ def run_cell(llm: LLM, cell: Cell, prompts: Sequence[TimedPrompt], new_tokens: i
         on_step(cell, len(finished), stats)
     seconds = time.perf_counter() - start
     after = llm.stats()
+    for output in finished.values():
+        output.raise_for_error()
     answers = [finished[request_id].outputs[0] for request_id in ids]
     assert all(len(answer.token_ids) == params.max_tokens for answer in answers), "an answer is short"
     reports = [answer.eviction for answer in answers]

@@ -183,6 +183,9 @@ class Driver:
             self._in_flight[name] = job
 
     def _answer(self, job: Job, output: RequestOutput) -> None:
+        if output.error is not None:
+            self._finish(job.index, self._failure(job, LineError("request_failed", output.error)))
+            return
         try:
             record = answer_record(job, output, self._model, int(self._clock()))
             line = encode(record)

@@ -1,5 +1,6 @@
 """Log-probabilities in the three shapes that output records know."""
 
+import codecs
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -36,15 +37,13 @@ def completion_logprobs(answer: CompletionOutput) -> Record | None:
     """`choices[].logprobs` of a text completion."""
     if answer.logprobs is None:
         return None
-    pairs = [(candidates[token], candidates) for token, candidates in _predicted(answer)]
-    texts = [_text(chosen) for chosen, _ in pairs]
+    pairs = _predicted(answer)
+    chosen = [candidates[token] for token, candidates in pairs]
     return {
-        "tokens": texts,
-        "token_logprobs": [_value(chosen) for chosen, _ in pairs],
-        "top_logprobs": [
-            {_text(entry): _value(entry) for _, entry in _ranked(candidates)} for _, candidates in pairs
-        ],
-        "text_offset": [sum(map(len, texts[:place])) for place in range(len(texts))],
+        "tokens": [_name(entry, "bytes:") for entry in chosen],
+        "token_logprobs": [_value(entry) for entry in chosen],
+        "top_logprobs": [_top_by_name(token, candidates) for token, candidates in pairs],
+        "text_offset": _offsets(answer.text, [_bytes(entry) for entry in chosen]),
     }
 
 
@@ -53,6 +52,29 @@ def cumulative_logprob(answer: CompletionOutput) -> float | None:
     if answer.cumulative_logprob is None or math.isfinite(answer.cumulative_logprob):
         return answer.cumulative_logprob
     return sum(_value(candidates[token]) for token, candidates in _predicted(answer))
+
+
+def _top_by_name(token: int, candidates: LogprobDict) -> dict[str, float]:
+    """Logprobs by the candidates' names. Of several with one name the first keeps it, the answer's own before all."""
+    names = {_name(candidates[token], "bytes:"): token}
+    for other, entry in _ranked(candidates):
+        name = _name(entry, "bytes:")
+        names[name if names.setdefault(name, other) == other else f"token_id:{other}"] = other
+    by_token = {other: name for name, other in names.items()}
+    return {by_token[other]: _value(entry) for other, entry in _ranked(candidates)}
+
+
+def _offsets(text: str, pieces: Sequence[bytes]) -> list[int]:
+    """Where in `text` the character stands that each token begins or goes on with, if `pieces` are their bytes.
+
+    Ascending, and at most the text's length: a stop string may have cut it before the tokens end.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    offsets, offset = [], 0
+    for piece in pieces:
+        offsets.append(min(offset, len(text)))
+        offset += len(decoder.decode(piece))
+    return offsets
 
 
 def _predicted(answer: CompletionOutput) -> list[tuple[int, LogprobDict]]:
@@ -71,7 +93,16 @@ def _value(entry: Logprob) -> float:
     return max(entry.logprob, _LOWEST) if entry.logprob < math.inf else _LOWEST
 
 
-def _text(entry: Logprob) -> str:
+def _bytes(entry: Logprob) -> bytes:
+    return (entry.decoded_token or "").encode() if entry.token_bytes is None else entry.token_bytes
+
+
+def _name(entry: Logprob, prefix: str = "") -> str:
+    """A token's text, or its bytes in hexadecimal where it is no text by itself, as OpenAI writes it."""
+    try:
+        _bytes(entry).decode()
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in _bytes(entry))
     return entry.decoded_token or ""
 
 
@@ -84,5 +115,4 @@ def _flat_top(candidates: LogprobDict) -> list[Record]:
 
 
 def _chat(entry: Logprob) -> Record:
-    text = _text(entry)
-    return {"token": text, "logprob": _value(entry), "bytes": list(text.encode())}
+    return {"token": _name(entry), "logprob": _value(entry), "bytes": list(_bytes(entry))}

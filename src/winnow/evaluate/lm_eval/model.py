@@ -162,6 +162,7 @@ class WinnowLM(TemplateLM):
             while waiting:
                 for output in self.llm.step():
                     if output.finished and output.request_id in waiting:
+                        output.raise_for_error()
                         index = waiting.pop(output.request_id)
                         texts[index] = output.outputs[0].text
                         self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])

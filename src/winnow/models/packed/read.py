@@ -21,7 +21,7 @@ from winnow.models.packed.description import Description, LayerNumbers, NormNumb
 from winnow.models.packed.files import OTHERS, PACKED
 from winnow.models.packed_embedding import PackedEmbedding, panel_shape
 from winnow.models.packed_linear import PackedLinear
-from winnow.models.tokens import load_tokenizer
+from winnow.models.tokens import end_tokens, load_tokenizer
 
 
 def load_packed(
@@ -33,12 +33,14 @@ def load_packed(
     limit = ContextLimit(description.trained_len, "as the model was packed")
     wanted = config.max_model_len
     trained_len = limit.take(None if beyond_trained_len else wanted)
+    decoder = _Reader(path, description, LayerKernels(kernels)).decoder()
+    tokenizer = load_tokenizer(path, description.tokenizer_class)
     return LoadedModel(
-        model=_Reader(path, description, LayerKernels(kernels)).decoder(),
-        tokenizer=load_tokenizer(path, description.tokenizer_class),
+        model=decoder,
+        tokenizer=tokenizer,
         vocab_size=description.vocab_size,
         max_model_len=wanted or trained_len,
-        eos_token_ids=frozenset(description.eos_token_ids),
+        eos_token_ids=end_tokens(description.eos_token_ids, tokenizer, description.vocab_size),
         geometry=description.geometry,
         trained_len=trained_len,
     )

@@ -1,0 +1,49 @@
+"""Rows of logits that no token can be taken from."""
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Fault(IntEnum):
+    """Why a row gave no token. Below 0, so that one column can hold a token or a fault."""
+
+    NOT_FINITE = -1
+    """NaN or plus infinity among the model's logits, or minus infinity everywhere."""
+    NOTHING_LEFT = -2
+    """The model's logits are sound, but what was asked for leaves no token possible."""
+
+    def explain(self, dtype: torch.dtype | None = None) -> str:
+        """What is wrong and what may help, for a model that computes in `dtype`; None: it is not known here."""
+        if self is Fault.NOTHING_LEFT:
+            return (
+                "no token is possible: min_tokens, logit_bias and stop_token_ids together rule out every token "
+                "that the model allows"
+            )
+        advice = []
+        if dtype in (None, torch.float16):
+            advice.append("float16 overflows beyond 65504, and dtype=bfloat16 has float32's range")
+        if dtype is not torch.float16:
+            advice.append("the model's weights may hold NaN or infinity")
+        where = "" if dtype is None else f" in {str(dtype).removeprefix('torch.')}"
+        return f"the model's logits are not finite (NaN or infinity){where}: {', or '.join(advice)}"
+
+
+def mark_faults(tokens: Tensor, logits: Tensor) -> Tensor:
+    """`tokens` with `Fault.NOT_FINITE` where a row of logits is unsound; nothing waits for the device.
+
+    Args:
+        tokens: int64 [R].
+        logits: [R, V], any float type, as the model gave them.
+    """
+    return torch.where(sound_rows(logits), tokens, Fault.NOT_FINITE.value)
+
+
+def sound_rows(logits: Tensor) -> Tensor:
+    """Which rows of [R, V] a token can be taken from, bool [R].
+
+    One reduction tells: the largest of a row is NaN if any logit is, and infinite if one is or all are minus infinity.
+    Single logits of minus infinity are sound: models rule out tokens by them.
+    """
+    return logits.amax(1).isfinite()
