@@ -23,6 +23,7 @@ from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.options import EngineOptions
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
+from winnow.threads import TeamWait, release_team, set_threads
 
 # Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -54,9 +55,16 @@ class LLM:
     def __init__(self, model: str | Path | None = None, **options: Unpack[EngineOptions]) -> None:
         self.config = EngineConfig.from_options({"model": model, **options})
         require_usable_torch(self.config.model.device)
-        with _LOADING:
-            loaded, engine = _open_engine(self.config)
-        self._shared = SharedEngine(engine)
+        set_threads(self.config.model.threads)
+        self._team_wait = TeamWait()
+        try:
+            with _LOADING:
+                loaded, engine = _open_engine(self.config)
+        except BaseException:
+            self._team_wait.stop()
+            raise
+        release_team()  # the threads that will step may be others
+        self._shared = SharedEngine(engine, release_team)
         self.tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
         self._tokenizing = Lock()
@@ -222,6 +230,7 @@ class LLM:
     def close(self) -> None:
         """Free model and cache. Requests in progress are lost: threads that wait for them get a `ClosedError`."""
         self._shared.close()
+        self._team_wait.stop()
 
     def __enter__(self) -> Self:
         return self

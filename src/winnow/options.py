@@ -16,6 +16,7 @@ class EngineOptions(TypedDict, total=False):
     engine: str
     dtype: str
     device: str
+    threads: int | None
     load_format: str
     max_model_len: int | None
     attention_backend: str

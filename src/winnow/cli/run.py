@@ -170,7 +170,8 @@ def _check(
         checkpoint = read_checkpoint(output, identity, tally.add, prompts)
         if checkpoint.notes:
             print(
-                f"winnow: going on with {output} under other options, which change no answer: {'; '.join(checkpoint.notes)}",
+                f"winnow: going on with {output} under other options, which change no answer: "
+                + "; ".join(checkpoint.notes),
                 file=sys.stderr,
             )
     return _Plan(prompts, output, options, defaults, identity, checkpoint, namespace.progress)

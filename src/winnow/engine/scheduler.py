@@ -140,11 +140,12 @@ class Scheduler:
                     self._preempt()
 
     def _make_room(self) -> None:
-        """Compress what runs for the oldest waiting sequence, where policies allow that and it would be admitted."""
+        """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted."""
         able = self._rounds.making_room(self.running)
-        if not able or not self.waiting or not self._cache.can_open(_longest_row(self.waiting[0])):
+        first = self.waiting.first
+        if not able or first is None or not self._cache.can_open(_longest_row(first)):
             return
-        lacking = self._lacking(self.waiting[0])
+        lacking = self._lacking(first)
         if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
 

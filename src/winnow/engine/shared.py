@@ -52,13 +52,18 @@ class Mailbox:
 class SharedEngine:
     """Guards an engine, so that any thread may call any method at any time.
 
+    Args:
+        release_thread: called by a thread that has stepped and is not expected to step again soon, since what computes
+            may hold resources for each thread that calls it.
+
     Raises, from every method but `close` and `abandon`:
         ClosedError: the engine was closed, before the call or during it.
         ForkedError: the engine belongs to another process.
     """
 
-    def __init__(self, engine: RequestEngine) -> None:
+    def __init__(self, engine: RequestEngine, release_thread: Callable[[], None] = lambda: None) -> None:
         self._open: RequestEngine | None = engine
+        self._release_thread = release_thread
         self._pid = os.getpid()
         # Whoever is inside uses the engine. Who wants to go in holds the entrance, and the thread that steps passes
         # through it before each step: it cannot go in again before those who came during the last step.
@@ -210,6 +215,8 @@ class SharedEngine:
                     self._step(box, num_outputs, once)
         finally:
             if leads:
+                if self._waiting or not (once or box.unfinished):
+                    self._release_thread()
                 self._stepping = False
             with self._mail:
                 if self._waiting and not self._stepping:
