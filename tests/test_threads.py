@@ -16,9 +16,10 @@ import pytest
 import torch
 from tiny_llama import VOCAB, save_tiny_llama
 
-from winnow import LLM, RequestOutput, SamplingParams
+from winnow import LLM, RequestOutput, SamplingParams, fork
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError
 from winnow.eviction import PRESETS
+from winnow.fork import require_usable_torch
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 NUM_THREADS = 8
@@ -361,6 +362,19 @@ def _in_child(method: str, target: Callable[..., None], *arguments: Any) -> Any:
     finally:
         process.kill()
         process.join()
+
+
+def test_what_a_fork_leaves_unusable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+        require_usable_torch("cpu")
+        with pytest.raises(ForkedError, match=r"device=auto .* begun to use CUDA.* spawn"):
+            require_usable_torch("auto")
+    monkeypatch.setattr(fork, "_PAUSE", None)
+    require_usable_torch("cpu")
+    monkeypatch.setattr(fork, "_IMPORTED_BY", os.getpid() + 1)
+    with pytest.raises(ForkedError, match=r"cannot be created in a forked process here: .* spawn"):
+        require_usable_torch("cpu")
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -175,8 +175,8 @@ class LLM:
         """Queue a prompt and return its request id. Raises as `generate`.
 
         Args:
-            priority: the greater is served first; among equals who came first. Nobody who runs gives way to a greater
-                one, but when memory runs out the lowest priority does.
+            priority: the greater is served first; among equals who came first. When memory runs out the lowest gives
+                way, and of equals the latest. In the paged engine nobody who runs gives way to priority alone.
             final_only: `step` tells of the request once, when it is finished, instead of copying the answer so far at
                 every token.
         """
