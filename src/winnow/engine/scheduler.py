@@ -84,8 +84,8 @@ class Scheduler:
         while True:
             self._part_siblings(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
-            self._make_room()
             self._part_siblings(budgets_differ=False)
+            self._make_room()
             plan = self._plan(waits)
             if plan.entries or not self.has_unfinished:
                 return plan
@@ -139,11 +139,11 @@ class Scheduler:
                     self._preempt()
 
     def _make_room(self) -> None:
-        """Compress what runs for the oldest waiting sequence, where policies allow that and it would be admitted."""
-        able = self._rounds.making_room(self.running)
-        if not able or not self.waiting or not self._cache.can_open(_longest_row(self.waiting[0])):
+        """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted."""
+        able, first = self._rounds.making_room(self.running), next(iter(self.waiting), None)
+        if not able or first is None or not self._cache.can_open(_longest_row(first)):
             return
-        lacking = self._lacking(self.waiting[0])
+        lacking = self._lacking(first)
         if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
 
