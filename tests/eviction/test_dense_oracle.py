@@ -42,6 +42,7 @@ from winnow.eviction import (
     LazyLayers,
     Leverage,
     MeanDeviation,
+    Member,
     Pyramid,
     Recency,
     Recipes,
@@ -465,6 +466,26 @@ def test_rounds_under_pressure(seed: int, models: Callable[[int], Model]) -> Non
     asked = [ask(small(PRESETS[name].policy, rng), rng, 61) for name in names]
     stats = compare(models, seed, asked, max_num_seqs=4, kv_memory=tight(models, seed, 220))
     assert stats.num_preemptions == 0, "their rounds are not repeated"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", ["kv-compress", "kv-compress-full"])
+def test_the_round_after_a_prompt_takes_in_all(
+    name: str, seed: int, models: Callable[[int], Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members: list[int] = []
+    evict = TorchExecutor.evict
+
+    def counted(executor: TorchExecutor, taking_part: list[Member]) -> list[int]:
+        members.append(len(taking_part))
+        return evict(executor, taking_part)
+
+    monkeypatch.setattr(TorchExecutor, "evict", counted)
+    rng = random.Random(f"join {seed}")
+    policy = small(PRESETS[name].policy, rng)
+    asked = [ask(policy, rng, 61) for _ in range(3)]
+    compare(models, seed, asked, max_num_seqs=2)  # the third begins when one of the others has ended
+    assert max(members) > 1
 
 
 @pytest.mark.parametrize("seed", SEEDS)

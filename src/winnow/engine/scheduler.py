@@ -85,8 +85,8 @@ class Scheduler:
         while True:
             self._part_siblings(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
-            self._make_room()
             self._part_siblings(budgets_differ=False)
+            self._make_room()
             plan = self._plan(waits)
             if plan.entries or not self.has_unfinished:
                 return plan
