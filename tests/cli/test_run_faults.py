@@ -232,7 +232,7 @@ def test_a_table_that_nobody_takes(
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.run(
-        ["bash", "-c", command], stderr=subprocess.PIPE, env=environment, text=True, check=False
+        ["/bin/bash", "-c", command], stderr=subprocess.PIPE, env=environment, text=True, check=False
     )
     assert (process.returncode, process.stderr) == (code, message)
     assert len(records(here / "out")) == 1
