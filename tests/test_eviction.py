@@ -433,7 +433,6 @@ class TestBadRequests:
         [
             ({"compression": 0.5}, "compression must be at least 1, got 0.5"),
             ({"compression": 2, "kv_budget": 9}, "mean the same, give one"),
-            ({"eviction": "full", "compression": 4}, "eviction=full keeps every KV and compression=4 asks"),
             ({"kv_budget": [4, 5]}, "kv_budget must be one number, or one for each of the n = 1 samples"),
             ({"protect": [(5, 5)]}, "an end in protect must be at least 6, got 5"),
             ({"protect": "0-5"}, "protect must be a list of pairs"),
@@ -506,6 +505,8 @@ def test_an_amount_without_a_policy_means_winnow(directory: Path) -> None:
         asked = [*plain.generate(prompt(200), greedy(kv_budget=80)), *engine.generate(prompt(200), greedy())]
         [full] = engine.generate(prompt(200), greedy(eviction="full"))
         [never] = plain.generate(prompt(200), greedy())
+        with pytest.raises(InvalidRequestError, match="eviction=full keeps every KV and compression=4 asks"):
+            plain.submit(prompt(200), greedy(eviction="full", compression=4))
     reports = [output.outputs[0].eviction for output in (named, *asked)]
     assert [report.policy for report in reports if report is not None] == ["winnow"] * 3
     assert {report.kept for report in reports if report is not None} == {reports[0].kept}  # type: ignore[union-attr]
