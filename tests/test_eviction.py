@@ -42,6 +42,12 @@ TAKES_BUDGET = [name for name, preset in PRESETS.items() if preset.policy.budget
 EVERY_PRESET = sorted(PRESETS)
 
 
+def budget_for(name: str, kv_budget: int) -> dict[str, int]:
+    """The budget, for presets that take one."""
+    policy = PRESETS[name].policy
+    return {} if policy.when.never or policy.budget.fixed is not None else {"kv_budget": kv_budget}
+
+
 def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(1000 * seed + length).choices(range(3, VOCAB), k=length)
 
@@ -89,7 +95,7 @@ class TestWhatNeverChanges:
         full = llm.generate(prompts, greedy())
         if not PRESETS[name].policy.budget.bounded:
             return
-        kept = llm.generate(prompts, greedy(eviction=name, kv_budget=300))
+        kept = llm.generate(prompts, greedy(eviction=name, **budget_for(name, 300)))
         assert ids(kept) == ids(full)
         for output in kept:
             report = output.outputs[0].eviction
@@ -115,7 +121,7 @@ class TestWhatNeverChanges:
     @pytest.mark.parametrize("name", EVERY_PRESET)
     def test_an_answer_does_not_depend_on_what_else_runs(self, directory: Path, name: str) -> None:
         prompts = [prompt(150), prompt(230, 1), prompt(60, 2), prompt(301, 3)]
-        amount = {} if PRESETS[name].policy.budget.fixed is not None else {"kv_budget": 80}
+        amount = budget_for(name, 80)
         wanted = greedy(eviction=own_affair(name), **amount)
         with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_scores=2) as llm:
             alone = [llm.generate(p, wanted)[0].outputs[0] for p in prompts]
@@ -141,7 +147,7 @@ class TestMemory:
     @pytest.mark.parametrize("name", EVERY_PRESET)
     def test_blocks_in_use_are_those_of_what_is_kept(self, llm: LLM, name: str) -> None:
         cache = cache_of(llm)
-        amount = {} if PRESETS[name].policy.budget.fixed is not None else {"kv_budget": 80}
+        amount = budget_for(name, 80)
         for length in (333, 150):
             llm.submit(prompt(length), greedy(eviction=name, max_tokens=30, **amount))
         while llm.has_unfinished:
@@ -573,3 +579,19 @@ def test_a_round_on_the_cpu_is_one_call_of_the_kernels(
     ) as llm:
         llm.generate([prompt(300)], greedy())
         assert calls == llm.stats().num_rounds > 1
+
+
+def test_an_amount_without_a_policy_means_winnow(directory: Path) -> None:
+    """Asked of the engine or of a request; and "full" on a request lifts the engine's own amount."""
+    with LLM(directory, kv_memory="4MiB") as plain, LLM(directory, kv_memory="4MiB", kv_budget=80) as engine:
+        [named] = plain.generate(prompt(200), greedy(eviction="winnow", kv_budget=80))
+        asked = [*plain.generate(prompt(200), greedy(kv_budget=80)), *engine.generate(prompt(200), greedy())]
+        [full] = engine.generate(prompt(200), greedy(eviction="full"))
+        [never] = plain.generate(prompt(200), greedy())
+        with pytest.raises(InvalidRequestError, match="eviction=full keeps every KV and compression=4 asks"):
+            plain.submit(prompt(200), greedy(eviction="full", compression=4))
+    reports = [output.outputs[0].eviction for output in (named, *asked)]
+    assert [report.policy for report in reports if report is not None] == ["winnow"] * 3
+    assert {report.kept for report in reports if report is not None} == {reports[0].kept}  # type: ignore[union-attr]
+    assert full.outputs[0].eviction is None
+    assert full.outputs[0].token_ids == never.outputs[0].token_ids

@@ -277,7 +277,7 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_for_nobody(
     page = (tmp_path / "baton.md").read_text()
     assert "baton_figure5.png" in page and "| 5, paged |" in page
     assert main(typed) != 0  # other options: other runs
-    assert "group_padding was '0.1' and is None" in capsys.readouterr().err
+    assert "group_padding was 0.1 and is 0.02" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

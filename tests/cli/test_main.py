@@ -113,6 +113,32 @@ def test_generate_reads_standard_input_and_chats(
     assert capsys.readouterr().out == "ña>resu<\n"
 
 
+def test_generate_leaves_out_marks_of_other_systems(
+    llms: list[FakeLLM], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\ufeffab\r\nc\r\n".encode())))
+    assert main(["generate", "-"]) == 0
+    assert capsys.readouterr().out == "c\nba\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device", "x"), "x: No space left on device"),
+        (MemoryError(), "this machine's memory does not suffice"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(
+    error: Exception, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(argv: object) -> int:
+        raise error
+
+    monkeypatch.setattr("winnow.cli.main._dispatch", fail)
+    assert main([]) == 2
+    assert capsys.readouterr().err == f"winnow: error: {message}\n"
+
+
 def test_ctrl_c_tells_how_to_go_on(
     write_prompts: Write,
     model_dir: Path,

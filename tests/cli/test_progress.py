@@ -65,6 +65,16 @@ def test_the_live_display_shows_the_same_readings() -> None:
         assert text in re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", stream.getvalue())
 
 
+def test_the_time_left_is_at_the_pace_of_this_start() -> None:
+    clock = Clock()
+    meter = Meter(clock, done=100)
+    assert meter.snapshot(100, 160, 0, STATS).seconds_left is None
+    clock.now = 30.0
+    snapshot = meter.snapshot(110, 160, 0, STATS)
+    assert snapshot.seconds_left == 150.0
+    assert plain_line(snapshot).endswith(" | preemptions 2 | ETA 0:02:30")
+
+
 def test_rates_are_of_the_last_while() -> None:
     clock = Clock()
     meter = Meter(clock)

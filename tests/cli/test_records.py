@@ -111,6 +111,20 @@ def test_flat_logprobs() -> None:
     assert [entry and entry["token_id"] for entry in told["prompt_logprobs"]] == [None, 2, 3]
 
 
+def test_what_is_not_finite_is_valid_json() -> None:
+    answer = output("ab", logprobs=True)
+    answer.outputs[0].cumulative_logprob = -math.inf
+    assert answer.outputs[0].logprobs is not None
+    answer.outputs[0].logprobs[0] = {5: Logprob(-math.inf, 1, "a"), 9: Logprob(math.nan, 2, "b")}
+    told = record({"prompt": "Hi", "logprobs": 2}, answer)
+    assert told["cumulative_logprob"] == -9999.0 - 1.0
+    assert [entry["logprob"] for entry in told["logprobs"][0]["top"]] == [-9999.0, -9999.0]
+    assert json.loads(encode({"a": [math.inf, {"b": math.nan}], "c": 1.5})) == {
+        "a": [None, {"b": None}],
+        "c": 1.5,
+    }
+
+
 def test_flat_score() -> None:
     told = record({"prompt": "Hi", "reference": "Yes", "category": "easy"}, output(" yes\n"))
     assert (told["score"], told["category"], told["reference"]) == (1.0, "easy", "Yes")

@@ -80,3 +80,10 @@ def test_a_broken_file_is_named(tmp_path, data):
     path.write_bytes(data)
     with pytest.raises(DatasetError, match=r"rows.jsonl.gz cannot be read: "):
         read_text(path)
+
+
+def test_a_file_of_another_system(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes('\ufeff{"a": "x"}\r\n{"a": "y"}\r\n'.encode())
+    assert [row.text("a") for row in read_json_lines(tmp_path / "rows.jsonl")] == ["x", "y"]
+    (tmp_path / "page.txt").write_bytes("\ufeffa\r\n-----\r\nb".encode())
+    assert read_text(tmp_path / "page.txt") == "a\n-----\nb"

@@ -169,9 +169,9 @@ def _check(
     if output is not None and not namespace.overwrite:
         checkpoint = read_checkpoint(output, identity, tally.add, prompts)
         if checkpoint.notes:
+            told = "; ".join(checkpoint.notes)
             print(
-                f"winnow: going on with {output} under other options, which change no answer: "
-                + "; ".join(checkpoint.notes),
+                f"winnow: going on with {output} under other options, which change no answer: {told}",
                 file=sys.stderr,
             )
     return _Plan(prompts, output, options, defaults, identity, checkpoint, namespace.progress)
