@@ -180,6 +180,7 @@ def decoded(logprobs: dict[int, Logprob]) -> dict[int, Logprob]:
         (b"\xf0\x9f", b"\x98", ""),
         (b"\xef\xbf", b"\xbd", "\ufffd"),
         (b"a\x80\x80", b"\xc3\xb6", "ö"),
+        (b"\xed\xa0", b"0", "0"),  # of a surrogate, which UTF-8 does not have
         (b"\xc3\xb6" * 9, b"\xc3\xb6", "ö"),
         (b"\xb6" + b"\xc3\xb6" * 9, b"\xc3\xb6", "ö"),
         (b"", b"\xc3\xb6\xc3", "ö\ufffd"),

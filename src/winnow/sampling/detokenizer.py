@@ -139,12 +139,12 @@ class _ByteRun:
 
     def push(self, byte: int) -> str:
         """The characters that are complete, or broken, with this byte."""
-        joined = self._pending + bytes([byte])
+        before = self._pending
         text = self._decoder.decode(bytes([byte]))
         if self._of_prompt and text:
             self._of_prompt = False
-            if text.encode() != joined:
-                return text[1:]  # without the replacement of what the prompt began
+            if text.encode() != before + bytes([byte]):  # the answer does not finish what the prompt began
+                return text[len(before.decode(errors="replace")) :]
         return text
 
     def end(self) -> str:
