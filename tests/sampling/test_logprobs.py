@@ -1,5 +1,7 @@
 """Logprobs: of raw logits, with ranks, for those who asked."""
 
+import math
+
 import pytest
 import torch
 from sampling_support import make_sampler, random_logits
@@ -78,3 +80,12 @@ def test_prompt_logprobs_in_blocks(top: int, dtype: torch.dtype, monkeypatch: py
 
 def test_no_prompt_no_logprobs() -> None:
     assert prompt_logprobs(torch.zeros(0, 5), [], top=3) == []
+
+
+def test_logprobs_of_rows_that_are_not_finite_are_no_numbers() -> None:
+    """A single token ruled out leaves the others theirs."""
+    inf, nan = float("inf"), float("nan")
+    logits = torch.tensor([[0.0, 0.0, -inf], [0.0, nan, 0.0], [0.0, inf, 0.0], [-inf] * 3])
+    sound, *unsound = prompt_logprobs(logits, [2, 0, 0, 0], top=1)
+    assert sound[2].logprob == -inf and sound[0].logprob == pytest.approx(math.log(0.5))
+    assert all(math.isnan(entry.logprob) for report in unsound for entry in report.values())

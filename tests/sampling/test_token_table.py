@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tokenizer_kinds import BYTE_LEVEL, KINDS, SENTENCEPIECE
+from tokenizer_kinds import BYTE_LEVEL, KINDS, SENTENCEPIECE, UNKNOWN
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from winnow.cli.batch.logprobs import chat_logprobs, completion_logprobs
@@ -179,6 +180,7 @@ def decoded(logprobs: dict[int, Logprob]) -> dict[int, Logprob]:
         (b"\xf0\x9f", b"\x98", ""),
         (b"\xef\xbf", b"\xbd", "\ufffd"),
         (b"a\x80\x80", b"\xc3\xb6", "ö"),
+        (b"\xed\xa0", b"0", "0"),  # of a surrogate, which UTF-8 does not have
         (b"\xc3\xb6" * 9, b"\xc3\xb6", "ö"),
         (b"\xb6" + b"\xc3\xb6" * 9, b"\xc3\xb6", "ö"),
         (b"", b"\xc3\xb6\xc3", "ö\ufffd"),
@@ -251,3 +253,49 @@ def test_stop_strings_around_special_tokens() -> None:
     assert stream.text == "a " or stream.text == "a"
     stream.push(eos, check_stop=False)  # before min_tokens
     assert stream.matched_stop is None
+
+
+def test_a_vocabulary_that_lacks_some_bytes() -> None:
+    """As after pruning; what is there is known, and unknown tokens are no bytes."""
+    vocab = {UNKNOWN: 0, "▁": 1, "a": 2, "<0xC3>": 3, "<0xB6>": 4, "<0x2E>": 5}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=UNKNOWN, byte_fallback=True))
+    backend.decoder = SENTENCEPIECE.backend_tokenizer.decoder
+    for kept in (backend, backend_without(vocab, "<0x2E>")):
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=kept, unk_token=UNKNOWN)
+        table = TokenTable(tokenizer)
+        assert [table.bytes_of(token) for token in (1, 2, 3, 4)] == [b" ", b"a", b"\xc3", b"\xb6"]
+        assert 0 not in table.byte_tokens
+        assert answer_of(tokenizer, [3, 4, 1, 2, 0, 2], [2]).text == "ö aa"
+
+
+def backend_without(vocab: dict[str, int], token: str) -> Tokenizer:
+    fewer = {each: index for each, index in vocab.items() if each != token}
+    backend = Tokenizer(models.BPE(vocab=fewer, merges=[], unk_token=UNKNOWN, byte_fallback=True))
+    backend.decoder = SENTENCEPIECE.backend_tokenizer.decoder
+    return backend
+
+
+def test_words_without_a_decoder() -> None:
+    words = Tokenizer(models.WordLevel({UNKNOWN: 0, "one": 1, "two": 2, "<0x41>": 3}, unk_token=UNKNOWN))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token=UNKNOWN)
+    table = TokenTable(tokenizer)
+    assert not table.byte_tokens and table.bytes_of(3) == b" <0x41>"
+    check(answer_of(tokenizer, [1, 2, 3, 0, 1], [2]))
+    check(answer_of(tokenizer, [1, 2, 3, 0, 1], []))
+
+
+@every_kind
+@given(data=st.data(), stop=st.sampled_from(["o", "x.", "é", "<eos>"]), include=st.booleans())
+@hypothesis_settings(max_examples=40)
+def test_offsets_stay_within_a_text_that_was_cut(
+    tokenizer: PreTrainedTokenizerFast, data: st.DataObject, stop: str, include: bool
+) -> None:
+    tokens = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=40))
+    answer = answer_of(
+        tokenizer, tokens, ids_of(tokenizer, "The"), stop=[stop], include_stop_str_in_output=include
+    )
+    completion = completion_logprobs(answer)
+    assert completion is not None
+    offsets = completion["text_offset"]
+    assert offsets == sorted(offsets) and all(0 <= offset <= len(answer.text) for offset in offsets)
+    assert stop not in (answer.text.removesuffix(stop) if include else answer.text)

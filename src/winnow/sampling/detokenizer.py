@@ -19,8 +19,8 @@ class Detokenizer:
     too.
 
     Tokens that are one byte by fallback never enter the window: such tokenizers give up on a whole run of them for one
-    wrong byte, which may stand in the prompt. They are joined here, and in the window a byte token of "." takes their
-    place.
+    wrong byte, which may stand in the prompt. They are joined here, and in the window a byte token of a visible
+    character takes their place.
 
     Args:
         table: of a tokenizer whose text, once complete, does not change when more tokens follow.
@@ -34,8 +34,9 @@ class Detokenizer:
     def __init__(self, table: TokenTable, skip_special_tokens: bool, prompt_token_ids: Sequence[int]) -> None:
         self._table = table
         self._skip_special_tokens = skip_special_tokens
-        self._byte_tokens = table.byte_tokens
-        self._dot = next((token for token, byte in self._byte_tokens.items() if byte == ord(".")), None)
+        # Without a token to stand for them, byte tokens are left to the tokenizer.
+        self._neutral = table.neutral_token
+        self._byte_tokens = {} if self._neutral is None else table.byte_tokens
         self._bytes = _ByteRun(self._trailing_bytes(prompt_token_ids))
         for size in range(_CONTEXT, _CONTEXT - 4, -1):
             self._start(self._without_bytes(prompt_token_ids[-size:]))
@@ -52,9 +53,9 @@ class Detokenizer:
         byte = self._byte_tokens.get(token_id)
         if byte is None:
             return self._bytes.end() + self._push(token_id)
-        assert self._dot is not None, "there are tokens of all bytes"
+        assert self._neutral is not None, "else no token is looked up as a byte"
         text = self._flush_window() if len(self._window) > self._settled else ""
-        self._start([self._dot])
+        self._start([self._neutral])
         return text + self._bytes.push(byte)
 
     def flush(self) -> str:
@@ -114,8 +115,8 @@ class Detokenizer:
         """The tokens after the last byte token, with a whole one for all that stands before."""
         for index in range(len(tokens) - 1, -1, -1):
             if tokens[index] in self._byte_tokens:
-                assert self._dot is not None, "there are tokens of all bytes"
-                return [self._dot, *tokens[index + 1 :]]
+                assert self._neutral is not None, "else no token is looked up as a byte"
+                return [self._neutral, *tokens[index + 1 :]]
         return list(tokens)
 
 
@@ -138,12 +139,12 @@ class _ByteRun:
 
     def push(self, byte: int) -> str:
         """The characters that are complete, or broken, with this byte."""
-        joined = self._pending + bytes([byte])
+        before = self._pending
         text = self._decoder.decode(bytes([byte]))
         if self._of_prompt and text:
             self._of_prompt = False
-            if text.encode() != joined:
-                return text[1:]  # without the replacement of what the prompt began
+            if text.encode() != before + bytes([byte]):  # the answer does not finish what the prompt began
+                return text[len(before.decode(errors="replace")) :]
         return text
 
     def end(self) -> str:

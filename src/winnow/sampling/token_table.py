@@ -76,9 +76,16 @@ class TokenTable:
         # A tokenizer that describes no decoder (SentencePiece's own) may have the tokens all the same.
         if find is None or not (self._decoder_kinds is None or "ByteFallback" in self._decoder_kinds):
             return {}
-        found = {find(f"<0x{byte:02X}>"): byte for byte in range(256)}
-        # Where some are missing, all of those were answered with the same unknown token, or with none.
-        return found if len(found) == 256 and None not in found else {}
+        # A byte that the vocabulary lacks is answered with the unknown token, or with none.
+        missing = (None, getattr(self._tokenizer, "unk_token_id", None))
+        tokens = {find(f"<0x{byte:02X}>"): byte for byte in range(256)}
+        return {token: byte for token, byte in tokens.items() if token not in missing}
+
+    @cached_property
+    def neutral_token(self) -> int | None:
+        """A byte token of a visible character; None: there is none."""
+        visible = range(ord("!"), ord("~") + 1)
+        return next((token for token, byte in self.byte_tokens.items() if byte in visible), None)
 
     @cached_property
     def _decoder_kinds(self) -> frozenset[str] | None:
