@@ -17,15 +17,11 @@ from transformers import (
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.binding import ATTENTION_NAME
-from winnow.models.context import ContextLimit
+from winnow.models.context import context_limit
 from winnow.models.geometry import probe_geometry
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.optimize import optimize_model
 from winnow.models.tokens import load_tokenizer
-
-# RoPE kinds that choose their frequencies by the largest position of the whole forward pass. In a packed batch one
-# long sequence would change the short ones, so they serve only lengths at which nothing is chosen.
-_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 def load_checkpoint(path: Path, config: ModelConfig, *, beyond_trained_len: bool) -> LoadedModel:
@@ -38,7 +34,7 @@ def load_checkpoint(path: Path, config: ModelConfig, *, beyond_trained_len: bool
             "(transformers' class takes none from AttentionInterface); engine=padded runs it as it is"
         )
     wanted = config.max_model_len
-    trained_len = _context_limit(model_config).take(None if beyond_trained_len else wanted)
+    trained_len = context_limit(model_config).take(None if beyond_trained_len else wanted)
     device = _device(config.device)
     model = _load_weights(path, model_config, config, device, ATTENTION_NAME)
     geometry = probe_geometry(model)
@@ -59,7 +55,7 @@ def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
     model_config = _read_config(path)
     _causal_class(model_config)
     return PlainModel(
-        max_model_len=_context_limit(model_config).take(config.max_model_len),
+        max_model_len=context_limit(model_config).take(config.max_model_len),
         model=_load_weights(path, model_config, config, _device(config.device), None),
         tokenizer=load_tokenizer(path),
         vocab_size=_vocab_size(model_config),
@@ -102,24 +98,6 @@ def _causal_class(model_config: PretrainedConfig) -> type[PreTrainedModel]:
         )
     model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
     return model_class
-
-
-def _context_limit(config: PretrainedConfig) -> ContextLimit:
-    text = config.get_text_config()
-    named = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    limit = next((length for length in named if length), None)
-    reason = "the model's max_position_embeddings"
-    if limit is None:
-        reason = f"{type(config).__name__} names no max_position_embeddings"
-    rope = getattr(text, "rope_parameters", None) or {}
-    # Models whose layers differ in kind have one set of parameters for each kind.
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if parameters.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-            original = parameters.get("original_max_position_embeddings")
-            limit = min(filter(None, (limit, original)), default=None)
-            if limit is not None:
-                reason = f"up to which its {parameters['rope_type']} RoPE does not depend on the batch"
-    return ContextLimit(limit, reason)
 
 
 def _device(name: str) -> torch.device:
