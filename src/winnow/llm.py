@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+from winnow.chat import Message, apply_template
 from winnow.config import EngineConfig
 from winnow.engine.interface import RequestEngine
 from winnow.engine.open import open_paged_engine
@@ -22,7 +23,6 @@ from winnow.sampling import SamplingParams
 
 # Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
 
 
 class LLM:
@@ -35,7 +35,8 @@ class LLM:
         >>> output.outputs[0].text
 
     Args:
-        model: directory with config.json, safetensors and (for text prompts) a tokenizer; None: the demo model.
+        model: directory with config.json, safetensors and (for text prompts) a tokenizer, or org/name of one on the
+            Hugging Face Hub; None: the demo model.
         options: the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig`, `EvictionConfig` and `PaddedConfig` in
             `winnow.config`.
 
@@ -49,10 +50,17 @@ class LLM:
         loaded, self._engine = _open_engine(self.config)
         self.tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
+        self.sampling_defaults = loaded.sampling_defaults
         self._num_submitted = 0
         # Several callers may take turns stepping the engine; each finds its own outputs here.
         self._mailboxes: dict[str, list[RequestOutput]] = {}
         self._unclaimed: list[RequestOutput] = []
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What serves a prompt that brings no parameters: `SamplingParams()`, with what the model's makers recommend in
+        its generation_config.json (see the option `generation_config`).
+        """
+        return SamplingParams.from_mapping(self.sampling_defaults)
 
     # -- all at once ---------------------------------------------------------------------------------------------
 
@@ -66,7 +74,7 @@ class LLM:
         """Answer prompts: one text or list of token ids, or a list of such. Outputs come in the order of prompts.
 
         Args:
-            sampling_params: one for all prompts, or one each; None: `SamplingParams()`.
+            sampling_params: one for all prompts, or one each; None: `get_default_sampling_params()`.
             progress: show a progress bar on stderr.
 
         Raises:
@@ -86,7 +94,9 @@ class LLM:
         """Answer one conversation, or a list of them, through the model's chat template. Raises as `generate`."""
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("list[Sequence[Message]]", [messages] if single else list(messages))
-        return self._answer([self._apply_template(c) for c in conversations], sampling_params, progress)
+        return self._answer(
+            [apply_template(self.tokenizer, c) for c in conversations], sampling_params, progress
+        )
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -109,7 +119,7 @@ class LLM:
         Raises:
             InvalidRequestError: as `generate`; a policy that re-assigns positions; n above 1.
         """
-        params = sampling_params or SamplingParams()
+        params = sampling_params or self.get_default_sampling_params()
         if params.n != 1:
             raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
         if params.max_tokens == 1:
@@ -167,7 +177,7 @@ class LLM:
     ) -> str:
         """As `submit`, for a conversation."""
         return self._submit(
-            *self._apply_template(messages), sampling_params, request_id, None, priority, final_only
+            *apply_template(self.tokenizer, messages), sampling_params, request_id, None, priority, final_only
         )
 
     def step(self) -> list[RequestOutput]:
@@ -229,9 +239,8 @@ class LLM:
     ) -> str:
         if request_id is None:
             request_id = f"request-{self._num_submitted}"
-        self._engine.add(
-            request_id, prompt, token_ids, params or SamplingParams(), watch, priority, final_only
-        )
+        params = params or self.get_default_sampling_params()
+        self._engine.add(request_id, prompt, token_ids, params, watch, priority, final_only)
         self._num_submitted += 1
         return request_id
 
@@ -242,7 +251,7 @@ class LLM:
         progress: bool,
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+            sampling_params = [sampling_params or self.get_default_sampling_params()] * len(prompts)
         if len(sampling_params) != len(prompts):
             raise InvalidRequestError(
                 f"sampling_params must be one, or one for each of the {len(prompts)} prompts, "
@@ -321,29 +330,6 @@ class LLM:
         if not content:
             raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
         return content, self.tokenizer.encode(content)
-
-    def _apply_template(self, messages: Sequence[Message]) -> tuple[str | None, list[int]]:
-        if self.tokenizer is None or not self.tokenizer.chat_template:
-            raise InvalidRequestError(
-                "messages need a tokenizer with a chat template, which the model does not have"
-            )
-        if not messages:
-            raise InvalidRequestError("messages must hold at least 1 message, got none")
-        for index, message in enumerate(messages):
-            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-                raise InvalidRequestError(
-                    f"messages[{index}] must have a role and a content, got {message!r:.80}"
-                )
-        try:
-            prompt = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
-        except (
-            Exception
-        ) as error:  # templates raise what they like: jinja2's errors, or their own by raise_exception
-            raise InvalidRequestError(f"messages do not suit the model's chat template: {error}") from None
-        # The template writes its own special tokens.
-        return prompt, self.tokenizer.encode(prompt, add_special_tokens=False)
 
 
 def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestEngine]:

@@ -67,11 +67,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, write, sum up, and return the exit code."""
     options = engine_options(namespace)
-    params = SamplingParams.from_mapping(_DEFAULTS | sampling_options(namespace))
+    typed = sampling_options(namespace)
     prompt = read_prompt(namespace.prompt, namespace.file)
     written = [path for path in (namespace.output, namespace.json) if path is not None]
     _check_paths(written, namespace.file)
     with open_llm(options) as llm:
+        params = SamplingParams.from_mapping(dict(llm.sampling_defaults) | _DEFAULTS | typed)
         inspection = llm.inspect(prompt, params)
     namespace.output.write_text(inspection.to_html(), encoding="utf-8")
     if namespace.json is not None:

@@ -18,7 +18,6 @@ from winnow.cli.batch.writer import ResultWriter
 from winnow.cli.engine import (
     add_engine_flags,
     add_sampling_flags,
-    demo_model,
     engine_options,
     open_llm,
     sampling_options,
@@ -29,6 +28,7 @@ from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.cli.summary import Summary
 from winnow.config import EngineConfig
 from winnow.fingerprint import Fingerprint, fingerprint
+from winnow.models.hub import model_directory
 from winnow.outputs import EngineStats
 from winnow.sampling import SamplingParams
 
@@ -145,7 +145,8 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
 
         driver = Driver(
             llm,
-            plan.defaults,
+            # What is typed comes before what the model's makers recommend.
+            {**llm.sampling_defaults, **plan.defaults},
             writer,
             tally,
             model=Path(config.model.model).resolve().name
@@ -184,11 +185,11 @@ def _identity(prompts: InputFile, options: dict[str, Any], defaults: dict[str, A
     config = EngineConfig.from_options(options)
     settings = {**asdict(config.model), **asdict(config.cache), **asdict(config.scheduler)}
     # Where the model lies does not matter, what it is does; and a default that is typed out changes nothing.
-    directory = settings.pop("model") or demo_model()
+    del settings["model"]
     # The seed of lines that bring none is the engine's.
     sampling = asdict(SamplingParams.from_mapping(defaults))
     del sampling["seed"]
-    return fingerprint(prompts.sha256, Path(directory), settings | sampling)
+    return fingerprint(prompts.sha256, model_directory(config.model), settings | sampling)
 
 
 def _exit_code(tally: Tally, output: Path) -> int:

@@ -55,7 +55,10 @@ def context_limit(config: "PretrainedConfig") -> ContextLimit:
         # window are not stretched, since max_position_embeddings counts the factor of the others.
         stretched = min(_stretched(limit, kind) for kind in kinds)
         if stretched > limit:
-            limit, reason = stretched, f"the model's max_position_embeddings times its {_name(kinds)} RoPE's factor"
+            limit, reason = (
+                stretched,
+                f"the model's max_position_embeddings times its {_name(kinds)} RoPE's factor",
+            )
     for kind in kinds:
         if kind.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
             original = kind.get("original_max_position_embeddings")
