@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from architectures import _COMMON, save
 from transformers import (
     BartConfig,
@@ -15,6 +16,7 @@ from transformers import (
     LlavaConfig,
     MambaConfig,
     OpenAIGPTConfig,
+    PhiConfig,
     PhimoeConfig,
     PretrainedConfig,
     Qwen3_5TextConfig,
@@ -115,3 +117,12 @@ def test_without_that_window_it_is_served(tmp_path: Path) -> None:
     verified = load_model(ModelConfig(tmp_path)).verified
     assert verified is not None and verified.difference < 1e-4 and verified.past == 510
     assert load_model(ModelConfig(tmp_path, verify_model=False)).verified is None
+
+
+def test_a_token_that_a_bias_rules_out_is_compared_too(tmp_path: Path) -> None:
+    model = save(PhiConfig(**_COMMON), tmp_path)
+    with torch.no_grad():
+        model.lm_head.bias[91] = float("-inf")
+    model.save_pretrained(tmp_path)
+    verified = load_model(ModelConfig(tmp_path)).verified
+    assert verified is not None and verified.num_tokens == 12 and verified.difference < 1e-4

@@ -164,9 +164,11 @@ class Trial:
         found = _paged_logits(loaded, self.tokens, open_backend(attention_backend, loaded.device))
         full = loaded.dtype == torch.float32
         tolerance = _FULL if full else _HALF
-        differences = (found - self.logits).norm(dim=-1) / self.logits.norm(dim=-1)
+        # Tokens that a bias rules out are minus infinity in both.
+        away = torch.where(found == self.logits, 0.0, found - self.logits).norm(dim=-1)
+        differences = away / self.logits.where(self.logits.isfinite(), 0.0).norm(dim=-1)
         # Where the model's own logits are no numbers (float16 overflows), there is nothing to compare with.
-        differences = differences[self.logits.isfinite().all(dim=-1)]
+        differences = differences[(self.logits < float("inf")).all(dim=-1)]
         if not len(differences):
             return Verified(float("nan"), tolerance, 0, self.past)
         difference = float(differences.max() if full else differences.median())
