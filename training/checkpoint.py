@@ -56,7 +56,7 @@ def export(folder: Path, model: TrainingLlama, dtype: torch.dtype) -> None:
     pad, bos, eos = 0, 1, 2
     config = model.shape.hugging_face_config(bos, eos, pad, str(dtype).removeprefix("torch."))
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad, "do_sample": False}
+    generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     partial = folder / "model.safetensors.partial"
     save_file(model.to_hugging_face(dtype), partial, {"format": "pt"})

@@ -81,7 +81,13 @@ class ModelConfig:
 
     model: str | Path | None = option(
         None,
-        "directory with config.json and safetensors weights; left out: the demo model that ships with Winnow",
+        "directory with config.json and safetensors weights, or org/name on the Hugging Face Hub; left out: the demo "
+        "model that ships with Winnow",
+    )
+    revision: str | None = option(
+        None,
+        "branch, tag or commit of a model on the Hub; left out: its main branch",
+        effect=Effect.NEVER,  # the model's files are compared
     )
     engine: str = option(
         "paged",
@@ -100,6 +106,7 @@ class ModelConfig:
         None,
         "threads that compute on the CPU; left out: one per core that affinity and control groups let this process "
         "use, or what OMP_NUM_THREADS says",
+        effect=Effect.BATCHES,
     )
     load_format: str = option(
         "auto",
@@ -118,6 +125,16 @@ class ModelConfig:
         True,
         "on CPU, compute layers in fused native passes and keep weights packed for the processor, wherever that gives "
         "what the model's own code gives",
+    )
+    generation_config: str = option(
+        "auto",
+        "whose sampling parameters serve requests that bring none: auto: those of the model's generation_config.json; "
+        "winnow: Winnow's own; or a directory with a generation_config.json",
+    )
+    verify_model: bool = option(
+        True,
+        "compare the model at load with its own code, on a few tokens, and refuse it where they differ",
+        effect=Effect.NEVER,
     )
     seed: int = option(0, "seed of requests that bring none, and of dummy weights")
 

@@ -43,16 +43,21 @@ def model_digest(directory: Path) -> str:
     if not (directory / "config.json").is_file():
         raise UnsupportedModelError(f"model must be a directory with a config.json, got {str(directory)!r}")
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in _MODEL_FILES for path in directory.glob(pattern)):
-        size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
-        with path.open("rb") as file:
-            if size <= _SAMPLES * _SAMPLE_BYTES:
-                digest.update(file.read())
-                continue
-            for sample in range(_SAMPLES):
-                file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
+    try:
+        for path in sorted(path for pattern in _MODEL_FILES for path in directory.glob(pattern)):
+            size = path.stat().st_size
+            digest.update(f"{path.name}\0{size}\0".encode())
+            with path.open("rb") as file:
+                if size <= _SAMPLES * _SAMPLE_BYTES:
+                    digest.update(file.read())
+                    continue
+                for sample in range(_SAMPLES):
+                    file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+                    digest.update(file.read(_SAMPLE_BYTES))
+    except OSError as error:
+        raise UnsupportedModelError(
+            f"model: cannot load {directory}: cannot read {error.filename}: {error.strerror}"
+        ) from None
     return digest.hexdigest()
 
 

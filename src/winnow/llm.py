@@ -8,6 +8,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
+from winnow.chat import Message, apply_template
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
 from winnow.engine.interface import RequestEngine
@@ -27,7 +28,6 @@ from winnow.threads import TeamWait, release_team, set_threads
 
 # Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
 
 # While a model is loaded, transformers changes torch's default dtype, which is the whole process's: so must this be.
 _LOADING = Lock()
@@ -43,7 +43,8 @@ class LLM:
         >>> output.outputs[0].text
 
     Args:
-        model: directory with config.json, safetensors and (for text prompts) a tokenizer; None: the demo model.
+        model: directory with config.json, safetensors and (for text prompts) a tokenizer, or org/name of one on the
+            Hugging Face Hub; None: the demo model.
         options: the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig`, `EvictionConfig` and `PaddedConfig` in
             `winnow.config`.
 
@@ -67,10 +68,17 @@ class LLM:
         self._shared = SharedEngine(engine, release_team)
         self.tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
+        self.sampling_defaults = loaded.sampling_defaults
         self._tokenizing = Lock()
         if self.tokenizer is not None:
             # A tokenizer's settings may change with its first use, which must not fall beside a step that decodes.
             self.tokenizer.encode("")
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What serves a prompt that brings no parameters: `SamplingParams()`, with what the model's makers recommend in
+        its generation_config.json (see the option `generation_config`).
+        """
+        return SamplingParams.from_mapping(self.sampling_defaults)
 
     # -- all at once ---------------------------------------------------------------------------------------------
 
@@ -87,7 +95,7 @@ class LLM:
         `finish_reason` "error" and says why in `error`; `output.raise_for_error()` raises it.
 
         Args:
-            sampling_params: one for all prompts, or one each; None: `SamplingParams()`.
+            sampling_params: one for all prompts, or one each; None: `get_default_sampling_params()`.
             progress: show a progress bar on stderr.
 
         Raises:
@@ -136,7 +144,7 @@ class LLM:
             RequestFailedError: the request failed while it was computed.
         """
         self._require_usable()
-        params = sampling_params or SamplingParams()
+        params = sampling_params or self.get_default_sampling_params()
         if params.n != 1:
             raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
         if params.max_tokens == 1:
@@ -264,7 +272,7 @@ class LLM:
         request = NewRequest(
             prompt,
             token_ids,
-            params or SamplingParams(),
+            params or self.get_default_sampling_params(),
             request_id,
             priority=priority,
             final_only=final_only,
@@ -278,7 +286,7 @@ class LLM:
         progress: bool,
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+            sampling_params = [sampling_params or self.get_default_sampling_params()] * len(prompts)
         if len(sampling_params) != len(prompts):
             raise InvalidRequestError(
                 f"sampling_params must be one, or one for each of the {len(prompts)} prompts, "
@@ -314,7 +322,9 @@ class LLM:
         self, prompt: str | None, token_ids: list[int], params: SamplingParams | None
     ) -> Iterator[RequestOutput]:
         box = self._shared.mailbox()
-        self._shared.submit([NewRequest(prompt, token_ids, params or SamplingParams())], box)
+        self._shared.submit(
+            [NewRequest(prompt, token_ids, params or self.get_default_sampling_params())], box
+        )
         return OutputStream(self._shared, box)
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
@@ -336,30 +346,7 @@ class LLM:
 
     def _converse(self, messages: Sequence[Message]) -> tuple[str | None, list[int]]:
         with self._tokenizing:
-            return self._apply_template(messages)
-
-    def _apply_template(self, messages: Sequence[Message]) -> tuple[str | None, list[int]]:
-        if self.tokenizer is None or not self.tokenizer.chat_template:
-            raise InvalidRequestError(
-                "messages need a tokenizer with a chat template, which the model does not have"
-            )
-        if not messages:
-            raise InvalidRequestError("messages must hold at least 1 message, got none")
-        for index, message in enumerate(messages):
-            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-                raise InvalidRequestError(
-                    f"messages[{index}] must have a role and a content, got {message!r:.80}"
-                )
-        try:
-            prompt = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
-        except (
-            Exception
-        ) as error:  # templates raise what they like: jinja2's errors, or their own by raise_exception
-            raise InvalidRequestError(f"messages do not suit the model's chat template: {error}") from None
-        # The template writes its own special tokens.
-        return prompt, self.tokenizer.encode(prompt, add_special_tokens=False)
+            return apply_template(self.tokenizer, messages)
 
 
 def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestEngine]:

@@ -13,6 +13,7 @@ class EngineOptions(TypedDict, total=False):
     """Fields of the parts of `EngineConfig`, less `model`, which `LLM` takes by position too."""
 
     # ModelConfig
+    revision: str | None
     engine: str
     dtype: str
     device: str
@@ -21,6 +22,8 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int | None
     attention_backend: str
     optimize: bool
+    generation_config: str
+    verify_model: bool
     seed: int
     # CacheConfig
     kv_memory: int | str

@@ -1,6 +1,8 @@
 """An engine without a model: answers a prompt with its letters reversed, in an order of its own."""
 
 import random
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from winnow.config import EngineConfig
@@ -14,6 +16,7 @@ CONTEXT = 200
 class FakeLLM:
     """One request finishes per step, picked at random; text is a token per letter."""
 
+    sampling_defaults: Mapping[str, Any] = MappingProxyType({})
     interrupted_after: int | None = None
     """Ctrl-C comes in the step after so many."""
 

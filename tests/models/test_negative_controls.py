@@ -12,6 +12,9 @@ from torch import Tensor
 
 from winnow import LLM
 from winnow.attention import AttentionSpec, ReferenceBackend
+from winnow.config import ModelConfig
+from winnow.errors import UnsupportedModelError
+from winnow.models import load_model
 
 # Off by one: sliding windows go by stored positions, so even that must show.
 CHANGES: dict[str, Callable[[AttentionSpec], AttentionSpec]] = {
@@ -49,6 +52,10 @@ def test_a_change_is_noticed(
         return attend(self, *[CHANGES[change](a) if isinstance(a, AttentionSpec) else a for a in args])
 
     monkeypatch.setattr(ReferenceBackend, "attend", changed)
-    with LLM(tmp_path, kv_memory="4MiB", attention_backend="reference") as llm:
+    if change != "nothing":
+        with pytest.raises(UnsupportedModelError, match="Winnow computes something else than its own code"):
+            load_model(ModelConfig(tmp_path, attention_backend="reference"))
+    options = {"attention_backend": "reference", "verify_model": False}
+    with LLM(tmp_path, kv_memory="4MiB", **options) as llm:
         found = [o.outputs[0].token_ids for o in llm.generate(PROMPTS[-2:], GREEDY)]
     assert (found == expected) == (change == "nothing")

@@ -52,7 +52,7 @@ def test_keys_and_values_of_different_size(tmp_path: Path) -> None:
 
 
 def test_not_a_causal_model(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="t5 is not supported: it is not a causal"):
+    with pytest.raises(UnsupportedModelError, match="t5 is not supported: it is an encoder-decoder"):
         load_model(dummy(directory(tmp_path, T5Config(d_model=16, num_layers=1, num_heads=2, vocab_size=50))))
 
 

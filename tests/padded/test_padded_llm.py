@@ -173,7 +173,7 @@ def test_a_state_space_model_is_refused(tmp_path: Path) -> None:
 
     MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2).save_pretrained(tmp_path)
     with pytest.raises(
-        UnsupportedModelError, match="MambaForCausalLM is not supported: layer 0 keeps no keys"
+        UnsupportedModelError, match="MambaForCausalLM is not supported: it has layers that keep a state"
     ):
         LLM(tmp_path, engine="padded", load_format="dummy", max_model_len=64)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
-from winnow.config import PARTS, EngineConfig
+from winnow.config import PARTS, EngineConfig, ModelConfig
+from winnow.models.hub import is_repository, model_directory
 from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -46,14 +47,25 @@ def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         ConfigError: a value is out of range.
-        UsageError: the model is no directory.
+        UsageError: the model is neither a directory nor named as on the Hub.
     """
     options = given(namespace, *PARTS.values())
     EngineConfig.from_options(options)
-    model = options.get("model")
-    if model is not None and not Path(str(model)).is_dir():
-        raise UsageError(f"model must be a directory with config.json and weights, got {model!r}")
+    model_exists(options.get("model"))
     return options
+
+
+def model_exists(model: str | Path | None) -> None:
+    """Check the name of a model before anything slow is done.
+
+    Raises:
+        UsageError: it is neither a directory nor a name as on the Hub.
+    """
+    if model is not None and not Path(model).is_dir() and not is_repository(model):
+        raise UsageError(
+            "model must be a directory with config.json and weights, or org/name on the Hugging Face Hub, "
+            f"got {str(model)!r}"
+        )
 
 
 def add_sampling_flags(
@@ -92,6 +104,12 @@ def silence_transformers() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def model_path(options: Mapping[str, Any]) -> Path:
+    """The directory of the model that the engine's options name, fetched where it is a repository of the Hub."""
+    named = {name: options[name] for name in ("model", "revision") if name in options}
+    return model_directory(ModelConfig(**named))
 
 
 def demo_model() -> Path:

@@ -41,9 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, and return the exit code."""
-    params = SamplingParams.from_mapping(_DEFAULTS | sampling_options(namespace))
+    typed = sampling_options(namespace)
     prompt = read_prompt(namespace.prompt)
     with open_llm(engine_options(namespace)) as llm:
+        params = SamplingParams.from_mapping(_DEFAULTS | dict(llm.sampling_defaults) | typed)
         if namespace.chat:
             outputs = llm.stream_chat([{"role": "user", "content": prompt}], params)
         else:

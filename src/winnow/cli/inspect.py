@@ -68,12 +68,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, write, sum up, and return the exit code."""
     options = engine_options(namespace)
-    params = SamplingParams.from_mapping(_DEFAULTS | sampling_options(namespace))
+    typed = sampling_options(namespace)
     prompt = read_prompt(namespace.prompt, namespace.file)
     named = (("--output", namespace.output), ("--json", namespace.json))
     written = [(name, path) for name, path in named if path is not None and str(path) != STANDARD]
     _check_paths(written, namespace.file)
     with open_llm(options) as llm:
+        params = SamplingParams.from_mapping(dict(llm.sampling_defaults) | _DEFAULTS | typed)
         inspection = llm.inspect(prompt, params)
     _write(namespace.output, inspection.to_html())
     if namespace.json is not None:

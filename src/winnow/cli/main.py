@@ -31,6 +31,7 @@ COMMANDS = {
     "generate": "stream the answer to one prompt",
     "inspect": "show which tokens of a prompt survive eviction, in which layer and head",
     "pack": "keep a model as this processor reads it, to start in a second and with less memory",
+    "check": "load a model and compare it with its own code",
     "policies": "list the eviction policies, or show one in full",
     "eval": "measure what eviction costs in accuracy, on tasks with right answers",
     "bench": "measure how fast it is here, beside the machine's limits",

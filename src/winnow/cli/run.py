@@ -17,7 +17,6 @@ from winnow.cli.engine import (
     UNFLAGGED,
     add_engine_flags,
     add_sampling_flags,
-    demo_model,
     engine_options,
     open_llm,
     sampling_options,
@@ -32,6 +31,7 @@ from winnow.config import EngineConfig
 from winnow.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
 from winnow.journal import draft_path
 from winnow.json_values import dump_json, json_value
+from winnow.models.hub import model_directory
 from winnow.outputs import EngineStats
 from winnow.sampling import SamplingParams
 
@@ -200,7 +200,8 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
 
         driver = Driver(
             llm,
-            plan.defaults,
+            # What is typed comes before what the model's makers recommend.
+            {**llm.sampling_defaults, **plan.defaults},
             writer,
             tally,
             model=Path(config.model.model).resolve().name
@@ -245,14 +246,15 @@ def _check_paths(namespace: argparse.Namespace) -> None:
 
 def _identity(prompts: InputFile, options: dict[str, Any], defaults: dict[str, Any]) -> Fingerprint:
     """What must not change between the starts of a run: every option with its value, typed or not."""
-    settings = EngineConfig.from_options(options).settings()
+    config = EngineConfig.from_options(options)
+    settings = config.settings()
     # Where the model lies does not matter, what it is does; and a default that is typed out changes nothing.
-    directory = settings.pop("model") or demo_model()
+    del settings["model"]
     # Parameters that lines alone can set are in the input.
     sampling = json_value(SamplingParams.from_mapping(defaults))
     flagged = {name: value for name, value in sampling.items() if name not in (*UNFLAGGED, "class")}
     assert not flagged.keys() & settings.keys(), "one would hide the other"
-    found = fingerprint(prompts.sha256, Path(directory), settings | flagged)
+    found = fingerprint(prompts.sha256, model_directory(config.model), settings | flagged)
     return found | {INPUT_BYTES: prompts.num_bytes}
 
 

@@ -4,6 +4,7 @@ transformers lets a model take its attention from a registered function. Ours ke
 computed travels as a keyword argument of the model's own forward, down to each attention layer.
 """
 
+import inspect
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -35,6 +36,11 @@ _HARMLESS = frozenset(
         "use_cache",
     }
 )
+
+
+def cache_argument(model: nn.Module) -> str:
+    """What a model's forward calls its cache: transformers renamed it within its fifth version."""
+    return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
 
 
 class AttentionStep(Protocol):

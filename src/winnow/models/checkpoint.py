@@ -1,127 +1,110 @@
 """A model as it was published, by transformers: safetensors only, no code from the directory, no network."""
 
-import json
+import inspect
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.binding import ATTENTION_NAME
-from winnow.models.context import ContextLimit
+from winnow.models.context import context_limit
+from winnow.models.damage import check_sizes, check_vocabulary, first_line
+from winnow.models.generation import GENERATION, sampling_defaults
 from winnow.models.geometry import probe_geometry
+from winnow.models.json_files import read_object
+from winnow.models.kinds import causal_class, config_class
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.optimize import optimize_model
 from winnow.models.tokens import end_tokens, load_tokenizer
+from winnow.models.verify import Trial
 
-# RoPE kinds that choose their frequencies by the largest position of the whole forward pass. In a packed batch one
-# long sequence would change the short ones, so they serve only lengths at which nothing is chosen.
-_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
-def load_checkpoint(path: Path, config: ModelConfig, *, beyond_trained_len: bool) -> LoadedModel:
+def load_checkpoint(
+    path: Path, config: ModelConfig, *, beyond_trained_len: bool, native: bool = False
+) -> LoadedModel:
     """As `winnow.models.loader.load_model`, from config.json and weights as they were published."""
     model_config = _read_config(path)
-    model_class = _causal_class(model_config)
+    model_class = causal_class(model_config)
     if not model_class.is_backend_compatible():
         raise UnsupportedModelError(
-            f"{model_class.__name__} is not supported: its attention cannot be replaced "
-            "(transformers' class takes none from AttentionInterface); engine=padded runs it as it is"
+            f"model: {model_class.__name__} is not supported: its attention cannot be replaced "
+            f"(transformers' class takes none from AttentionInterface){_padded_hint(model_class)}"
         )
     wanted = config.max_model_len
-    trained_len = _context_limit(model_config).take(None if beyond_trained_len else wanted)
+    trained_len = context_limit(model_config).take(None if beyond_trained_len else wanted)
     device = _device(config.device)
     model = _load_weights(path, model_config, config, device, ATTENTION_NAME)
     geometry = probe_geometry(model)
-    tokenizer = load_tokenizer(path)
-    return LoadedModel(
+    tokenizer = _tokenizer(path, model_config)
+    # The model's own code runs before layers are replaced, and is compared with what will answer.
+    trial = Trial.of(model, geometry, trained_len) if config.verify_model else None
+    loaded = LoadedModel(
         model=model,
-        decoder=optimize_model(model, geometry, trained_len) if config.optimize else None,
+        decoder=optimize_model(model, geometry, trained_len, native=native) if config.optimize else None,
         tokenizer=tokenizer,
         vocab_size=_vocab_size(model_config),
         geometry=geometry,
         max_model_len=wanted or trained_len,
         trained_len=trained_len,
         eos_token_ids=end_tokens(_told_end_tokens(path, model_config), tokenizer, _vocab_size(model_config)),
+        sampling_defaults=sampling_defaults(path, config.generation_config),
     )
+    return (
+        loaded if trial is None else replace(loaded, verified=trial.verify(loaded, config.attention_backend))
+    )
+
+
+def _padded_hint(model_class: type[PreTrainedModel]) -> str:
+    parameters = inspect.signature(model_class.forward).parameters
+    runs = {"cache", "past_key_values"} & set(parameters) and "attention_mask" in parameters
+    return "; engine=padded runs it as it is" if runs else ", and it keeps no cache"
 
 
 def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
     """As `winnow.models.loader.load_plain_model`."""
     model_config = _read_config(path)
-    _causal_class(model_config)
-    tokenizer = load_tokenizer(path)
+    causal_class(model_config)
+    tokenizer = _tokenizer(path, model_config)
     return PlainModel(
-        max_model_len=_context_limit(model_config).take(config.max_model_len),
+        max_model_len=context_limit(model_config).take(config.max_model_len),
         model=_load_weights(path, model_config, config, _device(config.device), None),
         tokenizer=tokenizer,
         vocab_size=_vocab_size(model_config),
         eos_token_ids=end_tokens(_told_end_tokens(path, model_config), tokenizer, _vocab_size(model_config)),
+        sampling_defaults=sampling_defaults(path, config.generation_config),
     )
 
 
 def _read_config(path: Path) -> PretrainedConfig:
-    if not path.is_dir():
-        raise UnsupportedModelError(f"model: no such directory: {path}")
     file = path / "config.json"
-    if not file.is_file():
-        raise UnsupportedModelError(f"model: {path} holds no config.json")
-    try:
-        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise UnsupportedModelError(f"model: cannot read {file}: {error}") from None
+    if not file.exists():
+        raise UnsupportedModelError(f"model: cannot load {path}: it holds no config.json")
+    values = read_object(file)
     model_type = values.get("model_type")
-    if model_type not in CONFIG_MAPPING:
+    if model_type is None:
+        raise UnsupportedModelError(f"model: cannot load {path}: config.json names no model_type")
+    kind = config_class(model_type)
+    if kind is None:
         raise UnsupportedModelError(
-            f"model: transformers knows no model_type {model_type!r}, named in {file}"
+            f"model: cannot load {path}: transformers knows no model_type {model_type!r}, named in config.json"
         )
     # auto_map would name code in the directory. It is dropped before anyone could follow it.
     values.pop("auto_map", None)
     try:
-        return CONFIG_MAPPING[model_type].from_dict(values)
-    except (ValueError, TypeError, KeyError) as error:
-        raise UnsupportedModelError(f"model: {file} is not a usable configuration: {error}") from None
-
-
-def _causal_class(model_config: PretrainedConfig) -> type[PreTrainedModel]:
-    """The model's class, looked up before its weights are read.
-
-    Raises:
-        UnsupportedModelError: transformers has no causal model of this kind.
-    """
-    if type(model_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        config = kind.from_dict(values)
+        check_sizes(config)
+    except Exception as error:  # each configuration checks itself in its own way
         raise UnsupportedModelError(
-            f"{model_config.model_type} is not supported: it is not a causal language model"
-        )
-    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
-    return model_class
-
-
-def _context_limit(config: PretrainedConfig) -> ContextLimit:
-    text = config.get_text_config()
-    named = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    limit = next((length for length in named if length), None)
-    reason = "the model's max_position_embeddings"
-    if limit is None:
-        reason = f"{type(config).__name__} names no max_position_embeddings"
-    rope = getattr(text, "rope_parameters", None) or {}
-    # Models whose layers differ in kind have one set of parameters for each kind.
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if parameters.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-            original = parameters.get("original_max_position_embeddings")
-            limit = min(filter(None, (limit, original)), default=None)
-            if limit is not None:
-                reason = f"up to which its {parameters['rope_type']} RoPE does not depend on the batch"
-    return ContextLimit(limit, reason)
+            f"model: cannot load {path}: config.json is not a usable configuration: {first_line(error)}"
+        ) from error
+    return config
 
 
 def _device(name: str) -> torch.device:
@@ -166,28 +149,32 @@ def _make_model(
             )
     if not any(path.glob("*.safetensors")):
         raise UnsupportedModelError(
-            f"model: {path} holds no *.safetensors; other weight formats can carry code and are not read "
-            "(load_format=dummy runs a configuration with random weights)"
+            f"model: cannot load {path}: it holds no *.safetensors; other weight formats can carry code and are not "
+            "read (load_format=dummy runs a configuration with random weights)"
         )
-    try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=model_config,
-            dtype=dtype,
-            attn_implementation=attention,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise UnsupportedModelError(f"model: cannot load {path}: {str(error).splitlines()[0]}") from error
+    model, report = AutoModelForCausalLM.from_pretrained(
+        path,
+        config=model_config,
+        dtype=dtype,
+        attn_implementation=attention,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+    )
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise UnsupportedModelError(
-            f"model: {path} lacks {len(missing)} of {type(model).__name__}'s weights, such as {missing[0]}"
+            f"model: cannot load {path}: it lacks {len(missing)} of {type(model).__name__}'s weights, "
+            f"such as {missing[0]}"
         )
     return model
+
+
+def _tokenizer(path: Path, config: PretrainedConfig) -> "PreTrainedTokenizerBase | None":
+    tokenizer = load_tokenizer(path)
+    check_vocabulary(path, tokenizer, _vocab_size(config))
+    return tokenizer
 
 
 def _vocab_size(config: PretrainedConfig) -> int:
@@ -196,8 +183,7 @@ def _vocab_size(config: PretrainedConfig) -> int:
 
 def _told_end_tokens(path: Path, config: PretrainedConfig) -> list[int]:
     """Tokens that end an answer by generation_config.json, else by config.json."""
-    eos = config.get_text_config().eos_token_id
-    if (path / "generation_config.json").is_file():
-        generation = GenerationConfig.from_pretrained(path, local_files_only=True)
-        eos = generation.eos_token_id if generation.eos_token_id is not None else eos
+    eos = getattr(config.get_text_config(), "eos_token_id", None)
+    if (path / GENERATION).exists():
+        eos = read_object(path / GENERATION).get("eos_token_id", eos) or eos
     return [eos] if isinstance(eos, int) else eos or []

@@ -65,10 +65,10 @@ def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
                 winnow_step=probe,
             )
     except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{name} is not supported: {error}") from None
+        raise UnsupportedModelError(f"model: {name} is not supported: {error}") from None
     except (TypeError, AttributeError) as error:
         raise UnsupportedModelError(
-            f"{name} is not supported: its forward does not pass keyword arguments to its attention ({error})"
+            f"model: {name} is not supported: its forward does not pass keyword arguments to its attention ({error})"
         ) from error
     return _geometry(name, probe, model.config.get_text_config())
 
@@ -78,19 +78,19 @@ def _check_config(name: str, config: "PretrainedConfig") -> None:
     known = {"full_attention", "sliding_attention"}
     for kind in getattr(config, "layer_types", None) or ():
         if kind not in known:
-            raise UnsupportedModelError(f"{name} is not supported: it has layers of kind {kind!r}")
+            raise UnsupportedModelError(f"model: {name} is not supported: it has layers of kind {kind!r}")
 
 
 def _geometry(name: str, probe: _Probe, config: "PretrainedConfig") -> ModelGeometry:
     num_layers = config.num_hidden_layers
     if sorted(probe.shapes) != list(range(num_layers)):
         raise UnsupportedModelError(
-            f"{name} is not supported: {len(probe.shapes)} of its {num_layers} layers attend through the cache"
+            f"model: {name} is not supported: {len(probe.shapes)} of its {num_layers} layers attend through the cache"
         )
     shapes = set(probe.shapes.values())
     if len(shapes) > 1:
         raise UnsupportedModelError(
-            f"{name} is not supported: its layers differ in heads or head size: {sorted(shapes)}"
+            f"model: {name} is not supported: its layers differ in heads or head size: {sorted(shapes)}"
         )
     query_heads, kv_heads, head_dim = shapes.pop()
     windows = tuple(probe.windows[layer] for layer in range(num_layers))
@@ -98,6 +98,7 @@ def _geometry(name: str, probe: _Probe, config: "PretrainedConfig") -> ModelGeom
     lost = [layer for layer, wanted in enumerate(wants_window) if wanted and windows[layer] is None]
     if lost:
         raise UnsupportedModelError(
-            f"{name} is not supported: the sliding window of layer {lost[0]} is told to masks only, and none is built"
+            f"model: {name} is not supported: the sliding window of layer {lost[0]} is told to masks only, and none is "
+            "built"
         )
     return ModelGeometry(num_layers, query_heads, kv_heads, head_dim, windows)

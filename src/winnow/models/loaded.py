@@ -1,8 +1,9 @@
 """What loading a model gives."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from winnow.models.packed.decoder import PackedDecoder
+    from winnow.models.verify import Verified
 
     CausalModel: TypeAlias = PreTrainedModel | PackedDecoder
 
@@ -27,6 +29,8 @@ class PlainModel:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Sampling parameters that the model's makers recommend, for requests that bring none."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -46,6 +50,8 @@ class LoadedModel(PlainModel):
     """Longest sequence whose positions the model knows."""
     decoder: "PackedDecoder | None" = None
     """The parts of `model` without transformers' code between them, where they compute the same."""
+    verified: "Verified | None" = None
+    """How far what answers is from the model's own code; None: it was not compared at load."""
 
     @property
     def computes(self) -> "CausalModel":

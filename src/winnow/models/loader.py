@@ -10,25 +10,28 @@ from safetensors import SafetensorError
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
+from winnow.models.damage import loading
+from winnow.models.hub import DEMO_MODEL, model_directory
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.packed.files import is_packed
 from winnow.native import native_kernels
 
-DEMO_MODEL = Path(__file__).parent / "demo"
+__all__ = ["DEMO_MODEL", "load_model", "load_plain_model", "pack_model"]
 
 
-def load_model(config: ModelConfig, *, beyond_trained_len: bool = False) -> LoadedModel:
-    """Load model and tokenizer from a local directory, published or packed by `winnow pack`.
+def load_model(config: ModelConfig, *, beyond_trained_len: bool = False, native: bool = False) -> LoadedModel:
+    """Load model and tokenizer, published or packed by `winnow pack`, from a directory or the Hub.
 
     Args:
         beyond_trained_len: let `max_model_len` exceed what the model was trained for: positions are re-assigned.
+        native: all products by Winnow's kernels, also where others are faster.
 
     Raises:
-        UnsupportedModelError: no such directory, no safetensors, weights missing, an architecture that attention here
-            does not compute, or packed for another processor; names the reason.
+        UnsupportedModelError: no such directory or repository, no safetensors, weights missing or damaged, an
+            architecture that attention here does not compute, or packed for another processor; names the reason.
         ConfigError: `device`, `dtype`, or `max_model_len` beyond what the model can do.
     """
-    path = _directory(config)
+    path = model_directory(config)
     if is_packed(path):
         kernels = native_kernels()
         if kernels is None:
@@ -37,26 +40,29 @@ def load_model(config: ModelConfig, *, beyond_trained_len: bool = False) -> Load
             )
         from winnow.models.packed.read import load_packed
 
-        return load_packed(path, config, kernels, beyond_trained_len=beyond_trained_len)
+        with loading(path):
+            return load_packed(path, config, kernels, beyond_trained_len=beyond_trained_len)
     from winnow.models.checkpoint import load_checkpoint
 
-    return load_checkpoint(path, config, beyond_trained_len=beyond_trained_len)
+    with loading(path):
+        return load_checkpoint(path, config, beyond_trained_len=beyond_trained_len, native=native)
 
 
 def load_plain_model(config: ModelConfig) -> PlainModel:
-    """Load model and tokenizer from a local directory, with the attention that transformers gives the class.
+    """Load model and tokenizer from a directory or the Hub, with the attention that transformers gives the class.
 
     Raises:
         UnsupportedModelError, ConfigError: as `load_model`; any causal language model is taken that is not packed.
     """
-    path = _directory(config)
+    path = model_directory(config)
     if is_packed(path):
         raise UnsupportedModelError(
             f"model: {path} is packed for engine=paged; engine=padded runs the model as it was published"
         )
     from winnow.models.checkpoint import load_plain_checkpoint
 
-    return load_plain_checkpoint(path, config)
+    with loading(path):
+        return load_plain_checkpoint(path, config)
 
 
 def pack_model(config: ModelConfig, out: Path) -> None:
@@ -66,7 +72,7 @@ def pack_model(config: ModelConfig, out: Path) -> None:
         ConfigError: `out` is in use, or the model cannot be one for the CPU kernels.
         UnsupportedModelError: as `load_model`, or the model computes something that packing would lose; names it.
     """
-    path = _directory(config)
+    path = model_directory(config)
     if is_packed(path):
         raise ConfigError(f"model: {path} is packed already")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -75,12 +81,9 @@ def pack_model(config: ModelConfig, out: Path) -> None:
         raise ConfigError("packing needs Winnow's CPU kernels, which are not installed")
     from winnow.models.packed.write import write_packed
 
-    loaded = load_model(replace(config, device="cpu", optimize=True))
+    # What oneDNN keeps for matrix units cannot be written. Its reader takes native weights on any processor.
+    loaded = load_model(replace(config, device="cpu", optimize=True), native=True)
     try:
         write_packed(loaded, path, out)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"cannot write {out}: {error}") from None
-
-
-def _directory(config: ModelConfig) -> Path:
-    return DEMO_MODEL if config.model is None else Path(config.model)

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 
 def optimize_model(
-    model: PreTrainedModel, geometry: ModelGeometry, trained_len: int
+    model: PreTrainedModel, geometry: ModelGeometry, trained_len: int, *, native: bool = False
 ) -> "PackedDecoder | None":
     """Replace what can be replaced, layer by layer, so that no more than one layer's weights exist twice.
 
     A replacement that does not reproduce transformers' own layer is dropped, and the layer stays as it is.
+
+    Args:
+        native: all products by Winnow's kernels; see `linear_maker`.
 
     Returns:
         The model without transformers' code between its parts, where that gives the same logits: a step of few tokens
@@ -45,7 +48,7 @@ def optimize_model(
     from winnow.models.packed.apart import take_apart
 
     layer_kernels = LayerKernels(kernels)
-    make_linear = linear_maker(layer_kernels, model.dtype)
+    make_linear = linear_maker(layer_kernels, model.dtype, native=native)
     shape = (geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim)
     calls = record_calls(model, layers, trained_len)
     last: FusedLayer | None = None

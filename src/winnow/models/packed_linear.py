@@ -63,9 +63,14 @@ class OneDnnLinear(nn.Module):
         return out
 
 
-def linear_maker(kernels: "LayerKernels", dtype: torch.dtype) -> MakeLinear:
-    """What makes the fastest layers of a type on this processor; `nn.Linear` for a weight that cannot be packed."""
-    if dtype == torch.bfloat16 and kernels.beside_matrix_units and one_dnn_works():
+def linear_maker(kernels: "LayerKernels", dtype: torch.dtype, *, native: bool = False) -> MakeLinear:
+    """What makes the fastest layers of a type on this processor; `nn.Linear` for a weight that cannot be packed.
+
+    Args:
+        native: of weights packed for Winnow's kernels alone, which can be written to a file, also where oneDNN's are
+            faster.
+    """
+    if not native and dtype == torch.bfloat16 and kernels.beside_matrix_units and one_dnn_works():
         return OneDnnLinear
 
     def make(weight: Tensor, bias: Tensor | None) -> nn.Module:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import PUNCTUATION, SPECIAL
+from winnow.models.damage import first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,8 +37,10 @@ def load_tokenizer(path: Path, class_name: str | None = None) -> "PreTrainedToke
         if class_name is not None and not _is_tokenizer(kind):
             raise ValueError(f"transformers has no tokenizer called {class_name!r}")
         return kind.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise UnsupportedModelError(f"model: cannot load the tokenizer in {path}: {error}") from error
+    except Exception as error:  # tokenizers raises plain `Exception`
+        raise UnsupportedModelError(
+            f"model: cannot load {path}: its tokenizer is not usable: {first_line(error)}"
+        ) from error
 
 
 def tokenizer_class(tokenizer: "PreTrainedTokenizerBase | None") -> str | None:

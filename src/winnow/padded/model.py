@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from winnow.models.binding import cache_argument
 from winnow.padded.cache import PaddedCache
 
 
@@ -20,6 +21,7 @@ class PaddedModel:
         self.model = model
         parameters = inspect.signature(type(model).forward).parameters
         self.takes_positions = "position_ids" in parameters
+        self._cache_argument = cache_argument(model)
         self._takes_kept = "logits_to_keep" in parameters
 
     @property
@@ -65,9 +67,9 @@ class PaddedModel:
         output = self.model(
             input_ids=tokens,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
             return_dict=True,
+            **{self._cache_argument: cache},
             **extra,
         )
         logits: Tensor = output.logits

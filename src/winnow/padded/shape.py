@@ -8,6 +8,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from winnow.errors import UnsupportedModelError
+from winnow.models.binding import cache_argument
+from winnow.models.damage import first_line
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ def probe_shape(model: PreTrainedModel) -> KVShape:
         UnsupportedModelError: the model keeps no cache, or keeps something other than keys and values by token.
     """
     name = type(model).__name__
+    for part in model.modules():
+        if getattr(part, "is_causal", True) is False and hasattr(part, "layer_idx"):
+            raise UnsupportedModelError(
+                f"{name} is not supported: {type(part).__name__} is not causal, and Winnow generates token by token"
+            )
     cache = DynamicCache(config=model.config)
     tokens = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
     try:
@@ -55,12 +62,13 @@ def probe_shape(model: PreTrainedModel) -> KVShape:
             model(
                 input_ids=tokens,
                 attention_mask=torch.ones_like(tokens),
-                past_key_values=cache,
                 use_cache=True,
+                **{cache_argument(model): cache},
             )
-    except (TypeError, AttributeError, ValueError, NotImplementedError) as error:
+    # Models of other kinds expect caches of their own, and stumble over this one in ways of their own.
+    except Exception as error:
         raise UnsupportedModelError(
-            f"{name} is not supported: it does not run over a cache ({error})"
+            f"{name} is not supported: it does not run over a cache ({first_line(error)})"
         ) from error
     for index, layer in enumerate(cache.layers):
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or layer.keys is None:

@@ -17,9 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from winnow.chat import normalise_messages
 from winnow.cli.batch.errors import LineError
 from winnow.cli.batch.parameters import sampling_from_batch, sampling_from_flat
 from winnow.cli.batch.reader import MAX_LINE_BYTES, RawLine
+from winnow.errors import InvalidRequestError
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
 
@@ -212,28 +214,10 @@ def _prompt(prompt: Any) -> str | list[int]:
 
 
 def _messages(messages: Any) -> list[Message]:
-    if not isinstance(messages, list) or not messages:
-        raise LineError("invalid_request", "messages must be a list with at least one message")
-    return [_message(message) for message in messages]
-
-
-def _message(message: Any) -> Message:
-    """A message whose content is one text; OpenAI's lists of text parts are joined."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise LineError("invalid_request", "a message must be an object with role and content")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "\n".join(_text_part(part) for part in content)
-    if not isinstance(content, str):
-        raise LineError("invalid_request", f"content of a message must be text, got {_kind(content)}")
-    return {**message, "content": content}
-
-
-def _text_part(part: Any) -> str:
-    text = part.get("text") if isinstance(part, dict) else None
-    if not isinstance(text, str):
-        raise LineError("invalid_request", "content must be text; other parts of messages are not supported")
-    return text
+    try:
+        return normalise_messages(messages)
+    except InvalidRequestError as error:
+        raise LineError("invalid_request", str(error)) from error
 
 
 def _kind(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.bench.baton.cells import Cells
 from winnow.cli.bench.report import check_json_path, typed_command, write_json
-from winnow.cli.engine import add_engine_flags, demo_model, engine_options, open_llm, silence_transformers
+from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
@@ -99,7 +99,7 @@ def execute(namespace: argparse.Namespace) -> int:
     if namespace.threads is not None:
         torch.set_num_threads(namespace.threads)
     head = report_head(typed_command(), Machine.here(options.get("device", "auto")))
-    model = Path(options.get("model") or demo_model())
+    model = model_path(options)
     experiment = Experiment(cells, options, open_llm, vocab_size(model), head)
     measured = _measure(namespace, experiment, model)
     rows = read_rows(measured)

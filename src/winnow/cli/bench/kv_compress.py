@@ -12,7 +12,7 @@ from rich.console import Console
 
 from winnow.bench.kv_compress.grid import Cell, Grid
 from winnow.cli.bench.report import check_json_path, console, print_tables, typed_command, write_json
-from winnow.cli.engine import demo_model, engine_options, open_llm, silence_transformers
+from winnow.cli.engine import engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
@@ -229,7 +229,7 @@ def _prompts(plan: _Plan, options: dict[str, Any], llm: "LLM") -> "Prompts":
     grid = plan.grid
     if plan.has_tasks:
         return {each: task_prompts(llm, each, grid.requests, grid.prompt_seed) for each in grid.contexts}
-    known = vocab_size(Path(options.get("model") or demo_model()))
+    known = vocab_size(model_path(options))
     return {each: random_prompts(known, each, grid.requests, grid.prompt_seed) for each in grid.contexts}
 
 

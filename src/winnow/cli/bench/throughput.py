@@ -12,7 +12,7 @@ from rich.table import Table
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.workload import Workload
 from winnow.cli.bench.report import check_json_path, console, typed_command, write_json
-from winnow.cli.engine import add_engine_flags, demo_model, engine_options, open_llm, silence_transformers
+from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
@@ -130,7 +130,7 @@ def _measure(plan: _Plan, options: dict[str, Any], mode: str) -> "ThroughputRepo
     from winnow.bench.throughput import measure_throughput
     from winnow.bench.vocabulary import vocab_size
 
-    model = Path(options.get("model") or demo_model())
+    model = model_path(options)
     with open_llm(options) as llm, open_progress(mode, sys.stderr) as progress:
         meter = Meter()
 

@@ -15,6 +15,7 @@ from winnow.models.fused.kernels import LayerKernels, NormWeight, PackedWeight
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.fused.norm import FusedNorm
 from winnow.models.fused.parts import LayerNorms
+from winnow.models.generation import sampling_defaults
 from winnow.models.loaded import LoadedModel
 from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
 from winnow.models.packed.description import Description, LayerNumbers, NormNumbers
@@ -43,6 +44,7 @@ def load_packed(
         eos_token_ids=end_tokens(description.eos_token_ids, tokenizer, description.vocab_size),
         geometry=description.geometry,
         trained_len=trained_len,
+        sampling_defaults=sampling_defaults(path, config.generation_config),
     )
 
 

@@ -1,0 +1,248 @@
+"""Which of transformers' causal language models Winnow serves, tried out one by one, as a table.
+
+Each class gets a tiny configuration with random weights. Both engines load it and answer prompts greedily; the tokens
+must be those of the model's own eager forward, without a cache. What an engine refuses is listed with its reason.
+
+    python benchmarks/architectures.py --write docs/architectures.md
+    python benchmarks/architectures.py llama bart mamba
+"""
+
+import argparse
+import contextlib
+import io
+import logging
+import random
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from winnow import LLM, SamplingParams
+from winnow.errors import WinnowError
+
+VOCAB, LAYERS, WINDOW = 97, 4, 24
+HEADS = ("head_dim", "attention_head_dim", "kv_channels", "query_pre_attn_scalar")
+RANKS = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+COMMON = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+LENGTHS = (1, 5, 23, 24, 47, 70)
+MAX_TOKENS = 8
+MOST_PARAMETERS = 30_000_000
+# Names under which configurations give their sizes, and what they are set to where they exist.
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "attention_hidden_size"), 32),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "d_ff", "ffn_hidden_size", "decoder_ffn_dim", "encoder_ffn_dim"), 48
+    ),
+    **dict.fromkeys(
+        ("moe_intermediate_size", "shared_expert_intermediate_size", "intermediate_size_mlp"), 16
+    ),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
+    **dict.fromkeys(("decoder_layers", "encoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "n_head_kv", "num_kv_heads"), 2),
+    **dict.fromkeys(("head_dim", "attention_head_dim", "kv_channels", "query_pre_attn_scalar"), 16),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
+    "rotary_dim": 8,
+    "num_kv_shared_layers": 0,
+    "sliding_window": WINDOW,
+    "max_position_embeddings": 512,
+    "n_positions": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "max_seq_len": 512,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one class."""
+
+    model_type: str
+    class_name: str
+    paged: str
+    padded: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """As the table shows it."""
+        return (f"`{self.model_type}`", f"`{self.class_name}`", self.paged, self.padded)
+
+
+def candidates(model_type: str) -> Iterator[PretrainedConfig]:
+    """Small configurations of a kind, from all known sizes to few: classes read some of them each in its own way."""
+    fewer = {name: SIZES[name] for name in SIZES if name not in (*HEADS, *RANKS)}
+    variants = [
+        SIZES,
+        SIZES | dict.fromkeys(HEADS, 8),
+        {name: SIZES[name] for name in SIZES if name not in HEADS},
+        {name: SIZES[name] for name in SIZES if name not in HEADS}
+        | {"qk_head_dim": 16, "rope_interleave": False},
+        fewer,
+        {name: SIZES[name] for name in COMMON},
+        {name: SIZES[name] for name in COMMON if name != "num_hidden_layers"},
+    ]
+    for sizes in variants:
+        with contextlib.suppress(Exception):
+            yield tiny(model_type, sizes)
+
+
+def tiny(model_type: str, sizes: dict[str, Any]) -> PretrainedConfig:
+    """A configuration of a kind: its own defaults, but for sizes that it knows."""
+    kind = CONFIG_MAPPING[model_type]
+    default = kind()
+    text = default.get_text_config()
+    sizes = {name: value for name, value in sizes.items() if hasattr(text, name)}
+    if getattr(text, "sliding_window", None) is None:
+        sizes.pop("sliding_window", None)
+    layers = getattr(text, "layer_types", None)
+    if layers and "num_hidden_layers" in sizes:
+        every = sorted(set(layers), key=list(layers).index)
+        sizes["layer_types"] = [every[i % len(every)] for i in range(LAYERS)]
+    config = type(text)(**sizes)
+    if type(text) is kind or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return config
+    default.text_config = config
+    return default
+
+
+def save(config: PretrainedConfig, path: Path) -> Any:
+    """A model whose weights are large enough for an error to change a token."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 1:
+                weight.add_(0.3 * torch.randn_like(weight))
+            elif weight.is_floating_point():
+                weight.normal_(0.0, 0.25 if "embed" not in name else 1.0)
+    model.save_pretrained(path)
+    return model
+
+
+@torch.inference_mode()
+def expected(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """The model's own greedy answers, one prompt at a time, each token from a forward pass over all before it."""
+    found = []
+    for prompt in prompts:
+        tokens = list(prompt)
+        for _ in range(MAX_TOKENS):
+            logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits
+            tokens.append(int(logits[0, -1].argmax()))
+        found.append(tokens[len(prompt) :])
+    return found
+
+
+def answers(path: Path, engine: str, prompts: list[list[int]]) -> list[list[int]]:
+    """Winnow's."""
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    with LLM(path, engine=engine, kv_memory="8MiB", max_model_len=128, prefill_chunk=16) as llm:
+        return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+
+def attempt(model_type: str) -> Row:
+    """Try a class with both engines."""
+    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    class_name = class_name if isinstance(class_name, str) else class_name[0]
+    prompts = [random.Random(n).choices(range(3, VOCAB), k=n) for n in LENGTHS]  # noqa: S311
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        wanted: list[list[int]] | None = None
+        trouble = ""
+        for config in candidates(model_type):
+            try:
+                with torch.device("meta"):
+                    size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+                if size > MOST_PARAMETERS:
+                    raise ValueError(f"{size:,} parameters")
+                model = save(config, path)
+                wanted = expected(model, prompts)
+                break
+            except Exception as error:  # whatever a class stumbles over
+                trouble = trouble or f"not tried, no tiny model runs: {_short(error)}"
+        trouble = trouble or "not tried, no tiny configuration"
+        if wanted is None:  # is its kind refused?
+            with contextlib.suppress(Exception):
+                CONFIG_MAPPING[model_type]().save_pretrained(path)
+        cells = []
+        for engine in ("paged", "padded"):
+            try:
+                found = answers(path, engine, prompts)
+                cells.append(trouble if wanted is None else "served" if found == wanted else "DIFFERS")
+            except WinnowError as error:
+                refusal = _short(error, path)
+                cells.append(
+                    f"refused: {refusal}" if "is not supported" in refusal or not trouble else trouble
+                )
+            except Exception as error:
+                cells.append(f"FAILS: {_short(error)}")
+    return Row(model_type, class_name, *cells)
+
+
+def _short(error: BaseException, path: Path | None = None) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = text if isinstance(error, WinnowError) else f"{type(error).__name__}: {text}"
+    text = text.removeprefix("model: ").replace(str(path), "DIR")
+    return text[:240].replace("|", "/")
+
+
+def page(rows: list[Row]) -> str:
+    """The table in Markdown."""
+    served = sum(row.paged == "served" for row in rows)
+    either = sum("served" in (row.paged, row.padded) for row in rows)
+    lines = [
+        "# Architectures",
+        "",
+        f"Every causal language model of transformers {transformers.__version__}, tried in float32 with a tiny "
+        f"random model: greedy tokens of {len(LENGTHS)} prompts, up to {max(LENGTHS)} tokens long and prefilled in "
+        "chunks, must equal those of the model's own eager forward without a cache. This page is the output of",
+        "",
+        "    python benchmarks/architectures.py --write docs/architectures.md",
+        "",
+        f"**{served} of {len(rows)} are served by the paged engine, {either} by one of the two.** "
+        "What is refused is refused by name when it is loaded.",
+        "",
+        "| model_type | class | engine=paged | engine=padded |",
+        "|---|---|---|---|",
+        *("| " + " | ".join(row.cells) + " |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Try what the command line names, or all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model_types", nargs="*", help="all, if none is given")
+    parser.add_argument("--write", type=Path, metavar="FILE.md", help="write the table there")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity(logging.CRITICAL)
+    transformers.logging.disable_progress_bar()
+    rows = []
+    for model_type in options.model_types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        with contextlib.redirect_stderr(io.StringIO()):
+            row = attempt(model_type)
+        rows.append(row)
+        print(*row.cells, sep=" | ", flush=True)
+    if options.write is not None:
+        options.write.write_text(page(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Conversations: what a message may be, and the text that a model's chat template makes of them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from winnow.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, Any]
+
+
+def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
+    """A message as templates take it: its content one text, lists of text parts joined.
+
+    Content that is null or missing is empty text where tool calls (or a refusal of OpenAI's) stand in its place, as
+    OpenAI's clients write an assistant's turn.
+
+    Raises:
+        InvalidRequestError: no role, or content that is no text; `name` is what the error calls the message.
+    """
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InvalidRequestError(f"{name} must be an object with role and content, got {message!r:.80}")
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        content = "\n".join(_text_part(part, name) for part in content)
+    if content is None and any(message.get(key) for key in ("tool_calls", "function_call", "refusal")):
+        content = message.get("refusal") or ""
+    if not isinstance(content, str):
+        got = "none" if "content" not in message else _kind(content)
+        raise InvalidRequestError(f"content of {name} must be text, or stand beside tool_calls, got {got}")
+    return {**message, "content": content}
+
+
+def normalise_messages(messages: Any) -> list[dict[str, Any]]:
+    """Every message of a conversation; see `normalise_message`.
+
+    Raises:
+        InvalidRequestError: it is no list of at least one message, or a message is unusable; names which.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
+        got = "none" if isinstance(messages, Sequence) and not messages else _kind(messages)
+        raise InvalidRequestError(f"messages must be a list with at least one message, got {got}")
+    return [normalise_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def apply_template(
+    tokenizer: "PreTrainedTokenizerBase | None", messages: Sequence[Message]
+) -> tuple[str, list[int]]:
+    """The prompt that the model's chat template makes of a conversation, and its tokens.
+
+    Raises:
+        InvalidRequestError: the model has no template, a message is unusable, or the template refuses the conversation;
+            the template's own words say why.
+    """
+    if tokenizer is None or not tokenizer.chat_template:
+        raise InvalidRequestError(
+            "messages need a tokenizer with a chat template, which the model does not have"
+        )
+    conversation = [_with_arguments(message) for message in normalise_messages(messages)]
+    try:
+        prompt: Any = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    # Templates raise what they like: jinja2's errors, or their own by raise_exception.
+    except Exception as error:
+        raise InvalidRequestError(f"messages do not suit the model's chat template: {error}") from None
+    # The template writes its own special tokens.
+    return prompt, tokenizer.encode(prompt, add_special_tokens=False)
+
+
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose tool calls have their arguments as objects: OpenAI writes them as JSON, templates walk them."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_call_with_arguments(call) for call in calls]}
+
+
+def _call_with_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return call
+    try:
+        told = json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        return call  # as the model wrote them
+    return {**call, "function": {**function, "arguments": told}} if isinstance(told, dict) else call
+
+
+def _text_part(part: Any, name: str) -> str:
+    """The text of a part of a message's content."""
+    kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    text = part.get("text") if kind in ("text", "input_text", "output_text") else None
+    if not isinstance(text, str):
+        shown = repr(kind) if kind is not None else _kind(part)
+        raise InvalidRequestError(
+            f"content of {name} must be text; parts of other kinds are not supported, got {shown}"
+        )
+    return text
+
+
+def _kind(value: Any) -> str:
+    """What JSON calls a value."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,107 @@
+"""`winnow check`: whether a model can be served here, and how far its answers are from its own code's."""
+
+import argparse
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from winnow.cli.engine import model_exists, silence_transformers
+from winnow.cli.options import add_flags, given
+from winnow.config import ModelConfig
+
+if TYPE_CHECKING:
+    from winnow.models import LoadedModel
+
+DESCRIPTION = """\
+Load a model as `winnow run` would, compare it with its own code, and print what was found.
+
+Compared are the logits of a short random prompt, computed by transformers with the model's own
+layers and by Winnow as it will run; and which tokens each layer sees at the end of the context.
+A model that differs is refused by name, with exit code 2, here and wherever it is loaded.
+"""
+EPILOG = """\
+examples:
+  winnow check path/to/model
+  winnow check org/name --dtype bfloat16
+  winnow check path/to/model --load-format dummy     (a config.json is enough)
+"""
+_SETTLED = ("model", "engine", "verify_model", "generation_config", "seed")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.usage = "winnow check [MODEL] [options]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default=None,
+        help="directory, or org/name on the Hugging Face Hub; left out: the demo model",
+    )
+    add_flags(parser, ModelConfig, "model", _SETTLED)
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Load, print, and return the exit code."""
+    config = ModelConfig(**given(namespace, ModelConfig))
+    model_exists(config.model)
+    silence_transformers()
+    from winnow.models import load_model
+
+    loaded = load_model(config)
+    table = Table(title="winnow check", show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column()
+    for name, value in _facts(loaded).items():
+        table.add_row(name, Text(value))
+    Console().print(table)
+    return 0
+
+
+def _facts(loaded: "LoadedModel") -> dict[str, str]:
+    """What there is to say, by name."""
+    geometry, verified = loaded.geometry, loaded.verified
+    facts = {
+        "model": type(loaded.model).__name__,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "device": str(loaded.device),
+        "layers": f"{geometry.num_layers}, of {geometry.num_query_heads} query heads and {geometry.num_kv_heads} KV "
+        f"heads of {geometry.head_dim}",
+        "window": _windows(geometry.windows),
+        "context": f"{loaded.max_model_len} tokens",
+        "computed by": _parts(loaded),
+    }
+    if verified is None:
+        facts["compared"] = "when it was packed"
+    elif math.isnan(verified.difference):
+        facts["compared"] = f"not: the model's own logits are no numbers in {facts['dtype']}; try bfloat16"
+    else:
+        facts["largest difference"] = (
+            f"{verified.difference:.2g} of the logits' norm over {verified.num_tokens} tokens "
+            f"({verified.tolerance:g} is allowed)"
+        )
+        facts["masks"] = (
+            f"as the windows say, {verified.past} tokens back" if verified.past else "the model builds none"
+        )
+    facts["verdict"] = "served"
+    return facts
+
+
+def _windows(windows: tuple[int | None, ...]) -> str:
+    counts = Counter("none" if window is None else str(window) for window in windows)
+    return ", ".join(f"{window} ({count} layers)" for window, count in counts.items())
+
+
+def _parts(loaded: "LoadedModel") -> str:
+    """The kinds of modules with weights, most frequent first."""
+    model = loaded.computes
+    counts = Counter(
+        kind for module in model.modules() if "Linear" in (kind := type(module).__name__) or "Fused" in kind
+    )
+    parts = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+    return f"{type(model).__name__}: {parts}" if parts else type(model).__name__

@@ -1,0 +1,79 @@
+"""A directory that a model cannot be loaded from: whatever is wrong with it, one line says so."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winnow.errors import UnsupportedModelError, WinnowError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+"""Of a configuration; those that it names must be whole numbers above 0."""
+
+
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """Turn what the libraries raise over a stranger's files into one error.
+
+    Raises:
+        UnsupportedModelError: names the directory and the first line of what was wrong.
+    """
+    try:
+        yield
+    except (WinnowError, MemoryError):
+        raise
+    # safetensors, tokenizers and transformers each raise what they like, down to plain `Exception`.
+    except Exception as error:
+        raise UnsupportedModelError(f"model: cannot load {path}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = lines[0] if lines else ""
+    # The first line of a report may only announce it.
+    said = f"{said} {lines[1]}" if said.endswith(":") and len(lines) > 1 else said
+    plain = isinstance(error, OSError | ValueError | RuntimeError) and said
+    return said if plain else f"{type(error).__name__}: {said}".removesuffix(": ")
+
+
+def check_sizes(config: "PretrainedConfig") -> None:
+    """Raise ValueError if a configuration's sizes make no model; transformers would find that out late, or never."""
+    text = config.get_text_config()
+    sizes = {name: getattr(text, name, None) for name in _COUNTS}
+    for name, size in sizes.items():
+        values = size if isinstance(size, list) else [size]  # some have one for each layer
+        for value in values:
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
+    heads, kv_heads = sizes["num_attention_heads"], sizes["num_key_value_heads"]
+    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
+        raise ValueError(
+            f"num_attention_heads must be a multiple of num_key_value_heads, got {heads} and {kv_heads}"
+        )
+
+
+def check_vocabulary(path: Path, tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int) -> None:
+    """Refuse a tokenizer of another model, whose tokens this one does not know.
+
+    Tokens that were added to a vocabulary do not count: some tokenizers name a few that text never makes.
+
+    Raises:
+        UnsupportedModelError: names both sizes.
+    """
+    if tokenizer is not None and tokenizer.vocab_size > vocab_size:
+        raise UnsupportedModelError(
+            f"model: cannot load {path}: its tokenizer has {tokenizer.vocab_size} tokens, and the model knows "
+            f"{vocab_size}"
+        )

@@ -1,0 +1,77 @@
+"""What kind of model a configuration describes, told before its weights are read."""
+
+from typing import Any
+
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
+
+from winnow.errors import UnsupportedModelError
+
+# Kinds of layers that keep keys and values by token, under transformers' names.
+_ATTENTION = ("attention", "full_attention", "sliding_attention", "chunked_attention")
+# Under what names configurations list their layers' kinds.
+_LAYER_KINDS = ("layer_types", "layers_block_type", "block_types")
+# What a configuration of several parts calls those that Winnow does not run.
+_OTHER_PARTS = ("vision_config", "audio_config", "encoder_config", "encoder", "speech_config")
+
+
+def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
+    """The model's class.
+
+    Raises:
+        UnsupportedModelError: it is no decoder that generates text from the keys and values of earlier tokens alone;
+            names the kind and what is missing.
+    """
+    name = config.model_type
+    # Their decoders keep a cache of their own kind, also where a configuration uses them alone.
+    alone = getattr(type(config), "is_encoder_decoder", False) or hasattr(config, "decoder_layers")
+    if config.is_encoder_decoder or alone:
+        raise _refused(name, "is an encoder-decoder, or a part of one", "generation from an encoder's output")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        parts = [part for part in _OTHER_PARTS if getattr(config, part, None) is not None]
+        if parts:
+            raise _refused(
+                name, f"is a model of several parts ({', '.join(parts)})", "inputs other than text"
+            )
+        raise UnsupportedModelError(
+            f"model: {name} is not supported: it is not a causal language model, and Winnow generates text"
+        )
+    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    shown = model_class.__name__
+    text = config.get_text_config()
+    if _is_encoder(text):
+        raise _refused(shown, "is an encoder, by its configuration", "attention to later tokens")
+    stateful = [kind for kind in layer_kinds(text) if kind not in _ATTENTION]
+    if stateful or getattr(model_class, "_is_stateful", False):
+        found = f" ({', '.join(stateful)})" if stateful else ""
+        raise _refused(
+            shown,
+            f"has layers that keep a state in place of keys and values by token{found}",
+            "such a state: recurrent, convolutional or compressed",
+        )
+    return model_class
+
+
+def layer_kinds(config: PretrainedConfig) -> list[str]:
+    """The kinds of the model's layers, each once, as far as its configuration tells."""
+    listed = next((getattr(config, name) for name in _LAYER_KINDS if getattr(config, name, None)), ())
+    return sorted({str(kind) for kind in listed})
+
+
+def config_class(model_type: Any) -> type[PretrainedConfig] | None:
+    """transformers' configuration of a `model_type`; None: it has none."""
+    known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+    return CONFIG_MAPPING[model_type] if known else None
+
+
+def _is_encoder(config: PretrainedConfig) -> bool:
+    """Whether attention looks both ways: BERT's kind is a decoder only where its configuration says so."""
+    says_so = [getattr(config, name, True) is False for name in ("is_causal", "causal")]
+    if any(says_so) or getattr(config, "use_bidirectional_attention", None) is True:
+        return True
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(config, "is_decoder", None) is False
+
+
+def _refused(name: str, kind: str, missing: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"model: {name} is not supported: it {kind}; Winnow lacks {missing}")

@@ -1,0 +1,249 @@
+"""Whether what answers is what the model's own code computes: tried at load, so that no answer is wrong in silence.
+
+Two things are compared. Logits of a short random prompt, which transformers computes with its eager attention and
+Winnow as it will run: optimized layers, paged cache, a chunk and a single token. And masks: which keys the model lets a
+token see at the end of its context, where Winnow attends by the windows that layers ask for. That takes no long prompt:
+the model is shown a cache that claims a past, and is asked for the masks alone.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import sdpa_mask
+
+from winnow.attention import AttentionBackend, AttentionSpec, PagedCache, Spans, open_backend
+from winnow.attention.native import NativeBackend
+from winnow.attention.native_step import NativeStep
+from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.errors import UnsupportedModelError
+from winnow.models.binding import ATTENTION_NAME, cache_argument
+from winnow.models.geometry import ModelGeometry
+
+if TYPE_CHECKING:
+    from winnow.models.loaded import LoadedModel
+
+_MASKS = "winnow_masks"
+_TOKENS = 12
+# A window is passed by the prompt itself where that is as cheap.
+_LONGEST = 48
+_BLOCK_SIZE = 16
+# Masks have a column for each token of the past. Contexts beyond this are checked up to here.
+_LONGEST_PAST = 2**18
+# Largest difference of a token's logits, as a part of their norm. In half precision results differ by rounding, and in
+# models with experts a token may go elsewhere for it: there the median over tokens counts, in float32 the largest.
+_FULL, _HALF = 1e-3, 0.2
+
+
+@dataclass(frozen=True)
+class Verified:
+    """How far Winnow's logits are from those of the model's own code."""
+
+    difference: float
+    """As a part of their norm; not a number where the model's own were none."""
+    tolerance: float
+    num_tokens: int
+    past: int
+    """Tokens before those whose masks were compared; 0: the model builds none."""
+
+
+class _Masks:
+    """Collects the mask that each layer gets."""
+
+    def __init__(self) -> None:
+        self.by_layer: dict[int, Tensor | None] = {}
+
+
+def _record_mask(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    winnow_masks: _Masks | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention that computes nothing: query [1, Hq, T, d] -> zeros [1, T, Hq, d]."""
+    if winnow_masks is not None:
+        winnow_masks.by_layer[int(module.layer_idx)] = attention_mask  # type: ignore[arg-type]
+    return torch.zeros_like(query).transpose(1, 2), None
+
+
+def _whole_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """True where a token sees a key, [1, 1, T, keys]; never left out."""
+    return sdpa_mask(*args, **kwargs | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+
+
+AttentionInterface.register(_MASKS, _record_mask)
+AttentionMaskInterface.register(_MASKS, _whole_mask)
+
+
+class _PastLayer(DynamicLayer):
+    """A layer of a cache that claims to hold `past` tokens, and holds one."""
+
+    def __init__(self, past: int) -> None:
+        super().__init__()
+        self._past = past
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        length = self._past + key_states.shape[-2]
+        return tuple(  # type: ignore[return-value]
+            states[..., :1, :].expand(*states.shape[:-2], length, states.shape[-1])
+            for states in (key_states, value_states)
+        )
+
+    def get_seq_length(self) -> int:
+        return self._past
+
+
+class _Step:
+    """One forward pass over a small paged cache; see `winnow.models.AttentionStep`."""
+
+    watching = False
+    wanted = None
+
+    def __init__(self, backend: AttentionBackend, cache: PagedCache, spans: Spans) -> None:
+        self._backend, self._cache, self._spans = backend, cache, spans
+        self.native: NativeStep | None = (
+            backend.step(cache, spans) if isinstance(backend, NativeBackend) else None
+        )
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        self._backend.write(self._cache, self._spans, layer, k, v)
+        return self._backend.attend(self._cache, self._spans, layer, q, spec)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a model's own code gives, kept until it can be compared with what will run in its place."""
+
+    class_name: str
+    tokens: Tensor
+    """int64 [T]."""
+    logits: Tensor
+    """float32 [T, V]."""
+    past: int
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, model: PreTrainedModel, geometry: ModelGeometry, trained_len: int) -> "Trial":
+        """Compute it, before layers are replaced. The model is left as it was.
+
+        Raises:
+            UnsupportedModelError: a layer's mask lets a token see other keys than its window does.
+        """
+        smallest = min((window for window in geometry.windows if window is not None), default=0)
+        length = min(max(_TOKENS, smallest + 4 if smallest < _LONGEST else 0), trained_len)
+        vocab_size = model.get_input_embeddings().weight.shape[0]
+        tokens = torch.randint(vocab_size, (length,), generator=torch.Generator().manual_seed(0))
+        tokens = tokens.to(model.device)
+        with _attention(model, "eager"):
+            output = model(
+                input_ids=tokens[None],
+                position_ids=torch.arange(length, device=model.device)[None],
+                use_cache=False,
+            )
+        logits = output.logits[0].float()
+        with _attention(model, _MASKS):
+            past = _check_masks(model, geometry, min(trained_len, _LONGEST_PAST) - 2)
+        return cls(type(model).__name__, tokens, logits, past)
+
+    @torch.inference_mode()
+    def verify(self, loaded: "LoadedModel", attention_backend: str) -> Verified:
+        """Compare with the model as it will run.
+
+        Raises:
+            UnsupportedModelError: the logits differ; names the model's class and by how much.
+        """
+        found = _paged_logits(loaded, self.tokens, open_backend(attention_backend, loaded.device))
+        full = loaded.dtype == torch.float32
+        tolerance = _FULL if full else _HALF
+        # Tokens that a bias rules out are minus infinity in both.
+        away = torch.where(found == self.logits, 0.0, found - self.logits).norm(dim=-1)
+        differences = away / self.logits.where(self.logits.isfinite(), 0.0).norm(dim=-1)
+        # Where the model's own logits are no numbers (float16 overflows), there is nothing to compare with.
+        differences = differences[(self.logits < float("inf")).all(dim=-1)]
+        if not len(differences):
+            return Verified(float("nan"), tolerance, 0, self.past)
+        difference = float(differences.max() if full else differences.median())
+        if not difference <= tolerance:
+            raise UnsupportedModelError(
+                f"model: {self.class_name} is not supported: Winnow computes something else than its own code "
+                f"(logits differ by {difference:.2g} of their norm, {tolerance:g} is allowed)"
+            )
+        return Verified(difference, tolerance, len(differences), self.past)
+
+
+@contextmanager
+def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let a model take its attention from elsewhere for a while."""
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+
+
+def _check_masks(model: PreTrainedModel, geometry: ModelGeometry, past: int) -> int:
+    """Compare masks with windows for the last two tokens of a context. Returns the past, or 0 without masks."""
+    if past < 1:
+        return 0
+    masks = _Masks()
+    positions = torch.arange(past, past + 2, device=model.device)
+    model(
+        input_ids=torch.zeros_like(positions)[None],
+        position_ids=positions[None],
+        use_cache=True,
+        winnow_masks=masks,
+        **{cache_argument(model): Cache(layers=[_PastLayer(past) for _ in range(geometry.num_layers)])},
+    )
+    age = positions[:, None] - torch.arange(past + 2, device=model.device)
+    checked = 0
+    for layer, window in enumerate(geometry.windows):
+        mask = masks.by_layer.get(layer)
+        if mask is None:
+            continue
+        sees = (mask if mask.dtype == torch.bool else mask == 0)[0, 0]
+        expected = (age >= 0) if window is None else (age >= 0) & (age < window)
+        checked = past
+        if sees.shape != expected.shape or not torch.equal(sees, expected):
+            raise UnsupportedModelError(
+                f"model: {type(model).__name__} is not supported: layer {layer} tells its mask of a window or a "
+                f"pattern that it does not ask attention for (position {past + 1} sees {int(sees[-1].sum())} keys, "
+                f"not {int(expected[-1].sum())}); Winnow builds no masks"
+            )
+    return checked
+
+
+def _paged_logits(loaded: "LoadedModel", tokens: Tensor, backend: AttentionBackend) -> Tensor:
+    """Logits of each token, float32 [T, V]: all but the last in one chunk, and the last by itself."""
+    geometry, length = loaded.geometry, len(tokens)
+    layout = CacheLayout(
+        geometry.num_layers, geometry.num_kv_heads, geometry.head_dim, _BLOCK_SIZE, loaded.dtype, 1
+    )
+    size = CacheSize.of_blocks(layout, layout.blocks_for(length), 1, length)
+    manager = CacheManager(layout, size, loaded.device)
+    cache = PagedCache(KVPool(layout, size.num_blocks, loaded.device), manager)
+    slot = manager.open()
+    rows = []
+    for start, end in ((0, length - 1), (length - 1, length)):
+        if end == start:
+            continue
+        manager.append([slot], [end - start])
+        lengths = manager.host_lengths[[slot]].max(axis=(1, 2)).astype("int64")
+        spans = Spans.build([slot], [start], [end - start], lengths, loaded.device)
+        output = loaded.computes(
+            input_ids=tokens[None, start:end],
+            position_ids=spans.position[None],
+            use_cache=False,
+            logits_to_keep=torch.arange(end - start, device=loaded.device),
+            winnow_step=_Step(backend, cache, spans),
+        )
+        rows.append(output.logits[0].float())
+    return torch.cat(rows)

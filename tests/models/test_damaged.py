@@ -1,0 +1,191 @@
+"""Whatever is wrong with a model's directory, one line says so, at every command and with exit code 2."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, VOCAB, save
+from safetensors.torch import load_file, save_file
+
+from winnow.cli.main import main
+from winnow.config import ModelConfig
+from winnow.errors import UnsupportedModelError
+from winnow.models import DEMO_MODEL, load_model, load_plain_model
+
+Damage = Callable[[Path], None]
+WEIGHTS = "model.safetensors"
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n"
+
+
+def text(name: str, content: str) -> Damage:
+    """Put something else in a file's place."""
+
+    def write(path: Path) -> None:
+        (path / name).write_text(content)
+
+    return write
+
+
+def config(**values: Any) -> Damage:
+    """Change config.json; None leaves a key out."""
+
+    def change(path: Path) -> None:
+        told = json.loads((path / "config.json").read_text()) | values
+        (path / "config.json").write_text(json.dumps({k: v for k, v in told.items() if v is not None}))
+
+    return change
+
+
+def torn(path: Path) -> None:
+    data = (path / WEIGHTS).read_bytes()
+    (path / WEIGHTS).write_bytes(data[: len(data) // 2])
+
+
+def no_tensor(path: Path) -> None:
+    tensors = load_file(path / WEIGHTS)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, path / WEIGHTS, {"format": "pt"})
+
+
+def other_shape(path: Path) -> None:
+    tensors = load_file(path / WEIGHTS)
+    tensors["model.norm.weight"] = torch.ones(7)
+    save_file(tensors, path / WEIGHTS, {"format": "pt"})
+
+
+def missing_shard(path: Path) -> None:
+    names = dict.fromkeys(load_file(path / WEIGHTS), "model-00001-of-00002.safetensors")
+    (path / WEIGHTS).rename(path / "model-00001-of-00002.safetensors")
+    names["model.norm.weight"] = "model-00002-of-00002.safetensors"
+    (path / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def broken_index(path: Path) -> None:
+    (path / WEIGHTS).rename(path / "model-00001-of-00001.safetensors")
+    (path / f"{WEIGHTS}.index.json").write_text('{"weight_map": [')
+
+
+def index_of_lists(path: Path) -> None:
+    (path / WEIGHTS).rename(path / "model-00001-of-00001.safetensors")
+    (path / f"{WEIGHTS}.index.json").write_text("[]")
+
+
+def weights_are_a_directory(path: Path) -> None:
+    (path / WEIGHTS).unlink()
+    (path / WEIGHTS).mkdir()
+
+
+def other_tokenizer(path: Path) -> None:
+    shutil.copy(DEMO_MODEL / "tokenizer.json", path)
+
+
+DAMAGES: dict[str, Damage] = {
+    "git-lfs pointer": text(WEIGHTS, LFS),
+    "empty weights": text(WEIGHTS, ""),
+    "torn weights": torn,
+    "weights are a directory": weights_are_a_directory,
+    "no weights": lambda path: (path / WEIGHTS).unlink(),
+    "missing tensor": no_tensor,
+    "other shape": other_shape,
+    "missing shard": missing_shard,
+    "broken index": broken_index,
+    "index of lists": index_of_lists,
+    "no config": lambda path: (path / "config.json").unlink(),
+    "broken config": text("config.json", "{"),
+    "empty config": text("config.json", ""),
+    "config is a list": text("config.json", "[]"),
+    "config is binary": lambda path: (path / "config.json").write_bytes(b"\xff\xfe\x00"),
+    "config nests without end": text("config.json", "[" * 100_000),
+    "no model_type": config(model_type=None),
+    "model_type is a list": config(model_type=["llama"]),
+    "unknown model_type": config(model_type="nonesuch"),
+    "no layers": config(num_hidden_layers=0),
+    "no heads": config(num_attention_heads=0),
+    "no KV heads": config(num_key_value_heads=0),
+    "heads that do not divide": config(num_key_value_heads=3),
+    "negative size": config(hidden_size=-32),
+    "no vocabulary": config(vocab_size=0),
+    "size is a text": config(hidden_size="32"),
+    "size is a list": config(vocab_size=[97]),
+    "unknown activation": config(hidden_act="nonesuch"),
+    "rope is a list": config(rope_parameters=[1]),
+    "rope of an unknown kind": config(rope_parameters={"rope_type": "nonesuch", "rope_theta": 1.0}),
+    "other layers than weights": config(num_hidden_layers=5),
+    "broken generation_config": text("generation_config.json", "{"),
+    "generation_config is a list": text("generation_config.json", "[1]"),
+    "end token is a text": text("generation_config.json", '{"eos_token_id": "</s>"}'),
+    "temperature that cannot be": text("generation_config.json", '{"temperature": -1, "do_sample": true}'),
+    "broken tokenizer": text("tokenizer.json", "{"),
+    "empty tokenizer": text("tokenizer.json", ""),
+    "tokenizer is a list": text("tokenizer.json", "[]"),
+    "tokenizer without a model": text("tokenizer.json", "{}"),
+    "broken tokenizer_config": text("tokenizer_config.json", "{"),
+    "tokenizer_config is a list": text("tokenizer_config.json", "[]"),
+    "tokenizer of another model": other_tokenizer,
+}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sound")
+    save(ARCHITECTURES["llama-gqa"], path)
+    return path
+
+
+@pytest.fixture
+def model(sound: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    shutil.copytree(sound, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_one_error_names_the_directory(damage: str, model: Path) -> None:
+    DAMAGES[damage](model)
+    for load in (load_model, load_plain_model):
+        with pytest.raises(UnsupportedModelError) as caught:
+            load(ModelConfig(model))
+        assert f"model: cannot load {model}: " in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["git-lfs pointer", "broken config", "broken tokenizer", "missing shard"])
+def test_every_command_says_it_in_one_line(
+    damage: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DAMAGES[damage](model)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": [5]}\n')
+    commands = [
+        ["generate", "x"],
+        ["inspect", "x", "-o", str(tmp_path / "page.html")],
+        ["run", str(tmp_path / "prompts.jsonl"), "-o", str(tmp_path / "out.jsonl")],
+        ["pack", str(tmp_path / "packed")],
+    ]
+    for command in commands:
+        assert main([*command, "--model", str(model)]) == 2
+        assert capsys.readouterr().err.startswith("winnow: error: model: cannot load ")
+    assert main(["check", str(model)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"winnow: error: model: cannot load {model}: ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS])
+def test_files_that_may_not_be_read(name: str, model: Path) -> None:
+    (model / name).chmod(0)
+    with pytest.raises(UnsupportedModelError, match="model: cannot load"):
+        load_model(ModelConfig(model))
+
+
+def test_numbers_that_json_lacks_are_read(model: Path) -> None:
+    """As transformers 5 writes them."""
+    infinite = {"__float__": "Infinity"}
+    config(time_step_limit=[0.0, infinite], rms_norm_eps=1e-6)(model)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 3, "limit": infinite}))
+    loaded = load_model(ModelConfig(model))
+    assert loaded.eos_token_ids == {3} and loaded.vocab_size == VOCAB
+    assert loaded.model.config.time_step_limit == [0.0, float("inf")]

@@ -1,0 +1,94 @@
+"""Conversations become text by the model's own template."""
+
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from winnow.chat import apply_template, normalise_messages
+from winnow.errors import InvalidRequestError
+from winnow.models import DEMO_MODEL
+from winnow.models.tokens import load_tokenizer
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<{{ c.function.name }}{% for k, v in c.function.arguments.items() %}"
+    " {{ k }}={{ v }}{% endfor %}>{% endfor %}{% endfor %}"
+)
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerBase:
+    found = load_tokenizer(DEMO_MODEL)
+    assert found is not None
+    return found
+
+
+def text(tokenizer: Any, template: str, messages: Any) -> str:
+    tokenizer.chat_template = template
+    return apply_template(tokenizer, messages)[0]
+
+
+def history(**assistant: Any) -> list[dict[str, Any]]:
+    return [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "tool_calls": [CALL], **assistant},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("assistant", "shown"),
+    [
+        ({}, ""),
+        ({"content": None}, ""),
+        ({"content": ""}, ""),
+        ({"content": []}, ""),
+        ({"content": [{"type": "text", "text": "Let me"}, {"type": "text", "text": "see."}]}, "Let me\nsee."),
+    ],
+)
+def test_content_beside_tool_calls(
+    assistant: dict[str, Any], shown: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    found = text(tokenizer, TEMPLATE, history(**assistant))
+    assert found == f"[user]Weather?[assistant]{shown}<weather city=Bonn>[tool]sunny"
+
+
+def test_arguments_that_are_no_object_stay_as_they_are(tokenizer: PreTrainedTokenizerBase) -> None:
+    for arguments in ("[1]", "{", '"x"'):
+        call = {"function": {"name": "f", "arguments": arguments}}
+        messages = [{"role": "assistant", "tool_calls": [call]}]
+        assert text(tokenizer, "{{ messages[0].tool_calls[0].function.arguments }}", messages) == arguments
+
+
+def test_the_template_speaks_for_itself(tokenizer: PreTrainedTokenizerBase) -> None:
+    template = "{{ raise_exception('Roles must alternate user/assistant') }}"
+    with pytest.raises(InvalidRequestError, match="chat template: Roles must alternate user/assistant"):
+        text(tokenizer, template, [{"role": "user", "content": "Hi"}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "at least one message, got none"),
+        ("hi", "at least one message, got a text"),
+        ({"role": "user", "content": "hi"}, "at least one message, got an object"),
+        (["hi"], r"messages\[0\] must be an object with role and content"),
+        ([{"content": "hi"}], r"messages\[0\] must be an object with role"),
+        ([{"role": "user"}], r"content of messages\[0\] must be text, .* got none"),
+        ([{"role": "user", "content": None}], r"content of messages\[0\] must be text, .* got null"),
+        ([{"role": "user", "content": 7}], r"content of messages\[0\] must be text, .* got a number"),
+        ([{"role": "assistant", "content": None, "tool_calls": []}], "got null"),
+        (
+            [
+                {"role": "user", "content": "a"},
+                {"role": "user", "content": [{"type": "image_url", "image_url": "x"}]},
+            ],
+            r"content of messages\[1\] must be text; parts of other kinds .* 'image_url'",
+        ),
+    ],
+)
+def test_unusable_messages_are_named(messages: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        normalise_messages(messages)
