@@ -11,7 +11,10 @@ LAYERS = [
     "native",
     "lazy",
     "units",
-    "fingerprint",
+    "json_values",
+    "resources",
+    "threads",
+    "fork",
     "journal",
     "figures",
     "text_table",
@@ -19,8 +22,11 @@ LAYERS = [
     "cache",
     "attention",
     "eviction",
+    "options",
     "sampling",
+    "fingerprint",
     "outputs",
+    "chat",
     "inspection_page",
     "inspection",
     "models",
@@ -55,4 +61,4 @@ def test_imports_run_downward() -> None:
 
 def test_the_accounting_knows_no_model() -> None:
     for path in (SOURCE / "cache").glob("*.py"):
-        assert imported_parts(path) <= {"cache", "errors", "units"}, path.name
+        assert imported_parts(path) <= {"cache", "errors", "resources", "units"}, path.name
