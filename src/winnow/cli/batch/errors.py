@@ -4,6 +4,8 @@ from winnow.errors import CapacityError, ContextLengthError, WinnowError
 
 INTERNAL = "internal_error"
 """The code of what is nobody's mistake but Winnow's."""
+FAILED = "request_failed"
+"""The code of a request that was sound and began, and could not be brought to an end."""
 
 
 class LineError(WinnowError):
