@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from fake_llm import FakeLLM
 
-from winnow.cli.main import main
+from winnow.cli.bench import BENCHES
+from winnow.cli.main import COMMANDS, main
 from winnow.cli.run import RESUME_HINT
 
 Write = Callable[[Iterable[Any]], Path]
@@ -23,6 +24,31 @@ def test_help_teaches_by_example(command: tuple[str, ...], capsys: pytest.Captur
         main([*command, "--help"])
     assert stop.value.code == 0
     assert "examples:\n  winnow" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [("", COMMANDS), ("bench", BENCHES), ("eval", ("demo", "lm-eval", "perplexity"))],
+)
+def test_every_command_has_help(words: str, names: Iterable[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where a command's own flags stand beside those of the engine."""
+    for name in names:
+        with pytest.raises(SystemExit) as stop:
+            main([*words.split(), name, "--help"])
+        assert stop.value.code == 0
+        told = capsys.readouterr().out
+        assert told.count("\n  --threads N") <= 1
+        if name in (
+            "run",
+            "generate",
+            "inspect",
+            "baton",
+            "kv-compress",
+            "kvpress",
+            "batch-max",
+            "throughput",
+        ):
+            assert "--threads N" in told
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "winnow bench baton [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("--threads", metavar="N", type=int, help="threads of torch")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured as JSON")
     parser.add_argument(
         "-o",
@@ -86,18 +85,16 @@ def execute(namespace: argparse.Namespace) -> int:
     for cell in cells:
         EngineConfig.from_options(options | {"max_num_seqs": cell.batch})
     _check_paths(namespace)
-    import torch
-
     from winnow.bench.baton.experiment import Experiment
     from winnow.bench.baton.measured import read_rows
     from winnow.bench.baton.tables import all_tables
     from winnow.bench.machine import Machine, report_head
     from winnow.bench.vocabulary import vocab_size
     from winnow.cli.eval.output import show_tables
+    from winnow.threads import set_threads
 
     silence_transformers()
-    if namespace.threads is not None:
-        torch.set_num_threads(namespace.threads)
+    set_threads(options.get("threads"))
     head = report_head(typed_command(), Machine.here(options.get("device", "auto")))
     model = model_path(options)
     experiment = Experiment(cells, options, open_llm, vocab_size(model), head)
@@ -119,8 +116,6 @@ def _check_paths(namespace: argparse.Namespace) -> None:
     named = (("--json", namespace.json), ("--journal", namespace.journal), ("the page of -o", page))
     require_distinct([(name, path) for name, path in named if path is not None])
     check_json_path(namespace.json)
-    if namespace.threads is not None and namespace.threads < 1:
-        raise UsageError(f"--threads must be at least 1, got {namespace.threads}")
     if namespace.journal is not None:
         require_writable(namespace.journal, f"--journal {namespace.journal}")
     elif namespace.overwrite:

@@ -70,7 +70,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the demo model's shape with random weights and 65536 positions, made once",
     )
-    parser.add_argument("--threads", metavar="N", type=int, help="threads of torch")
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write every run as JSON, as soon as it is done"
     )
@@ -121,8 +120,6 @@ class _Plan:
         most = options.get("max_num_batched_tokens", SchedulerConfig.max_num_batched_tokens)
         options["max_num_batched_tokens"] = max(most, options["max_num_seqs"])
         EngineConfig.from_options(options)
-        if namespace.threads is not None and namespace.threads < 1:
-            raise UsageError(f"--threads must be at least 1, got {namespace.threads}")
         if namespace.random_model and options.get("model") is not None:
             raise UsageError("--random-model and --model both name a model, give one")
         if namespace.resume and namespace.json is None:
@@ -143,17 +140,15 @@ class _Plan:
 def execute(namespace: argparse.Namespace) -> int:
     """Measure, show, and return the exit code."""
     plan = _Plan.of(namespace)
-    import torch
-
     from winnow.bench.kv_compress.row import read_rows
     from winnow.bench.kv_compress.study import Study
     from winnow.bench.kv_compress.tables import all_tables
     from winnow.bench.machine import Machine, report_head
     from winnow.bench.room import kv_memory_for
+    from winnow.threads import set_threads
 
     silence_transformers()
-    if namespace.threads is not None:
-        torch.set_num_threads(namespace.threads)
+    set_threads(plan.options.get("threads"))
     options = dict(plan.options)
     if plan.random_model:
         from winnow.bench.kv_compress.model import RANDOM

@@ -56,7 +56,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="in place of --kv-memory: as many bytes as K sequences take that keep every KV",
     )
     parser.add_argument("--repeat", metavar="N", type=int, default=3, help="times (default: %(default)s)")
-    parser.add_argument("--threads", metavar="N", type=int, help="threads of torch")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured as JSON too")
     add_progress_flag(parser)
     add_flags(parser, Workload, "the work")
@@ -81,7 +80,7 @@ class _Plan:
             UsageError: flags that contradict each other, a model that is no directory.
         """
         options, work = engine_options(namespace), given(namespace, Workload)
-        for name in ("repeat", "threads", "kv_seqs"):
+        for name in ("repeat", "kv_seqs"):
             value = getattr(namespace, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
@@ -101,14 +100,10 @@ class _Plan:
 def execute(namespace: argparse.Namespace) -> int:
     """Work, show, and return the exit code."""
     plan = _Plan.of(namespace)
-    import torch
-
     from winnow.bench.machine import Machine, report_head
     from winnow.bench.room import kv_memory_for
 
     silence_transformers()
-    if namespace.threads is not None:
-        torch.set_num_threads(namespace.threads)
     options = dict(plan.options)
     if namespace.preset is not None and "model" not in options:
         with Console(stderr=True).status("making the model"):
