@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.bench.baton.cells import Cells
-from winnow.cli.bench.report import check_json_path, typed_command, write_json
+from winnow.cli.bench.report import check_json_path, check_written, typed_command, write_json
 from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
-from winnow.cli.paths import require_distinct, require_writable
+from winnow.cli.paths import require_writable
 from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.config import EngineConfig, EvictionConfig
 from winnow.figures import can_draw
@@ -84,7 +84,7 @@ def execute(namespace: argparse.Namespace) -> int:
     options = {"dtype": _DTYPE} | engine_options(namespace)
     for cell in cells:
         EngineConfig.from_options(options | {"max_num_seqs": cell.batch})
-    _check_paths(namespace)
+    _check_paths(namespace, options)
     from winnow.bench.baton.experiment import Experiment
     from winnow.bench.baton.measured import read_rows
     from winnow.bench.baton.tables import all_tables
@@ -111,10 +111,10 @@ def execute(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _check_paths(namespace: argparse.Namespace) -> None:
+def _check_paths(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
     page = None if namespace.output is None else namespace.output / "baton.md"
-    named = (("--json", namespace.json), ("--journal", namespace.journal), ("the page of -o", page))
-    require_distinct([(name, path) for name, path in named if path is not None])
+    named = {"--json": namespace.json, "--journal": namespace.journal, "the page of -o": page}
+    check_written(named | {"-o": namespace.output}, options)
     check_json_path(namespace.json)
     if namespace.journal is not None:
         require_writable(namespace.journal, f"--journal {namespace.journal}")

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.workload import Workload
-from winnow.cli.bench.report import check_json_path, console, typed_command, write_json
+from winnow.cli.bench.report import check_json_path, check_written, console, typed_command, write_json
 from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
@@ -86,6 +86,7 @@ class _Plan:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if namespace.kv_seqs is not None and "kv_memory" in options:
             raise UsageError("--kv-seqs and --kv-memory mean the same, give one")
+        check_written({"--json": namespace.json}, options)
         check_json_path(namespace.json)
         if namespace.preset is None:
             return cls(Workload(**work), options, namespace.kv_seqs, namespace.repeat)
