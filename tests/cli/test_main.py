@@ -85,7 +85,10 @@ USAGE_ERRORS = [
     ("run P -o O --temperature -1", "temperature must be at least 0, got -1.0"),
     ("run P -o O --max-tokens many", "argument --max-tokens: must be an integer or none, got 'many'"),
     ("run nowhere.jsonl -o O", "cannot read the prompts nowhere.jsonl: No such file or directory"),
-    ("run P -o O --model nowhere", "model must be a directory with config.json and weights, or org/name"),
+    (
+        "run P -o O --model nowhere",
+        "model must be a directory with config.json and weights, a GGUF file, or org/name",
+    ),
     ("run P -o O --model .", "model must be a directory with a config.json"),
     ("run P -o P", "OUT.jsonl must not be PROMPTS.jsonl"),
     ("run P -o /dev/null", "OUT.jsonl must be a regular file"),

@@ -126,7 +126,7 @@ def test_a_model_without_a_context_length_needs_one(tmp_path: Path) -> None:
 
 
 def test_no_such_directory(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"no such directory: .*nowhere"):
+    with pytest.raises(UnsupportedModelError, match=r"no such directory or file: .*nowhere"):
         load_model(ModelConfig(model=tmp_path / "nowhere"))
 
 

@@ -32,7 +32,7 @@ from winnow.config import EngineConfig
 from winnow.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
 from winnow.journal import draft_path
 from winnow.json_values import dump_json, json_value
-from winnow.models.hub import model_directory
+from winnow.models.hub import locate_model
 from winnow.outputs import EngineStats
 from winnow.sampling import SamplingParams
 
@@ -255,7 +255,7 @@ def _identity(prompts: InputFile, options: dict[str, Any], defaults: dict[str, A
     sampling = json_value(SamplingParams.from_mapping(defaults))
     flagged = {name: value for name, value in sampling.items() if name not in (*UNFLAGGED, "class")}
     assert not flagged.keys() & settings.keys(), "one would hide the other"
-    found = fingerprint(prompts.sha256, model_directory(config.model), settings | flagged)
+    found = fingerprint(prompts.sha256, locate_model(config.model), settings | flagged)
     return found | {INPUT_BYTES: prompts.num_bytes}
 
 
