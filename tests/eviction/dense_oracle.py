@@ -508,11 +508,11 @@ class DenseSequence:
             return self._cheapest_blocks(worths)
         if isinstance(budget, LazyLayers):
             return [
-                self.target if self._is_lazy(row, budget.threshold) else len(row.held)
+                max(self.target, self._least(row)) if self._is_lazy(row, budget.threshold) else len(row.held)
                 for row in self.all_rows
             ]
         assert isinstance(budget, EqualHeads | AdaptiveHeads)
-        shares = self._layer_shares(budget.layers)
+        shares = self._raised(self._layer_shares(budget.layers))
         if isinstance(budget, AdaptiveHeads):
             return [
                 keep
@@ -520,6 +520,47 @@ class DenseSequence:
                 for keep in self._compete(layer, share, budget.floor, worths)
             ]
         return [shares[row.layer] for row in self.all_rows]
+
+    def _floor(self, floor: float) -> int:
+        """A floor in KVs."""
+        return _share(floor, self.target) if isinstance(floor, float) else min(floor, self.target)
+
+    def _narrow_least(self, layer: int) -> int:
+        """What each row of a layer must be able to keep if the layer is not a wide one."""
+        budget = self.policy.budget
+        protected = max(self._num_protected(row) for row in self.rows[layer])
+        return max(self._floor(budget.row_floor), self._floor(budget.layer_floor), protected)
+
+    def _wide(self, layer: int) -> int:
+        """What each row of a wide layer keeps at least."""
+        budget, num_layers = self.policy.budget, len(self.rows)
+        wide = min(budget.wide_layers, num_layers)
+        wanted = max(len(row.held) for row in self.rows[layer])
+        if budget.wide_factor is not None:
+            wanted = min(wanted, _share(budget.wide_factor, self.target))
+        if isinstance(budget, LazyLayers):
+            return wanted
+        left = self.target * num_layers - sum(self._narrow_least(n) for n in range(wide, num_layers))
+        return min(wanted, max(left // wide, self.target))
+
+    def _least(self, row: Row) -> int:
+        """What a row keeps at least."""
+        least = self._floor(self.policy.budget.row_floor)
+        if row.layer < self.policy.budget.wide_layers:
+            least = max(least, self._wide(row.layer))
+        return min(least, len(row.held))
+
+    def _raised(self, shares: list[int]) -> list[int]:
+        """Shares of layers, none below its floor; the others pay in proportion to what they have above theirs."""
+        budget = self.policy.budget
+        if not (budget.row_floor or budget.layer_floor or budget.wide_layers):
+            return shares
+        least = [self._narrow_least(layer) for layer in range(len(shares))]
+        for layer in range(min(budget.wide_layers, len(shares))):
+            least[layer] = max(least[layer], self._wide(layer))
+        above = [max(share - floor, 0) for share, floor in zip(shares, least, strict=True)]
+        room = max(sum(shares) - sum(least), 0)
+        return [floor + part * room // max(sum(above), 1) for floor, part in zip(least, above, strict=True)]
 
     def _layer_shares(self, split: object) -> list[int]:
         c, num_layers = self.target, len(self.rows)
@@ -563,11 +604,13 @@ class DenseSequence:
         protected = [self._num_protected(row) for row in layer]
         b = [max(share - p, 0) for p in protected]
         free = [self._free(row, worths[row.layer, row.head]) for row in layer]
-        candidates = [
-            (worth, (row.head, *order), row.head)
-            for row, entries in zip(layer, free, strict=True)
-            for worth, order, _ in entries
-        ]
+        candidates = []
+        for row, entries, p in zip(layer, free, protected, strict=True):
+            guarded = max(self._least(row) - p, 0) if self._has_floors else 0
+            safe = set(row.tokens) - set(self._lowest(entries, len(entries) - guarded)) if guarded else set()
+            candidates += [
+                (w, (row.head, *order), row.head) for w, order, token in entries if token not in safe
+            ]
         lost = self._lowest(candidates, sum(len(entries) for entries in free) - sum(b))
         keeps = []
         for row, entries, own, p in zip(layer, free, b, protected, strict=True):
@@ -588,7 +631,8 @@ class DenseSequence:
             )
             must_go = len(row.held) % b or b
             steps[row.layer, row.head] = []
-            while must_go <= len(ranked) and len(row.held) > 0:
+            least = self._least(row) if self._has_floors else 0
+            while must_go <= len(ranked) and len(row.held) - must_go >= max(least, 0) and len(row.held) > 0:
                 candidates.append(
                     (
                         ranked[must_go - 1][0],
@@ -598,12 +642,30 @@ class DenseSequence:
                 )
                 steps[row.layer, row.head].append(must_go)
                 must_go += b
+        if self._has_floors:
+            candidates = self._within_layers(candidates)
         freed = self._lowest(candidates, excess)
         return [
             len(row.held)
             - (steps[row.layer, row.head][count - 1] if (count := freed.count((row.layer, row.head))) else 0)
             for row in self.all_rows
         ]
+
+    @property
+    def _has_floors(self) -> bool:
+        budget = self.policy.budget
+        return bool(budget.row_floor or budget.layer_floor or budget.wide_layers)
+
+    def _within_layers(self, candidates: list[tuple[Worth, Order, Any]]) -> list[tuple[Worth, Order, Any]]:
+        """Of blocks that could go, those that each layer can spare."""
+        spared = []
+        for layer, rows in enumerate(self.rows):
+            floor = self._floor(self.policy.budget.layer_floor) * len(rows)
+            held = sum(math.ceil(len(row.held) / self._block_size) for row in rows)
+            own = [candidate for candidate in candidates if candidate[1][0] == layer]
+            named = [(worth, order, (worth, order, name)) for worth, order, name in own]
+            spared += self._lowest(named, held - math.ceil(floor / self._block_size))
+        return spared
 
     def _is_lazy(self, row: Row, threshold: float) -> bool:
         last = self.computed - 1

@@ -417,6 +417,27 @@ COMPOSED = {
         When(after_prefill=True, decode_every=16),
     ),
     "fixed": EvictionPolicy(Cumulative(), Fixed(kvs=7), Keep(recent=0.3), ALWAYS),
+    "rows compete above floors": EvictionPolicy(
+        KeyDifference(), AdaptiveRows(row_floor=0.5, layer_floor=0.75), Keep(sinks=1), ALWAYS
+    ),
+    "rows compete above a count, the first layer wide": EvictionPolicy(
+        Cumulative(2), AdaptiveRows(row_floor=6, wide_layers=1), Keep(sinks=1, recent=3), ALWAYS
+    ),
+    "rows compete, two layers of twice the width, within": EvictionPolicy(
+        Average(), AdaptiveRows(wide_layers=2, wide_factor=1.25, layer_floor=0.5), Keep(sinks=2), WITHIN
+    ),
+    "heads compete above floors over a pyramid": EvictionPolicy(
+        Cumulative(), AdaptiveHeads(0.0, Pyramid(20), row_floor=0.4), Keep(recent=3), ALWAYS
+    ),
+    "heads compete, the first layer wide": EvictionPolicy(
+        Leverage(0.3), AdaptiveHeads(0.2, wide_layers=1, layer_floor=0.3), Keep(sinks=1), ALWAYS
+    ),
+    "a pyramid with a floor and a wide base": EvictionPolicy(
+        Cumulative(), EqualHeads(Pyramid(20), layer_floor=0.5, wide_layers=1), Keep(recent=3), ALWAYS
+    ),
+    "lazy layers, the first wide": EvictionPolicy(
+        LastQuery(), LazyLayers(0.4, wide_layers=1), Keep(sinks=1, recent=0.75), When(after_prefill=True)
+    ),
     "positions re-assigned within": EvictionPolicy(
         Recency(), EqualHeads(), Keep(sinks=2), WITHIN, reassign_positions=True
     ),
