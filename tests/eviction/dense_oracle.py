@@ -23,9 +23,14 @@ from winnow.eviction import (
     AdaptiveRows,
     Average,
     BelowAverage,
+    ByOutputNorm,
+    ByValueNorm,
+    ChunkAttention,
+    Compactor,
     Cumulative,
     EqualHeads,
     EvictionPolicy,
+    ExpectedAttention,
     Fixed,
     KeyDifference,
     KeyNorm,
@@ -38,6 +43,7 @@ from winnow.eviction import (
     Random,
     Recency,
     Recipes,
+    Score,
     ValueAware,
     Window,
 )
@@ -49,6 +55,8 @@ RELATIVE = 2e-5
 """How far float32 may carry an attention weight, as a share of it, through all layers of a tiny model."""
 ROUNDING = 2e-7
 """Of one float32 operation, with room for a few in a row."""
+_UNSCALED = 8
+"""Times `RELATIVE`, of a softmax of logits that are not divided by the root of head_dim."""
 
 
 # -- the model -----------------------------------------------------------------------------------------------------
@@ -80,6 +88,11 @@ class Llama:
     def join(self, layer: int, attended: Array) -> Array:
         """What attention adds to the hidden state."""
         return self._linear(f"model.layers.{layer}.self_attn.o_proj", attended.ravel())
+
+    def output_of(self, layer: int, head: int) -> Array:
+        """What a query head adds to the hidden state for what it read, [hidden, d]."""
+        weight = self._weights[f"model.layers.{layer}.self_attn.o_proj.weight"]
+        return weight[:, head * self.head_dim : (head + 1) * self.head_dim]
 
     def feed(self, layer: int, hidden: Array) -> Array:
         """What the rest of the layer adds to the hidden state."""
@@ -125,6 +138,7 @@ class Row:
     Attributes:
         held: the KVs that it holds, oldest first.
         key, rotated, value: [room, d], by token, also of KVs that are gone.
+        query, rotated_query: [room, g, d], by token.
         paid: [g, room, room], what query head h of token i paid to the KV of token j.
         saw: [room, room], whether the KV of token j was there when token i attended.
         out: [g, room, d], what the query heads of token i got.
@@ -135,6 +149,7 @@ class Row:
         self.layer, self.head = layer, head
         self.held: list[Kv] = []
         self.key, self.rotated, self.value = (np.zeros((room, head_dim)) for _ in range(3))
+        self.query, self.rotated_query = (np.zeros((room, group, head_dim)) for _ in range(2))
         self.paid = np.zeros((group, room, room))
         self.saw = np.zeros((room, room), dtype=bool)
         self.out = np.zeros((group, room, head_dim))
@@ -250,6 +265,7 @@ class DenseSequence:
                 row.held.append(Kv(token, position))
                 row.key[token], row.value[token] = k[row.head], v[row.head]
                 row.rotated[token] = turned_k[row.head]
+                row.query[token], row.rotated_query[token] = q[row.head], turned_q[row.head]
             attended = np.stack([row.attend(token, turned_q[row.head]) for row in rows])
             after = hidden + model.join(layer, attended)
             self._cosines[layer].append(_cosine(hidden, after))
@@ -353,6 +369,28 @@ class DenseSequence:
     def worths(self, row: Row) -> dict[int, Worth]:
         """What each KV of the row is worth, by token."""
         score = self.policy.score
+        if not score.per_layer:
+            return self._worths(row, score)
+        heads = [self._worths(r, score) for r in self.rows[row.layer]]
+        return {
+            j: Worth(
+                sum(worths[j].value for worths in heads) / len(heads),
+                max(worths[j].error for worths in heads),
+                all(worths[j].ties for worths in heads),
+            )
+            for j in row.tokens
+        }
+
+    def _worths(self, row: Row, score: Score) -> dict[int, Worth]:
+        if isinstance(score, ByValueNorm | ByOutputNorm):
+            return self._times_factor(row, score)
+        if isinstance(score, ExpectedAttention):
+            return self._expected(row, score)
+        if isinstance(score, ChunkAttention):
+            received = self._in_chunks(row, score.chunk, score.skip)
+            return {j: _relative(received[j], _UNSCALED) for j in row.tokens}
+        if isinstance(score, Compactor):
+            return self._compactor(row, score)
         if isinstance(score, Window):
             return self._observed(row, score.size, score.power, score.pool, score.group, score.continual)
         if isinstance(score, ValueAware):
@@ -379,19 +417,89 @@ class DenseSequence:
             return self._leverage(row, score)
         raise TypeError(f"there is no rule here for {score}")
 
+    def _times_factor(self, row: Row, score: ByValueNorm | ByOutputNorm) -> dict[int, Worth]:
+        worths = {}
+        for j, worth in self._worths(row, score.score).items():
+            if isinstance(score, ByValueNorm):
+                factor = float(np.linalg.norm(row.value[j]))
+            else:
+                group = len(row.paid)
+                heads = range(row.head * group, (row.head + 1) * group)
+                outputs = [self._model.output_of(row.layer, head) @ row.value[j] for head in heads]
+                factor = float(np.mean([np.abs(output).sum() for output in outputs]))
+            value = (worth.value + score.epsilon) * factor
+            worths[j] = Worth(value, worth.error * factor + 2 * RELATIVE * value, ties=False)
+        return worths
+
+    def _expected(self, row: Row, score: ExpectedAttention) -> dict[int, Worth]:
+        shares = [self._shares_to_come(r, score) for r in self.rows[row.layer]]
+        most = max(max(share.values(), default=0.0) for share in shares)
+        own = shares[row.head]
+        return {j: _relative(own.get(j, most), 6) for j in row.tokens}
+
+    def _shares_to_come(self, row: Row, score: ExpectedAttention) -> dict[int, float]:
+        """By token, of those whose position counts."""
+        model, end = self._model, min(self.computed, self.context_len)
+        following = range(self.computed, self.computed + score.horizon)
+        turn = np.mean([model.rotate(np.eye(model.head_dim), p) for p in following], axis=0).T
+        tokens = [kv.token for kv in row.held if kv.position >= score.skip]
+        keys, share = row.rotated[tokens], np.zeros(len(tokens))
+        for head in range(model.group):
+            queries = row.query[score.skip : end, head] / math.sqrt(model.head_dim)
+            mean = turn @ queries.mean(axis=0)
+            covariance = turn @ np.cov(queries.T, bias=True) @ turn.T
+            logits = keys @ mean + np.einsum("ni,ij,nj->n", keys, covariance, keys) / 2
+            p = np.exp(logits - logits.max())
+            share += p / p.sum() / model.group
+        return dict(zip(tokens, share.tolist(), strict=True))
+
+    def _in_chunks(self, row: Row, chunk: int, skip: int) -> Array:
+        """What the token of each KV got from its chunk, mean over the group, [room]."""
+        received, end = np.zeros(len(row.key)), min(self.computed, self.context_len)
+        for first in range(skip, end, chunk):
+            tokens = range(first, min(first + chunk, end))
+            for head in range(self._model.group):
+                logits = row.rotated_query[tokens, head] @ row.rotated[tokens].T
+                p = np.exp(logits - logits.max(axis=1, keepdims=True))
+                received[tokens] += (p / p.sum(axis=1, keepdims=True)).sum(axis=0) / self._model.group
+        return received
+
+    def _compactor(self, row: Row, score: Compactor) -> dict[int, Worth]:
+        layer = self.rows[row.layer]
+        counted = {r.head: [kv.token for kv in r.held if not self._protected(kv)] for r in layer}
+        attention: dict[tuple[int, int], Worth] = {}
+        leverage: dict[tuple[int, int], Worth] = {}
+        for r in layer:
+            tokens = counted[r.head]
+            received = self._in_chunks(r, score.chunk, score.sinks)
+            seen = [_relative(received[j] * float(np.linalg.norm(r.value[j])), _UNSCALED) for j in tokens]
+            rare = self._ridge_leverage(r.key[tokens], score.ridge) if tokens else []
+            for place, j in enumerate(tokens):
+                attention[r.head, j] = _pooled(seen, place, Pool(score.pool, "average"))
+                leverage[r.head, j] = rare[place]
+        weight = 1.0 - self.target / self.computed if score.blending is None else score.blending
+        attended, unusual = _standard(attention), _standard(leverage)
+        worths = {j: Worth(0.0) for j in row.tokens}
+        for j in counted[row.head]:
+            a, u = attended[row.head, j], unusual[row.head, j]
+            worths[j] = Worth(weight * u.value + a.value, weight * u.error + a.error, ties=False)
+        return worths
+
     def _leverage(self, row: Row, score: Leverage) -> dict[int, Worth]:
+        worths = self._ridge_leverage((row.key if score.unrotated else row.rotated)[row.tokens], score.ridge)
+        if score.pool is not None:
+            worths = [_pooled(worths, place, score.pool) for place in range(len(worths))]
+        return dict(zip(row.tokens, worths, strict=True))
+
+    def _ridge_leverage(self, keys: Array, of_mean: float) -> list[Worth]:
         """By the Gram matrix of the keys, [n, n], whose ridge leverage scores are those of the keys."""
-        keys = row.rotated[row.tokens]
         keys = keys - keys.mean(axis=0)
         n, d = keys.shape
         gram = keys @ keys.T
-        ridge = score.ridge * max(np.trace(gram) / d, 1e-9)
+        ridge = of_mean * max(np.trace(gram) / d, 1e-9)
         told = n * np.diag(gram @ np.linalg.inv(gram + ridge * np.eye(n)))
         # What is off in a key counts more in directions in which keys hardly differ.
-        worths = [_relative(value, 2) for value in told.tolist()]
-        if score.pool is not None:
-            worths = [_pooled(worths, place, score.pool) for place in range(n)]
-        return dict(zip(row.tokens, worths, strict=True))
+        return [_relative(value, 2) for value in told.tolist()]
 
     def _cumulative(self, row: Row, score: Cumulative) -> dict[int, Worth]:
         told = _aggregate(row.paid[:, : self.computed] ** score.power, score.group)
@@ -728,6 +836,18 @@ def _pooled(worths: list[Worth], place: int, pool: Pool) -> Worth:
         sum(column) / pool.size for column in zip(*((w.value, w.error) for w in around), strict=True)
     )
     return Worth(value, error, ties=False)
+
+
+def _standard(worths: dict[tuple[int, int], Worth]) -> dict[tuple[int, int], Worth]:
+    """Less their mean, divided by their standard deviation."""
+    values = [worth.value for worth in worths.values()]
+    mean, count = sum(values) / max(len(values), 1), max(len(values), 2)
+    deviation = max(math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1)), 1e-6)
+    off = max((worth.error for worth in worths.values()), default=0.0) / deviation
+    return {
+        name: Worth((worth.value - mean) / deviation, worth.error / deviation + off / 4, ties=False)
+        for name, worth in worths.items()
+    }
 
 
 def _aggregate(x: Array, group: Group) -> Array:

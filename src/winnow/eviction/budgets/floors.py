@@ -16,8 +16,8 @@ class Floors:
     """Least amounts, in KVs per row.
 
     The even share is what a round leaves per row on average. A floor is a share of it (a float between 0.0 and 1.0), or
-    a number of KVs (an int), which counts as far as the even share goes. Budgets that are not bounded have no even share
-    to stay below, so that counts and wide layers get all that they name.
+    a number of KVs (an int), which counts as far as the even share goes. Budgets that are not bounded have no even
+    share to stay below, so that counts and wide layers get all that they name.
     """
 
     bounded: ClassVar[bool] = True
