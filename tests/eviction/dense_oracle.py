@@ -398,7 +398,7 @@ class DenseSequence:
         if isinstance(score, Cumulative):  # and Average
             return self._cumulative(row, score)
         if isinstance(score, LastQuery):
-            return self._last_query(self.rows[row.layer], row)
+            return self._last_query(row)
         if isinstance(score, BelowAverage):
             return {kv.token: self._below_average(row, kv.token, score.history) for kv in row.held}
         if isinstance(score, Recency):
@@ -511,12 +511,9 @@ class DenseSequence:
             worths[j] = _relative(total, score.power)
         return worths
 
-    def _last_query(self, rows: list[Row], row: Row) -> dict[int, Worth]:
-        last = self.computed - 1
-        return {
-            j: _relative(sum(r.paid[h, last, j] for r in rows for h in range(len(r.paid))))
-            for j in row.tokens
-        }
+    def _last_query(self, row: Row) -> dict[int, Worth]:
+        paid = row.paid[:, self.computed - 1].sum(axis=0)
+        return {j: _relative(paid[j]) for j in row.tokens}
 
     def _below_average(self, row: Row, j: int, history: int) -> Worth:
         end = min(self.computed, self.context_len)
