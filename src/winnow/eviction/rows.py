@@ -50,7 +50,12 @@ class RoundRows:
     """
 
     def __init__(
-        self, cache: PagedCache, round_: Round, longest: int, kinds: Tensor | None, signals: Signals
+        self,
+        cache: PagedCache,
+        round_: Round,
+        longest: int,
+        kinds: Tensor | None,
+        signals: Signals | None = None,
     ) -> None:
         self.cache = cache
         self.signals = signals
@@ -141,24 +146,29 @@ class LayerRows:
         """The values, float32 [B, H, N, d]; zeros where not valid."""
         return self._vectors(self.pool.v)
 
+    @property
+    def _signals(self) -> Signals:
+        assert self._rows.signals is not None, "rows of an engine have them"
+        return self._rows.signals
+
     def unrotated_keys(self) -> Tensor:
         """The keys as they were before their rotation, float32 [B, H, N, d]; zeros where not valid.
 
         Needs `Needs(rotation=True)`.
         """
-        return self._rows.signals.turn(self.layer, self.keys(), -self.position).masked_fill_(
+        return self._signals.turn(self.layer, self.keys(), -self.position).masked_fill_(
             ~self.valid[..., None], 0.0
         )
 
     def query_moments(self) -> QueryMoments:
         """Of the context's queries. Needs `Needs(moments_from=...)`."""
-        return self._rows.signals.moments(self.layer, self.round.slots)
+        return self._signals.moments(self.layer, self.round.slots)
 
     def chunk_attention(self) -> Tensor:
         """What each KV's token got within its chunk of the context: summed over the chunk's queries, mean over the
         group; float32 [B, H, N]. Needs `Needs(chunk=...)`.
         """
-        told = self._rows.signals.chunk_attention(self.layer, self.round.slots)
+        told = self._signals.chunk_attention(self.layer, self.round.slots)
         last = max(told.shape[-1] - 1, 0)
         place = self.position.long().masked_fill(~self.valid, 0)
         outside = ~self.valid | (place > last)
@@ -169,14 +179,14 @@ class LayerRows:
 
         Needs `Needs(rotation=True)`.
         """
-        return self._rows.signals.mean_turn(self.layer, self.round.now + 1, count)
+        return self._signals.mean_turn(self.layer, self.round.now + 1, count)
 
     def output_weights(self) -> Tensor:
         """What each query head adds to the hidden state for what it read, [Hq, d, hidden_size].
 
         Needs `Needs(output=True)`.
         """
-        return self._rows.signals.output_weights(self.layer)
+        return self._signals.output_weights(self.layer)
 
     def age(self) -> Tensor:
         """Positions from each KV to the last token computed, int32 [B, H, N]; its own query's is 0."""
