@@ -31,9 +31,14 @@ from winnow.eviction import (
     AdaptiveRows,
     Average,
     BelowAverage,
+    ByOutputNorm,
+    ByValueNorm,
+    ChunkAttention,
+    Compactor,
     Cumulative,
     EqualHeads,
     EvictionPolicy,
+    ExpectedAttention,
     Fixed,
     Keep,
     KeyDifference,
@@ -282,6 +287,8 @@ def small(policy: EvictionPolicy, rng: random.Random) -> EvictionPolicy:
         score = replace(score, size=window)
     elif isinstance(score, BelowAverage):
         score = replace(score, history=rng.choice([5, 12]))
+    elif isinstance(score, Compactor):
+        score = replace(score, chunk=rng.choice([8, 24]), sinks=rng.choice([1, 3]))
     elif isinstance(score, Cumulative) and score.exclude_first:
         score = replace(score, exclude_first=rng.choice([2, 3]))
     if isinstance(budget, LazyLayers):
@@ -417,6 +424,49 @@ COMPOSED = {
         When(after_prefill=True, decode_every=16),
     ),
     "fixed": EvictionPolicy(Cumulative(), Fixed(kvs=7), Keep(recent=0.3), ALWAYS),
+    "expected attention, rows compete": EvictionPolicy(
+        ExpectedAttention(horizon=20, skip=2), AdaptiveRows(row_floor=0.5), Keep(sinks=2), ALWAYS
+    ),
+    "expected attention by value norm, sinks unprotected": EvictionPolicy(
+        ByValueNorm(ExpectedAttention(skip=1), 0.02), AdaptiveHeads(), Keep(recent=2), ALWAYS
+    ),
+    "attention within chunks": EvictionPolicy(ChunkAttention(12, 3), EqualHeads(), Keep(sinks=3), ALWAYS),
+    "compactor within, rows compete": EvictionPolicy(
+        Compactor(16, sinks=2, blending=0.5), AdaptiveRows(), Keep(sinks=2, recent=2), WITHIN
+    ),
+    "leverage of unrotated keys": EvictionPolicy(
+        Leverage(0.3, Pool(3, "average"), unrotated=True), AdaptiveHeads(), Keep(), ALWAYS
+    ),
+    "window by output norm": EvictionPolicy(
+        ByOutputNorm(Window(4, 2, Pool(3), continual=True)), AdaptiveRows(), Keep(recent=4), ALWAYS
+    ),
+    "average by value norm": EvictionPolicy(
+        ByValueNorm(Average(exclude_first=2)), EqualHeads(), Keep(recent=3), WITHIN
+    ),
+    "last query by value norm over all heads": EvictionPolicy(
+        ByValueNorm(LastQuery()), EqualHeads(), Keep(sinks=1), ALWAYS
+    ),
+    "rows compete above floors": EvictionPolicy(
+        KeyDifference(), AdaptiveRows(row_floor=0.5, layer_floor=0.75), Keep(sinks=1), ALWAYS
+    ),
+    "rows compete above a count, the first layer wide": EvictionPolicy(
+        Cumulative(2), AdaptiveRows(row_floor=6, wide_layers=1), Keep(sinks=1, recent=3), ALWAYS
+    ),
+    "rows compete, two layers of twice the width, within": EvictionPolicy(
+        Average(), AdaptiveRows(wide_layers=2, wide_factor=1.25, layer_floor=0.5), Keep(sinks=2), WITHIN
+    ),
+    "heads compete above floors over a pyramid": EvictionPolicy(
+        Cumulative(), AdaptiveHeads(0.0, Pyramid(20), row_floor=0.4), Keep(recent=3), ALWAYS
+    ),
+    "heads compete, the first layer wide": EvictionPolicy(
+        Leverage(0.3), AdaptiveHeads(0.2, wide_layers=1, layer_floor=0.3), Keep(sinks=1), ALWAYS
+    ),
+    "a pyramid with a floor and a wide base": EvictionPolicy(
+        Cumulative(), EqualHeads(Pyramid(20), layer_floor=0.5, wide_layers=1), Keep(recent=3), ALWAYS
+    ),
+    "lazy layers, the first wide": EvictionPolicy(
+        LastQuery(), LazyLayers(0.4, wide_layers=1), Keep(sinks=1, recent=0.75), When(after_prefill=True)
+    ),
     "positions re-assigned within": EvictionPolicy(
         Recency(), EqualHeads(), Keep(sinks=2), WITHIN, reassign_positions=True
     ),

@@ -127,6 +127,27 @@ STREAMING: Row = {
     "when.prefill_every": (256, "own: a chunk on top, so that prompts of any length fit"),
 }
 
+
+def expected() -> Row:
+    return {
+        "score.class": ("ByValueNorm", "kvpress expected_attention_press.py: use_vnorm"),
+        "score.score.class": ("ExpectedAttention", "Expected Attention"),
+        "score.score.horizon": (512, "kvpress expected_attention_press.py: n_future_positions 512"),
+        "score.score.skip": (4, "kvpress expected_attention_press.py: n_sink 4"),
+        "keep.sinks": (4, "kvpress expected_attention_press.py: sinks get the largest score"),
+    }
+
+
+COMPACTOR: Row = {
+    "score.class": ("Compactor", "Compactor"),
+    "score.chunk": (256, "kvpress compactor_press.py: chunk_size 256"),
+    "score.sinks": (8, "kvpress compactor_press.py: chunks begin after sink_size_start 8"),
+    "score.ridge": (0.01, "own: exact leverage needs one; kvpress has a sketch and a jitter of 0.01"),
+    "score.pool": (3, "kvpress non_causal_attention_press.py: avg_pool1d of 3"),
+    "keep.sinks": (8, "kvpress compactor_press.py: sink_size_start 8"),
+    "keep.recent": (4, "kvpress compactor_press.py: sink_size_end 4"),
+}
+
 PINNED: dict[str, Row] = {
     "full": {**RECENCY, **EQUAL},
     "winnow": WINNOW,
@@ -260,6 +281,16 @@ PINNED: dict[str, Row] = {
         "when.after_prefill": (True, "own: KV-Compress's moments"),
         "when.pressure": (True, "own: KV-Compress's moments"),
     },
+    "expected-attention": {**expected(), **EQUAL, **AFTER_PREFILL},
+    "ada-expected-attention": {
+        **expected(),
+        "score.epsilon": (0.01, "kvpress evaluate_registry.py: adakv_expected_attention_e2"),
+        **EQUAL,
+        **ADAPTIVE,
+        **AFTER_PREFILL,
+    },
+    "compactor": {**COMPACTOR, **EQUAL, **AFTER_PREFILL},
+    "ada-compactor": {**COMPACTOR, **EQUAL, **ADAPTIVE, **AFTER_PREFILL},
     "recent": {**RECENCY, **EQUAL, **EACH_TOKEN},
     "random": {"score.class": ("Random", "baseline"), **EQUAL, **AFTER_PREFILL},
 }

@@ -15,6 +15,7 @@ from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig
 from winnow.engine.decode_graph import CapturableBackend, CudaCapture, DecodeGraphs
 from winnow.engine.plan import PlannedSequence, StepPlan, StepResult
+from winnow.engine.query_signals import WatchedQueries
 from winnow.engine.request import Sequence
 from winnow.engine.signals import EngineSignals
 from winnow.errors import InvalidRequestError, UnsupportedModelError
@@ -39,6 +40,8 @@ class _AttentionStep:
     """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
     native: NativeStep | None
     """The same for the kernels, where they may compute whole layers."""
+    queries: tuple[WatchedQueries, ...] = ()
+    """Whose queries are looked at."""
     hidden: list[Tensor] = field(default_factory=list)
     """What the layer in progress received."""
 
@@ -56,6 +59,8 @@ class _AttentionStep:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         self.backend.write(self.cache, self.spans, layer, k, v)
+        if self.queries:
+            self.signals.queries.add(layer, self.queries, q, k, spec.scale)
         return self.backend.attend(self.cache, self.spans, layer, q, spec)
 
 
@@ -92,7 +97,7 @@ class TorchExecutor:
             size.max_num_seqs, model.vocab_size, model.device, model.eos_token_ids, seed=config.model.seed
         )
         self._sampling: set[int] = set()
-        self._signals = EngineSignals(size.max_num_seqs, geometry.num_layers, model.token_kinds, model.device)
+        self._signals = EngineSignals(size.max_num_seqs, model)
         self._watches_residuals = False
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and isinstance(backend, CapturableBackend):
@@ -114,6 +119,7 @@ class TorchExecutor:
         spans = self._spans(plan)
         logits = _Logits.collect(plan)
         wanted = self._to_device(logits.tokens)
+        queries = self._signals.queries.note(plan)
         step = _AttentionStep(
             self._backend,
             self._paged,
@@ -121,7 +127,8 @@ class TorchExecutor:
             self._signals,
             self._signals.note(plan),
             None if len(wanted) == len(spans.position) else wanted,
-            self._native_step(spans),
+            None if queries else self._native_step(spans),
+            queries,
         )
         rows = self._forward(plan, spans, step, wanted)
         self._signals.fork(plan)
@@ -172,12 +179,13 @@ class TorchExecutor:
             raise InvalidRequestError(
                 f"positions cannot be re-assigned: how {type(self._model.model).__name__} rotates keys is not known"
             )
-        if policy.budget.needs_similarity and not self._watches_residuals:
-            try:
+        try:
+            self._signals.prepare(policy.score.needs)
+            if policy.budget.needs_similarity and not self._watches_residuals:
                 watch_residuals(self._model.model, self._model.geometry.num_layers)
-            except UnsupportedModelError as error:
-                raise InvalidRequestError(str(error)) from None
-            self._watches_residuals = True
+                self._watches_residuals = True
+        except UnsupportedModelError as error:
+            raise InvalidRequestError(str(error)) from None
 
     def release(self, slot: int) -> None:
         self._signals.forget(slot)
@@ -211,7 +219,7 @@ class TorchExecutor:
         tokens: list[int] = []
         for entry in plan.entries:
             tokens += entry.sequence.token_ids[entry.start : entry.start + entry.count]
-        if self._graphs is not None and not step.watching:
+        if self._graphs is not None and not step.watching and not step.queries:
             decoded = self._graphs.run(tokens, spans)
             if decoded is not None:
                 return decoded if step.wanted is None else decoded[wanted]

@@ -17,12 +17,17 @@ from winnow.eviction.budgets.recipes import PUNCTUATION, SPECIAL
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import PRESETS, Preset, find_preset
-from winnow.eviction.round import Member, Signals, shrink
+from winnow.eviction.round import Member, shrink
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores import (
     Average,
     BelowAverage,
+    ByOutputNorm,
+    ByValueNorm,
+    ChunkAttention,
+    Compactor,
     Cumulative,
+    ExpectedAttention,
     KeyDifference,
     KeyNorm,
     LastQuery,
@@ -36,6 +41,7 @@ from winnow.eviction.scores import (
 )
 from winnow.eviction.sequence import SequenceEviction
 from winnow.eviction.settle import preset_of, settle
+from winnow.eviction.signals import Needs, QueryMoments, Signals
 from winnow.eviction.when import When
 
 __all__ = [
@@ -47,10 +53,15 @@ __all__ = [
     "Average",
     "BelowAverage",
     "Budget",
+    "ByOutputNorm",
+    "ByValueNorm",
+    "ChunkAttention",
+    "Compactor",
     "Cumulative",
     "EqualHeads",
     "EqualLayers",
     "EvictionPolicy",
+    "ExpectedAttention",
     "Fixed",
     "Keep",
     "KeyDifference",
@@ -63,8 +74,10 @@ __all__ = [
     "Leverage",
     "MeanDeviation",
     "Member",
+    "Needs",
     "Preset",
     "Pyramid",
+    "QueryMoments",
     "Random",
     "Recency",
     "Recipes",

@@ -19,7 +19,10 @@ from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.scores import (
     Average,
     BelowAverage,
+    ByValueNorm,
+    Compactor,
     Cumulative,
+    ExpectedAttention,
     KeyDifference,
     KeyNorm,
     LastQuery,
@@ -193,6 +196,22 @@ PRESETS: dict[str, Preset] = {
             When(after_prefill=True, pressure=True),
         ),
         "DropKV's score (kvpress #284) under KV-Compress's budget",
+    ),
+    "expected-attention": Preset(
+        EvictionPolicy(ByValueNorm(ExpectedAttention()), EqualHeads(), Keep(sinks=4), _ONCE),
+        "Expected Attention (Devoto et al. 2025)",
+    ),
+    "ada-expected-attention": Preset(
+        EvictionPolicy(ByValueNorm(ExpectedAttention(), 0.01), AdaptiveHeads(), Keep(sinks=4), _ONCE),
+        "Expected Attention over Ada-KV's heads, as on kvpress's leaderboard",
+    ),
+    "compactor": Preset(
+        EvictionPolicy(Compactor(), EqualHeads(), Keep(sinks=8, recent=4), _ONCE),
+        "Compactor (Chari and Van Durme 2025), leverage exact",
+    ),
+    "ada-compactor": Preset(
+        EvictionPolicy(Compactor(), AdaptiveHeads(), Keep(sinks=8, recent=4), _ONCE),
+        "Compactor over Ada-KV's heads",
     ),
     "recent": Preset(
         EvictionPolicy(Recency(), EqualHeads(), Keep(), _EACH_TOKEN), "baseline: a sliding window"

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from winnow.attention import Observe
 from winnow.eviction.rows import LayerRows
+from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,14 @@ class Score(ABC):
     """float32 accumulators that it needs per KV, 0 to 2."""
     per_layer: ClassVar[bool] = False
     """One token set for all heads of a layer: worth is averaged over them, and rows stay alike (TOVA)."""
+
+    factors: ClassVar[bool] = True
+    """Whether worth is at least 0 and may be multiplied, such as by the norm of the value."""
+
+    @property
+    def needs(self) -> Needs:
+        """What it must know besides keys, values and accumulators."""
+        return Needs()
 
     @property
     def window(self) -> int | None:
