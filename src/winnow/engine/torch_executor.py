@@ -19,6 +19,7 @@ from winnow.engine.request import Sequence
 from winnow.engine.signals import EngineSignals
 from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.eviction import EvictionPolicy, Member, preset_of, shrink
+from winnow.eviction.reconstruction import ReplaySpan, observe_replay
 from winnow.models import LoadedModel
 from winnow.models.residuals import watch_residuals
 from winnow.outputs import LogprobDict
@@ -39,6 +40,8 @@ class _AttentionStep:
     """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
     native: NativeStep | None
     """The same for the kernels, where they may compute whole layers."""
+    replays: tuple[ReplaySpan, ...] = ()
+    """Which of the tokens repeat a context."""
     hidden: list[Tensor] = field(default_factory=list)
     """What the layer in progress received."""
 
@@ -56,7 +59,10 @@ class _AttentionStep:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         self.backend.write(self.cache, self.spans, layer, k, v)
-        return self.backend.attend(self.cache, self.spans, layer, q, spec)
+        out = self.backend.attend(self.cache, self.spans, layer, q, spec)
+        for span in self.replays:
+            observe_replay(self.cache, span, layer, q[span.tokens], spec)
+        return out
 
 
 class TorchExecutor:
@@ -114,6 +120,7 @@ class TorchExecutor:
         spans = self._spans(plan)
         logits = _Logits.collect(plan)
         wanted = self._to_device(logits.tokens)
+        replays = _replay_spans(plan)
         step = _AttentionStep(
             self._backend,
             self._paged,
@@ -121,7 +128,8 @@ class TorchExecutor:
             self._signals,
             self._signals.note(plan),
             None if len(wanted) == len(spans.position) else wanted,
-            self._native_step(spans),
+            None if replays else self._native_step(spans),
+            replays,
         )
         rows = self._forward(plan, spans, step, wanted)
         self._signals.fork(plan)
@@ -210,8 +218,8 @@ class TorchExecutor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""
         tokens: list[int] = []
         for entry in plan.entries:
-            tokens += entry.sequence.token_ids[entry.start : entry.start + entry.count]
-        if self._graphs is not None and not step.watching:
+            tokens += entry.token_ids
+        if self._graphs is not None and not step.watching and not step.replays:
             decoded = self._graphs.run(tokens, spans)
             if decoded is not None:
                 return decoded if step.wanted is None else decoded[wanted]
@@ -268,10 +276,22 @@ class TorchExecutor:
 def _observe(entry: PlannedSequence) -> tuple[Observe | None, int]:
     """What the entry's queries do to the scores, and the first position that counts."""
     eviction = entry.sequence.eviction
-    if eviction is None:
+    if eviction is None or entry.replay is not None:
         return None, 0
     observe, first = eviction.observe(entry.start, entry.end)
     return observe, first - entry.sequence.shift
+
+
+def _replay_spans(plan: StepPlan) -> tuple[ReplaySpan, ...]:
+    """Where the plan repeats contexts."""
+    spans: list[ReplaySpan] = []
+    first = 0
+    for entry in plan.entries:
+        if entry.replay is not None:
+            done = entry.start - entry.replay.context_len
+            spans.append(ReplaySpan(entry.slot, entry.replay, slice(first, first + entry.count), done))
+        first += entry.count
+    return tuple(spans)
 
 
 def _by_policy(members: SequenceType[Member]) -> dict[EvictionPolicy, list[int]]:
@@ -301,7 +321,11 @@ class _Logits:
         first = 0
         for index, entry in enumerate(plan.entries):
             request, samplers = entry.sequence.request, entry.samplers
-            if request.wants_prompt_logprobs and entry.sequence is request.sequences[0]:
+            if (
+                entry.replay is None
+                and request.wants_prompt_logprobs
+                and entry.sequence is request.sequences[0]
+            ):
                 # The logits at position p predict token p + 1.
                 known = max(entry.start, len(request.prompt_logprobs) - 1)
                 last = min(entry.end, len(request.prompt_token_ids) - 1)

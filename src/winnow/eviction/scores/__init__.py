@@ -12,6 +12,7 @@ from winnow.eviction.scores.attention import (
 from winnow.eviction.scores.base import Score
 from winnow.eviction.scores.keys import KeyDifference, KeyNorm
 from winnow.eviction.scores.leverage import Leverage
+from winnow.eviction.scores.reconstruction import Reconstruction
 from winnow.eviction.scores.tokens import Random, Recency
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "MeanDeviation",
     "Random",
     "Recency",
+    "Reconstruction",
     "Score",
     "ValueAware",
     "Window",
