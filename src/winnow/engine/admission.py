@@ -161,7 +161,7 @@ class Admission:
                         token_ids[: eviction.context_len],
                         self._instruct(replay, token_ids),
                         eviction.policy.keep.sinks,
-                        min(context, self._cache.capacity),
+                        context,
                     )
                 eviction = replace(eviction, passes=passes)
             out.append(eviction)

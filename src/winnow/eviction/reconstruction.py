@@ -9,8 +9,8 @@ from winnow.attention import AttentionSpec, PagedCache
 from winnow.cache.layout import ceil_div
 from winnow.eviction.replay import ReplayPass
 
-# Elements of the largest temporary: 32 MiB of float32.
-_TEMPORARY = 2**23
+# Elements of a part of the attention matrix: of float32 what a second-level cache holds.
+_TEMPORARY = 2**18
 
 
 @dataclass(frozen=True)
@@ -41,43 +41,61 @@ def observe_replay(cache: PagedCache, span: ReplaySpan, layer: int, q: Tensor, s
         q: [n, Hq, d], the queries of `span.tokens`, rotated at their positions.
     """
     replay, pool = span.replay, cache.pool
-    held = replay.context_len + span.done + len(q)
-    told = torch.cat([torch.arange(replay.head), torch.arange(replay.start, replay.end)]).to(q.device)
-    position = torch.cat([told, torch.arange(replay.context_len, held, device=q.device)])
+    first, held = replay.context_len + span.done, replay.context_len + span.done + len(q)
+    judged = torch.cat([torch.arange(replay.head), torch.arange(replay.start, replay.end)])
+    position = torch.cat([judged, torch.arange(replay.context_len, held)]).to(q.device)
     slot = _slots(cache, span.slot, layer, held)[:, position]  # [H, J]
     keys = pool.k[pool.place(slot)].float()  # [H, J, d]
-    first = -(replay.context_len + span.done) % replay.every if replay.every > 1 else 0
-    counted = torch.arange(first, len(q), replay.every, device=q.device)
+    counted = torch.arange(-first % replay.every, len(q), replay.every, device=q.device)
     if not len(counted):
         return
-    heads = keys.shape[0]
+    heads = len(keys)
     queries = (q[counted].float() * spec.scale).unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H, g, n, d]
-    at = replay.context_len + span.done + counted
-    step = max(1, _TEMPORARY // (queries.shape[0] * queries.shape[1] * len(position)))
-    largest = torch.zeros((heads, len(told)), device=q.device)
-    for part, where in zip(queries.split(step, dim=2), at.split(step), strict=True):
-        largest = torch.maximum(largest, _largest(part, where, keys, position, len(told), spec))
-    scores, place = pool.score.flatten(1)[0], slot[:, : len(told)]
-    scores[place] = torch.maximum(scores[place], largest)
+    sinks = None if spec.sinks is None else spec.sinks.float().view(heads, -1, 1, 1)
+    scores, place = pool.score.flatten(1)[0], slot[:, : len(judged)]
+    largest = scores[place]
+    step = max(1, _TEMPORARY // (queries.shape[1] * len(position)))
+    for head in range(heads):
+        for part, at in zip(queries[head].split(step, dim=1), (first + counted).split(step), strict=True):
+            p = _probabilities(
+                part, at, keys[head], position, len(judged), spec, None if sinks is None else sinks[head]
+            )
+            torch.maximum(largest[head], p.amax(dim=(0, 1)), out=largest[head])
+    scores[place] = largest
 
 
-def _largest(
-    q: Tensor, at: Tensor, keys: Tensor, position: Tensor, num_told: int, spec: AttentionSpec
+def _probabilities(
+    q: Tensor,
+    at: Tensor,
+    keys: Tensor,
+    position: Tensor,
+    num_judged: int,
+    spec: AttentionSpec,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """The largest probability over queries [H, g, n, d] at positions [n], of the first `num_told` of J keys: [H, t]."""
-    group, n = q.shape[1:3]
-    logits = (q.flatten(1, 2) @ keys.mT).unflatten(1, (group, n))  # [H, g, n, J]
+    """What queries [g, n, d] at the positions [n] pay the first `num_judged` of the keys [J, d]: [g, n, judged].
+
+    Args:
+        position: of the keys, ascending, [J].
+        sinks: float32 [g, 1, 1], a logit more; None: none.
+    """
+    group, n = q.shape[:2]
+    # Keys in the order of their positions: none behind the last query is seen, none up to the first one is not.
+    seen = len(position) - int(position[-1] - at[-1])
+    logits = (q.flatten(0, 1) @ keys[:seen].mT).unflatten(0, (group, n))
     if spec.softcap is not None:
-        logits = spec.softcap * torch.tanh(logits / spec.softcap)
-    age = at[:, None] - position
-    hidden = age < 0
+        logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
+    close = seen - int(at[-1] - at[0])
+    logits[..., close:].masked_fill_(position[close:seen] > at[:, None], -torch.inf)
     if spec.window is not None:
-        hidden |= age >= spec.window
-    logits.masked_fill_(hidden, -torch.inf)
-    total = logits.logsumexp(dim=-1, keepdim=True)
-    if spec.sinks is not None:
-        total = torch.logaddexp(total, spec.sinks.float().view(len(q), group, 1, 1))
-    return (logits[..., :num_told] - total).amax(dim=(1, 2)).exp()
+        logits.masked_fill_(at[:, None] - position[:seen] >= spec.window, -torch.inf)
+    most = logits.amax(dim=-1, keepdim=True)
+    if sinks is not None:
+        most = torch.maximum(most, sinks)
+    mass = logits.sub_(most).exp_().sum(dim=-1, keepdim=True)
+    if sinks is not None:
+        mass += (sinks - most).exp()
+    return logits[..., :num_judged].div_(mass)
 
 
 def _slots(cache: PagedCache, sequence: int, layer: int, count: int) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from winnow.cache.layout import ceil_div
-from winnow.errors import ConfigError, InvalidRequestError
+from winnow.errors import ConfigError, ContextLengthError
 
 # A replay in chunks shorter than this, where the context is longer, would ask more than it repeats.
 _LEAST_CHUNK = 64
@@ -15,7 +15,7 @@ class Replay:
     """How the context is asked to be repeated, chunk by chunk, each behind the whole context (KVzip's code)."""
 
     chunk: int = 2048
-    """Tokens repeated in one pass. Fewer where the model's positions or the KV memory leave no room for so many."""
+    """Tokens repeated in one pass. Fewer where the model has no positions left for so many behind the context."""
     first: str = "\n\nRepeat the previous context exactly."
     """Asks for the first chunk."""
     later: str = "\n\nRepeat the part of the previous context exactly, starting with"
@@ -70,30 +70,30 @@ class ReplayPass:
 
 
 def replay_passes(
-    replay: Replay, context_ids: Sequence[int], instruction: Instruction, sinks: int, most: int
+    replay: Replay, context_ids: Sequence[int], instruction: Instruction, sinks: int, positions: int
 ) -> tuple[ReplayPass, ...]:
     """The passes that repeat a context.
 
     Args:
         sinks: first KVs that the round keeps.
-        most: tokens, context and pass together, for which there are positions and memory.
+        positions: tokens, context and pass together, that the model takes.
 
     Raises:
-        InvalidRequestError: there is no room behind the context.
+        ContextLengthError: the context leaves no positions for a replay.
     """
     context_len, first = len(context_ids), min(instruction.template, len(context_ids))
     asked = max(
         len(instruction.first), len(instruction.later) + (replay.starting if instruction.later else 0)
     )
-    room = most - context_len - asked - len(instruction.answer)
     repeated = context_len - first
-    if room < min(_LEAST_CHUNK, repeated):
-        raise InvalidRequestError(
-            f"the replay of a context of {context_len} tokens needs room behind it for at least "
-            f"{min(_LEAST_CHUNK, repeated) + context_len + asked + len(instruction.answer)} tokens in all, "
-            f"and max_model_len and kv_memory leave {most}"
+    least = min(_LEAST_CHUNK, replay.chunk, repeated)
+    taken = context_len + asked + len(instruction.answer)
+    if positions < taken + least:
+        raise ContextLengthError(
+            f"a replay behind a context of {context_len} tokens needs {taken + least - context_len} positions more, "
+            f"and the context of the model has {positions} (max_model_len)"
         )
-    chunk = replay.chunk
+    room, chunk = positions - taken, replay.chunk
     if room < min(chunk, repeated):
         chunk = ceil_div(repeated, ceil_div(repeated, room))  # all alike, instead of a scrap at the end
     passes = []
