@@ -5,7 +5,7 @@ anew from all the attention that it was ever paid. Float64; a choice that float3
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
@@ -43,6 +43,7 @@ from winnow.eviction import (
     Random,
     Recency,
     Recipes,
+    Reconstruction,
     Score,
     ValueAware,
     Window,
@@ -189,6 +190,7 @@ class DenseSequence:
     Args:
         budget: C of the docs, KVs per row on average (of the request, or what the policy fixes).
         kinds: by token id, for the budget `Recipes`.
+        asks: tokens that ask for the first chunk of a replay, and for each later one.
         room: most tokens that will be computed.
 
     Attributes:
@@ -208,7 +210,9 @@ class DenseSequence:
         context_len: int | None = None,
         spans: Iterable[tuple[int, int]] = (),
         kinds: Sequence[int] | None = None,
+        asks: tuple[Sequence[int], Sequence[int]] = ((), ()),
     ) -> None:
+        self._asks = asks
         self.policy = policy
         self.prompt_len = prompt_len
         self.context_len = prompt_len if context_len is None else context_len
@@ -415,6 +419,8 @@ class DenseSequence:
             return {j: Worth(-_cosine(key, mean), RELATIVE) for j, key in keys.items()}
         if isinstance(score, Leverage):
             return self._leverage(row, score)
+        if isinstance(score, Reconstruction):
+            return self._reconstruction(score)[row.layer, row.head]
         raise TypeError(f"there is no rule here for {score}")
 
     def _times_factor(self, row: Row, score: ByValueNorm | ByOutputNorm) -> dict[int, Worth]:
@@ -484,6 +490,52 @@ class DenseSequence:
             a, u = attended[row.head, j], unusual[row.head, j]
             worths[j] = Worth(weight * u.value + a.value, weight * u.error + a.error, ties=False)
         return worths
+
+    def _reconstruction(self, score: Reconstruction) -> dict[tuple[int, int], dict[int, Worth]]:
+        """By row: the largest probability of each KV while the context is repeated behind itself, chunk by chunk."""
+        replay, context = score.replay, self.token_ids[: self.context_len]
+        told = {(row.layer, row.head): dict.fromkeys(range(len(context)), 0.0) for row in self.all_rows}
+        for start in range(0, len(context), replay.chunk):
+            chunk = range(start, min(start + replay.chunk, len(context)))
+            words = list(self._asks[0])
+            if start and self._asks[1]:
+                words = [*self._asks[1], *context[max(start - replay.starting, 0) : start]]
+            sinks = range(min(self.policy.keep.sinks, start))
+            for name, paid in self._repeat([*words, *(context[j] for j in chunk)], [*sinks, *chunk]):
+                for j, p in paid.items():
+                    told[name][j] = max(told[name][j], p)
+        return {name: {j: _relative(p, 4) for j, p in row.items()} for name, row in told.items()}
+
+    def _repeat(
+        self, token_ids: Sequence[int], judged: Sequence[int]
+    ) -> Iterator[tuple[tuple[int, int], dict[int, float]]]:
+        """Compute tokens behind the context, and forget them.
+
+        Yields for each of them and each row what the group pays at most to the KVs of `judged`, in a softmax over
+        those and the tokens computed here.
+        """
+        model, keys, values = self._model, {}, {}
+        for row in self.all_rows:
+            name = row.layer, row.head
+            keys[name] = [row.rotated[j] for j in row.tokens]
+            values[name] = [row.value[j] for j in row.tokens]
+        for position, token_id in enumerate(token_ids, start=self.computed):
+            hidden = model.embed(token_id)
+            for layer, rows in enumerate(self.rows):
+                q, k, v = model.project(layer, hidden)
+                turned_q, turned_k = model.rotate(q, position), model.rotate(k, position)
+                attended = []
+                for row in rows:
+                    name = row.layer, row.head
+                    keys[name].append(turned_k[row.head])
+                    values[name].append(v[row.head])
+                    logits = turned_q[row.head] @ np.array(keys[name]).T / math.sqrt(model.head_dim)
+                    attended.append(_softmax(logits) @ np.array(values[name]))
+                    seen = [*judged, *range(self.context_len, len(keys[name]))]
+                    paid = _softmax(logits[:, seen]).max(axis=0)
+                    yield name, {j: float(p) for j, p in zip(judged, paid, strict=False)}
+                after = hidden + model.join(layer, np.stack(attended))
+                hidden = after + model.feed(layer, after)
 
     def _leverage(self, row: Row, score: Leverage) -> dict[int, Worth]:
         worths = self._ridge_leverage((row.key if score.unrotated else row.rotated)[row.tokens], score.ridge)
@@ -852,6 +904,12 @@ def _aggregate(x: Array, group: Group) -> Array:
     if group is Group.MAX:
         return x.max(axis=0)
     return x.sum(axis=0) / (len(x) if group is Group.MEAN else 1)
+
+
+def _softmax(logits: Array) -> Array:
+    """Over the last dimension."""
+    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return p / p.sum(axis=-1, keepdims=True)
 
 
 def _cosine(a: Array, b: Array) -> float:

@@ -51,6 +51,7 @@ from winnow.eviction import (
     Pyramid,
     Recency,
     Recipes,
+    Reconstruction,
     ValueAware,
     When,
     Window,
@@ -61,6 +62,8 @@ SEEDS = range(int(os.environ.get("WINNOW_SEEDS", "1")))
 BLOCK = 4
 WORDS = ["<s>", "</s>", "<pad>", ".", ",", "?!"] + [f"w{n}" for n in range(91)]
 ANSWERS, SHORT_ANSWERS = [101, 49, 25], [61, 33, 25]
+# The tokenizer below knows no words of a replay: each is one unknown word.
+ASKS = [WORDS.index(WORDS[-1])], [WORDS.index(WORDS[-1])]
 KINDS = [SPECIAL] * 3 + [PUNCTUATION] * 3 + [0] * 91
 
 
@@ -178,6 +181,7 @@ class Watched:
             context_len=asked.context_len,
             spans=asked.spans,
             kinds=KINDS,
+            asks=ASKS,
         )
 
     @property
@@ -200,7 +204,12 @@ class Watched:
 
     def compare_rows(self, llm: LLM) -> None:
         oracle, sequence = self.oracle, self.sequence
-        if not self.sure or sequence.slot is None or sequence.num_computed != oracle.computed:
+        if (
+            not self.sure
+            or sequence.slot is None
+            or sequence.replayed
+            or sequence.num_computed != oracle.computed
+        ):
             return
         fresh = oracle.computed == oracle.last_round + 1 and oracle.num_rounds < 4
         everything = fresh or oracle.computed % 16 == 0
@@ -291,6 +300,8 @@ def small(policy: EvictionPolicy, rng: random.Random) -> EvictionPolicy:
         score = replace(score, chunk=rng.choice([8, 24]), sinks=rng.choice([1, 3]))
     elif isinstance(score, Cumulative) and score.exclude_first:
         score = replace(score, exclude_first=rng.choice([2, 3]))
+    elif isinstance(score, Reconstruction):
+        score = replace(score, asked=replace(score.asked, chunk=rng.choice([64, 17]), starting=3))
     if isinstance(budget, LazyLayers):
         budget = replace(budget, threshold=rng.choice([0.4, 0.5]))
     elif isinstance(budget, Recipes):

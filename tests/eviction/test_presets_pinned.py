@@ -269,6 +269,27 @@ PINNED: dict[str, Row] = {
         "when.decode_every": (128, "KeyDiff: block_size 128"),
     },
     "knorm": {"score.class": ("KeyNorm", "Devoto et al.: low norms stay"), **EQUAL, **AFTER_PREFILL},
+    "kvzip": {
+        "score.class": (
+            "Reconstruction",
+            "KVzip: the largest attention over the query group and the replay's queries",
+        ),
+        "score.asked.class": ("Replay", "KVzip: the context is repeated"),
+        "score.asked.chunk": (2048, "kvpress kvzip_press.py chunk_size; KVzip's code has 2000"),
+        "score.asked.first": ("\n\nRepeat the previous context exactly.", "KVzip model/wrapper.py"),
+        "score.asked.later": (
+            "\n\nRepeat the part of the previous context exactly, starting with",
+            "kvpress kvzip_press.py; KVzip's code has a space more",
+        ),
+        "score.asked.starting": (8, "KVzip model/wrapper.py prev_postfix_size"),
+        "score.asked.every": (1, "KVzip: all queries count"),
+        "budget.class": (
+            "AdaptiveRows",
+            "KVzip: all layers and heads compete; by blocks, as in KV-Compress 4.2.2",
+        ),
+        "keep.sinks": (4, "kvpress kvzip_press.py n_sink"),
+        **AFTER_PREFILL,
+    },
     "dropkv": {
         "score.class": ("ValueAware", "kvpress #284: (p / (1 - p))^2 |v - o|^2"),
         "score.size": (32, "own: SnapKV's window"),

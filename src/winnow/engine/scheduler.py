@@ -12,6 +12,7 @@ from winnow.engine.executor import Executor
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastUrgent, PreemptionMethod, Recompute, VictimPolicy
 from winnow.engine.queue import PriorityQueue, WaitingQueue
+from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.engine.rounds import Rounds
 from winnow.units import format_bytes
@@ -66,6 +67,7 @@ class Scheduler:
         if sequence.slot is None:
             self.waiting.remove(sequence)
         else:
+            drop(self._cache, sequence)
             sequence.kept = self._cache.host_lengths[sequence.slot].copy()
             self._cache.close(sequence.slot)
             self._executor.release(sequence.slot)
@@ -90,11 +92,12 @@ class Scheduler:
     def _schedule(self) -> StepPlan:
         self._rounds.start_step()
         while True:
+            drop_finished(self._cache, self.running)
             self._part_siblings(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
             self._part_siblings(budgets_differ=False)
             self._make_room()
-            plan = self._plan(waits)
+            plan = self._plan(waits | replaying(self._cache, self.running)[0])
             if plan.entries or not self.has_unfinished:
                 return plan
             if waits or self._rounds.relieve(self.running):
@@ -103,18 +106,23 @@ class Scheduler:
             self._preempt()
 
     def _plan(self, waits: set[Sequence]) -> StepPlan:
-        """Plan the sequences that need not wait for a round."""
+        """Plan the sequences that need not wait for a round, and passes of the replays that come before one."""
         copies: list[BlockCopies] = []
         budget = self._config.max_num_batched_tokens
         planned = self._append_decodes(waits, budget, copies)
         budget -= len(planned)
+        # Found anew: to make room for the decoding ones, others may have been preempted.
+        missing = replaying(self._cache, self.running)[1] if waits else {}
         taken, chunks = Demand(), []
         # In most steps everybody decodes, and nobody need be looked at again.
         rest = self.running if len(planned) < len(self.running) else ()
         for sequence in rest:
-            if sequence.is_decoding or sequence in waits:
+            if sequence in missing:
+                count = min(missing[sequence], budget, self._config.prefill_chunk or budget)
+            elif sequence.is_decoding or sequence in waits:
                 continue
-            count = self._chunk(sequence, budget)
+            else:
+                count = self._chunk(sequence, budget)
             if not count:
                 break
             more = taken.plus(self._cache.demand([sequence.running_slot], [count]))
@@ -248,7 +256,7 @@ class Scheduler:
             held: blocks that it has.
         """
         layout = self._cache.layout
-        if not sequence.is_decoding:
+        if not sequence.is_decoding or sequence.before_replay_round:
             return max(_peak_blocks(sequence, layout, ahead=layout.block_size) - held, 0)
         # The peak of its prompt is behind it.
         num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
@@ -260,6 +268,9 @@ class Scheduler:
     def _entry(self, sequence: Sequence, count: int) -> PlannedSequence:
         """The plan of a sequence: who samples if its last token is computed, and who forks off."""
         start = sequence.num_computed
+        if sequence.next_pass is not None:
+            replay, start = sequence.next_pass, start + sequence.replayed
+            return PlannedSequence(sequence, sequence.running_slot, start, count, (), replay=replay)
         started: tuple[Sequence, ...] = ()
         if sequence.forks and start + count >= sequence.request.fork_at:
             forks, sequence.forks = sequence.forks, []
@@ -339,6 +350,9 @@ class Scheduler:
     def advance(self, plan: StepPlan) -> None:
         """Count the planned tokens as computed."""
         for entry in plan.entries:
+            if entry.replay is not None:
+                entry.sequence.replayed += entry.count
+                continue
             entry.sequence.num_computed = entry.end
             for fork in entry.forks:
                 fork.num_computed = entry.end

@@ -40,7 +40,7 @@ class EngineSignals:
         watched: set[int] = set()
         for entry in plan.entries:
             eviction = entry.sequence.eviction
-            if eviction is None:
+            if eviction is None or entry.replay is not None:
                 continue
             budget = eviction.policy.budget
             if budget.needs_kinds or budget.needs_similarity:

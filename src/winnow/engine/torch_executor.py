@@ -20,6 +20,7 @@ from winnow.engine.request import Sequence
 from winnow.engine.signals import EngineSignals
 from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.eviction import EvictionPolicy, Member, preset_of, shrink
+from winnow.eviction.reconstruction import ReplaySpan, observe_replay
 from winnow.models import LoadedModel
 from winnow.models.residuals import watch_residuals
 from winnow.outputs import LogprobDict
@@ -42,6 +43,8 @@ class _AttentionStep:
     """The same for the kernels, where they may compute whole layers."""
     queries: tuple[WatchedQueries, ...] = ()
     """Whose queries are looked at."""
+    replays: tuple[ReplaySpan, ...] = ()
+    """Which of the tokens repeat a context."""
     hidden: list[Tensor] = field(default_factory=list)
     """What the layer in progress received."""
 
@@ -61,7 +64,10 @@ class _AttentionStep:
         self.backend.write(self.cache, self.spans, layer, k, v)
         if self.queries:
             self.signals.queries.add(layer, self.queries, q, k, spec.scale)
-        return self.backend.attend(self.cache, self.spans, layer, q, spec)
+        out = self.backend.attend(self.cache, self.spans, layer, q, spec)
+        for span in self.replays:
+            observe_replay(self.cache, span, layer, q[span.tokens], spec)
+        return out
 
 
 class TorchExecutor:
@@ -120,6 +126,7 @@ class TorchExecutor:
         logits = _Logits.collect(plan)
         wanted = self._to_device(logits.tokens)
         queries = self._signals.queries.note(plan)
+        replays = _replay_spans(plan)
         step = _AttentionStep(
             self._backend,
             self._paged,
@@ -127,8 +134,9 @@ class TorchExecutor:
             self._signals,
             self._signals.note(plan),
             None if len(wanted) == len(spans.position) else wanted,
-            None if queries else self._native_step(spans),
+            None if queries or replays else self._native_step(spans),
             queries,
+            replays,
         )
         rows = self._forward(plan, spans, step, wanted)
         self._signals.fork(plan)
@@ -218,8 +226,8 @@ class TorchExecutor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""
         tokens: list[int] = []
         for entry in plan.entries:
-            tokens += entry.sequence.token_ids[entry.start : entry.start + entry.count]
-        if self._graphs is not None and not step.watching and not step.queries:
+            tokens += entry.token_ids
+        if self._graphs is not None and not (step.watching or step.queries or step.replays):
             decoded = self._graphs.run(tokens, spans)
             if decoded is not None:
                 return decoded if step.wanted is None else decoded[wanted]
@@ -276,10 +284,22 @@ class TorchExecutor:
 def _observe(entry: PlannedSequence) -> tuple[Observe | None, int]:
     """What the entry's queries do to the scores, and the first position that counts."""
     eviction = entry.sequence.eviction
-    if eviction is None:
+    if eviction is None or entry.replay is not None:
         return None, 0
     observe, first = eviction.observe(entry.start, entry.end)
     return observe, first - entry.sequence.shift
+
+
+def _replay_spans(plan: StepPlan) -> tuple[ReplaySpan, ...]:
+    """Where the plan repeats contexts."""
+    spans: list[ReplaySpan] = []
+    first = 0
+    for entry in plan.entries:
+        if entry.replay is not None:
+            done = entry.start - entry.replay.context_len
+            spans.append(ReplaySpan(entry.slot, entry.replay, slice(first, first + entry.count), done))
+        first += entry.count
+    return tuple(spans)
 
 
 def _by_policy(members: SequenceType[Member]) -> dict[EvictionPolicy, list[int]]:
@@ -309,7 +329,11 @@ class _Logits:
         first = 0
         for index, entry in enumerate(plan.entries):
             request, samplers = entry.sequence.request, entry.samplers
-            if request.wants_prompt_logprobs and entry.sequence is request.sequences[0]:
+            if (
+                entry.replay is None
+                and request.wants_prompt_logprobs
+                and entry.sequence is request.sequences[0]
+            ):
                 # The logits at position p predict token p + 1.
                 known = max(entry.start, len(request.prompt_logprobs) - 1)
                 last = min(entry.end, len(request.prompt_token_ids) - 1)

@@ -17,6 +17,7 @@ from winnow.eviction.budgets.recipes import PUNCTUATION, SPECIAL
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import PRESETS, Preset, find_preset
+from winnow.eviction.replay import Instruction, Replay, ReplayPass, replay_passes
 from winnow.eviction.round import Member, shrink
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores import (
@@ -35,6 +36,7 @@ from winnow.eviction.scores import (
     MeanDeviation,
     Random,
     Recency,
+    Reconstruction,
     Score,
     ValueAware,
     Window,
@@ -63,6 +65,7 @@ __all__ = [
     "EvictionPolicy",
     "ExpectedAttention",
     "Fixed",
+    "Instruction",
     "Keep",
     "KeyDifference",
     "KeyNorm",
@@ -81,6 +84,9 @@ __all__ = [
     "Random",
     "Recency",
     "Recipes",
+    "Reconstruction",
+    "Replay",
+    "ReplayPass",
     "Score",
     "SequenceEviction",
     "Signals",
@@ -89,6 +95,7 @@ __all__ = [
     "Window",
     "find_preset",
     "preset_of",
+    "replay_passes",
     "settle",
     "shrink",
 ]

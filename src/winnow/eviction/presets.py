@@ -30,6 +30,7 @@ from winnow.eviction.scores import (
     MeanDeviation,
     Random,
     Recency,
+    Reconstruction,
     ValueAware,
     Window,
 )
@@ -187,6 +188,10 @@ PRESETS: dict[str, Preset] = {
     ),
     "knorm": Preset(
         EvictionPolicy(KeyNorm(), EqualHeads(), Keep(), _ONCE), "L2 norm of keys (Devoto et al. 2024)"
+    ),
+    "kvzip": Preset(
+        EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE),
+        "KVzip (Kim et al. 2025), by blocks; asked later",
     ),
     "dropkv": Preset(
         EvictionPolicy(

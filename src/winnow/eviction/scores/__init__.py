@@ -15,6 +15,7 @@ from winnow.eviction.scores.expected import ChunkAttention, ExpectedAttention
 from winnow.eviction.scores.factors import ByOutputNorm, ByValueNorm
 from winnow.eviction.scores.keys import KeyDifference, KeyNorm
 from winnow.eviction.scores.leverage import Leverage
+from winnow.eviction.scores.reconstruction import Reconstruction
 from winnow.eviction.scores.tokens import Random, Recency
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "MeanDeviation",
     "Random",
     "Recency",
+    "Reconstruction",
     "Score",
     "ValueAware",
     "Window",

@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from winnow.attention import Observe
+from winnow.eviction.replay import Replay
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.signals import Needs
 
@@ -34,6 +35,12 @@ class Score(ABC):
     @property
     def window(self) -> int | None:
         """How many of the last queries before a round are observed in the prompt; None: all of them."""
+        return None
+
+    @property
+    def replay(self) -> Replay | None:
+        """How the context is repeated before the round after it, so that accumulator 0 of each of its KVs is the
+        largest attention that the repetition pays it; None: it is not."""
         return None
 
     def observe(self, *, decoding: bool) -> Observe | None:
