@@ -27,6 +27,11 @@ class Score(ABC):
         """How many of the last queries before a round are observed in the prompt; None: all of them."""
         return None
 
+    @property
+    def before_template(self) -> bool:
+        """Whether what follows the question (`SamplingParams.template_tail`) is left out of windows and kept."""
+        return True
+
     def observe(self, *, decoding: bool) -> Observe | None:
         """What attention does to the accumulators while the prompt is computed, or after it."""
         return None
