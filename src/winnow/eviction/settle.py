@@ -64,7 +64,7 @@ def settle(
     ):
         return None
     _check_spans(eviction)
-    if policy.budget.fixed is None or policy.budget.bounded:  # else it keeps what is protected besides
+    if _includes_protected(policy):
         _check_room(eviction)
     return _with_template(eviction, min(template_tail, prompt_len) - (prompt_len - context_len))
 
@@ -76,7 +76,12 @@ def _with_template(eviction: SequenceEviction, tail: int) -> SequenceEviction:
         return eviction
     span = (eviction.context_len - tail, eviction.context_len)
     kept = replace(eviction, spans=(*eviction.spans, span), template_tail=tail)
-    return kept if kept.num_protected <= kept.target else eviction
+    return kept if kept.num_protected <= kept.target or not _includes_protected(policy) else eviction
+
+
+def _includes_protected(policy: EvictionPolicy) -> bool:
+    """Whether what is protected counts towards the budget; else it is kept besides."""
+    return policy.budget.fixed is None or policy.budget.bounded
 
 
 def _budget(config: EvictionConfig, preset: Preset, context_len: int) -> int:
