@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from winnow.errors import InvalidRequestError
 
@@ -10,6 +11,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, Any]
+
+# Stands in for a message to find what a template writes around it: letters alone, which no template changes.
+_SENTINEL = "winnowquestionstandshere"
+
+
+class TokenizedPrompt(NamedTuple):
+    """A prompt as the engine takes it.
+
+    Attributes:
+        text: None where token ids were given.
+        template_tail: tokens at its end that a chat template wrote behind the last message; 0 without a template.
+    """
+
+    text: str | None
+    token_ids: list[int]
+    template_tail: int = 0
 
 
 def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
@@ -48,8 +65,8 @@ def normalise_messages(messages: Any) -> list[dict[str, Any]]:
 
 def apply_template(
     tokenizer: "PreTrainedTokenizerBase | None", messages: Sequence[Message]
-) -> tuple[str, list[int]]:
-    """The prompt that the model's chat template makes of a conversation, and its tokens.
+) -> TokenizedPrompt:
+    """The prompt that the model's chat template makes of a conversation.
 
     Raises:
         InvalidRequestError: the model has no template, a message is unusable, or the template refuses the conversation;
@@ -61,12 +78,45 @@ def apply_template(
         )
     conversation = [_with_arguments(message) for message in normalise_messages(messages)]
     try:
-        prompt: Any = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        prompt = _render(tokenizer, conversation)
     # Templates raise what they like: jinja2's errors, or their own by raise_exception.
     except Exception as error:
         raise InvalidRequestError(f"messages do not suit the model's chat template: {error}") from None
     # The template writes its own special tokens.
-    return prompt, tokenizer.encode(prompt, add_special_tokens=False)
+    token_ids = tokenizer.encode(prompt, add_special_tokens=False)
+    return TokenizedPrompt(
+        prompt, token_ids, tail_tokens(tokenizer, token_ids, _text_behind(tokenizer, conversation, prompt))
+    )
+
+
+def tail_tokens(tokenizer: Any, token_ids: Sequence[int], tail: str) -> int:
+    """How many tokens at the end of a prompt are those of `tail`, the text that it ends with.
+
+    A token that also holds text before the tail does not count.
+    """
+    own = tokenizer.encode(tail, add_special_tokens=False) if tail else []
+    pairs = zip(reversed(token_ids), reversed(own), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _text_behind(
+    tokenizer: "PreTrainedTokenizerBase", conversation: Sequence[dict[str, Any]], prompt: str
+) -> str:
+    """What the template writes behind the last message; empty where that is the assistant's own, or cannot be told."""
+    last = conversation[-1]
+    if last["role"] == "assistant":
+        return ""
+    try:
+        rendered = _render(tokenizer, [*conversation[:-1], {**last, "content": _SENTINEL}])
+    except Exception:  # the prompt itself was rendered: without a tail it is served as it is
+        return ""
+    _, found, behind = rendered.rpartition(_SENTINEL)
+    return behind if found and prompt.endswith(behind) else ""
+
+
+def _render(tokenizer: "PreTrainedTokenizerBase", conversation: Sequence[dict[str, Any]]) -> str:
+    text: Any = tokenizer.apply_chat_template(list(conversation), tokenize=False, add_generation_prompt=True)
+    return str(text)
 
 
 def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
-from winnow.chat import Message, apply_template
+from winnow.chat import Message, TokenizedPrompt, apply_template
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
 from winnow.engine.interface import RequestEngine
@@ -124,14 +124,14 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding the answer so far after every token. Raises as `generate`."""
         self._require_usable()
-        return self._stream(*self._tokenize(prompt), sampling_params)
+        return self._stream(self._tokenize(prompt), sampling_params)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """As `stream`, for a conversation."""
         self._require_usable()
-        return self._stream(*self._converse(messages), sampling_params)
+        return self._stream(self._converse(messages), sampling_params)
 
     def inspect(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Inspection:
         """Answer one prompt and tell which of its tokens survived eviction, in which layer and head.
@@ -149,7 +149,7 @@ class LLM:
             raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
         if params.max_tokens == 1:
             params = replace(params, max_tokens=2)
-        text, token_ids = self._tokenize(prompt)
+        text, token_ids, _ = self._tokenize(prompt)
         watch = Watch()
         [output] = self._finish([NewRequest(text, token_ids, params, watch=watch, final_only=True)])
         output.raise_for_error()
@@ -189,7 +189,7 @@ class LLM:
                 every token.
         """
         self._require_usable()
-        return self._submit(*self._tokenize(prompt), sampling_params, request_id, priority, final_only)
+        return self._submit(self._tokenize(prompt), sampling_params, request_id, priority, final_only)
 
     def submit_chat(
         self,
@@ -202,7 +202,7 @@ class LLM:
     ) -> str:
         """As `submit`, for a conversation."""
         self._require_usable()
-        return self._submit(*self._converse(messages), sampling_params, request_id, priority, final_only)
+        return self._submit(self._converse(messages), sampling_params, request_id, priority, final_only)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step for all requests. Returns the submitted ones that got tokens or finished, as they stand.
@@ -260,8 +260,7 @@ class LLM:
 
     def _submit(
         self,
-        prompt: str | None,
-        token_ids: list[int],
+        prompt: TokenizedPrompt,
         params: SamplingParams | None,
         request_id: str | None,
         priority: int,
@@ -269,11 +268,10 @@ class LLM:
     ) -> str:
         if type(priority) is not int:
             raise InvalidRequestError(f"priority must be an integer, got {priority!r}")
-        request = NewRequest(
+        request = _request(
             prompt,
-            token_ids,
             params or self.get_default_sampling_params(),
-            request_id,
+            request_id=request_id,
             priority=priority,
             final_only=final_only,
         )
@@ -281,7 +279,7 @@ class LLM:
 
     def _answer(
         self,
-        prompts: list[tuple[str | None, list[int]]],
+        prompts: list[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
     ) -> list[RequestOutput]:
@@ -293,7 +291,7 @@ class LLM:
                 f"got {len(sampling_params)}"
             )
         requests = [
-            NewRequest(*prompt, params, final_only=True)
+            _request(prompt, params, final_only=True)
             for prompt, params in zip(prompts, sampling_params, strict=True)
         ]
         return self._finish(requests, "prompts", progress)
@@ -318,23 +316,19 @@ class LLM:
         finished = {output.request_id: output for output in box.outputs}
         return [finished[request_id] for request_id in ids]
 
-    def _stream(
-        self, prompt: str | None, token_ids: list[int], params: SamplingParams | None
-    ) -> Iterator[RequestOutput]:
+    def _stream(self, prompt: TokenizedPrompt, params: SamplingParams | None) -> Iterator[RequestOutput]:
         box = self._shared.mailbox()
-        self._shared.submit(
-            [NewRequest(prompt, token_ids, params or self.get_default_sampling_params())], box
-        )
+        self._shared.submit([_request(prompt, params or self.get_default_sampling_params())], box)
         return OutputStream(self._shared, box)
 
-    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
         content: Any = prompt
         if isinstance(prompt, Mapping):
             content = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
         if not isinstance(content, str):
             if not _is_token_ids(content):
                 raise InvalidRequestError("prompt must be text or a list of token ids")
-            return None, list(content)
+            return TokenizedPrompt(None, list(content))
         if self.tokenizer is None:
             raise InvalidRequestError(
                 "prompt must be a list of token ids: the model's directory has no tokenizer"
@@ -342,11 +336,18 @@ class LLM:
         if not content:
             raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
         with self._tokenizing:
-            return content, self.tokenizer.encode(content)
+            return TokenizedPrompt(content, self.tokenizer.encode(content))
 
-    def _converse(self, messages: Sequence[Message]) -> tuple[str | None, list[int]]:
+    def _converse(self, messages: Sequence[Message]) -> TokenizedPrompt:
         with self._tokenizing:
             return apply_template(self.tokenizer, messages)
+
+
+def _request(prompt: TokenizedPrompt, params: SamplingParams, **options: Any) -> NewRequest:
+    """A request whose policy knows which tokens a chat template wrote behind the question."""
+    if prompt.template_tail and params.template_tail is None:
+        params = replace(params, template_tail=prompt.template_tail)
+    return NewRequest(prompt.text, prompt.token_ids, params, **options)
 
 
 def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestEngine]:

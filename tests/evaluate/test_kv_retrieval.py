@@ -45,7 +45,7 @@ def test_the_published_prompt(tmp_path: Path) -> None:
     write(tmp_path, row())
     (sample,) = made(data=tmp_path, categories=("140-keys",))
     (question,) = sample.questions
-    assert sample.context + question.text == (
+    assert sample.context + question.plain == (
         "Extract the value corresponding to the specified key in the JSON object below.\n\n"
         'JSON data:\n{"k0": "v0",\n "k1": "v1",\n "k2": "v2"}\n\n'
         'Key: "k1"\nCorresponding value:'

@@ -32,7 +32,7 @@ def made(category: str, **options: object) -> list[Sample]:
 
 
 def whole(sample: Sample, question: Question) -> int:
-    return count_tokens(sample.context + question.text) + question.max_tokens
+    return count_tokens(sample.context + question.plain) + question.max_tokens
 
 
 @pytest.mark.parametrize("category", SHIPPED)
@@ -55,7 +55,7 @@ def test_lengths_hold_by_a_real_tokenizer(category: str) -> None:
     )
     (sample,) = RULER.samples(settings)
     (question,) = sample.questions
-    taken = settings.count_tokens(sample.context + question.text) + question.max_tokens
+    taken = settings.count_tokens(sample.context + question.plain) + question.max_tokens
     assert 2048 - max(UNIT.get(category, 8), 41) <= taken <= 2048
 
 

@@ -139,7 +139,7 @@ def test_the_template() -> None:
     )
     assert sample.context.startswith(f"{instruction}\n\nThe following are given documents.\n\nDocument 1:\n")
     assert re.fullmatch(
-        re.escape(f"\n\n{instruction}\n\nQuestion: ") + ".+ Answer:", sample.questions[0].text
+        re.escape(f"\n\n{instruction}\n\nQuestion: ") + ".+ Answer:", sample.questions[0].plain
     )
 
 

@@ -66,7 +66,7 @@ def test_the_worked_example_of_tracking() -> None:
 def test_the_template_of_tracking() -> None:
     (question,) = made("vt")[0].questions
     value = re.findall(r"\d{5}", question.text)[0]
-    assert question.text == (
+    assert question.plain == (
         f"\nQuestion: Find all variables that are assigned the value {value} in the text above."
         " Answer: According to the chain(s) of variable assignment in the text above,"
         f" 5 variables are assigned the value {value}, they are: "

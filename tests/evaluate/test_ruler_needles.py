@@ -72,7 +72,7 @@ def test_templates() -> None:
         "A special magic uuid is hidden within the following text. Make sure to memorize it. "
         "I will quiz you about the uuid afterwards.\n"
     )
-    assert one.questions[0].text == (
+    assert one.questions[0].plain == (
         f"\nWhat is the special magic uuid for {key} mentioned in the provided text?"
         f" The special magic uuid for {key} mentioned in the provided text is"
     )
@@ -84,7 +84,7 @@ def test_templates() -> None:
     asked = re.fullmatch(
         r"\nWhat are all the special magic numbers for (\S+), (\S+), (\S+), and (\S+) mentioned in the provided text\?"
         r" The special magic numbers for \1, \2, \3, and \4 mentioned in the provided text are",
-        many.questions[0].text,
+        many.questions[0].plain,
     )
     assert asked
     values = {key: value for _, key, value in NEEDLE.findall(many.context)}

@@ -143,7 +143,7 @@ class Row:
         paid: [g, room, room], what query head h of token i paid to the KV of token j.
         saw: [room, room], whether the KV of token j was there when token i attended.
         out: [g, room, d], what the query heads of token i got.
-        at_context_end: tokens whose KVs were held when the last token of the context was computed.
+        at_question_end: tokens whose KVs were held when the last token of the context was computed.
     """
 
     def __init__(self, layer: int, head: int, room: int, group: int, head_dim: int) -> None:
@@ -154,7 +154,7 @@ class Row:
         self.paid = np.zeros((group, room, room))
         self.saw = np.zeros((room, room), dtype=bool)
         self.out = np.zeros((group, room, head_dim))
-        self.at_context_end: list[int] = []
+        self.at_question_end: list[int] = []
 
     @property
     def tokens(self) -> list[int]:
@@ -189,6 +189,7 @@ class DenseSequence:
 
     Args:
         budget: C of the docs, KVs per row on average (of the request, or what the policy fixes).
+        template_tail: tokens at the context's end that follow the question.
         kinds: by token id, for the budget `Recipes`.
         asks: tokens that ask for the first chunk of a replay, and for each later one.
         room: most tokens that will be computed.
@@ -209,6 +210,7 @@ class DenseSequence:
         block_size: int,
         context_len: int | None = None,
         spans: Iterable[tuple[int, int]] = (),
+        template_tail: int = 0,
         kinds: Sequence[int] | None = None,
         asks: tuple[Sequence[int], Sequence[int]] = ((), ()),
     ) -> None:
@@ -216,9 +218,11 @@ class DenseSequence:
         self.policy = policy
         self.prompt_len = prompt_len
         self.context_len = prompt_len if context_len is None else context_len
+        self.question_end = self.context_len - template_tail
         self.computed = 0
         self.last_round = 0
         self._last_inner_round = 0  # within the context; windows do not reach back over it
+        self._round_before_question_end = 0
         self.num_rounds = 0
         self.shift = 0
         self.logprobs: list[Array] = []
@@ -277,9 +281,10 @@ class DenseSequence:
         self.logprobs.append(model.logprobs(hidden))
         self.token_ids.append(token_id)
         self.computed += 1
-        if self.computed == self.context_len:
+        if self.computed == self.question_end:
+            self._round_before_question_end = self._last_inner_round
             for row in self.all_rows:
-                row.at_context_end = row.tokens
+                row.at_question_end = row.tokens
 
     # -- when ------------------------------------------------------------------------------------------------------
 
@@ -339,10 +344,12 @@ class DenseSequence:
         return chosen
 
     def _protected(self, kv: Kv) -> bool:
-        now = self.computed - 1 - self.shift
+        # The latest of all tokens, or within the template's tail of those before it.
+        end = self.question_end if self.question_end < self.computed <= self.context_len else self.computed
         return (
             kv.position < self.policy.keep.sinks
-            or now - kv.position < self.recent
+            or end - 1 - self.shift - kv.position < self.recent
+            or self.question_end <= kv.token < self.context_len
             or any(start <= kv.position < end for start, end in self._spans)
         )
 
@@ -568,8 +575,7 @@ class DenseSequence:
         return {j: _relative(paid[j]) for j in row.tokens}
 
     def _below_average(self, row: Row, j: int, history: int) -> Worth:
-        end = min(self.computed, self.context_len)
-        first = max(end - history, self._last_inner_round)
+        end, first, _ = self._window(row, history)
         queries = list(range(first, end)) if self.last_round < end else []
         if self.computed > self.context_len:
             queries += range(max(self.context_len, self.last_round), self.computed)
@@ -586,9 +592,7 @@ class DenseSequence:
         self, row: Row, size: int, power: int | None, pool: Pool | None, group: Group, continual: bool
     ) -> dict[int, Worth]:
         """Window scores of the context, pooled, and what later queries add. `power` None: the value-aware term."""
-        end = min(self.computed, self.context_len)
-        tokens = row.tokens if self.computed <= self.context_len else row.at_context_end
-        first = max(end - size, self._last_inner_round)
+        end, first, tokens = self._window(row, size)
         sums = {j: self._terms(row, range(first, end), j, power).sum(axis=1) for j in tokens}
         place = {
             j: n for n, j in enumerate(j for j in tokens if not (pool and pool.skip_window and j >= first))
@@ -617,6 +621,13 @@ class DenseSequence:
                 value = value + _aggregate(later, group).sum(axis=0)
             worths[j] = Worth(*value.tolist())
         return worths
+
+    def _window(self, row: Row, size: int) -> tuple[int, int, list[int]]:
+        """The end and the first of the last queries before a round, and the tokens that the row held then."""
+        if self.computed < self.question_end:
+            return self.computed, max(self.computed - size, self._last_inner_round), row.tokens
+        first = max(self.question_end - size, self._round_before_question_end)
+        return self.question_end, first, row.at_question_end
 
     def _terms(self, row: Row, queries: range, j: int, power: int | None) -> Array:
         """What each query head of each query adds to the KV of token j, and its error: [g, n, 2]."""
@@ -723,6 +734,8 @@ class DenseSequence:
         c, num_layers = self.target, len(self.rows)
         if isinstance(split, Pyramid):
             w, t = self.recent, self.computed
+            if self.question_end < t <= self.context_len:
+                w += t - self.question_end
             base = c - w
             if t < 2 * base:
                 return [c] * num_layers

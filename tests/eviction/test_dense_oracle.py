@@ -85,6 +85,7 @@ class Asked:
     answer: int
     context_len: int | None = None
     spans: tuple[tuple[int, int], ...] = ()
+    template_tail: int = 0
 
     @property
     def budgets(self) -> tuple[int, ...]:
@@ -110,6 +111,7 @@ class Asked:
             kv_budget=self._kv_budget,
             context_tokens=self.context_len,
             protect=self.spans,
+            template_tail=self.template_tail,
         )
 
 
@@ -180,6 +182,7 @@ class Watched:
             block_size=BLOCK,
             context_len=asked.context_len,
             spans=asked.spans,
+            template_tail=asked.template_tail,
             kinds=KINDS,
             asks=ASKS,
         )
@@ -355,6 +358,41 @@ def test_preset(name: str, seed: int, models: Callable[[int], Model]) -> None:
     asked = [ask(policy, rng, answer) for answer in ANSWERS]
     asked[2] = replace(asked[2], context_len=len(asked[2].prompt) - rng.randint(1, 12))
     compare(models, seed, asked)
+
+
+TEMPLATED = [
+    name
+    for name, preset in PRESETS.items()
+    if preset.policy.score.before_template
+    and not (preset.policy.reassign_positions or preset.policy.when.never)
+    and not isinstance(preset.policy.budget, Fixed)
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", TEMPLATED)
+def test_a_template_follows_the_question(name: str, seed: int, models: Callable[[int], Model]) -> None:
+    """Windows and recent KVs end with the question, and what follows it stays."""
+    rng = random.Random(f"template {name} {seed}")
+    policy = small(PRESETS[name].policy, rng)
+    asked = []
+    for answer, tail in zip(SHORT_ANSWERS, (rng.randint(1, 7), rng.randint(9, 12), 3), strict=True):
+        each = ask(policy, rng, answer)
+        room = tail if isinstance(policy.budget, Recipes) else each.budgets[0] + tail
+        asked.append(replace(each, budget=room, template_tail=tail))
+    compare(models, seed, asked)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_preempted_behind_a_template(seed: int, models: Callable[[int], Model]) -> None:
+    rng = random.Random(f"preempted template {seed}")
+    names = ["snapkv", "ada-pyramidkv", "scissorhands", "kv-compress-full", "kv-compress-pd", "dropkv", "h2o"]
+    policies = [small(PRESETS[name].policy, rng) for name in names]
+    asked = [
+        replace(ask(replace(p, when=p.when.alone), rng, 61), budget=30, template_tail=5) for p in policies
+    ]
+    stats = compare(models, seed, asked, max_num_seqs=7, kv_memory=tight(models, seed, 180))
+    assert stats.num_preemptions > 0
 
 
 ONCE = When(after_prefill=True)

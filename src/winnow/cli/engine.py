@@ -25,6 +25,7 @@ UNFLAGGED = (
     "compression",
     "kv_budget",
     "context_tokens",
+    "template_tail",
     "protect",
     "forced_tokens",
 )

@@ -121,11 +121,23 @@ class Admission:
             raise InvalidRequestError(
                 f"context_tokens must be at most the prompt's {prompt_len} tokens, got {context_len}"
             )
+        if params.template_tail is not None and params.template_tail > prompt_len:
+            raise InvalidRequestError(
+                f"template_tail must be at most the prompt's {prompt_len} tokens, got {params.template_tail}"
+            )
         # The last token of an answer is never computed, so it needs no KV.
         total, layout = prompt_len + max_tokens - 1, self._cache.layout
         # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
         evictions = [
-            settle(each, prompt_len, total, context_len, params.protect, may_idle=len(configs) == 1)
+            settle(
+                each,
+                prompt_len,
+                total,
+                context_len,
+                params.protect,
+                params.template_tail or 0,
+                may_idle=len(configs) == 1,
+            )
             for each in configs
         ]
         evictions = self._with_replay(evictions, token_ids, context)

@@ -33,7 +33,7 @@ class Instructor:
     def _template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The tokens that the chat template writes before and after a user's message; nothing where it has none."""
         try:
-            prompt, _ = apply_template(self._tokenizer, [{"role": "user", "content": _QUESTION}])
+            prompt = apply_template(self._tokenizer, [{"role": "user", "content": _QUESTION}]).text or ""
         except InvalidRequestError:
             return (), ()
         if prompt.count(_QUESTION) != 1:

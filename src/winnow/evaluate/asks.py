@@ -97,6 +97,7 @@ def _ask_cells(cells: Sequence[Cell], sample: Sample, place: int, prompt: Prompt
         question,
         max_tokens=question.max_tokens,
         context_tokens=_context(sample, prompt.context_tokens) if cells[0].query == AGNOSTIC else None,
+        template_tail=prompt.template_tail,
     )
     return Ask(sample, prompt.token_ids, params, tuple(Part(cell, place) for cell in cells))
 
@@ -124,6 +125,7 @@ def _params(
     *,
     max_tokens: int,
     context_tokens: int | None = None,
+    template_tail: int = 0,
     forced_tokens: Sequence[Sequence[int]] = (),
 ) -> SamplingParams:
     amounts = {cell.compression for cell in cells}
@@ -141,6 +143,7 @@ def _params(
         if shared
         else [c.compression or 1.0 for c in cells],
         context_tokens=context_tokens,
+        template_tail=template_tail,
         forced_tokens=forced_tokens,
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from winnow.chat import tail_tokens
 from winnow.errors import EvaluationError
 from winnow.evaluate.sample import Question, Sample
 
@@ -17,10 +18,15 @@ class Prompt:
 
     A token that spans context and question counts as question. Text that a chat template puts before the context counts
     as context, what it puts behind the question as question.
+
+    Attributes:
+        template_tail: tokens behind the question's last one: the template's, and the prefix of the answer; 0 without a
+            template.
     """
 
     token_ids: tuple[int, ...]
     context_tokens: int
+    template_tail: int = 0
 
 
 class PromptMaker:
@@ -50,17 +56,28 @@ class PromptMaker:
         Raises:
             EvaluationError: the model has no chat template for a sample that needs one, or one that changes the text.
         """
-        before, after = sample.context, question.text
-        special = True
         if self._chat == "on" or (self._chat == "auto" and sample.chat):
-            before, after = self._render(sample, question)
-            special = False  # the template writes its own
-        whole = self._tokenizer.encode(before + after, add_special_tokens=special)
-        front = self._tokenizer.encode(before, add_special_tokens=special) if before else []
+            before, after, tail = self._render(sample, question)
+            whole = self._encode(before + after + tail)
+            # Tokens of its own, as if the model had begun its answer so. White space that the template ends with is it.
+            prefix = question.prefix.lstrip() if tail[-1:].isspace() else question.prefix
+            begun = self._encode(prefix) if prefix else []
+            return Prompt(
+                (*whole, *begun),
+                common_length(whole, self._encode(before) if before else []),
+                tail_tokens(self._tokenizer, whole, tail) + len(begun),
+            )
+        whole = self._tokenizer.encode(sample.context + question.plain)
+        front = self._tokenizer.encode(sample.context) if sample.context else []
         return Prompt(tuple(whole), common_length(whole, front))
 
-    def _render(self, sample: Sample, question: Question) -> tuple[str, str]:
-        """Context and question as one message of the user, cut where the question begins."""
+    def _encode(self, text: str) -> list[int]:
+        """Tokens of a text that holds all its special tokens."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def _render(self, sample: Sample, question: Question) -> tuple[str, str, str]:
+        """Context and question as one message of the user: what stands before the question, it, and what follows it."""
         if not self._tokenizer.chat_template:
             raise EvaluationError(
                 f"sample {sample.name!r} is a chat message, and the model has no chat template: "
@@ -83,7 +100,8 @@ class PromptMaker:
             )
         stripped = len(content) - len(content.lstrip())
         cut = start + max(len(sample.context) - stripped, 0)
-        return text[:cut], text[cut:]
+        end = max(start + len(content.strip()), cut)
+        return text[:cut], text[cut:end], text[end:]
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:

@@ -8,7 +8,9 @@ class Question:
     """One question, with the answers that count as right.
 
     Attributes:
-        text: follows the context as it stands, and ends where the model's answer begins.
+        text: follows the context as it stands.
+        prefix: what the answer begins with, given to the model: behind the assistant's tag where the prompt goes
+            through a chat template, else right behind `text`.
         references: accepted answers; some metrics ask for all of them instead of any.
         metric: a key of `winnow.evaluate.metrics.METRICS`.
         max_tokens: most tokens of the answer.
@@ -22,6 +24,12 @@ class Question:
     max_tokens: int
     stop: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    prefix: str = ""
+
+    @property
+    def plain(self) -> str:
+        """Text and prefix: what follows the context where there is no chat template."""
+        return self.text + self.prefix
 
 
 @dataclass(frozen=True)

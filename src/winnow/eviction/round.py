@@ -98,7 +98,7 @@ def _round(cache: PagedCache, policy: EvictionPolicy, members: Sequence[Member],
         now=column([member.computed - member.shift - 1 for member in members]).int(),
         budget=column([member.eviction.target for member in members]),
         sinks=policy.keep.sinks,
-        recent=column([member.eviction.recent for member in members]),
+        recent=column([member.eviction.recent_at(member.computed) for member in members]),
         spans=tuple(member.eviction.spans for member in members),
         tokens=column([member.computed for member in members]),
         similarity=signals.similarity(slots)

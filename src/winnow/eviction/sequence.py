@@ -23,7 +23,9 @@ class SequenceEviction:
     context_len: int
     """Tokens of the prompt that the prompt's rounds see; what follows, such as a question, is kept whole."""
     spans: tuple[tuple[int, int], ...] = ()
-    """Positions to protect, half-open."""
+    """Positions to protect, half-open; a template's tail is one of them."""
+    template_tail: int = 0
+    """Tokens at the context's end that follow the question: what a chat template ends with, and an answer's prefix."""
     passes: tuple[ReplayPass, ...] = ()
     """What is computed behind the context before the round after it, one after the other; each is dropped then."""
 
@@ -51,9 +53,19 @@ class SequenceEviction:
         return max((each.length for each in self.passes), default=0)
 
     @property
+    def question_end(self) -> int:
+        """Tokens of the context up to the question's last one; windows and recent KVs of its rounds end there."""
+        return self.context_len - self.template_tail
+
+    def recent_at(self, computed: int) -> int:
+        """How many of the last positions a round keeps when so many tokens are computed."""
+        behind = computed - self.question_end
+        return self.recent + behind if 0 < behind <= self.template_tail else self.recent
+
+    @property
     def num_protected(self) -> int:
         """KVs that no round may take, in a sequence of the context's length."""
-        last = range(max(self.context_len - self.recent, 0), self.context_len)
+        last = range(max(self.question_end - self.recent, 0), self.context_len)
         kept = set(range(min(self.policy.keep.sinks, self.context_len))).union(last)
         return len(kept.union(*(range(*span) for span in self.spans)))
 
@@ -69,7 +81,7 @@ class SequenceEviction:
             mean_kvs: KVs per row, on average.
         """
         if computed < self.context_len:
-            return min(self.context_len, self._prefill_stop(computed)) - computed
+            return self._round_end(computed) - computed
         if computed < self.prompt_len:
             return self.prompt_len - computed
         when = self.policy.when
@@ -80,6 +92,15 @@ class SequenceEviction:
         if when.within:
             return max(self.limit - int(mean_kvs), 1)
         return max(when.decode_every - (computed - max(last_round, self.prompt_len)), over, 1)
+
+    def _round_end(self, computed: int) -> int:
+        """Tokens of the context at its next round, or at its end, from `computed` of them on."""
+        return min(self.context_len, self._prefill_stop(computed))
+
+    def _observed_end(self, computed: int) -> int:
+        """Up to where the queries are observed that the next round goes by. A chunk of its own ends there."""
+        end = self._round_end(computed)
+        return end if self.policy.score.window is None else min(end, max(self.question_end, computed))
 
     def _prefill_stop(self, computed: int) -> int:
         if not self._step:
@@ -110,12 +131,16 @@ class SequenceEviction:
     def chunk(self, computed: int, last_round: int, mean_kvs: float, wanted: int, most: int) -> int:
         """Tokens to compute now out of `wanted`, at most `most`; 0: wait for a step with more room.
 
-        A chunk ends where a round may be due, and the one before a round holds the whole observation window.
+        A chunk ends where a round may be due, and at the question's end if a window is counted from there. The one
+        before such an end holds the whole observation window.
         """
         ahead = self.tokens_to_round(computed, last_round, mean_kvs)
-        left = wanted if ahead is None else min(wanted, ahead)
         window = self.policy.score.window
-        if left <= most or computed >= self.context_len or window is None:
+        observes = window is not None and computed < self.question_end
+        if observes:
+            ahead = self._observed_end(computed) - computed
+        left = wanted if ahead is None else min(wanted, ahead)
+        if left <= most or window is None or not observes:
             return min(left, most)
         return max(min(most, left - window), 0)
 
@@ -128,8 +153,8 @@ class SequenceEviction:
         told = self.policy.observes[decoding]
         if score.window is None or told is None or (decoding and not told.replace):
             return told, start
-        if not decoding and end != min(self.context_len, self._prefill_stop(start)):
-            return None, start  # no round comes after this chunk
+        if not decoding and (start >= self.question_end or end != self._observed_end(start)):
+            return None, start  # no round comes after this chunk, or it goes by the queries before
         return told, max(end - score.window, start)
 
     # -- how many blocks it may hold -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from winnow.config import EvictionConfig
 from winnow.errors import ConfigError, InvalidRequestError
@@ -31,6 +32,7 @@ def settle(
     num_tokens: int,
     context_len: int | None = None,
     spans: Sequence[tuple[int, int]] = (),
+    template_tail: int = 0,
     *,
     may_idle: bool = True,
 ) -> SequenceEviction | None:
@@ -40,6 +42,8 @@ def settle(
         num_tokens: most tokens that will be computed, prompt included.
         context_len: tokens of the prompt that its rounds see; None: all.
         spans: positions to protect, half-open.
+        template_tail: tokens at the prompt's end that follow the question. Where the budget has no room for them they
+            count as any other.
         may_idle: return None where the budget suffices for all tokens.
 
     Raises:
@@ -60,9 +64,24 @@ def settle(
     ):
         return None
     _check_spans(eviction)
-    if policy.budget.fixed is None or policy.budget.bounded:  # else it keeps what is protected besides
+    if _includes_protected(policy):
         _check_room(eviction)
-    return eviction
+    return _with_template(eviction, min(template_tail, prompt_len) - (prompt_len - context_len))
+
+
+def _with_template(eviction: SequenceEviction, tail: int) -> SequenceEviction:
+    """The same with the tail of a template kept, where policy and budget allow it."""
+    policy = eviction.policy
+    if tail <= 0 or not policy.score.before_template or policy.reassign_positions:
+        return eviction
+    span = (eviction.context_len - tail, eviction.context_len)
+    kept = replace(eviction, spans=(*eviction.spans, span), template_tail=tail)
+    return kept if kept.num_protected <= kept.target or not _includes_protected(policy) else eviction
+
+
+def _includes_protected(policy: EvictionPolicy) -> bool:
+    """Whether what is protected counts towards the budget; else it is kept besides."""
+    return policy.budget.fixed is None or policy.budget.bounded
 
 
 def _budget(config: EvictionConfig, preset: Preset, context_len: int) -> int:

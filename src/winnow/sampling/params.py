@@ -38,6 +38,7 @@ _OPTIONAL_INTEGERS: tuple[tuple[str, int, int], ...] = (
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
     ("context_tokens", 1, MAX_COUNT),
+    ("template_tail", 0, MAX_COUNT),
 )
 _NUMBERS: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, MAX_TEMPERATURE),
@@ -85,6 +86,9 @@ class SamplingParams:
         kv_budget: KVs kept in each row on average, in place of `compression`; also a list of n.
         context_tokens: so many tokens at the front of the prompt are judged without the rest, which is kept whole:
             the KVs that stay then do not depend on the question that follows. None: all of the prompt.
+        template_tail: so many tokens at the prompt's end follow the question: what a chat template ends with, and a
+            prefix of the answer. They are kept, and observation windows end before them (see `Window.skip_template`).
+            None: what `LLM.chat` finds; 0 for prompts without a template.
         protect: positions of the prompt that are never evicted, as pairs (start, end), end excluded.
         forced_tokens: tokens that the answer begins with in place of sampled ones, one list for all samples, or a list
             of n lists. Each takes a decoding step of its own, with the rounds of eviction that fall there, and its
@@ -119,6 +123,7 @@ class SamplingParams:
     compression: float | Sequence[float] | None = None
     kv_budget: int | Sequence[int] | None = None
     context_tokens: int | None = None
+    template_tail: int | None = None
     protect: Sequence[tuple[int, int]] = ()
     forced_tokens: Sequence[int] | Sequence[Sequence[int]] = ()
 

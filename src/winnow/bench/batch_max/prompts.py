@@ -54,7 +54,7 @@ def make_tasks(config: BatchMaxConfig, tokenizer: Any) -> tuple[BenchTask, ...]:
     asks: dict[str, list[Ask]] = {}
     for sample in load_task("demo").samples(settings):
         [question] = sample.questions
-        token_ids = tuple(tokenizer.encode(sample.context + question.text))
+        token_ids = tuple(tokenizer.encode(sample.context + question.plain))
         asks.setdefault(sample.category, []).append(Ask(token_ids, question))
     return tuple(BenchTask(name, tuple(asks[name])) for name in config.task_names)
 

@@ -23,6 +23,7 @@ _OF_REQUESTS = (
     "compression",
     "kv_budget",
     "context_tokens",
+    "template_tail",
     "protect",
     "forced_tokens",
 )

@@ -135,7 +135,8 @@ def _sample(
         ),
         questions=tuple(
             Question(
-                text=f'\n\nKey: "{key}"\nCorresponding value:',
+                text=f'\n\nKey: "{key}"',
+                prefix="\nCorresponding value:",
                 references=(values[key],),
                 metric="match-part",
                 max_tokens=_ANSWER_TOKENS,
@@ -149,7 +150,7 @@ def _sample(
 def _tokens(settings: TaskSettings, sample: Sample) -> int:
     """Tokens of the longest of a sample's prompts with its answer."""
     return _ANSWER_TOKENS + max(
-        settings.count_tokens(sample.context + each.text) for each in sample.questions
+        settings.count_tokens(sample.context + each.plain) for each in sample.questions
     )
 
 

@@ -29,7 +29,7 @@ def grouped(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 def require_room(sample: Sample, settings: TaskSettings) -> Sample:
     """The sample; raises EvaluationError where a prompt of it leaves the model no room for the whole answer."""
     for question in sample.questions:
-        tokens = settings.count_tokens(sample.context + question.text)
+        tokens = settings.count_tokens(sample.context + question.plain)
         if tokens + question.max_tokens > settings.max_model_len:
             raise EvaluationError(
                 f"sample {sample.name} has {tokens} tokens and answers with up to {question.max_tokens}, but the model "

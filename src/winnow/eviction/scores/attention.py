@@ -24,6 +24,9 @@ class Window(Score):
     group: Group = Group.SUM
     continual: bool = False
     """Add what the queries after the prompt pay, unpooled (KV-Compress eq. 20)."""
+    skip_template: bool = True
+    """Count the window back from the question's last token, where a chat template follows it; False: from the prompt's
+    last token, as in the paper."""
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -33,6 +36,10 @@ class Window(Score):
     @property
     def window(self) -> int:
         return self.size
+
+    @property
+    def before_template(self) -> bool:
+        return self.skip_template
 
     def observe(self, *, decoding: bool) -> Observe | None:
         if decoding:
@@ -115,6 +122,10 @@ class LastQuery(Score):
     def window(self) -> int:
         return 1
 
+    @property
+    def before_template(self) -> bool:
+        return False  # every token that follows is its last query in turn
+
     def observe(self, *, decoding: bool) -> Observe:
         return Observe((Term.ATTENTION,), Group.MEAN, replace=True)
 
@@ -158,10 +169,17 @@ class ValueAware(Score):
     pool: Pool | None = None
     group: Group = Group.SUM
     continual: bool = False
+    skip_template: bool = True
+    """Count the window back from the question's last token, where a chat template follows it; False: from the prompt's
+    last token, as in the paper."""
 
     @property
     def window(self) -> int:
         return self.size
+
+    @property
+    def before_template(self) -> bool:
+        return self.skip_template
 
     def observe(self, *, decoding: bool) -> Observe | None:
         if decoding:

@@ -43,6 +43,11 @@ class Score(ABC):
         largest attention that the repetition pays it; None: it is not."""
         return None
 
+    @property
+    def before_template(self) -> bool:
+        """Whether what follows the question (`SamplingParams.template_tail`) is left out of windows and kept."""
+        return True
+
     def observe(self, *, decoding: bool) -> Observe | None:
         """What attention does to the accumulators while the prompt is computed, or after it."""
         return None

@@ -12,10 +12,8 @@ from winnow.evaluate.tasks.ruler.recipe import Draw, Prompt
 
 # Below this length RULER repeats words less often, for the lists would not fit.
 _SHORT = 4096
-_QUESTION = (
-    "\nQuestion: What are the 10 most common words in the above list?"
-    " Answer: The top 10 words that appear most often in the list are:"
-)
+_QUESTION = "\nQuestion: What are the 10 most common words in the above list?"
+_PREFIX = " Answer: The top 10 words that appear most often in the list are:"
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,14 @@ class CommonWords:
         )
         words = _drawn_words(draw)
         answer, text = self._list(words, example, draw.rng("example"))
-        worked = f"{text}{_QUESTION} {_numbered(answer)}\n"
+        worked = f"{text}{_QUESTION}{_PREFIX} {_numbered(answer)}\n"
         answer, text = self._list(words, asked, draw.rng("order"))
         question = Question(
-            text=_QUESTION, references=tuple(answer), metric="match-all", max_tokens=self.answer_tokens
+            text=_QUESTION,
+            prefix=_PREFIX,
+            references=tuple(answer),
+            metric="match-all",
+            max_tokens=self.answer_tokens,
         )
         return Prompt(worked + text, (question,))
 

@@ -16,8 +16,8 @@ _FEWEST = 53
 _QUESTION = (
     "\nQuestion: Do not provide any explanation. Please ignore the dots '....'. "
     "What are the three most frequently appeared words in the above coded text?"
-    " Answer: According to the coded text above, the three most frequently appeared words are:"
 )
+_PREFIX = " Answer: According to the coded text above, the three most frequently appeared words are:"
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class FrequentWords:
         )
         question = Question(
             text=_QUESTION,
+            prefix=_PREFIX,
             references=tuple(ranked[1 : 1 + self.top]),
             metric="match-all",
             max_tokens=self.answer_tokens,

@@ -64,8 +64,10 @@ class Niah:
         keys = list(hidden)
         for first in range(0, min(len(keys), draw.questions * self.asked), self.asked):
             asked = keys[first : first + self.asked]
+            text, prefix = self._question(enumeration(asked))
             yield Question(
-                text=self._question(enumeration(asked)),
+                text=text,
+                prefix=prefix,
                 references=tuple(value for key in asked for value in hidden[key]),
                 metric="match-all",
                 max_tokens=self.answer_tokens,
@@ -85,10 +87,11 @@ class Niah:
             f"I will quiz you about the {noun} afterwards.\n"
         )
 
-    def _question(self, query: str) -> str:
+    def _question(self, query: str) -> tuple[str, str]:
+        """The question and what its answer begins with."""
         noun, verb = (self.value_kind.removesuffix("s"), "is") if self._one else (self.value_kind, "are")
         about = f"special magic {noun} for {query} mentioned in the provided text"
-        return f"\nWhat {verb if self._one else 'are all'} the {about}? The {about} {verb}"
+        return f"\nWhat {verb if self._one else 'are all'} the {about}?", f" The {about} {verb}"
 
 
 def enumeration(names: list[str]) -> str:

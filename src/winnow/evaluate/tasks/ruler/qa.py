@@ -43,7 +43,8 @@ class DocumentQA:
 
     def _question(self, question: DocumentQuestion) -> Question:
         return Question(
-            text=f"\n\n{_INSTRUCTION}\n\nQuestion: {question.text} Answer:",
+            text=f"\n\n{_INSTRUCTION}\n\nQuestion: {question.text}",
+            prefix=" Answer:",
             references=question.answers,
             metric="match-part",
             max_tokens=self.answer_tokens,

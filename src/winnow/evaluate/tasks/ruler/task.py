@@ -89,7 +89,7 @@ def _fitted(draw: Draw) -> Prompt | None:
         """Tokens of the longest prompt with its answer."""
         prompt = recipe.prompt(draw, size)
         return max(
-            draw.count_tokens(prompt.context + question.text) + question.max_tokens
+            draw.count_tokens(prompt.context + question.plain) + question.max_tokens
             for question in prompt.questions
         )
 

@@ -35,7 +35,11 @@ class Tracking:
         """See `Recipe`."""
         asked = self._tracked(draw.rng("asked"), _LETTERS, size)
         question = Question(
-            text=asked.question, references=asked.names, metric="match-all", max_tokens=self.answer_tokens
+            text=asked.question,
+            prefix=asked.prefix,
+            references=asked.names,
+            metric="match-all",
+            max_tokens=self.answer_tokens,
         )
         return Prompt(f"{self._example(draw)}\n\n{asked.context}", (question,))
 
@@ -44,7 +48,7 @@ class Tracking:
 
         def worked(size: int) -> str:
             tracked = self._tracked(draw.rng("example"), _EXAMPLE_LETTERS, size)
-            return f"{tracked.context}{tracked.question} {' '.join(tracked.names)}"
+            return f"{tracked.context}{tracked.question}{tracked.prefix} {' '.join(tracked.names)}"
 
         size = largest_fitting(lambda size: draw.count_tokens(worked(size)), self.example_tokens)
         return worked(size or 0)
@@ -78,8 +82,12 @@ class _Tracked:
 
     @property
     def question(self) -> str:
+        return f"\nQuestion: Find all variables that are assigned the value {self.value} in the text above."
+
+    @property
+    def prefix(self) -> str:
+        """What the answer begins with."""
         return (
-            f"\nQuestion: Find all variables that are assigned the value {self.value} in the text above."
             " Answer: According to the chain(s) of variable assignment in the text above,"
             f" {len(self.names)} variables are assigned the value {self.value}, they are: "
         )
