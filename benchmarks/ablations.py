@@ -142,8 +142,9 @@ def groups(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
 
 def norms(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
     """What a score is multiplied by, and the powers of attention."""
-    yield "times value norm", replace(base, score=ByValueNorm(base.score))
-    yield "times output norm", replace(base, score=ByOutputNorm(base.score))
+    if base.score.factors:
+        yield "times value norm", replace(base, score=ByValueNorm(base.score))
+        yield "times output norm", replace(base, score=ByOutputNorm(base.score))
     if isinstance(base.score, Window):
         yield "squared attention", replace(base, score=replace(base.score, power=2))
     if isinstance(base.score, Leverage):
@@ -151,21 +152,24 @@ def norms(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
         yield "ridge 1", replace(base, score=replace(base.score, ridge=1.0))
 
 
+SCORES: dict[str, Score] = {
+    "value-aware": ValueAware(32, Pool(7, "max")),
+    "all queries": Cumulative(),
+    "all queries, per query seen": Average(),
+    "expected attention": ByValueNorm(ExpectedAttention()),
+    "expected attention, epsilon 0.01": ByValueNorm(ExpectedAttention(), 0.01),
+    "expected attention, output norm": ByOutputNorm(ExpectedAttention()),
+    "key difference": KeyDifference(),
+    "leverage, unrotated keys": Leverage(0.01, unrotated=True),
+    "compactor": Compactor(),
+    "compactor, leverage alone": Compactor(blending=100.0),
+    "compactor, attention alone": Compactor(blending=0.0),
+}
+
+
 def scores(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
     """Other scores under the same budget and protection."""
-    others: dict[str, Score] = {
-        "value-aware": ValueAware(32, Pool(7, "max")),
-        "all queries": Cumulative(),
-        "all queries, per query seen": Average(),
-        "expected attention": ByValueNorm(ExpectedAttention()),
-        "expected attention, epsilon 0.01": ByValueNorm(ExpectedAttention(), 0.01),
-        "expected attention, output norm": ByOutputNorm(ExpectedAttention()),
-        "key difference": KeyDifference(),
-        "compactor": Compactor(),
-        "compactor, leverage alone": Compactor(blending=100.0),
-        "compactor, attention alone": Compactor(blending=0.0),
-    }
-    for name, score in others.items():
+    for name, score in SCORES.items():
         yield f"score: {name}", replace(base, score=score)
         if name in ("expected attention, epsilon 0.01", "compactor"):
             yield f"score: {name}, heads compete", replace(base, score=score, budget=AdaptiveHeads())
@@ -187,7 +191,10 @@ def main() -> None:
     options = _options()
     queries = options.query.split(",")
     amounts = [float(each) for each in options.compression.split(",")]
-    rows = {query: dict(_rows(query, options.parts.split(","))) for query in queries}
+    bases = BASES
+    if options.score is not None:
+        bases = {query: replace(base, score=SCORES[options.score]) for query, base in BASES.items()}
+    rows = {query: dict(_rows(bases[query], options.parts.split(","))) for query in queries}
     cells: list[Cell] = [FULL_CELL]
     for query in queries:
         cells += [
@@ -217,10 +224,10 @@ def main() -> None:
         options.out.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
-def _rows(query: str, parts: list[str]) -> Iterator[tuple[str, EvictionPolicy]]:
-    yield "base", BASES[query]
+def _rows(base: EvictionPolicy, parts: list[str]) -> Iterator[tuple[str, EvictionPolicy]]:
+    yield "base", base
     for part in parts:
-        yield from PARTS[part](BASES[query])
+        yield from PARTS[part](base)
 
 
 def _table(found: Evaluation, query: str, amount: float) -> Table:
@@ -257,6 +264,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--compression", default="2,4")
     parser.add_argument("--query", default=f"{AWARE},{AGNOSTIC}")
     parser.add_argument("--parts", default=",".join(PARTS), help="of: %(default)s")
+    parser.add_argument("--score", choices=SCORES, help="another score of the bases")
     parser.add_argument("--task", default="ruler", choices=sorted(TASKS))
     parser.add_argument("--categories", default=CATEGORIES)
     parser.add_argument("--seed", type=int, default=SEED)

@@ -1,14 +1,24 @@
 """A score of one's own: which KVs stay is a class of a few lines, and real memory comes back.
 
-The idea tried here: keep the KVs whose values are long. Run it beside KV-Compress and with the full cache.
+The idea tried here: keep the KVs whose values are long. Run it beside KV-Compress and with the full cache; and the norm
+as a factor of a score there is, under a budget whose rows keep a floor and whose first layer stays wide.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from winnow import LLM, SamplingParams
-from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, LayerRows, Score, When
+from winnow.eviction import (
+    AdaptiveRows,
+    ByValueNorm,
+    EvictionPolicy,
+    Keep,
+    LayerRows,
+    Score,
+    When,
+    Window,
+)
 
 
 @dataclass(frozen=True)
@@ -21,10 +31,13 @@ class ValueNorm(Score):
 
 def main() -> None:
     mine = EvictionPolicy(ValueNorm(), AdaptiveRows(), Keep(sinks=4, recent=16), When(after_prefill=True))
+    composed = replace(
+        mine, score=ByValueNorm(Window(size=16)), budget=AdaptiveRows(row_floor=0.2, wide_layers=1)
+    )
     facts = [f"The lamp in room {n} is {colour}." for n, colour in enumerate(["red", "green", "blue"] * 60)]
     prompt = " ".join(facts) + "\nThe lamp in room 100 is"
     llm = LLM(kv_memory="64MiB", kv_floor=32)
-    for policy in ("full", "kv-compress", mine):
+    for policy in ("full", "kv-compress", mine, composed):
         compression = None if policy == "full" else 8
         params = SamplingParams(temperature=0.0, max_tokens=4, eviction=policy, compression=compression)
         [output] = llm.generate(prompt, params)
