@@ -67,7 +67,7 @@ def test_the_instruction_stands_inside_the_template() -> None:
         "{% for message in messages %}Human: {{ message.content }}{% endfor %}\n\nplease! {{ eos_token }}"
     )
     told = Instructor(tokenizer)(Replay(), tokenizer.encode("Human: The quick brown fox"))
-    assert tokenizer.decode(told.first) == Replay().first
+    assert tokenizer.decode(told.first) == f"\n\n{Replay().first}"
     assert tokenizer.decode(told.answer) == f"\nplease! {tokenizer.eos_token}"
     assert told.template == len(tokenizer.encode("Human: "))
     outside = Instructor(tokenizer)(Replay(), tokenizer.encode("The quick brown fox"))
