@@ -144,6 +144,7 @@ class Simulation:
 
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule()
+        self.finished += self.scheduler.take_failed()
         result = self.executor.execute(plan)
         self.scheduler.advance(plan)
         for sequence, token in zip(plan.samplers, result.token_ids, strict=True):

@@ -68,6 +68,15 @@ def model_exists(model: str | Path | None) -> None:
         )
 
 
+def model_files(options: Mapping[str, Any]) -> list[tuple[str, Path]]:
+    """What nothing may be written over, for `require_distinct`: a model's directory and the files in it."""
+    model = options.get("model")
+    if model is None or not Path(model).is_dir():
+        return []
+    files = [("a file of --model", path) for path in sorted(Path(model).iterdir()) if path.is_file()]
+    return [("--model", Path(model)), *files]
+
+
 def add_sampling_flags(
     parser: argparse.ArgumentParser,
     title: str,

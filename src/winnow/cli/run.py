@@ -18,6 +18,7 @@ from winnow.cli.engine import (
     add_engine_flags,
     add_sampling_flags,
     engine_options,
+    model_files,
     open_llm,
     sampling_options,
 )
@@ -123,7 +124,7 @@ class _Plan:
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, sum up, and return the exit code."""
     options, defaults = engine_options(namespace), sampling_options(namespace)
-    _check_paths(namespace)
+    _check_paths(namespace, options)
     tally = Tally()
     with open_prompts(namespace.prompts) as path:
         plan = _check(namespace, InputFile.scan(path), options, defaults, tally)
@@ -216,7 +217,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
         return meter.elapsed, llm.stats()
 
 
-def _check_paths(namespace: argparse.Namespace) -> None:
+def _check_paths(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
     """Refuse paths that would destroy one another, or be found unusable only after the work.
 
     Raises:
@@ -237,7 +238,7 @@ def _check_paths(namespace: argparse.Namespace) -> None:
         written = [("OUT.jsonl", output), ("the journal", journal), ("the journal", draft_path(journal))]
     if namespace.summary is not None:
         written.append(("--summary", namespace.summary))
-    require_distinct(written, [("PROMPTS.jsonl", namespace.prompts)])
+    require_distinct(written, [("PROMPTS.jsonl", namespace.prompts), *model_files(options)])
     if str(output) != STANDARD:
         require_writable(output, str(output))
     if namespace.summary is not None:

@@ -112,7 +112,7 @@ class Engine:
         start = self._clock()
         plan = self._scheduler.schedule()
         if not plan.entries:
-            return []
+            return self._outputs(self._take_failed())
         scheduled = self._clock()
         try:
             result = self._executor.execute(plan)
@@ -123,6 +123,7 @@ class Engine:
         self._scheduler.advance(plan)
         self._count_replays(plan, executed - scheduled)
         touched = self._take(plan, result, executed)
+        touched += [request for request in self._take_failed() if request not in touched]
         outputs = self._outputs(request for request in touched if request.tells)
         self._num_steps += 1
         for part, seconds in zip(
@@ -216,6 +217,13 @@ class Engine:
                     watch.at_end = self._executor.kept_positions(sequence.running_slot)
                 self._finish(sequence, *reason)
         return list(touched)
+
+    def _take_failed(self) -> list[Request]:
+        """End the answers that the scheduler has given up. Returns the requests concerned, each once."""
+        failed = [s for s in self._scheduler.take_failed() if self._requests.holds(s.request)]
+        for sequence in failed:
+            self._requests.end(sequence)
+        return list(dict.fromkeys(sequence.request for sequence in failed))
 
     def _finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         self._scheduler.finish(sequence, reason, stop_reason)

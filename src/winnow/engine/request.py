@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
-from winnow.sampling.faults import Fault
 
 
 @dataclass
@@ -45,8 +44,8 @@ class Request:
     final_only: bool = False
     """Its output is asked for once, when it is finished."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
-    fault: Fault | None = None
-    """Found in the prompt's logits; ends each answer with its first token."""
+    error: str | None = None
+    """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
     sequences: list["Sequence"] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,6 +132,8 @@ class Sequence:
     stop_reason: int | str | None = None
     error: str | None = None
     """What went wrong, where `finish_reason` is "error"."""
+    lonely_at: int | None = None
+    """Tokens that it had when it was last preempted while it had the cache for itself."""
     forks: list["Sequence"] = field(default_factory=list)
     logprobs: list[LogprobDict | None] = field(default_factory=list)
     last_round: int = 0

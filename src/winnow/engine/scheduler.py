@@ -15,6 +15,7 @@ from winnow.engine.queue import PriorityQueue, WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.engine.rounds import Rounds
+from winnow.units import format_bytes
 
 
 class Scheduler:
@@ -45,6 +46,7 @@ class Scheduler:
         self._victims = victims or LeastUrgent()
         self._method = method or Recompute()
         self._rounds = Rounds(executor, clock, max_round_kvs)
+        self._failed: list[Sequence] = []
 
     @property
     def rounds(self) -> RoundTally:
@@ -71,6 +73,11 @@ class Scheduler:
             self._executor.release(sequence.slot)
             sequence.slot = None
             self.running.remove(sequence)
+
+    def take_failed(self) -> list[Sequence]:
+        """Sequences that planning ended since the last call, since they fit nowhere; they say why."""
+        failed, self._failed = self._failed, []
+        return failed
 
     def schedule(self) -> StepPlan:
         """Plan the next step and take the blocks that it needs. The plan is empty only if nothing is unfinished."""
@@ -284,9 +291,22 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Sequence | None = None) -> None:
-        # While nobody runs, whatever was admitted finds blocks and pages (`Admission`, `CacheSize.of_blocks`).
-        assert self.running, "a request was admitted that fits nowhere"
+        """Let a sequence give way: `victim`, or who the policy names.
+
+        Admission has found that each request fits alone. Should one not, it fails, and those behind it go on: who
+        waits while nothing runs, and who for the second time gives way to nobody but itself without progress.
+        """
+        if not self.running:
+            first = self.waiting.first
+            assert first is not None, "somebody lacks room"
+            self._fail(first)
+            return
         victim = victim or self._victims.choose(self.running)
+        if len(self.running) == 1:
+            if victim.lonely_at == victim.num_tokens:
+                self._fail(victim)
+                return
+            victim.lonely_at = victim.num_tokens
         self._put_back(victim, self._method)
         victim.request.note(num_preemptions=victim.request.metrics.num_preemptions + 1)
         self.num_preemptions += 1
@@ -296,6 +316,31 @@ class Scheduler:
         self._rounds.forget(sequence)
         self.running.remove(sequence)
         self.waiting.put_back(sequence)
+
+    def _fail(self, sequence: Sequence) -> None:
+        """End a sequence that the cache does not hold even alone."""
+        blocks, pages = self._needs(sequence)
+        layout, size = self._cache.layout, self._cache.size
+        sequence.error = (
+            f"kv_memory is too small for this request alone: with {sequence.num_tokens} tokens it needs at least "
+            f"{blocks} blocks ({format_bytes(blocks * layout.block_bytes)}) and {pages} table pages, and there are "
+            f"{size.num_blocks} ({format_bytes(size.num_blocks * layout.block_bytes)}) and {size.num_pages}"
+        )
+        # Other samples were to share its prompt, and may fit where it does not.
+        forks, sequence.forks = sequence.forks, []
+        for fork in forks:
+            self.waiting.put_back(fork)
+        self.finish(sequence, "error")
+        self._failed.append(sequence)
+
+    def _needs(self, sequence: Sequence) -> tuple[int, int]:
+        """Blocks and table pages for the next token of a sequence, at least."""
+        layout, slot = self._cache.layout, sequence.slot
+        if slot is None:
+            return _peak_blocks(sequence, layout), layout.pages_for(_longest_row(sequence))
+        more = self._cache.demand([slot], [1])
+        held = len(self._cache.tables.page_ids(slot))
+        return self._cache.blocks_held(slot) + more.blocks, held + more.pages
 
     def start_anew(self) -> None:
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""

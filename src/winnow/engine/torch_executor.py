@@ -253,7 +253,6 @@ class TorchExecutor:
             slot = sequence.slot
             assert slot is not None, "only a running sequence samples"
             if slot not in self._sampling:
-                self._sampling.add(slot)
                 self._sampler.add(
                     slot,
                     sequence.request.params,
@@ -261,6 +260,7 @@ class TorchExecutor:
                     sequence.output_token_ids,
                     sequence.index,
                 )
+                self._sampling.add(slot)  # after it: the sampler may have refused
             slots.append(slot)
         return slots
 

@@ -1,6 +1,8 @@
 """A model as it was published, by transformers: safetensors only, no code from the directory, no network."""
 
+import dis
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,9 +64,18 @@ def load_checkpoint(
 
 
 def _padded_hint(model_class: type[PreTrainedModel]) -> str:
-    parameters = inspect.signature(model_class.forward).parameters
-    runs = {"cache", "past_key_values"} & set(parameters) and "attention_mask" in parameters
-    return "; engine=padded runs it as it is" if runs else ", and it keeps no cache"
+    """What the padded engine can do about a class: it needs a cache, and a mask that is read."""
+    if not {"cache", "past_key_values"} & set(inspect.signature(model_class.forward).parameters):
+        return ", and it keeps no cache"
+    if not _reads(model_class.forward, "attention_mask"):
+        return ", and it does not read the mask by which engine=padded tells tokens from padding"
+    return "; engine=padded runs it as it is"
+
+
+def _reads(function: Callable[..., Any], name: str) -> bool:
+    """Whether the code of a function does anything with a variable of it; some take a mask for show."""
+    used = (step.argval for step in dis.get_instructions(inspect.unwrap(function)))
+    return any(name == value or (isinstance(value, tuple) and name in value) for value in used)
 
 
 def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
