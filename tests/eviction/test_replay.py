@@ -91,7 +91,9 @@ def test_the_instruction_stands_inside_the_template() -> None:
 def test_the_largest_probability_by_the_formula(
     spec: AttentionSpec, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("winnow.eviction.reconstruction._TEMPORARY", 100)  # a few queries at a time
+    monkeypatch.setattr(
+        "winnow.eviction.reconstruction._TEMPORARY", {True: 100, False: 100}
+    )  # a few queries at a time
     generator = torch.Generator().manual_seed(1)
     layout = CacheLayout(2, 2, 8, BLOCK, torch.float32, 1)
     size = CacheSize.of_blocks(layout, 200, 2, 400)
