@@ -133,7 +133,9 @@ class EngineStats:
     """Of eviction, each over one or more requests."""
     replay_tokens: int = 0
     """Computed to repeat contexts behind themselves, where a policy's score asks for that."""
+    replay_seconds: float = 0.0
+    """Their share of `elapsed["execute"]`."""
     kv_bytes_freed: int = 0
     """Given back by those rounds."""
     elapsed: dict[str, float] = field(default_factory=dict)
-    """Seconds by part of the step: schedule, evict, execute, replay, output. Scoring is part of execute."""
+    """Seconds by part of the step: schedule, evict, execute, output. Scoring is part of execute."""

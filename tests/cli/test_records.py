@@ -61,6 +61,8 @@ def test_what_eviction_did_is_told() -> None:
         "bytes_freed": 128,
         "rounds": 1,
         "seconds": 0.5,
+        "replay_tokens": 0,
+        "replay_seconds": 0.0,
         "mean_kept": 9.0,
         "compression": 20 / 9,
     }

@@ -276,9 +276,9 @@ PINNED: dict[str, Row] = {
         ),
         "score.asked.class": ("Replay", "KVzip: the context is repeated"),
         "score.asked.chunk": (2048, "kvpress kvzip_press.py chunk_size; KVzip's code has 2000"),
-        "score.asked.first": ("\n\nRepeat the previous context exactly.", "KVzip model/wrapper.py"),
+        "score.asked.first": ("Repeat the previous context exactly.", "KVzip model/wrapper.py"),
         "score.asked.later": (
-            "\n\nRepeat the part of the previous context exactly, starting with",
+            "Repeat the part of the previous context exactly, starting with",
             "kvpress kvzip_press.py; KVzip's code has a space more",
         ),
         "score.asked.starting": (8, "KVzip model/wrapper.py prev_postfix_size"),

@@ -67,7 +67,7 @@ def test_the_instruction_stands_inside_the_template() -> None:
         "{% for message in messages %}Human: {{ message.content }}{% endfor %}\n\nplease! {{ eos_token }}"
     )
     told = Instructor(tokenizer)(Replay(), tokenizer.encode("Human: The quick brown fox"))
-    assert tokenizer.decode(told.first) == Replay().first
+    assert tokenizer.decode(told.first) == f"\n\n{Replay().first}"
     assert tokenizer.decode(told.answer) == f"\nplease! {tokenizer.eos_token}"
     assert told.template == len(tokenizer.encode("Human: "))
     outside = Instructor(tokenizer)(Replay(), tokenizer.encode("The quick brown fox"))
@@ -91,7 +91,9 @@ def test_the_instruction_stands_inside_the_template() -> None:
 def test_the_largest_probability_by_the_formula(
     spec: AttentionSpec, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("winnow.eviction.reconstruction._TEMPORARY", 100)  # a few queries at a time
+    monkeypatch.setattr(
+        "winnow.eviction.reconstruction._TEMPORARY", {True: 100, False: 100}
+    )  # a few queries at a time
     generator = torch.Generator().manual_seed(1)
     layout = CacheLayout(2, 2, 8, BLOCK, torch.float32, 1)
     size = CacheSize.of_blocks(layout, 200, 2, 400)
@@ -257,7 +259,7 @@ def test_the_report_says_what_the_replay_cost(llm: LLM) -> None:
     told, stats = report(output), llm.stats()
     # No words: the model has no tokenizer.
     assert told.replay_tokens == stats.replay_tokens - before.replay_tokens == 150
-    assert told.replay_seconds == pytest.approx(stats.elapsed["replay"] - before.elapsed["replay"])
+    assert told.replay_seconds == pytest.approx(stats.replay_seconds - before.replay_seconds)
     assert told.replay_seconds > 0
     assert stats.prompt_tokens - before.prompt_tokens == 150
 

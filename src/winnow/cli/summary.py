@@ -43,6 +43,8 @@ class Summary:
     preemptions: int
     eviction_rounds: int
     kv_bytes_freed: int
+    replay_tokens: int
+    replay_seconds: float
     accuracy: tuple[Accuracy, ...]
 
     @classmethod
@@ -65,6 +67,8 @@ class Summary:
             preemptions=stats.num_preemptions,
             eviction_rounds=stats.num_rounds,
             kv_bytes_freed=stats.kv_bytes_freed,
+            replay_tokens=stats.replay_tokens,
+            replay_seconds=stats.replay_seconds,
             accuracy=_accuracy(tally),
         )
 
@@ -110,6 +114,9 @@ class Summary:
                     ("eviction rounds", f"{self.eviction_rounds:,}"),
                     ("KV memory given back", format_bytes(self.kv_bytes_freed)),
                 ]
+            if self.replay_tokens:
+                replayed = f"{self.replay_tokens:,} tokens, {self.replay_seconds:,.1f} s"
+                rows.append(("contexts repeated", replayed))
         return rows
 
 

@@ -135,7 +135,6 @@ class Engine:
     def stats(self) -> EngineStats:
         cache, rounds = self._executor.cache, self._scheduler.rounds
         schedule = self._elapsed["schedule"] - rounds.seconds  # rounds run while a step is scheduled
-        execute = self._elapsed["execute"] - self._replay.seconds
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
@@ -149,13 +148,8 @@ class Engine:
             num_rounds=rounds.rounds,
             replay_tokens=self._replay.tokens,
             kv_bytes_freed=rounds.freed_blocks * cache.layout.block_bytes,
-            elapsed=self._elapsed
-            | {
-                "schedule": schedule,
-                "evict": rounds.seconds,
-                "execute": execute,
-                "replay": self._replay.seconds,
-            },
+            replay_seconds=self._replay.seconds,
+            elapsed=self._elapsed | {"schedule": schedule, "evict": rounds.seconds},
         )
 
     def kv_bytes(self, num_kvs: int) -> int:

@@ -22,7 +22,9 @@ class Instructor:
         self._words = lru_cache(maxsize=64)(self._encode)
 
     def __call__(self, replay: Replay, token_ids: list[int]) -> Instruction:
-        first, later = self._words(replay.first), self._words(replay.later)
+        first, later = (
+            self._words(f"\n\n{words}" if words else "") for words in (replay.first, replay.later)
+        )
         before, after = self._template
         written = len(before) if token_ids[: len(before)] == list(before) else 0
         # A prompt with a system message of its own begins like the template's, and then goes another way.

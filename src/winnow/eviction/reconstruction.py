@@ -9,8 +9,8 @@ from winnow.attention import AttentionSpec, PagedCache
 from winnow.cache.layout import ceil_div
 from winnow.eviction.replay import ReplayPass
 
-# Elements of a part of the attention matrix: of float32 what a second-level cache holds.
-_TEMPORARY = 2**18
+# Elements of a part of the attention matrix by whether a CPU computes it: there, what a second-level cache holds.
+_TEMPORARY = {True: 2**18, False: 2**24}
 
 
 @dataclass(frozen=True)
@@ -46,49 +46,51 @@ def observe_replay(cache: PagedCache, span: ReplaySpan, layer: int, q: Tensor, s
     position = torch.cat([judged, torch.arange(replay.context_len, held)]).to(q.device)
     slot = _slots(cache, span.slot, layer, held)[:, position]  # [H, J]
     keys = pool.k[pool.place(slot)].float()  # [H, J, d]
-    counted = torch.arange(-first % replay.every, len(q), replay.every, device=q.device)
-    if not len(counted):
-        return
+    counted = range(first + -first % replay.every, held, replay.every)
     heads = len(keys)
-    queries = (q[counted].float() * spec.scale).unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H, g, n, d]
+    queries = q[counted.start - first :: replay.every].float() * spec.scale
+    queries = queries.unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H, g, n, d]
     sinks = None if spec.sinks is None else spec.sinks.float().view(heads, -1, 1, 1)
     scores, place = pool.score.flatten(1)[0], slot[:, : len(judged)]
     largest = scores[place]
-    step = max(1, _TEMPORARY // (queries.shape[1] * len(position)))
-    for head in range(heads):
-        for part, at in zip(queries[head].split(step, dim=1), (first + counted).split(step), strict=True):
-            p = _probabilities(
-                part, at, keys[head], position, len(judged), spec, None if sinks is None else sinks[head]
-            )
+    step = max(1, _TEMPORARY[q.device.type == "cpu"] // (queries.shape[1] * len(position)))
+    for start in range(0, len(counted), step):
+        at = counted[start : start + step]
+        for head in range(heads):
+            part, sink = queries[head, :, start : start + step], None if sinks is None else sinks[head]
+            p = _probabilities(part, at, keys[head], position, held, len(judged), spec, sink)
             torch.maximum(largest[head], p.amax(dim=(0, 1)), out=largest[head])
     scores[place] = largest
 
 
 def _probabilities(
     q: Tensor,
-    at: Tensor,
+    at: range,
     keys: Tensor,
     position: Tensor,
+    end: int,
     num_judged: int,
     spec: AttentionSpec,
     sinks: Tensor | None,
 ) -> Tensor:
-    """What queries [g, n, d] at the positions [n] pay the first `num_judged` of the keys [J, d]: [g, n, judged].
+    """What queries [g, n, d] at n positions pay the first `num_judged` of the keys [J, d]: [g, n, judged].
 
     Args:
-        position: of the keys, ascending, [J].
+        position: of the keys, ascending, [J]; the last ones follow one another, from before the queries on.
+        end: one past the last of these positions.
         sinks: float32 [g, 1, 1], a logit more; None: none.
     """
     group, n = q.shape[:2]
     # Keys in the order of their positions: none behind the last query is seen, none up to the first one is not.
-    seen = len(position) - int(position[-1] - at[-1])
+    seen = len(position) - (end - 1 - at[-1])
     logits = (q.flatten(0, 1) @ keys[:seen].mT).unflatten(0, (group, n))
     if spec.softcap is not None:
         logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
-    close = seen - int(at[-1] - at[0])
-    logits[..., close:].masked_fill_(position[close:seen] > at[:, None], -torch.inf)
+    close = seen - (at[-1] - at[0])
+    of_query = torch.arange(at.start, at.stop, at.step, device=q.device)[:, None]
+    logits[..., close:].masked_fill_(position[close:seen] > of_query, -torch.inf)
     if spec.window is not None:
-        logits.masked_fill_(at[:, None] - position[:seen] >= spec.window, -torch.inf)
+        logits.masked_fill_(of_query - position[:seen] >= spec.window, -torch.inf)
     most = logits.amax(dim=-1, keepdim=True)
     if sinks is not None:
         most = torch.maximum(most, sinks)

@@ -16,10 +16,10 @@ class Replay:
 
     chunk: int = 2048
     """Tokens repeated in one pass. Fewer where the model has no positions left for so many behind the context."""
-    first: str = "\n\nRepeat the previous context exactly."
-    """Asks for the first chunk."""
-    later: str = "\n\nRepeat the part of the previous context exactly, starting with"
-    """Asks for each later chunk; the last tokens of the chunk before follow."""
+    first: str = "Repeat the previous context exactly."
+    """Asks for the first chunk, after an empty line."""
+    later: str = "Repeat the part of the previous context exactly, starting with"
+    """Asks for each later chunk, after an empty line; the last tokens of the chunk before follow."""
     starting: int = 8
     """How many of them."""
     every: int = 1
