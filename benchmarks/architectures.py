@@ -11,11 +11,15 @@ import argparse
 import contextlib
 import io
 import logging
+import multiprocessing
 import random
 import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
+from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from winnow import LLM, SamplingParams
 from winnow.errors import WinnowError
 
+# Classes are tried one by one in forks of a process that has only imported what all of them need.
+FORK = multiprocessing.get_context("fork")
+NEEDED = ("transformers.models.llama.modeling_llama", "winnow.engine.open", "winnow.padded.open")
 VOCAB, LAYERS, WINDOW = 97, 4, 24
 HEADS = ("head_dim", "attention_head_dim", "kv_channels", "query_pre_attn_scalar")
 RANKS = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
@@ -156,8 +163,6 @@ def answers(path: Path, engine: str, prompts: list[list[int]]) -> list[list[int]
 
 def attempt(model_type: str) -> Row:
     """Try a class with both engines."""
-    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
-    class_name = class_name if isinstance(class_name, str) else class_name[0]
     prompts = [random.Random(n).choices(range(3, VOCAB), k=n) for n in LENGTHS]  # noqa: S311
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
@@ -175,7 +180,8 @@ def attempt(model_type: str) -> Row:
             except Exception as error:  # whatever a class stumbles over
                 trouble = trouble or f"not tried, no tiny model runs: {_short(error)}"
         trouble = trouble or "not tried, no tiny configuration"
-        if wanted is None:  # is its kind refused?
+        if wanted is None:  # is its kind refused? Without weights, or a model of full size would be made up.
+            path = path / "kind"
             with contextlib.suppress(Exception):
                 CONFIG_MAPPING[model_type]().save_pretrained(path)
         cells = []
@@ -190,7 +196,38 @@ def attempt(model_type: str) -> Row:
                 )
             except Exception as error:
                 cells.append(f"FAILS: {_short(error)}")
-    return Row(model_type, class_name, *cells)
+    return Row(model_type, class_of(model_type), *cells)
+
+
+def attempt_in_time(model_type: str, seconds: float) -> Row:
+    """As `attempt`, in a process of its own, which is ended after `seconds`."""
+    receive, send = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_send_attempt, args=(model_type, send))
+    process.start()
+    send.close()
+    try:
+        if receive.poll(seconds):
+            row: Row = receive.recv()
+            return row
+        trouble = f"not tried, it took more than {seconds:g} s"
+    except EOFError:
+        trouble = "not tried, the process ended"
+    finally:
+        process.kill()
+        process.join()
+        receive.close()
+    return Row(model_type, class_of(model_type), trouble, trouble)
+
+
+def _send_attempt(model_type: str, send: Connection) -> None:
+    with contextlib.redirect_stderr(io.StringIO()):
+        send.send(attempt(model_type))
+
+
+def class_of(model_type: str) -> str:
+    """The name of the class that generates text."""
+    named = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    return named if isinstance(named, str) else named[0]
 
 
 def _short(error: BaseException, path: Path | None = None) -> str:
@@ -209,7 +246,8 @@ def page(rows: list[Row]) -> str:
         "",
         f"Every causal language model of transformers {transformers.__version__}, tried in float32 with a tiny "
         f"random model: greedy tokens of {len(LENGTHS)} prompts, up to {max(LENGTHS)} tokens long and prefilled in "
-        "chunks, must equal those of the model's own eager forward without a cache. This page is the output of",
+        "chunks, must equal those of the model's own eager forward without a cache. This page is the output, of "
+        f"{date.today():%-d %B %Y} with torch {torch.__version__}, of",
         "",
         "    python benchmarks/architectures.py --write docs/architectures.md",
         "",
@@ -230,14 +268,18 @@ def main() -> None:
     )
     parser.add_argument("model_types", nargs="*", help="all, if none is given")
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="write the table there")
+    parser.add_argument(
+        "--seconds", type=float, default=120, metavar="S", help="that a class may take (default: %(default)s)"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(logging.CRITICAL)
     transformers.logging.disable_progress_bar()
+    for name in NEEDED:
+        import_module(name)
     rows = []
     for model_type in options.model_types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        with contextlib.redirect_stderr(io.StringIO()):
-            row = attempt(model_type)
+        row = attempt_in_time(model_type, options.seconds)
         rows.append(row)
         print(*row.cells, sep=" | ", flush=True)
     if options.write is not None:

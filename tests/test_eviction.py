@@ -31,6 +31,8 @@ from winnow.eviction import (
     Pyramid,
     Recency,
     Recipes,
+    Reconstruction,
+    Replay,
     Score,
     When,
     Window,
@@ -225,8 +227,7 @@ class TestMemory:
 
 
 def on_one_line(name: str, n: int) -> SamplingParams:
-    amount: dict[str, object] = {} if name not in TAKES_BUDGET else {"kv_budget": 600}
-    return greedy(eviction=name, n=n, max_tokens=20, **amount)
+    return greedy(eviction=name, n=n, max_tokens=20, **budget_for(name, 600))
 
 
 class TestPoliciesOfRequests:
@@ -260,7 +261,7 @@ class TestPoliciesOfRequests:
     @pytest.mark.parametrize("name", EVERY_PRESET)
     def test_what_admission_counts_is_enough(self, directory: Path, llm: LLM, name: str) -> None:
         """A request alone in as many blocks as it is said to hold at most is never preempted."""
-        layout, amount = cache_of(llm).layout, {"kv_budget": 130} if name in TAKES_BUDGET else {}
+        layout, amount = cache_of(llm).layout, budget_for(name, 130)
         for length in (257, 386, 643, 900):
             params = greedy(eviction=name, max_tokens=60, **amount)
             eviction = llm._engine._admission.admit(prompt(length), params).evictions[0]
@@ -295,7 +296,7 @@ class TestPoliciesOfRequests:
 
 class TestSamples:
     @pytest.mark.parametrize(
-        "name", ["snapkv", "kv-compress", "h2o", "batch-max", "tova", "streaming-shift", "squeeze"]
+        "name", ["snapkv", "kv-compress", "h2o", "batch-max", "tova", "streaming-shift", "squeeze", "kvzip"]
     )
     def test_each_sample_is_what_it_would_be_alone(self, llm: LLM, name: str) -> None:
         wanted = SamplingParams(
@@ -313,7 +314,7 @@ class TestSamples:
         llm.check_integrity()
 
     @pytest.mark.parametrize("context", [None, 150])
-    @pytest.mark.parametrize("name", ["snapkv", "kv-compress-full", "tova", "pyramidkv", "squeeze"])
+    @pytest.mark.parametrize("name", ["snapkv", "kv-compress-full", "tova", "pyramidkv", "squeeze", "kvzip"])
     def test_samples_may_keep_different_amounts(self, llm: LLM, name: str, context: int | None) -> None:
         budgets = (200, 100, 60, 45)
         [together] = llm.generate(
@@ -456,6 +457,12 @@ class TestReassignedPositions:
             lambda: EvictionPolicy(KeyDifference(), reassign_positions=True),
             "reassign_positions needs the score Recency",
         ),
+        (
+            lambda: EvictionPolicy(Reconstruction(), when=When(after_prefill=True, decode_every=8)),
+            "Reconstruction repeats the context once all of it is there: it needs after_prefill",
+        ),
+        (lambda: EvictionPolicy(Reconstruction()), "it needs after_prefill, and takes no other rounds"),
+        (lambda: Replay(chunk=0), "chunk of a replay must be at least 1, got 0"),
         (lambda: When(within=True), "within needs prefill_every"),
         (lambda: When(decode_every=0), "decode_every must be at least 1, got 0"),
         (lambda: Keep(sinks=-1), "sinks must be at least 0, got -1"),

@@ -179,6 +179,66 @@ class TestPreemption:
         assert failures == 3
         assert ids([finished[name] for name in names]) == expected
 
+    @pytest.mark.parametrize("where", ["_sampler._slots.add", "_sampler.add", "_sampler.sample", "_forward"])
+    def test_who_makes_steps_fail_can_be_aborted_and_tried_again_alone(
+        self, llm: LLM, where: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        params = SamplingParams(temperature=0, max_tokens=4, repetition_penalty=1.2, ignore_eos=True)
+        prompts = [prompt(9), prompt(10), prompt(11)]
+        expected = ids(llm.generate(prompts, params))
+        executor = llm._engine._executor
+        *owners, name = where.split(".")
+        owner = executor
+        for each in owners:
+            owner = getattr(owner, each)
+        sound, enter, slots = getattr(owner, name), executor._enter, []
+
+        def is_faulty() -> bool:
+            return any(s.prompt_len == 10 for s in llm._engine._scheduler.running)
+
+        def fails(*args: object, **kwargs: object) -> object:
+            if is_faulty() and (not name.endswith("add") or args[0] == slots[-1]):
+                raise IndexError("out of range")
+            return sound(*args, **kwargs)
+
+        def enter_in_order(samplers: list[object]) -> list[int]:
+            slots[:] = [s.slot for s in samplers if s.prompt_len == 10] or [-1]
+            return enter(samplers)
+
+        monkeypatch.setattr(executor, "_enter", enter_in_order)
+        monkeypatch.setattr(owner, name, fails)
+        names = [llm.submit(p, params) for p in prompts]
+        with pytest.raises(IndexError):
+            llm.step()
+        for each in names:
+            llm.abort(each)
+        llm.check_integrity()
+        for each in prompts[1:] + prompts[1:2]:
+            answer = llm.submit(each, params)
+            if len(each) == 10:
+                with pytest.raises(IndexError):
+                    llm.step()
+                llm.abort(answer)
+            while llm.has_unfinished:
+                llm.step()
+            llm.check_integrity()
+        assert executor._sampler.nbytes == 0, "rows of penalties are given back"
+        monkeypatch.undo()
+        assert ids(llm.generate(prompts, params)) == expected
+
+    @pytest.mark.parametrize("engine", ["paged", "padded"])
+    def test_submit_chat_takes_a_priority(self, engine: str) -> None:
+        with LLM(engine=engine, kv_memory="4MiB", max_num_seqs=1, max_model_len=256) as llm:
+            messages = [{"role": "user", "content": "What is the pass key?"}]
+            names = [llm.submit_chat(messages, GREEDY, priority=p, final_only=True) for p in (0, -3, 7, 0, 7)]
+            finished = []
+            while llm.has_unfinished:
+                finished += [output.request_id for output in llm.step()]
+            assert finished == [names[i] for i in (2, 4, 0, 3, 1)]
+            with pytest.raises(InvalidRequestError, match="priority must be an integer"):
+                llm.submit_chat(messages, GREEDY, priority="high")
+            assert not llm.has_unfinished
+
 
 class TestStepByStep:
     def test_submit_and_step(self, llm: LLM) -> None:
@@ -329,7 +389,7 @@ class TestBadInput:
 class TestMemory:
     def test_the_promise_holds_with_200_requests_in_a_pool_that_fits_three(self, directory: Path) -> None:
         """Peak KV bytes from the tensors, after every step."""
-        budget = 1_500_000  # three sequences of 3,030 tokens take 1,313,280 bytes
+        budget = 1_520_000  # three sequences of 3,030 tokens take 1,313,280 bytes
         rng = random.Random(5)
         lengths = [rng.choice((rng.randint(50, 400), rng.randint(50, 3000))) for _ in range(200)]
         with LLM(directory, kv_memory=budget, dtype="bfloat16", max_num_seqs=32) as llm:

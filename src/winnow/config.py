@@ -81,8 +81,8 @@ class ModelConfig:
 
     model: str | Path | None = option(
         None,
-        "directory with config.json and safetensors weights, or org/name on the Hugging Face Hub; left out: the demo "
-        "model that ships with Winnow",
+        "directory with config.json and safetensors weights, a GGUF file, or org/name on the Hugging Face Hub; left "
+        "out: the demo model that ships with Winnow",
     )
     revision: str | None = option(
         None,

@@ -51,6 +51,12 @@ class DatasetError(EvaluationError):
     """A task's file is missing, or a row of it is malformed; names the file, and the line where there is one."""
 
 
+def describe_error(error: Exception) -> str:
+    """An error of any kind in one line: its class, and what it says."""
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message:.500}" if message else type(error).__name__
+
+
 def known_names(name: str, known: Iterable[str]) -> str:
     """The end of a message about a name that is not known: the nearest one, if any is near, and all."""
     names = list(known)

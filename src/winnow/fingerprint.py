@@ -29,22 +29,25 @@ def fingerprint(input_sha256: str, model: Path, settings: Mapping[str, Any]) -> 
     """The identity of a run.
 
     Raises:
-        UnsupportedModelError: `model` is no directory with a config.json.
+        UnsupportedModelError: `model` is neither a directory with a config.json nor a file.
     """
     return {"input": input_sha256, "model": model_digest(model), **settings}
 
 
-def model_digest(directory: Path) -> str:
-    """SHA-256 over the names, sizes and contents of a model's files.
+def model_digest(model: Path) -> str:
+    """SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file.
 
     Of files above 1 MiB only 16 pieces are read, evenly spread: retrained weights differ everywhere, and tens of
     gigabytes need not be read twice.
     """
-    if not (directory / "config.json").is_file():
-        raise UnsupportedModelError(f"model must be a directory with a config.json, got {str(directory)!r}")
+    if not model.is_file() and not (model / "config.json").is_file():
+        raise UnsupportedModelError(
+            f"model must be a directory with a config.json, or a GGUF file, got {str(model)!r}"
+        )
     digest = hashlib.sha256()
     try:
-        for path in sorted(path for pattern in _MODEL_FILES for path in directory.glob(pattern)):
+        files = [model] if model.is_file() else [path for kind in _MODEL_FILES for path in model.glob(kind)]
+        for path in sorted(files):
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())
             with path.open("rb") as file:
@@ -56,7 +59,7 @@ def model_digest(directory: Path) -> str:
                     digest.update(file.read(_SAMPLE_BYTES))
     except OSError as error:
         raise UnsupportedModelError(
-            f"model: cannot load {directory}: cannot read {error.filename}: {error.strerror}"
+            f"model: cannot load {model}: cannot read {error.filename}: {error.strerror}"
         ) from None
     return digest.hexdigest()
 
@@ -109,16 +112,21 @@ def _is_harmless(settings: Fingerprint, name: str) -> bool:
     effect = EFFECTS.get(name, Effect.ALWAYS)
     if effect is Effect.NEVER:
         return True
-    if effect is Effect.ALWAYS or _evicts_under_pressure(settings.get("eviction")):
+    if effect is Effect.ALWAYS or _depends_on_others(settings.get("eviction")):
         return False
     # Work without a temperature of its own is greedy.
     return effect is Effect.MEMORY or settings.get("temperature", 0.0) < GREEDY_TEMPERATURE
 
 
-def _evicts_under_pressure(eviction: Any) -> bool:
-    if isinstance(eviction, Mapping):
-        return bool(eviction["when"]["pressure"])
+def _depends_on_others(eviction: Any) -> bool:
+    """Whether rounds of a policy happen at moments that other requests and free memory decide."""
     # Late: the policies bring torch, which a run that differs in nothing does without here.
-    from winnow.eviction import PRESETS
+    from winnow.eviction import PRESETS, When
 
-    return eviction in PRESETS and PRESETS[eviction].policy.when.pressure
+    if isinstance(eviction, Mapping):
+        when = When(**{name: value for name, value in eviction["when"].items() if name != "class"})
+    elif eviction in PRESETS:
+        when = PRESETS[eviction].policy.when
+    else:
+        return False
+    return when != when.alone

@@ -46,6 +46,10 @@ class EvictionReport:
     rounds: int
     seconds: float
     """Spent on ranking, deciding and moving."""
+    replay_tokens: int = 0
+    """Tokens computed to repeat the context behind itself, where the policy's score asks for that."""
+    replay_seconds: float = 0.0
+    """Their share of the time of the steps that they were computed in."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, and what follows from them."""
@@ -127,7 +131,9 @@ class EngineStats:
     num_steps: int = 0
     num_rounds: int = 0
     """Of eviction, each over one or more requests."""
+    replay_tokens: int = 0
+    """Computed to repeat contexts behind themselves, where a policy's score asks for that."""
     kv_bytes_freed: int = 0
     """Given back by those rounds."""
     elapsed: dict[str, float] = field(default_factory=dict)
-    """Seconds by part of the step: schedule, evict, execute, output. Scoring is part of execute."""
+    """Seconds by part of the step: schedule, evict, execute, replay, output. Scoring is part of execute."""

@@ -5,7 +5,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -25,6 +24,7 @@ from winnow.bench.batch_max.search import largest_that_holds
 from winnow.cli.main import main
 from winnow.errors import ConfigError
 from winnow.evaluate.sample import Question
+from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 PROMPT_TOKENS = 300
 KV_MEMORY = "8MiB"
@@ -94,7 +94,8 @@ class AnswersFromAList:
 
     def generate(self, prompts: list[list[int]], params: list[Any]) -> list[Any]:
         texts = ["yes" if self.right[prompt[0]] else "no" for prompt in prompts]
-        return [SimpleNamespace(outputs=[SimpleNamespace(text=text)]) for text in texts]
+        metrics = RequestMetrics(arrival_time=0.0)
+        return [RequestOutput("", None, [], [CompletionOutput(0, text, [])], True, metrics) for text in texts]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.floats(0, 1))

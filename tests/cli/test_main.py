@@ -1,6 +1,8 @@
 """The command line as a user types it: exit codes and messages, over an engine without a model."""
 
 import io
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,8 +13,10 @@ from typing import Any
 import pytest
 from fake_llm import FakeLLM
 
-from winnow.cli.main import main
+from winnow.cli.bench import BENCHES
+from winnow.cli.main import COMMANDS, main
 from winnow.cli.run import RESUME_HINT
+from winnow.models.loader import DEMO_MODEL
 
 Write = Callable[[Iterable[Any]], Path]
 
@@ -23,6 +27,31 @@ def test_help_teaches_by_example(command: tuple[str, ...], capsys: pytest.Captur
         main([*command, "--help"])
     assert stop.value.code == 0
     assert "examples:\n  winnow" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [("", COMMANDS), ("bench", BENCHES), ("eval", ("demo", "lm-eval", "perplexity"))],
+)
+def test_every_command_has_help(words: str, names: Iterable[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where a command's own flags stand beside those of the engine."""
+    for name in names:
+        with pytest.raises(SystemExit) as stop:
+            main([*words.split(), name, "--help"])
+        assert stop.value.code == 0
+        told = capsys.readouterr().out
+        assert told.count("\n  --threads N") <= 1
+        if name in (
+            "run",
+            "generate",
+            "inspect",
+            "baton",
+            "kv-compress",
+            "kvpress",
+            "batch-max",
+            "throughput",
+        ):
+            assert "--threads N" in told
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +85,10 @@ USAGE_ERRORS = [
     ("run P -o O --temperature -1", "temperature must be at least 0, got -1.0"),
     ("run P -o O --max-tokens many", "argument --max-tokens: must be an integer or none, got 'many'"),
     ("run nowhere.jsonl -o O", "cannot read the prompts nowhere.jsonl: No such file or directory"),
-    ("run P -o O --model nowhere", "model must be a directory with config.json and weights, or org/name"),
+    (
+        "run P -o O --model nowhere",
+        "model must be a directory with config.json and weights, a GGUF file, or org/name",
+    ),
     ("run P -o O --model .", "model must be a directory with a config.json"),
     ("run P -o P", "OUT.jsonl must not be PROMPTS.jsonl"),
     ("run P -o /dev/null", "OUT.jsonl must be a regular file"),
@@ -173,3 +205,71 @@ def test_a_reader_that_leaves_is_no_error(model_dir: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "generate The --max-tokens 4",
+        "run P.jsonl -o -",
+        "run P.jsonl -o O",
+        "inspect The -o -",
+        "policies",
+        "--version",
+        "run --help",
+    ],
+)
+def test_what_standard_output_does_not_take_names_it(
+    words: str, write_prompts: Write, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = write_prompts([{"prompt": "ab", "max_tokens": 1}])
+    with open("/dev/full", "wb") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "winnow", *words.replace("P.jsonl", str(prompts)).split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=prompts.parent,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=False,
+        )
+    lines = [line for line in process.stderr.splitlines() if not line.startswith(("requests", "done"))]
+    assert lines[-1] == "winnow: error: cannot write to standard output: No space left on device"
+    assert "Traceback" not in process.stderr
+    assert process.returncode == 2
+
+
+def test_what_is_read_is_never_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor one file that is written over another one."""
+    model, data, page = tmp_path / "model", tmp_path / "data", tmp_path / "page"
+    for directory in (model, data, page):
+        directory.mkdir()
+    shutil.copyfile(DEMO_MODEL / "config.json", model / "config.json")
+    (model / "results.json").write_text("{}")
+    (data / "test.txt").write_text("text")
+    (tmp_path / "P").write_text('{"prompt": "ab"}\n')
+    os.symlink(data, tmp_path / "link")
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    commands = {
+        "run P -o model/config.json --overwrite --model model": "OUT.jsonl must not be a file of --model",
+        "run P -o O --summary model/config.json --model model": "--summary must not be a file of --model",
+        "inspect x -o model/config.json --model model": "--output must not be a file of --model",
+        "eval perplexity --data data -o data --overwrite": "-o must not be --data",
+        "eval longbench --data data -o link --overwrite": "-o must not be --data",
+        "eval demo -o model --overwrite --model model": "-o must not be --model",
+        "eval lm-eval --tasks x -o model --overwrite --model model": "-o must not be --model",
+        "bench throughput --json model/config.json --model model": "--json must not be a file of --model",
+        "bench baton --json model/config.json --model model": "--json must not be a file of --model",
+        "bench kv-compress --json page/kv_compress.md --out page": "--json and the page of --out must not be",
+        "bench kv-compress --json x --out model --model model": "--out must not be --model",
+        "bench h2h --journal model --model model": "--journal must not be --model",
+    }
+    for words, message in commands.items():
+        assert main(words.split()) == 2, words
+        told = capsys.readouterr().err
+        assert told.startswith("winnow: error: ") and message in told and told.count("\n") == 1, told
+        now = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        assert now == before, words

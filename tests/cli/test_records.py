@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from winnow.cli.batch.errors import LineError
 from winnow.cli.batch.lines import BadLine, Job, parse_line
 from winnow.cli.batch.reader import RawLine
 from winnow.cli.batch.records import answer_record, encode, error_record
@@ -201,6 +202,21 @@ def test_errors() -> None:
         "error": told,
     }
     assert bad_record(b'{"url": "/v1/completions", "body"')["custom_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "status"),
+    [
+        ("invalid_request", "invalid_request_error", 400),
+        ("context_length_exceeded", "invalid_request_error", 400),
+        ("internal_error", "server_error", 500),
+        ("request_failed", "server_error", 500),
+    ],
+)
+def test_the_status_says_whose_fault_it_is(code: str, kind: str, status: int) -> None:
+    job = parse({"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}})
+    response = error_record(job, LineError(code, "why"))["response"]
+    assert (response["status_code"], response["body"]["error"]["type"]) == (status, kind)
 
 
 @pytest.mark.parametrize("url", [None, "/v1/completions"])

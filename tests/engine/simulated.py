@@ -1,6 +1,7 @@
 """An executor that only tells time, and a clock that it moves: the scheduler runs without any model."""
 
 from collections.abc import Sequence as SequenceType
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import Scheduler
-from winnow.eviction import EvictionPolicy, Member, settle
+from winnow.eviction import EvictionPolicy, Instruction, Member, replay_passes, settle
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams
 
@@ -123,6 +124,10 @@ class Simulation:
         if policy is not None:
             config = EvictionConfig(eviction=policy, kv_budget=budget)
             eviction = settle(config, prompt_len, prompt_len + max_tokens - 1)
+            replay = policy.score.replay
+            if eviction is not None and replay is not None and prompt_len > eviction.target:
+                passes = replay_passes(replay, [3] * prompt_len, Instruction(), 0, 400)
+                eviction = replace(eviction, passes=passes)
         request = Request(
             str(self.num_requests),
             None,
@@ -139,6 +144,7 @@ class Simulation:
 
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule()
+        self.finished += self.scheduler.take_failed()
         result = self.executor.execute(plan)
         self.scheduler.advance(plan)
         for sequence, token in zip(plan.samplers, result.token_ids, strict=True):

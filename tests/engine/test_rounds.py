@@ -16,6 +16,8 @@ from winnow.eviction import (
     EvictionPolicy,
     Keep,
     Recency,
+    Reconstruction,
+    Replay,
     When,
     Window,
 )
@@ -28,6 +30,7 @@ PRESSURE = EvictionPolicy(when=When(after_prefill=True, pressure=True))
 UNEVEN = EvictionPolicy(
     budget=AdaptiveRows(), when=When(after_prefill=True, prefill_every=8, decode_every=4, pressure=True)
 )
+REPLAYED = EvictionPolicy(Reconstruction(Replay(chunk=10)), AdaptiveRows(), Keep(), When(after_prefill=True))
 LISTENING = EvictionPolicy(Cumulative(), when=When(after_prefill=True, decode_every=1))
 
 
@@ -369,6 +372,7 @@ POLICIES = [
     EvictionPolicy(budget=AdaptiveRows(), when=When(after_prefill=True, prefill_every=7, decode_every=3)),
     EvictionPolicy(budget=AdaptiveRows(), when=When(after_prefill=True, decode_every=1)),
     EvictionPolicy(budget=AdaptiveRows(), when=When(prefill_every=5, decode_every=6, within=True)),
+    REPLAYED,
 ]
 
 
@@ -379,7 +383,7 @@ POLICIES = [
             st.integers(1, 90),
             st.integers(1, 40),
             st.sampled_from([1, 1, 1, 2, 3]),
-            st.sampled_from(range(16)),
+            st.sampled_from(range(len(POLICIES))),
         ),
         min_size=1,
         max_size=12,
@@ -430,7 +434,7 @@ def test_nobody_holds_more_than_was_promised(
         if sequence.slot is not None and not policy.when.pressure:
             held = cache.blocks_held(sequence.slot)
             assert held <= eviction.peak_blocks(cache.layout, computed)
-            if computed > prompt_len:
+            if computed > prompt_len and not sequence.before_replay_round:
                 assert held <= eviction.decode_blocks(cache.layout, computed)
 
 

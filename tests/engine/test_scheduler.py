@@ -3,11 +3,13 @@
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
 from winnow.cache.layout import ceil_div
+from winnow.engine.request import Request
 
 
 def test_decodes_come_first_and_share_the_step_with_chunks() -> None:
@@ -208,3 +210,42 @@ def test_everything_finishes_whatever_arrives(
 def test_the_scheduler_imports_no_model() -> None:
     code = "import sys, winnow.engine.scheduler; assert not any(m.startswith('transformers') for m in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class TestWhatFitsNowhere:
+    """Admission refuses such requests; should it be wrong about one, the others go on."""
+
+    def finish_reasons(self, simulation: Simulation, *requests: Request) -> list[list[str | None]]:
+        simulation.run(2000)
+        assert simulation.executor.cache.allocator.num_used == 0
+        assert sorted(map(id, simulation.finished)) == sorted(id(s) for r in requests for s in r.sequences)
+        return [[s.finish_reason for s in request.sequences] for request in requests]
+
+    @pytest.mark.parametrize("chunk", [None, 16])
+    def test_a_prompt_fails_alone(self, chunk: int | None) -> None:
+        simulation = Simulation(num_blocks=ROWS * 20, tokens=128, chunk=chunk)
+        requests = [simulation.add(length, 4) for length in (20, 100, 30)]
+        assert self.finish_reasons(simulation, *requests) == [["length"], ["error"], ["length"]]
+        error = requests[1].sequences[0].error
+        assert error is not None
+        assert "100 tokens" in error and "100 blocks" in error and "there are 80" in error
+
+    def test_each_sample_fails(self) -> None:
+        simulation = Simulation(num_blocks=ROWS * 20, tokens=128)
+        requests = [simulation.add(100, 4, n=3), simulation.add(30, 4, n=2)]
+        assert self.finish_reasons(simulation, *requests) == [["error"] * 3, ["length"] * 2]
+
+    def test_an_answer_fails_where_memory_ends(self) -> None:
+        simulation = Simulation(num_blocks=ROWS * 20, tokens=128)
+        requests = [simulation.add(length, tokens) for length, tokens in ((20, 4), (40, 100), (30, 4))]
+        assert self.finish_reasons(simulation, *requests) == [["length"], ["error"], ["length"]]
+        [failed] = requests[1].sequences
+        assert failed.num_tokens == 81, "the KV of the last is never computed"
+        assert failed.error is not None and "84 blocks" in failed.error and "there are 80" in failed.error
+
+    def test_a_plan_without_entries_still_tells(self) -> None:
+        simulation = Simulation(num_blocks=ROWS * 20, tokens=128)
+        simulation.add(100, 4)
+        assert not simulation.scheduler.schedule().entries
+        [failed] = simulation.scheduler.take_failed()
+        assert failed.finish_reason == "error" and not simulation.scheduler.has_unfinished

@@ -5,7 +5,7 @@ anew from all the attention that it was ever paid. Float64; a choice that float3
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
@@ -23,9 +23,14 @@ from winnow.eviction import (
     AdaptiveRows,
     Average,
     BelowAverage,
+    ByOutputNorm,
+    ByValueNorm,
+    ChunkAttention,
+    Compactor,
     Cumulative,
     EqualHeads,
     EvictionPolicy,
+    ExpectedAttention,
     Fixed,
     KeyDifference,
     KeyNorm,
@@ -38,6 +43,8 @@ from winnow.eviction import (
     Random,
     Recency,
     Recipes,
+    Reconstruction,
+    Score,
     ValueAware,
     Window,
 )
@@ -49,6 +56,8 @@ RELATIVE = 2e-5
 """How far float32 may carry an attention weight, as a share of it, through all layers of a tiny model."""
 ROUNDING = 2e-7
 """Of one float32 operation, with room for a few in a row."""
+_UNSCALED = 8
+"""Times `RELATIVE`, of a softmax of logits that are not divided by the root of head_dim."""
 
 
 # -- the model -----------------------------------------------------------------------------------------------------
@@ -80,6 +89,11 @@ class Llama:
     def join(self, layer: int, attended: Array) -> Array:
         """What attention adds to the hidden state."""
         return self._linear(f"model.layers.{layer}.self_attn.o_proj", attended.ravel())
+
+    def output_of(self, layer: int, head: int) -> Array:
+        """What a query head adds to the hidden state for what it read, [hidden, d]."""
+        weight = self._weights[f"model.layers.{layer}.self_attn.o_proj.weight"]
+        return weight[:, head * self.head_dim : (head + 1) * self.head_dim]
 
     def feed(self, layer: int, hidden: Array) -> Array:
         """What the rest of the layer adds to the hidden state."""
@@ -125,6 +139,7 @@ class Row:
     Attributes:
         held: the KVs that it holds, oldest first.
         key, rotated, value: [room, d], by token, also of KVs that are gone.
+        query, rotated_query: [room, g, d], by token.
         paid: [g, room, room], what query head h of token i paid to the KV of token j.
         saw: [room, room], whether the KV of token j was there when token i attended.
         out: [g, room, d], what the query heads of token i got.
@@ -135,6 +150,7 @@ class Row:
         self.layer, self.head = layer, head
         self.held: list[Kv] = []
         self.key, self.rotated, self.value = (np.zeros((room, head_dim)) for _ in range(3))
+        self.query, self.rotated_query = (np.zeros((room, group, head_dim)) for _ in range(2))
         self.paid = np.zeros((group, room, room))
         self.saw = np.zeros((room, room), dtype=bool)
         self.out = np.zeros((group, room, head_dim))
@@ -175,6 +191,7 @@ class DenseSequence:
         budget: C of the docs, KVs per row on average (of the request, or what the policy fixes).
         template_tail: tokens at the context's end that follow the question.
         kinds: by token id, for the budget `Recipes`.
+        asks: tokens that ask for the first chunk of a replay, and for each later one.
         room: most tokens that will be computed.
 
     Attributes:
@@ -195,7 +212,9 @@ class DenseSequence:
         spans: Iterable[tuple[int, int]] = (),
         template_tail: int = 0,
         kinds: Sequence[int] | None = None,
+        asks: tuple[Sequence[int], Sequence[int]] = ((), ()),
     ) -> None:
+        self._asks = asks
         self.policy = policy
         self.prompt_len = prompt_len
         self.context_len = prompt_len if context_len is None else context_len
@@ -254,6 +273,7 @@ class DenseSequence:
                 row.held.append(Kv(token, position))
                 row.key[token], row.value[token] = k[row.head], v[row.head]
                 row.rotated[token] = turned_k[row.head]
+                row.query[token], row.rotated_query[token] = q[row.head], turned_q[row.head]
             attended = np.stack([row.attend(token, turned_q[row.head]) for row in rows])
             after = hidden + model.join(layer, attended)
             self._cosines[layer].append(_cosine(hidden, after))
@@ -360,6 +380,28 @@ class DenseSequence:
     def worths(self, row: Row) -> dict[int, Worth]:
         """What each KV of the row is worth, by token."""
         score = self.policy.score
+        if not score.per_layer:
+            return self._worths(row, score)
+        heads = [self._worths(r, score) for r in self.rows[row.layer]]
+        return {
+            j: Worth(
+                sum(worths[j].value for worths in heads) / len(heads),
+                max(worths[j].error for worths in heads),
+                all(worths[j].ties for worths in heads),
+            )
+            for j in row.tokens
+        }
+
+    def _worths(self, row: Row, score: Score) -> dict[int, Worth]:
+        if isinstance(score, ByValueNorm | ByOutputNorm):
+            return self._times_factor(row, score)
+        if isinstance(score, ExpectedAttention):
+            return self._expected(row, score)
+        if isinstance(score, ChunkAttention):
+            received = self._in_chunks(row, score.chunk, score.skip)
+            return {j: _relative(received[j], _UNSCALED) for j in row.tokens}
+        if isinstance(score, Compactor):
+            return self._compactor(row, score)
         if isinstance(score, Window):
             return self._observed(row, score.size, score.power, score.pool, score.group, score.continual)
         if isinstance(score, ValueAware):
@@ -367,7 +409,7 @@ class DenseSequence:
         if isinstance(score, Cumulative):  # and Average
             return self._cumulative(row, score)
         if isinstance(score, LastQuery):
-            return self._last_query(self.rows[row.layer], row)
+            return self._last_query(row)
         if isinstance(score, BelowAverage):
             return {kv.token: self._below_average(row, kv.token, score.history) for kv in row.held}
         if isinstance(score, Recency):
@@ -384,21 +426,139 @@ class DenseSequence:
             return {j: Worth(-_cosine(key, mean), RELATIVE) for j, key in keys.items()}
         if isinstance(score, Leverage):
             return self._leverage(row, score)
+        if isinstance(score, Reconstruction):
+            return self._reconstruction(score)[row.layer, row.head]
         raise TypeError(f"there is no rule here for {score}")
 
+    def _times_factor(self, row: Row, score: ByValueNorm | ByOutputNorm) -> dict[int, Worth]:
+        worths = {}
+        for j, worth in self._worths(row, score.score).items():
+            if isinstance(score, ByValueNorm):
+                factor = float(np.linalg.norm(row.value[j]))
+            else:
+                group = len(row.paid)
+                heads = range(row.head * group, (row.head + 1) * group)
+                outputs = [self._model.output_of(row.layer, head) @ row.value[j] for head in heads]
+                factor = float(np.mean([np.abs(output).sum() for output in outputs]))
+            value = (worth.value + score.epsilon) * factor
+            worths[j] = Worth(value, worth.error * factor + 2 * RELATIVE * value, ties=False)
+        return worths
+
+    def _expected(self, row: Row, score: ExpectedAttention) -> dict[int, Worth]:
+        shares = [self._shares_to_come(r, score) for r in self.rows[row.layer]]
+        most = max(max(share.values(), default=0.0) for share in shares)
+        own = shares[row.head]
+        return {j: _relative(own.get(j, most), 6) for j in row.tokens}
+
+    def _shares_to_come(self, row: Row, score: ExpectedAttention) -> dict[int, float]:
+        """By token, of those whose position counts."""
+        model, end = self._model, min(self.computed, self.context_len)
+        following = range(self.computed, self.computed + score.horizon)
+        turn = np.mean([model.rotate(np.eye(model.head_dim), p) for p in following], axis=0).T
+        tokens = [kv.token for kv in row.held if kv.position >= score.skip]
+        keys, share = row.rotated[tokens], np.zeros(len(tokens))
+        for head in range(model.group):
+            queries = row.query[score.skip : end, head] / math.sqrt(model.head_dim)
+            mean = turn @ queries.mean(axis=0)
+            covariance = turn @ np.cov(queries.T, bias=True) @ turn.T
+            logits = keys @ mean + np.einsum("ni,ij,nj->n", keys, covariance, keys) / 2
+            p = np.exp(logits - logits.max())
+            share += p / p.sum() / model.group
+        return dict(zip(tokens, share.tolist(), strict=True))
+
+    def _in_chunks(self, row: Row, chunk: int, skip: int) -> Array:
+        """What the token of each KV got from its chunk, mean over the group, [room]."""
+        received, end = np.zeros(len(row.key)), min(self.computed, self.context_len)
+        for first in range(skip, end, chunk):
+            tokens = range(first, min(first + chunk, end))
+            for head in range(self._model.group):
+                logits = row.rotated_query[tokens, head] @ row.rotated[tokens].T
+                p = np.exp(logits - logits.max(axis=1, keepdims=True))
+                received[tokens] += (p / p.sum(axis=1, keepdims=True)).sum(axis=0) / self._model.group
+        return received
+
+    def _compactor(self, row: Row, score: Compactor) -> dict[int, Worth]:
+        layer = self.rows[row.layer]
+        counted = {r.head: [kv.token for kv in r.held if not self._protected(kv)] for r in layer}
+        attention: dict[tuple[int, int], Worth] = {}
+        leverage: dict[tuple[int, int], Worth] = {}
+        for r in layer:
+            tokens = counted[r.head]
+            received = self._in_chunks(r, score.chunk, score.sinks)
+            seen = [_relative(received[j] * float(np.linalg.norm(r.value[j])), _UNSCALED) for j in tokens]
+            rare = self._ridge_leverage(r.key[tokens], score.ridge) if tokens else []
+            for place, j in enumerate(tokens):
+                attention[r.head, j] = _pooled(seen, place, Pool(score.pool, "average"))
+                leverage[r.head, j] = rare[place]
+        weight = 1.0 - self.target / self.computed if score.blending is None else score.blending
+        attended, unusual = _standard(attention), _standard(leverage)
+        worths = {j: Worth(0.0) for j in row.tokens}
+        for j in counted[row.head]:
+            a, u = attended[row.head, j], unusual[row.head, j]
+            worths[j] = Worth(weight * u.value + a.value, weight * u.error + a.error, ties=False)
+        return worths
+
+    def _reconstruction(self, score: Reconstruction) -> dict[tuple[int, int], dict[int, Worth]]:
+        """By row: the largest probability of each KV while the context is repeated behind itself, chunk by chunk."""
+        replay, context = score.replay, self.token_ids[: self.context_len]
+        told = {(row.layer, row.head): dict.fromkeys(range(len(context)), 0.0) for row in self.all_rows}
+        for start in range(0, len(context), replay.chunk):
+            chunk = range(start, min(start + replay.chunk, len(context)))
+            words = list(self._asks[0])
+            if start and self._asks[1]:
+                words = [*self._asks[1], *context[max(start - replay.starting, 0) : start]]
+            sinks = range(min(self.policy.keep.sinks, start))
+            for name, paid in self._repeat([*words, *(context[j] for j in chunk)], [*sinks, *chunk]):
+                for j, p in paid.items():
+                    told[name][j] = max(told[name][j], p)
+        return {name: {j: _relative(p, 4) for j, p in row.items()} for name, row in told.items()}
+
+    def _repeat(
+        self, token_ids: Sequence[int], judged: Sequence[int]
+    ) -> Iterator[tuple[tuple[int, int], dict[int, float]]]:
+        """Compute tokens behind the context, and forget them.
+
+        Yields for each of them and each row what the group pays at most to the KVs of `judged`, in a softmax over
+        those and the tokens computed here.
+        """
+        model, keys, values = self._model, {}, {}
+        for row in self.all_rows:
+            name = row.layer, row.head
+            keys[name] = [row.rotated[j] for j in row.tokens]
+            values[name] = [row.value[j] for j in row.tokens]
+        for position, token_id in enumerate(token_ids, start=self.computed):
+            hidden = model.embed(token_id)
+            for layer, rows in enumerate(self.rows):
+                q, k, v = model.project(layer, hidden)
+                turned_q, turned_k = model.rotate(q, position), model.rotate(k, position)
+                attended = []
+                for row in rows:
+                    name = row.layer, row.head
+                    keys[name].append(turned_k[row.head])
+                    values[name].append(v[row.head])
+                    logits = turned_q[row.head] @ np.array(keys[name]).T / math.sqrt(model.head_dim)
+                    attended.append(_softmax(logits) @ np.array(values[name]))
+                    seen = [*judged, *range(self.context_len, len(keys[name]))]
+                    paid = _softmax(logits[:, seen]).max(axis=0)
+                    yield name, {j: float(p) for j, p in zip(judged, paid, strict=False)}
+                after = hidden + model.join(layer, np.stack(attended))
+                hidden = after + model.feed(layer, after)
+
     def _leverage(self, row: Row, score: Leverage) -> dict[int, Worth]:
+        worths = self._ridge_leverage((row.key if score.unrotated else row.rotated)[row.tokens], score.ridge)
+        if score.pool is not None:
+            worths = [_pooled(worths, place, score.pool) for place in range(len(worths))]
+        return dict(zip(row.tokens, worths, strict=True))
+
+    def _ridge_leverage(self, keys: Array, of_mean: float) -> list[Worth]:
         """By the Gram matrix of the keys, [n, n], whose ridge leverage scores are those of the keys."""
-        keys = row.rotated[row.tokens]
         keys = keys - keys.mean(axis=0)
         n, d = keys.shape
         gram = keys @ keys.T
-        ridge = score.ridge * max(np.trace(gram) / d, 1e-9)
+        ridge = of_mean * max(np.trace(gram) / d, 1e-9)
         told = n * np.diag(gram @ np.linalg.inv(gram + ridge * np.eye(n)))
         # What is off in a key counts more in directions in which keys hardly differ.
-        worths = [_relative(value, 2) for value in told.tolist()]
-        if score.pool is not None:
-            worths = [_pooled(worths, place, score.pool) for place in range(n)]
-        return dict(zip(row.tokens, worths, strict=True))
+        return [_relative(value, 2) for value in told.tolist()]
 
     def _cumulative(self, row: Row, score: Cumulative) -> dict[int, Worth]:
         told = _aggregate(row.paid[:, : self.computed] ** score.power, score.group)
@@ -410,12 +570,9 @@ class DenseSequence:
             worths[j] = _relative(total, score.power)
         return worths
 
-    def _last_query(self, rows: list[Row], row: Row) -> dict[int, Worth]:
-        last = self.computed - 1
-        return {
-            j: _relative(sum(r.paid[h, last, j] for r in rows for h in range(len(r.paid))))
-            for j in row.tokens
-        }
+    def _last_query(self, row: Row) -> dict[int, Worth]:
+        paid = row.paid[:, self.computed - 1].sum(axis=0)
+        return {j: _relative(paid[j]) for j in row.tokens}
 
     def _below_average(self, row: Row, j: int, history: int) -> Worth:
         end, first, _ = self._window(row, history)
@@ -519,11 +676,11 @@ class DenseSequence:
             return self._cheapest_blocks(worths)
         if isinstance(budget, LazyLayers):
             return [
-                self.target if self._is_lazy(row, budget.threshold) else len(row.held)
+                max(self.target, self._least(row)) if self._is_lazy(row, budget.threshold) else len(row.held)
                 for row in self.all_rows
             ]
         assert isinstance(budget, EqualHeads | AdaptiveHeads)
-        shares = self._layer_shares(budget.layers)
+        shares = self._raised(self._layer_shares(budget.layers))
         if isinstance(budget, AdaptiveHeads):
             return [
                 keep
@@ -531,6 +688,47 @@ class DenseSequence:
                 for keep in self._compete(layer, share, budget.floor, worths)
             ]
         return [shares[row.layer] for row in self.all_rows]
+
+    def _floor(self, floor: float) -> int:
+        """A floor in KVs."""
+        return _share(floor, self.target) if isinstance(floor, float) else min(floor, self.target)
+
+    def _narrow_least(self, layer: int) -> int:
+        """What each row of a layer must be able to keep if the layer is not a wide one."""
+        budget = self.policy.budget
+        protected = max(self._num_protected(row) for row in self.rows[layer])
+        return max(self._floor(budget.row_floor), self._floor(budget.layer_floor), protected)
+
+    def _wide(self, layer: int) -> int:
+        """What each row of a wide layer keeps at least."""
+        budget, num_layers = self.policy.budget, len(self.rows)
+        wide = min(budget.wide_layers, num_layers)
+        wanted = max(len(row.held) for row in self.rows[layer])
+        if budget.wide_factor is not None:
+            wanted = min(wanted, _share(budget.wide_factor, self.target))
+        if isinstance(budget, LazyLayers):
+            return wanted
+        left = self.target * num_layers - sum(self._narrow_least(n) for n in range(wide, num_layers))
+        return min(wanted, max(left // wide, self.target))
+
+    def _least(self, row: Row) -> int:
+        """What a row keeps at least."""
+        least = self._floor(self.policy.budget.row_floor)
+        if row.layer < self.policy.budget.wide_layers:
+            least = max(least, self._wide(row.layer))
+        return min(least, len(row.held))
+
+    def _raised(self, shares: list[int]) -> list[int]:
+        """Shares of layers, none below its floor; the others pay in proportion to what they have above theirs."""
+        budget = self.policy.budget
+        if not (budget.row_floor or budget.layer_floor or budget.wide_layers):
+            return shares
+        least = [self._narrow_least(layer) for layer in range(len(shares))]
+        for layer in range(min(budget.wide_layers, len(shares))):
+            least[layer] = max(least[layer], self._wide(layer))
+        above = [max(share - floor, 0) for share, floor in zip(shares, least, strict=True)]
+        room = max(sum(shares) - sum(least), 0)
+        return [floor + part * room // max(sum(above), 1) for floor, part in zip(least, above, strict=True)]
 
     def _layer_shares(self, split: object) -> list[int]:
         c, num_layers = self.target, len(self.rows)
@@ -576,11 +774,13 @@ class DenseSequence:
         protected = [self._num_protected(row) for row in layer]
         b = [max(share - p, 0) for p in protected]
         free = [self._free(row, worths[row.layer, row.head]) for row in layer]
-        candidates = [
-            (worth, (row.head, *order), row.head)
-            for row, entries in zip(layer, free, strict=True)
-            for worth, order, _ in entries
-        ]
+        candidates = []
+        for row, entries, p in zip(layer, free, protected, strict=True):
+            guarded = max(self._least(row) - p, 0) if self._has_floors else 0
+            safe = set(row.tokens) - set(self._lowest(entries, len(entries) - guarded)) if guarded else set()
+            candidates += [
+                (w, (row.head, *order), row.head) for w, order, token in entries if token not in safe
+            ]
         lost = self._lowest(candidates, sum(len(entries) for entries in free) - sum(b))
         keeps = []
         for row, entries, own, p in zip(layer, free, b, protected, strict=True):
@@ -601,7 +801,8 @@ class DenseSequence:
             )
             must_go = len(row.held) % b or b
             steps[row.layer, row.head] = []
-            while must_go <= len(ranked) and len(row.held) > 0:
+            least = self._least(row) if self._has_floors else 0
+            while must_go <= len(ranked) and len(row.held) - must_go >= max(least, 0) and len(row.held) > 0:
                 candidates.append(
                     (
                         ranked[must_go - 1][0],
@@ -611,12 +812,30 @@ class DenseSequence:
                 )
                 steps[row.layer, row.head].append(must_go)
                 must_go += b
+        if self._has_floors:
+            candidates = self._within_layers(candidates)
         freed = self._lowest(candidates, excess)
         return [
             len(row.held)
             - (steps[row.layer, row.head][count - 1] if (count := freed.count((row.layer, row.head))) else 0)
             for row in self.all_rows
         ]
+
+    @property
+    def _has_floors(self) -> bool:
+        budget = self.policy.budget
+        return bool(budget.row_floor or budget.layer_floor or budget.wide_layers)
+
+    def _within_layers(self, candidates: list[tuple[Worth, Order, Any]]) -> list[tuple[Worth, Order, Any]]:
+        """Of blocks that could go, those that each layer can spare."""
+        spared = []
+        for layer, rows in enumerate(self.rows):
+            floor = self._floor(self.policy.budget.layer_floor) * len(rows)
+            held = sum(math.ceil(len(row.held) / self._block_size) for row in rows)
+            own = [candidate for candidate in candidates if candidate[1][0] == layer]
+            named = [(worth, order, (worth, order, name)) for worth, order, name in own]
+            spared += self._lowest(named, held - math.ceil(floor / self._block_size))
+        return spared
 
     def _is_lazy(self, row: Row, threshold: float) -> bool:
         last = self.computed - 1
@@ -681,11 +900,29 @@ def _pooled(worths: list[Worth], place: int, pool: Pool) -> Worth:
     return Worth(value, error, ties=False)
 
 
+def _standard(worths: dict[tuple[int, int], Worth]) -> dict[tuple[int, int], Worth]:
+    """Less their mean, divided by their standard deviation."""
+    values = [worth.value for worth in worths.values()]
+    mean, count = sum(values) / max(len(values), 1), max(len(values), 2)
+    deviation = max(math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1)), 1e-6)
+    off = max((worth.error for worth in worths.values()), default=0.0) / deviation
+    return {
+        name: Worth((worth.value - mean) / deviation, worth.error / deviation + off / 4, ties=False)
+        for name, worth in worths.items()
+    }
+
+
 def _aggregate(x: Array, group: Group) -> Array:
     """Query heads, the first dimension of x, to one."""
     if group is Group.MAX:
         return x.max(axis=0)
     return x.sum(axis=0) / (len(x) if group is Group.MEAN else 1)
+
+
+def _softmax(logits: Array) -> Array:
+    """Over the last dimension."""
+    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return p / p.sum(axis=-1, keepdims=True)
 
 
 def _cosine(a: Array, b: Array) -> float:

@@ -31,9 +31,14 @@ from winnow.eviction import (
     AdaptiveRows,
     Average,
     BelowAverage,
+    ByOutputNorm,
+    ByValueNorm,
+    ChunkAttention,
+    Compactor,
     Cumulative,
     EqualHeads,
     EvictionPolicy,
+    ExpectedAttention,
     Fixed,
     Keep,
     KeyDifference,
@@ -46,6 +51,7 @@ from winnow.eviction import (
     Pyramid,
     Recency,
     Recipes,
+    Reconstruction,
     ValueAware,
     When,
     Window,
@@ -56,6 +62,8 @@ SEEDS = range(int(os.environ.get("WINNOW_SEEDS", "1")))
 BLOCK = 4
 WORDS = ["<s>", "</s>", "<pad>", ".", ",", "?!"] + [f"w{n}" for n in range(91)]
 ANSWERS, SHORT_ANSWERS = [101, 49, 25], [61, 33, 25]
+# The tokenizer below knows no words of a replay: each is one unknown word.
+ASKS = [WORDS.index(WORDS[-1])], [WORDS.index(WORDS[-1])]
 KINDS = [SPECIAL] * 3 + [PUNCTUATION] * 3 + [0] * 91
 
 
@@ -176,6 +184,7 @@ class Watched:
             spans=asked.spans,
             template_tail=asked.template_tail,
             kinds=KINDS,
+            asks=ASKS,
         )
 
     @property
@@ -198,7 +207,12 @@ class Watched:
 
     def compare_rows(self, llm: LLM) -> None:
         oracle, sequence = self.oracle, self.sequence
-        if not self.sure or sequence.slot is None or sequence.num_computed != oracle.computed:
+        if (
+            not self.sure
+            or sequence.slot is None
+            or sequence.replayed
+            or sequence.num_computed != oracle.computed
+        ):
             return
         fresh = oracle.computed == oracle.last_round + 1 and oracle.num_rounds < 4
         everything = fresh or oracle.computed % 16 == 0
@@ -285,8 +299,12 @@ def small(policy: EvictionPolicy, rng: random.Random) -> EvictionPolicy:
         score = replace(score, size=window)
     elif isinstance(score, BelowAverage):
         score = replace(score, history=rng.choice([5, 12]))
+    elif isinstance(score, Compactor):
+        score = replace(score, chunk=rng.choice([8, 24]), sinks=rng.choice([1, 3]))
     elif isinstance(score, Cumulative) and score.exclude_first:
         score = replace(score, exclude_first=rng.choice([2, 3]))
+    elif isinstance(score, Reconstruction):
+        score = replace(score, asked=replace(score.asked, chunk=rng.choice([64, 17]), starting=3))
     if isinstance(budget, LazyLayers):
         budget = replace(budget, threshold=rng.choice([0.4, 0.5]))
     elif isinstance(budget, Recipes):
@@ -455,6 +473,49 @@ COMPOSED = {
         When(after_prefill=True, decode_every=16),
     ),
     "fixed": EvictionPolicy(Cumulative(), Fixed(kvs=7), Keep(recent=0.3), ALWAYS),
+    "expected attention, rows compete": EvictionPolicy(
+        ExpectedAttention(horizon=20, skip=2), AdaptiveRows(row_floor=0.5), Keep(sinks=2), ALWAYS
+    ),
+    "expected attention by value norm, sinks unprotected": EvictionPolicy(
+        ByValueNorm(ExpectedAttention(skip=1), 0.02), AdaptiveHeads(), Keep(recent=2), ALWAYS
+    ),
+    "attention within chunks": EvictionPolicy(ChunkAttention(12, 3), EqualHeads(), Keep(sinks=3), ALWAYS),
+    "compactor within, rows compete": EvictionPolicy(
+        Compactor(16, sinks=2, blending=0.5), AdaptiveRows(), Keep(sinks=2, recent=2), WITHIN
+    ),
+    "leverage of unrotated keys": EvictionPolicy(
+        Leverage(0.3, Pool(3, "average"), unrotated=True), AdaptiveHeads(), Keep(), ALWAYS
+    ),
+    "window by output norm": EvictionPolicy(
+        ByOutputNorm(Window(4, 2, Pool(3), continual=True)), AdaptiveRows(), Keep(recent=4), ALWAYS
+    ),
+    "average by value norm": EvictionPolicy(
+        ByValueNorm(Average(exclude_first=2)), EqualHeads(), Keep(recent=3), WITHIN
+    ),
+    "last query by value norm over all heads": EvictionPolicy(
+        ByValueNorm(LastQuery()), EqualHeads(), Keep(sinks=1), ALWAYS
+    ),
+    "rows compete above floors": EvictionPolicy(
+        KeyDifference(), AdaptiveRows(row_floor=0.5, layer_floor=0.75), Keep(sinks=1), ALWAYS
+    ),
+    "rows compete above a count, the first layer wide": EvictionPolicy(
+        Cumulative(2), AdaptiveRows(row_floor=6, wide_layers=1), Keep(sinks=1, recent=3), ALWAYS
+    ),
+    "rows compete, two layers of twice the width, within": EvictionPolicy(
+        Average(), AdaptiveRows(wide_layers=2, wide_factor=1.25, layer_floor=0.5), Keep(sinks=2), WITHIN
+    ),
+    "heads compete above floors over a pyramid": EvictionPolicy(
+        Cumulative(), AdaptiveHeads(0.0, Pyramid(20), row_floor=0.4), Keep(recent=3), ALWAYS
+    ),
+    "heads compete, the first layer wide": EvictionPolicy(
+        Leverage(0.3), AdaptiveHeads(0.2, wide_layers=1, layer_floor=0.3), Keep(sinks=1), ALWAYS
+    ),
+    "a pyramid with a floor and a wide base": EvictionPolicy(
+        Cumulative(), EqualHeads(Pyramid(20), layer_floor=0.5, wide_layers=1), Keep(recent=3), ALWAYS
+    ),
+    "lazy layers, the first wide": EvictionPolicy(
+        LastQuery(), LazyLayers(0.4, wide_layers=1), Keep(sinks=1, recent=0.75), When(after_prefill=True)
+    ),
     "positions re-assigned within": EvictionPolicy(
         Recency(), EqualHeads(), Keep(sinks=2), WITHIN, reassign_positions=True
     ),

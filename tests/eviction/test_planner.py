@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnow.eviction.budgets.heads import cheapest_blocks, length_without
+from winnow.eviction.budgets.heads import cheapest_blocks, length_without, without_best
 from winnow.eviction.ranking import Ranking, ranks, sort_rows
 from winnow.eviction.round import moves
 
@@ -80,6 +80,67 @@ def test_frees_what_is_asked_at_the_least_cost(
             assert -(-len(row) // block_size) - -(-left // block_size) == n, "what goes frees whole blocks"
             assert left == len(row) if n == 0 else left % block_size == 0, "and no more goes than that"
             assert left >= sum(protected for _, protected in row)
+
+
+def cheapest_of_layers(
+    layers: list[list[Row]], least: list[list[int]], most: list[int], excess: int, block_size: int
+) -> tuple[int, float]:
+    """`cheapest` where rows keep at least so many KVs, and a layer gives up at most so many blocks."""
+    ladders, layer_of = [], []
+    for layer, (rows, floors) in enumerate(zip(layers, least, strict=True)):
+        for row, floor in zip(rows, floors, strict=True):
+            allowed = [n for n in range(1, len(costs(row, block_size)) + 1)]
+            allowed = [n for n in allowed if kept_after(len(row), n, block_size) >= min(floor, len(row))]
+            ladders.append(costs(row, block_size)[: len(allowed)])
+            layer_of.append(layer)
+    best: dict[int, float] = {0: 0.0}
+    for taken in itertools.product(*(range(len(ladder) + 1) for ladder in ladders)):
+        gone = [0] * len(layers)
+        for n, layer in zip(taken, layer_of, strict=True):
+            gone[layer] += n
+        if all(n <= limit for n, limit in zip(gone, most, strict=True)):
+            cost = sum(sum(ladder[:n]) for ladder, n in zip(ladders, taken, strict=True))
+            best[sum(taken)] = min(best.get(sum(taken), math.inf), cost)
+    count = min(excess, max(best))
+    return count, best[count]
+
+
+def kept_after(length: int, blocks: int, block_size: int) -> int:
+    return length if blocks == 0 else (-(-length // block_size) - blocks) * block_size
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    layers=st.integers(1, 2).flatmap(
+        lambda heads: st.lists(st.lists(ROWS, min_size=heads, max_size=heads), min_size=1, max_size=2)
+    ),
+    block_size=st.integers(1, 4),
+    excess=st.integers(0, 14),
+    data=st.data(),
+)
+def test_frees_what_is_asked_at_the_least_cost_above_floors(
+    layers: list[list[Row]], block_size: int, excess: int, data: st.DataObject
+) -> None:
+    least = [[data.draw(st.integers(0, 12)) for _ in rows] for rows in layers]
+    most = [data.draw(st.integers(0, 8)) for _ in layers]
+    flat, length = tensors([[row for rows in layers for row in rows]])
+    shape = (1, len(layers), len(layers[0]))
+    worth, length = flat.view(*shape, -1), length.view(shape)
+    guarded = without_best(worth, length, torch.minimum(torch.tensor([least]), length))
+    freed = cheapest_blocks(guarded, length, torch.tensor([excess]), block_size, torch.tensor([most]))
+    count, cost = cheapest_of_layers(layers, least, most, excess, block_size)
+    taken = freed[0].tolist()
+    assert sum(map(sum, taken)) == count, "it gives up what it was asked, or all that floors let go"
+    paid = sum(
+        sum(costs(row, block_size)[:n])
+        for rows, ns in zip(layers, taken, strict=True)
+        for row, n in zip(rows, ns, strict=True)
+    )
+    assert paid == pytest.approx(cost)
+    for rows, ns, floors, limit in zip(layers, taken, least, most, strict=True):
+        assert sum(ns) <= limit
+        for row, n, floor in zip(rows, ns, floors, strict=True):
+            assert kept_after(len(row), n, block_size) >= min(floor, len(row))
 
 
 def test_four_sequences_of_one_round_each_give_up_sixteen_blocks() -> None:

@@ -127,6 +127,27 @@ STREAMING: Row = {
     "when.prefill_every": (256, "own: a chunk on top, so that prompts of any length fit"),
 }
 
+
+def expected() -> Row:
+    return {
+        "score.class": ("ByValueNorm", "kvpress expected_attention_press.py: use_vnorm"),
+        "score.score.class": ("ExpectedAttention", "Expected Attention"),
+        "score.score.horizon": (512, "kvpress expected_attention_press.py: n_future_positions 512"),
+        "score.score.skip": (4, "kvpress expected_attention_press.py: n_sink 4"),
+        "keep.sinks": (4, "kvpress expected_attention_press.py: sinks get the largest score"),
+    }
+
+
+COMPACTOR: Row = {
+    "score.class": ("Compactor", "Compactor"),
+    "score.chunk": (256, "kvpress compactor_press.py: chunk_size 256"),
+    "score.sinks": (8, "kvpress compactor_press.py: chunks begin after sink_size_start 8"),
+    "score.ridge": (0.01, "own: exact leverage needs one; kvpress has a sketch and a jitter of 0.01"),
+    "score.pool": (3, "kvpress non_causal_attention_press.py: avg_pool1d of 3"),
+    "keep.sinks": (8, "kvpress compactor_press.py: sink_size_start 8"),
+    "keep.recent": (4, "kvpress compactor_press.py: sink_size_end 4"),
+}
+
 PINNED: dict[str, Row] = {
     "full": {**RECENCY, **EQUAL},
     "winnow": WINNOW,
@@ -248,6 +269,27 @@ PINNED: dict[str, Row] = {
         "when.decode_every": (128, "KeyDiff: block_size 128"),
     },
     "knorm": {"score.class": ("KeyNorm", "Devoto et al.: low norms stay"), **EQUAL, **AFTER_PREFILL},
+    "kvzip": {
+        "score.class": (
+            "Reconstruction",
+            "KVzip: the largest attention over the query group and the replay's queries",
+        ),
+        "score.asked.class": ("Replay", "KVzip: the context is repeated"),
+        "score.asked.chunk": (2048, "kvpress kvzip_press.py chunk_size; KVzip's code has 2000"),
+        "score.asked.first": ("\n\nRepeat the previous context exactly.", "KVzip model/wrapper.py"),
+        "score.asked.later": (
+            "\n\nRepeat the part of the previous context exactly, starting with",
+            "kvpress kvzip_press.py; KVzip's code has a space more",
+        ),
+        "score.asked.starting": (8, "KVzip model/wrapper.py prev_postfix_size"),
+        "score.asked.every": (1, "KVzip: all queries count"),
+        "budget.class": (
+            "AdaptiveRows",
+            "KVzip: all layers and heads compete; by blocks, as in KV-Compress 4.2.2",
+        ),
+        "keep.sinks": (4, "kvpress kvzip_press.py n_sink"),
+        **AFTER_PREFILL,
+    },
     "dropkv": {
         "score.class": ("ValueAware", "kvpress #284: (p / (1 - p))^2 |v - o|^2"),
         "score.size": (32, "own: SnapKV's window"),
@@ -260,6 +302,16 @@ PINNED: dict[str, Row] = {
         "when.after_prefill": (True, "own: KV-Compress's moments"),
         "when.pressure": (True, "own: KV-Compress's moments"),
     },
+    "expected-attention": {**expected(), **EQUAL, **AFTER_PREFILL},
+    "ada-expected-attention": {
+        **expected(),
+        "score.epsilon": (0.01, "kvpress evaluate_registry.py: adakv_expected_attention_e2"),
+        **EQUAL,
+        **ADAPTIVE,
+        **AFTER_PREFILL,
+    },
+    "compactor": {**COMPACTOR, **EQUAL, **AFTER_PREFILL},
+    "ada-compactor": {**COMPACTOR, **EQUAL, **ADAPTIVE, **AFTER_PREFILL},
     "recent": {**RECENCY, **EQUAL, **EACH_TOKEN},
     "random": {"score.class": ("Random", "baseline"), **EQUAL, **AFTER_PREFILL},
 }

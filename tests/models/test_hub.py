@@ -38,9 +38,9 @@ def offline(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cache_serves(cache: Path) -> None:
-    assert hub.model_directory(ModelConfig("some/model")).name == COMMIT
-    assert hub.model_directory(ModelConfig("some/model", revision="v2")).name == OTHER
-    assert hub.model_directory(ModelConfig("some/model", revision=OTHER)).name == OTHER
+    assert hub.locate_model(ModelConfig("some/model")).name == COMMIT
+    assert hub.locate_model(ModelConfig("some/model", revision="v2")).name == OTHER
+    assert hub.locate_model(ModelConfig("some/model", revision=OTHER)).name == OTHER
     weights = [
         load_model(ModelConfig("some/model", revision=each)).model.get_input_embeddings().weight
         for each in (None, "main", "v2")
@@ -106,16 +106,16 @@ def test_only_what_a_model_needs_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    assert hub.model_directory(ModelConfig("some/model")) == tmp_path
+    assert hub.locate_model(ModelConfig("some/model")) == tmp_path
     assert kept == list(files[:7])
 
 
 def test_a_directory_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("some/model").mkdir(parents=True)
-    assert hub.model_directory(ModelConfig("some/model")) == Path("some/model")
+    assert hub.locate_model(ModelConfig("some/model")) == Path("some/model")
     with pytest.raises(ConfigError, match="revision needs a model of the Hub"):
-        hub.model_directory(ModelConfig("some/model", revision="v2"))
+        hub.locate_model(ModelConfig("some/model", revision="v2"))
 
 
 def test_commands_take_a_repository(cache: Path, tmp_path: Path) -> None:

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 from architectures import ARCHITECTURES, save
-from transformers import BloomConfig, DeepseekV3Config, LlamaConfig, T5Config
+from transformers import (
+    BloomConfig,
+    CpmAntConfig,
+    DeepseekV3Config,
+    LlamaConfig,
+    OpenAIGPTConfig,
+    PretrainedConfig,
+    T5Config,
+)
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
@@ -27,6 +35,22 @@ def test_alibi_has_no_replaceable_attention(tmp_path: Path) -> None:
         UnsupportedModelError, match="BloomForCausalLM is not supported: its attention cannot be"
     ):
         load_model(dummy(path))
+
+
+@pytest.mark.parametrize(
+    ("config", "hint"),
+    [
+        (BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=50), "engine=padded runs it as it is"),
+        (CpmAntConfig(num_hidden_layers=1, vocab_size=50), "does not read the mask by which engine=padded"),
+        (OpenAIGPTConfig(n_layer=1, vocab_size=50), "and it keeps no cache"),
+    ],
+)
+def test_no_model_is_sent_to_an_engine_that_refuses_it_too(
+    config: PretrainedConfig, hint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=hint) as refusal:
+        load_model(dummy(directory(tmp_path, config)))
+    assert ("runs it as it is" in str(refusal.value)) == ("runs it as it is" in hint)
 
 
 def test_keys_and_values_of_different_size(tmp_path: Path) -> None:
@@ -102,7 +126,7 @@ def test_a_model_without_a_context_length_needs_one(tmp_path: Path) -> None:
 
 
 def test_no_such_directory(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"no such directory: .*nowhere"):
+    with pytest.raises(UnsupportedModelError, match=r"no such directory or file: .*nowhere"):
         load_model(ModelConfig(model=tmp_path / "nowhere"))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
 from winnow.config import PARTS, EngineConfig, ModelConfig
-from winnow.models.hub import is_repository, model_directory
+from winnow.models.hub import is_repository, locate_model
 from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         ConfigError: a value is out of range.
-        UsageError: the model is neither a directory nor named as on the Hub.
+        UsageError: the model is neither a directory or file nor named as on the Hub.
     """
     options = given(namespace, *PARTS.values())
     EngineConfig.from_options(options)
@@ -60,13 +60,22 @@ def model_exists(model: str | Path | None) -> None:
     """Check the name of a model before anything slow is done.
 
     Raises:
-        UsageError: it is neither a directory nor a name as on the Hub.
+        UsageError: it is neither a directory or file nor a name as on the Hub.
     """
-    if model is not None and not Path(model).is_dir() and not is_repository(model):
+    if model is not None and not Path(model).exists() and not is_repository(model):
         raise UsageError(
-            "model must be a directory with config.json and weights, or org/name on the Hugging Face Hub, "
-            f"got {str(model)!r}"
+            "model must be a directory with config.json and weights, a GGUF file, or org/name on the Hugging Face "
+            f"Hub, got {str(model)!r}"
         )
+
+
+def model_files(options: Mapping[str, Any]) -> list[tuple[str, Path]]:
+    """What nothing may be written over, for `require_distinct`: a model's directory and the files in it."""
+    model = options.get("model")
+    if model is None or not Path(model).is_dir():
+        return []
+    files = [("a file of --model", path) for path in sorted(Path(model).iterdir()) if path.is_file()]
+    return [("--model", Path(model)), *files]
 
 
 def add_sampling_flags(
@@ -108,9 +117,9 @@ def silence_transformers() -> None:
 
 
 def model_path(options: Mapping[str, Any]) -> Path:
-    """The directory of the model that the engine's options name, fetched where it is a repository of the Hub."""
+    """Where the model lies that the engine's options name, fetched where it is a repository of the Hub."""
     named = {name: options[name] for name in ("model", "revision") if name in options}
-    return model_directory(ModelConfig(**named))
+    return locate_model(ModelConfig(**named))
 
 
 def demo_model() -> Path:

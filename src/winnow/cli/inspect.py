@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -12,6 +13,7 @@ from winnow.cli.engine import (
     add_engine_flags,
     add_sampling_flags,
     engine_options,
+    model_files,
     open_llm,
     sampling_options,
 )
@@ -72,7 +74,7 @@ def execute(namespace: argparse.Namespace) -> int:
     prompt = read_prompt(namespace.prompt, namespace.file)
     named = (("--output", namespace.output), ("--json", namespace.json))
     written = [(name, path) for name, path in named if path is not None and str(path) != STANDARD]
-    _check_paths(written, namespace.file)
+    _check_paths(written, namespace.file, options)
     with open_llm(options) as llm:
         params = SamplingParams.from_mapping(dict(llm.sampling_defaults) | _DEFAULTS | typed)
         inspection = llm.inspect(prompt, params)
@@ -94,13 +96,14 @@ def _write(path: Path, text: str) -> None:
         write_text(path, text, str(path))
 
 
-def _check_paths(written: list[tuple[str, Path]], file: str | None) -> None:
+def _check_paths(written: list[tuple[str, Path]], file: str | None, options: dict[str, Any]) -> None:
     """Refuse paths that would destroy one another, or be found unusable only after the work.
 
     Raises:
         UsageError: names the path.
     """
-    require_distinct(written, [] if file is None else [("--file", Path(file))])
+    read = [] if file is None else [("--file", Path(file))]
+    require_distinct(written, [*read, *model_files(options)])
     for _, path in written:
         if path.exists() and not path.is_file():
             raise UsageError(f"cannot write {path}: it is no regular file")

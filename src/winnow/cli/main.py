@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from winnow.cli.errors import UsageError
-from winnow.cli.terminal import occupy_standard_streams, silence
+from winnow.cli.terminal import named_standard_output, occupy_standard_streams, silence
 from winnow.errors import WinnowError, known_names
 
 DESCRIPTION = "Winnow runs large language models on little memory."
@@ -70,9 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return its exit code."""
     occupy_standard_streams()
     try:
-        code = _dispatch(sys.argv[1:] if argv is None else argv)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # at exit it would be too late for an error of ours
+        with named_standard_output():
+            code = _dispatch(sys.argv[1:] if argv is None else argv)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # at exit it would be too late for an error of ours
         return code
     except WinnowError as error:
         return _refuse(str(error))
@@ -88,26 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _OF_THE_MACHINE:
             raise
-        where = error.filename or ("standard output" if _is_broken_stdout() else None)
-        return _refuse(f"{where}: {error.strerror}" if where else str(error.strerror))
+        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
 
 
 def _refuse(message: str) -> int:
     # One line, whatever the message quotes: scripts read it.
     print("winnow: error:", " ".join(message.split()), file=sys.stderr)
     return 2
-
-
-def _is_broken_stdout() -> bool:
-    """Whether standard output takes no more; if so, what it still holds is dropped."""
-    if sys.stdout is None:
-        return False
-    try:
-        sys.stdout.flush()
-    except OSError:
-        silence(sys.stdout)
-        return True
-    return False
 
 
 def _dispatch(argv: Sequence[str]) -> int:

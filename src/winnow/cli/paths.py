@@ -44,7 +44,7 @@ def write_text(path: Path, text: str, name: str) -> None:
 def require_distinct(
     written: Sequence[tuple[str, Path]], read: Sequence[tuple[str, Path]] = (), *, prints: bool = True
 ) -> None:
-    """Refuse a file that would be written over by another one, or over what is read. Touches nothing.
+    """Refuse a file that would be written over by another one, or over what is read; directories too. Touches nothing.
 
     Links count as the file that they lead to, under whatever names.
 
@@ -82,7 +82,8 @@ def _identities(path: Path, standard: int) -> set[object]:
     except OSError:
         return {resolved}
     # Writing to a device or a pipe twice destroys nothing.
-    return {resolved, (found.st_dev, found.st_ino)} if stat.S_ISREG(found.st_mode) else set()
+    is_kept = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+    return {resolved, (found.st_dev, found.st_ino)} if is_kept else set()
 
 
 def _descriptor_identity(descriptor: int) -> set[object]:

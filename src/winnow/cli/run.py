@@ -18,6 +18,7 @@ from winnow.cli.engine import (
     add_engine_flags,
     add_sampling_flags,
     engine_options,
+    model_files,
     open_llm,
     sampling_options,
 )
@@ -31,7 +32,7 @@ from winnow.config import EngineConfig
 from winnow.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
 from winnow.journal import draft_path
 from winnow.json_values import dump_json, json_value
-from winnow.models.hub import model_directory
+from winnow.models.hub import locate_model
 from winnow.outputs import EngineStats
 from winnow.sampling import SamplingParams
 
@@ -123,7 +124,7 @@ class _Plan:
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, sum up, and return the exit code."""
     options, defaults = engine_options(namespace), sampling_options(namespace)
-    _check_paths(namespace)
+    _check_paths(namespace, options)
     tally = Tally()
     with open_prompts(namespace.prompts) as path:
         plan = _check(namespace, InputFile.scan(path), options, defaults, tally)
@@ -216,7 +217,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
         return meter.elapsed, llm.stats()
 
 
-def _check_paths(namespace: argparse.Namespace) -> None:
+def _check_paths(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
     """Refuse paths that would destroy one another, or be found unusable only after the work.
 
     Raises:
@@ -237,7 +238,7 @@ def _check_paths(namespace: argparse.Namespace) -> None:
         written = [("OUT.jsonl", output), ("the journal", journal), ("the journal", draft_path(journal))]
     if namespace.summary is not None:
         written.append(("--summary", namespace.summary))
-    require_distinct(written, [("PROMPTS.jsonl", namespace.prompts)])
+    require_distinct(written, [("PROMPTS.jsonl", namespace.prompts), *model_files(options)])
     if str(output) != STANDARD:
         require_writable(output, str(output))
     if namespace.summary is not None:
@@ -254,7 +255,7 @@ def _identity(prompts: InputFile, options: dict[str, Any], defaults: dict[str, A
     sampling = json_value(SamplingParams.from_mapping(defaults))
     flagged = {name: value for name, value in sampling.items() if name not in (*UNFLAGGED, "class")}
     assert not flagged.keys() & settings.keys(), "one would hide the other"
-    found = fingerprint(prompts.sha256, model_directory(config.model), settings | flagged)
+    found = fingerprint(prompts.sha256, locate_model(config.model), settings | flagged)
     return found | {INPUT_BYTES: prompts.num_bytes}
 
 

@@ -1,8 +1,10 @@
-"""Standard output for people."""
+"""Standard output, for people and for other programs."""
 
 import os
 import sys
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
 
 from winnow.cli.errors import UsageError
 
@@ -33,7 +35,61 @@ def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:
         silence(stream)
     except OSError as error:
         silence(stream)
-        raise UsageError(f"cannot write to {name}: {error.strerror}") from error
+        raise _cannot_write(name, error) from error
+
+
+@contextmanager
+def named_standard_output() -> Iterator[None]:
+    """Let whatever is written to standard output fail by name, where the disk is full and the like.
+
+    Raises:
+        UsageError: from the writing itself, wherever that is.
+    """
+    stream = sys.stdout
+    if stream is not None:
+        sys.stdout = cast(TextIO, _Named(stream, "standard output"))
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+
+
+class _Named:
+    """A stream whose errors say which it is. A reader who leaves is no such error."""
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self._stream = stream
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._stream, attribute)
+
+    @property
+    def buffer(self) -> Any:
+        return _Named(self._stream.buffer, self._name)
+
+    def write(self, data: Any) -> int:
+        with self._naming():
+            written: int = self._stream.write(data)
+        return written
+
+    def flush(self) -> None:
+        with self._naming():
+            self._stream.flush()
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            silence(self._stream)
+            raise _cannot_write(self._name, error) from error
+
+
+def _cannot_write(name: str, error: OSError) -> UsageError:
+    return UsageError(f"cannot write to {name}: {error.strerror}")
 
 
 def occupy_standard_streams() -> None:

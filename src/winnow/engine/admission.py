@@ -1,13 +1,22 @@
 """What is checked before a request may enter: nothing that passes here can fail for lack of room later."""
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from winnow.cache import CacheLayout, CacheManager
 from winnow.config import EngineConfig, EvictionConfig
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
-from winnow.eviction import SequenceEviction, preset_of, settle
+from winnow.eviction import (
+    Instruction,
+    Replay,
+    ReplayPass,
+    SequenceEviction,
+    preset_of,
+    replay_passes,
+    settle,
+)
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
 
@@ -63,16 +72,24 @@ class Admission:
     Args:
         trained_len: longest sequence that the model was trained for; `max_model_len` exceeds it only where positions
             are re-assigned.
+        instruct: the words of a replay as tokens, for a prompt; None: it goes without words.
     """
 
     def __init__(
-        self, cache: CacheManager, config: EngineConfig, vocab_size: int, max_model_len: int, trained_len: int
+        self,
+        cache: CacheManager,
+        config: EngineConfig,
+        vocab_size: int,
+        max_model_len: int,
+        trained_len: int,
+        instruct: Callable[[Replay, list[int]], Instruction] | None = None,
     ) -> None:
         self._cache = cache
         self._config = config
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._trained_len = trained_len
+        self._instruct = instruct or (lambda replay, token_ids: Instruction())
 
     def admit(self, token_ids: list[int], params: SamplingParams) -> Admitted:
         """Check a request.
@@ -123,6 +140,7 @@ class Admission:
             )
             for each in configs
         ]
+        evictions = self._with_replay(evictions, token_ids, context)
         for eviction in evictions:
             if eviction is not None:
                 self._check_policy(eviction)
@@ -139,6 +157,27 @@ class Admission:
         asked = configs[0].chosen
         name = None if policy.when.never else asked if isinstance(asked, str) else "own"
         return Admitted(min(max_tokens, left), tuple(evictions), name)
+
+    def _with_replay(
+        self, evictions: list[SequenceEviction | None], token_ids: list[int], context: int
+    ) -> list[SequenceEviction | None]:
+        """Say what is repeated before their rounds, where the score wants that and the context is cut at all."""
+        passes: tuple[ReplayPass, ...] | None = None
+        out: list[SequenceEviction | None] = []
+        for eviction in evictions:
+            replay = None if eviction is None else eviction.policy.score.replay
+            if eviction is not None and replay is not None and eviction.context_len > eviction.target:
+                if passes is None:
+                    passes = replay_passes(
+                        replay,
+                        token_ids[: eviction.context_len],
+                        self._instruct(replay, token_ids),
+                        eviction.policy.keep.sinks,
+                        context,
+                    )
+                eviction = replace(eviction, passes=passes)
+            out.append(eviction)
+        return out
 
     def _check_policy(self, eviction: SequenceEviction) -> None:
         """Raise InvalidRequestError if the engine as it was opened cannot run the policy."""

@@ -26,19 +26,23 @@ class Answer:
         self._text = TextStream(tokens, params, sequence.request.prompt_token_ids)
 
     def take(self, token: int, logprobs: LogprobDict | None) -> Finish | None:
-        """Append a token. Returns why the answer ends with it, or None."""
+        """Append a token. Returns why the answer ends with it, or None.
+
+        If its text raises, tokens and logprobs are those from before.
+        """
         sequence, params = self._sequence, self._sequence.request.params
-        sequence.token_ids.append(token)
-        num_tokens = sequence.num_output_tokens
+        num_tokens = sequence.num_output_tokens + 1
         may_stop = num_tokens >= self._may_stop_at
         stop_id = token in params.stop_token_ids
         ends = may_stop and (stop_id or (token in self._eos_token_ids and not params.ignore_eos))
         has_text = not ends or params.include_stop_str_in_output
-        if logprobs is not None:
-            sequence.logprobs.append(self._decode(logprobs, token, has_text))
-            self._cumulative_logprob = (self._cumulative_logprob or 0.0) + logprobs[token].logprob
+        decoded = None if logprobs is None else self._decode(logprobs, token, has_text)
         if has_text:
             self._text.push(token, check_stop=may_stop)
+        sequence.token_ids.append(token)
+        if logprobs is not None:
+            sequence.logprobs.append(decoded)
+            self._cumulative_logprob = (self._cumulative_logprob or 0.0) + logprobs[token].logprob
         if ends:
             return "stop", token if stop_id else None
         if self._text.matched_stop is not None:

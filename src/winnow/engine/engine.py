@@ -9,7 +9,7 @@ from winnow.engine.answer import Finish
 from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
 from winnow.engine.plan import StepPlan, StepResult
-from winnow.engine.request import Request, Sequence, Watch
+from winnow.engine.request import ReplayTally, Request, Sequence, Watch
 from winnow.engine.roster import Roster
 from winnow.engine.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
@@ -44,6 +44,7 @@ class Engine:
         self._clock = clock
         self._requests = Roster(tokenizer, eos_token_ids, clock)
         self._num_steps = 0
+        self._replay = ReplayTally()
         self._elapsed = {"schedule": 0.0, "execute": 0.0, "output": 0.0}
 
     @property
@@ -111,7 +112,7 @@ class Engine:
         start = self._clock()
         plan = self._scheduler.schedule()
         if not plan.entries:
-            return []
+            return self._outputs(self._take_failed())
         scheduled = self._clock()
         try:
             result = self._executor.execute(plan)
@@ -120,7 +121,9 @@ class Engine:
             raise
         executed = self._clock()
         self._scheduler.advance(plan)
+        self._count_replays(plan, executed - scheduled)
         touched = self._take(plan, result, executed)
+        touched += [request for request in self._take_failed() if request not in touched]
         outputs = self._outputs(request for request in touched if request.tells)
         self._num_steps += 1
         for part, seconds in zip(
@@ -132,6 +135,7 @@ class Engine:
     def stats(self) -> EngineStats:
         cache, rounds = self._executor.cache, self._scheduler.rounds
         schedule = self._elapsed["schedule"] - rounds.seconds  # rounds run while a step is scheduled
+        execute = self._elapsed["execute"] - self._replay.seconds
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
@@ -143,8 +147,15 @@ class Engine:
             num_preemptions=self._scheduler.num_preemptions,
             num_steps=self._num_steps,
             num_rounds=rounds.rounds,
+            replay_tokens=self._replay.tokens,
             kv_bytes_freed=rounds.freed_blocks * cache.layout.block_bytes,
-            elapsed=self._elapsed | {"schedule": schedule, "evict": rounds.seconds},
+            elapsed=self._elapsed
+            | {
+                "schedule": schedule,
+                "evict": rounds.seconds,
+                "execute": execute,
+                "replay": self._replay.seconds,
+            },
         )
 
     def kv_bytes(self, num_kvs: int) -> int:
@@ -157,9 +168,8 @@ class Engine:
         self._executor.cache.check_integrity()
         cache = self._executor.cache
         for sequence in self._scheduler.running:
-            assert (cache.host_lengths[sequence.slot] <= sequence.num_computed).all(), (
-                "a row holds more than was computed"
-            )
+            computed = sequence.num_computed + sequence.replayed
+            assert (cache.host_lengths[sequence.slot] <= computed).all(), "a row holds more than was computed"
         assert all(sequence.slot is None for sequence in self._scheduler.waiting), (
             "a waiting sequence has a slot"
         )
@@ -181,13 +191,21 @@ class Engine:
                 assert len(set(row)) == len(row), "a row holds a token twice"
                 assert protected.issubset(row), "a row lost a protected KV"
 
+    def _count_replays(self, plan: StepPlan, seconds: float) -> None:
+        """Tell each sequence what its replay took of a step's time, by tokens."""
+        for entry in plan.entries:
+            if entry.replay is not None:
+                share = seconds * entry.count / plan.num_tokens
+                for tally in (entry.sequence.replay, self._replay):
+                    tally.add(entry.count, share)
+
     def _take(self, plan: StepPlan, result: StepResult, now: float) -> list[Request]:
         """Hand the step's tokens to their sequences. Returns the requests concerned, each once."""
         requests = self._requests
         touched: dict[Request, None] = {}
         for entry in plan.entries:
             prompt_len = entry.sequence.prompt_len
-            if entry.start < prompt_len:
+            if entry.replay is None and entry.start < prompt_len:
                 requests.prompt_tokens += min(entry.end, prompt_len) - entry.start
         for index, found in result.prompt_logprobs.items():
             requests.take_prompt_logprobs(plan.entries[index].sequence.request, found)
@@ -205,6 +223,13 @@ class Engine:
                     watch.at_end = self._executor.kept_positions(sequence.running_slot)
                 self._finish(sequence, *reason)
         return list(touched)
+
+    def _take_failed(self) -> list[Request]:
+        """End the answers that the scheduler has given up. Returns the requests concerned, each once."""
+        failed = [s for s in self._scheduler.take_failed() if self._requests.holds(s.request)]
+        for sequence in failed:
+            self._requests.end(sequence)
+        return list(dict.fromkeys(sequence.request for sequence in failed))
 
     def _finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         self._scheduler.finish(sequence, reason, stop_reason)

@@ -20,4 +20,6 @@ def eviction_report(sequence: Sequence, layout: CacheLayout) -> EvictionReport |
         bytes_freed=sequence.rounds.freed_blocks * layout.block_bytes,
         rounds=sequence.rounds.rounds,
         seconds=sequence.rounds.seconds,
+        replay_tokens=sequence.replay.tokens,
+        replay_seconds=sequence.replay.seconds,
     )

@@ -6,6 +6,7 @@ from winnow.attention import open_backend
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
+from winnow.engine.instructor import Instructor
 from winnow.engine.scheduler import Scheduler
 from winnow.engine.torch_executor import TorchExecutor
 from winnow.models import LoadedModel
@@ -16,7 +17,14 @@ def open_paged_engine(loaded: LoadedModel, config: EngineConfig, clock: Callable
     backend = open_backend(config.model.attention_backend, loaded.device)
     executor = TorchExecutor(loaded, config, backend)
     scheduler = Scheduler(config.scheduler, executor, clock, max_round_kvs=config.eviction.max_round_kvs)
-    admission = Admission(executor.cache, config, loaded.vocab_size, loaded.max_model_len, loaded.trained_len)
+    admission = Admission(
+        executor.cache,
+        config,
+        loaded.vocab_size,
+        loaded.max_model_len,
+        loaded.trained_len,
+        None if loaded.tokenizer is None else Instructor(loaded.tokenizer),
+    )
     return Engine(
         executor,
         scheduler,

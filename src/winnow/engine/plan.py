@@ -1,10 +1,12 @@
 """What one step computes, decided before any tensor is touched."""
 
+from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from winnow.cache import BlockCopies
 from winnow.engine.request import Sequence
+from winnow.eviction import ReplayPass
 from winnow.outputs import LogprobDict
 
 
@@ -21,10 +23,20 @@ class PlannedSequence:
     the forks that share its prompt."""
     forks: tuple[Sequence, ...] = ()
     """Sequences that hold the same KVs from here on."""
+    replay: ReplayPass | None = None
+    """The tokens are not the sequence's own: they are this pass's, behind the context, and their KVs do not stay."""
 
     @property
     def end(self) -> int:
         return self.start + self.count
+
+    @property
+    def token_ids(self) -> SequenceType[int]:
+        """What is computed."""
+        if self.replay is None:
+            return self.sequence.token_ids[self.start : self.end]
+        first = self.start - self.replay.context_len
+        return self.replay.token_ids[first : first + self.count]
 
 
 @dataclass(frozen=True)

@@ -34,3 +34,4 @@ class Recompute:
         executor.release(sequence.slot)
         sequence.slot = None
         sequence.num_computed = sequence.last_round = sequence.shift = 0
+        sequence.passes_done = sequence.replayed = 0

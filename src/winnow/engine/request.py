@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from winnow.eviction import SequenceEviction
+from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
-from winnow.sampling.faults import Fault
 
 
 @dataclass
@@ -45,8 +44,8 @@ class Request:
     final_only: bool = False
     """Its output is asked for once, when it is finished."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
-    fault: Fault | None = None
-    """Found in the prompt's logits; ends each answer with its first token."""
+    error: str | None = None
+    """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
     sequences: list["Sequence"] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,6 +99,19 @@ class RoundTally:
         self.seconds += seconds
 
 
+@dataclass
+class ReplayTally:
+    """What replays came to."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Count tokens of a pass, and their share of a step's time."""
+        self.tokens += tokens
+        self.seconds += seconds
+
+
 @dataclass(eq=False)
 class Sequence:
     """One sample of a request: its tokens, and how many of them are in the cache.
@@ -120,12 +132,20 @@ class Sequence:
     stop_reason: int | str | None = None
     error: str | None = None
     """What went wrong, where `finish_reason` is "error"."""
+    lonely_at: int | None = None
+    """Tokens that it had when it was last preempted while it had the cache for itself."""
     forks: list["Sequence"] = field(default_factory=list)
     logprobs: list[LogprobDict | None] = field(default_factory=list)
     last_round: int = 0
     """Tokens computed at the last round of eviction since the sequence got its slot."""
     shift: int = 0
     """What re-assigned positions lie below token indices."""
+    passes_done: int = 0
+    """Passes of its replay that were computed and dropped since the sequence got its slot."""
+    replayed: int = 0
+    """Tokens of the next pass that are in the cache, behind the context."""
+    replay: ReplayTally = field(default_factory=ReplayTally)
+    """All of the sequence's, those before a preemption too."""
     rounds: RoundTally = field(default_factory=RoundTally)
     """All of the sequence's, those before a preemption too."""
     kept: NDArray[np.int32] | None = None
@@ -157,6 +177,23 @@ class Sequence:
         """Whether all that is left to compute is the token sampled last."""
         num_tokens = len(self.token_ids)
         return num_tokens - self.num_computed == 1 and num_tokens > self.prompt_len
+
+    @property
+    def before_replay_round(self) -> bool:
+        """Whether the context is computed, and a round with a replay before it is still to come."""
+        eviction = self.eviction
+        if eviction is None or not eviction.passes:
+            return False
+        return self.num_computed == eviction.context_len != self.last_round
+
+    @property
+    def next_pass(self) -> ReplayPass | None:
+        """The pass of its replay that is due before anything else, from token `replayed` on."""
+        if not self.before_replay_round:
+            return None
+        assert self.eviction is not None, "only policies replay"
+        passes = self.eviction.passes
+        return passes[self.passes_done] if self.passes_done < len(passes) else None
 
     @property
     def running_slot(self) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from winnow.engine.answer import Answer, Finish
 from winnow.engine.request import Request, Sequence
-from winnow.errors import InvalidRequestError
+from winnow.errors import InvalidRequestError, describe_error
 from winnow.outputs import EvictionReport, LogprobDict, RequestOutput
 from winnow.sampling.faults import Fault
 from winnow.sampling.logprobs import decode_logprobs
@@ -64,19 +64,30 @@ class Roster:
 
     def add(self, request: Request) -> None:
         """Begin its answers."""
+        answers = {s: Answer(s, self._tokens, self._eos_token_ids) for s in request.sequences}
         self._requests[request.request_id] = request
-        for sequence in request.sequences:
-            self._answers[sequence] = Answer(sequence, self._tokens, self._eos_token_ids)
+        self._answers |= answers
+
+    def holds(self, request: Request) -> bool:
+        """Whether this very request is unfinished, or its last output was not asked for."""
+        return self._requests.get(request.request_id) is request
 
     def take(self, sequence: Sequence, token: int, logprobs: LogprobDict | None, now: float) -> Finish | None:
-        """Append a token that was sampled at `now`. Returns why the answer ends with it, or None."""
+        """Append a token that was sampled at `now`. Returns why the answer ends with it, or None.
+
+        Whatever this raises, such as by the tokenizer's own code, is the request's fault, which fails alone.
+        """
         request = sequence.request
         if request.metrics.first_token_time is None:
             request.note(first_token_time=now)
-        if request.fault is not None:
-            return self.fail(sequence, request.fault.explain())
+        if request.error is not None:
+            return self.fail(sequence, request.error)
+        try:
+            reason = self._answers[sequence].take(token, logprobs)
+        except Exception as error:
+            return self.fail(sequence, describe_error(error))
         self.generated_tokens += 1
-        return self._answers[sequence].take(token, logprobs)
+        return reason
 
     def fail(self, sequence: Sequence, error: str) -> Finish:
         """A sequence can have no further token; its answer so far stays. Returns why it ends."""
@@ -86,15 +97,22 @@ class Roster:
     def take_prompt_logprobs(self, request: Request, found: list[LogprobDict]) -> None:
         """Append those of a prompt's next tokens."""
         if any(math.isnan(entry.logprob) for each in found for entry in each.values()):
-            request.fault = Fault.NOT_FINITE
-        if self._tokens is not None:
-            skip = request.params.skip_special_tokens
-            found = [decode_logprobs(self._tokens, each, skip_special_tokens=skip) for each in found]
+            request.error = Fault.NOT_FINITE.explain()
+        try:
+            if self._tokens is not None:
+                skip = request.params.skip_special_tokens
+                found = [decode_logprobs(self._tokens, each, skip_special_tokens=skip) for each in found]
+        except Exception as error:  # as in `take`
+            request.error = describe_error(error)
         request.prompt_logprobs += found
 
     def end(self, sequence: Sequence) -> None:
         """An answer has ended; its sequence knows why."""
-        self._answers[sequence].finish()
+        try:
+            self._answers[sequence].finish()
+        except Exception as error:  # as in `take`
+            sequence.error = sequence.error or describe_error(error)
+            sequence.finish_reason, sequence.stop_reason = "error", None
 
     def output(
         self, request: Request, report: Callable[[Sequence], EvictionReport | None] = lambda _: None

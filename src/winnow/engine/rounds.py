@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceType
 
 from winnow.engine.executor import Executor
+from winnow.engine.replays import siblings
 from winnow.engine.request import RoundTally, Sequence
 from winnow.eviction import Member, SequenceEviction
 
@@ -40,7 +41,11 @@ class Rounds:
         """
         able = [s for s in running if s.eviction is not None]
         at_intervals = self._due_at_intervals(able)
-        due = [s for s, state in self._states(able) if _eviction(s).round_due(*state) or s in at_intervals]
+        due = [
+            s
+            for s, state in self._states(able)
+            if (_eviction(s).round_due(*state) or s in at_intervals) and s.next_pass is None
+        ]
         done = self._shrink(due + self._joining(due, able), running)
         # A sibling that a round served through its leader is no longer due.
         return {s for s in due if s not in done and s.last_round != s.num_computed}
@@ -111,7 +116,7 @@ class Rounds:
         if not able:
             return set()
         leaders: list[Sequence] = []
-        siblings: dict[Sequence, list[Sequence]] = {}
+        same: dict[Sequence, list[Sequence]] = {}
         taken: set[Sequence] = set()
         ranked = 0
         for sequence in sorted(able, key=lambda s: self._served.get(s, -1)):
@@ -121,43 +126,29 @@ class Rounds:
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
             leaders.append(sequence)
-            siblings[sequence] = self._siblings(sequence, running)
-            taken |= {sequence, *siblings[sequence]}
+            same[sequence] = siblings(self._cache, sequence, running)
+            taken |= {sequence, *same[sequence]}
             ranked += size
-        self._run(leaders, siblings)
+        self._run(leaders, same)
         return taken
 
-    def _siblings(self, leader: Sequence, running: SequenceType[Sequence]) -> list[Sequence]:
-        """Samples of the same prompt that still hold the very same blocks."""
-        if not self._cache.is_shared(leader.running_slot):
-            return []
-        return [
-            s
-            for s in running
-            if s.request is leader.request
-            and s is not leader
-            and s.num_computed == leader.num_computed
-            and s.eviction == leader.eviction
-            and self._cache.is_shared(s.running_slot)
-        ]
-
-    def _run(self, leaders: list[Sequence], siblings: dict[Sequence, list[Sequence]]) -> None:
+    def _run(self, leaders: list[Sequence], same: dict[Sequence, list[Sequence]]) -> None:
         start = self._clock()
         # Siblings hold the same KVs and would decide alike: one decides, with the blocks to itself, and the others
         # share what is left.
         for leader in leaders:
-            for sibling in siblings[leader]:
+            for sibling in same[leader]:
                 self._cache.clear(sibling.running_slot)
         freed = self._executor.evict(
             [Member(s.running_slot, _eviction(s), s.num_computed, s.shift) for s in leaders]
         )
         for leader in leaders:
-            for sibling in siblings[leader]:
+            for sibling in same[leader]:
                 self._cache.share(leader.running_slot, sibling.running_slot)
         seconds = self._clock() - start
         self.total.add(sum(freed), seconds)
         for leader, blocks in zip(leaders, freed, strict=True):
-            for sequence in (leader, *siblings[leader]):
+            for sequence in (leader, *same[leader]):
                 self._note(sequence, blocks, seconds / len(leaders))
 
     def _note(self, sequence: Sequence, freed_blocks: int, seconds: float) -> None:

@@ -12,8 +12,10 @@ from winnow.engine.executor import Executor
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastUrgent, PreemptionMethod, Recompute, VictimPolicy
 from winnow.engine.queue import PriorityQueue, WaitingQueue
+from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.engine.rounds import Rounds
+from winnow.units import format_bytes
 
 
 class Scheduler:
@@ -44,6 +46,7 @@ class Scheduler:
         self._victims = victims or LeastUrgent()
         self._method = method or Recompute()
         self._rounds = Rounds(executor, clock, max_round_kvs)
+        self._failed: list[Sequence] = []
 
     @property
     def rounds(self) -> RoundTally:
@@ -64,11 +67,17 @@ class Scheduler:
         if sequence.slot is None:
             self.waiting.remove(sequence)
         else:
+            drop(self._cache, sequence)
             sequence.kept = self._cache.host_lengths[sequence.slot].copy()
             self._cache.close(sequence.slot)
             self._executor.release(sequence.slot)
             sequence.slot = None
             self.running.remove(sequence)
+
+    def take_failed(self) -> list[Sequence]:
+        """Sequences that planning ended since the last call, since they fit nowhere; they say why."""
+        failed, self._failed = self._failed, []
+        return failed
 
     def schedule(self) -> StepPlan:
         """Plan the next step and take the blocks that it needs. The plan is empty only if nothing is unfinished."""
@@ -83,11 +92,12 @@ class Scheduler:
     def _schedule(self) -> StepPlan:
         self._rounds.start_step()
         while True:
+            drop_finished(self._cache, self.running)
             self._part_siblings(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
             self._part_siblings(budgets_differ=False)
             self._make_room()
-            plan = self._plan(waits)
+            plan = self._plan(waits | replaying(self._cache, self.running)[0])
             if plan.entries or not self.has_unfinished:
                 return plan
             if waits or self._rounds.relieve(self.running):
@@ -96,18 +106,23 @@ class Scheduler:
             self._preempt()
 
     def _plan(self, waits: set[Sequence]) -> StepPlan:
-        """Plan the sequences that need not wait for a round."""
+        """Plan the sequences that need not wait for a round, and passes of the replays that come before one."""
         copies: list[BlockCopies] = []
         budget = self._config.max_num_batched_tokens
         planned = self._append_decodes(waits, budget, copies)
         budget -= len(planned)
+        # Found anew: to make room for the decoding ones, others may have been preempted.
+        missing = replaying(self._cache, self.running)[1] if waits else {}
         taken, chunks = Demand(), []
         # In most steps everybody decodes, and nobody need be looked at again.
         rest = self.running if len(planned) < len(self.running) else ()
         for sequence in rest:
-            if sequence.is_decoding or sequence in waits:
+            if sequence in missing:
+                count = min(missing[sequence], budget, self._config.prefill_chunk or budget)
+            elif sequence.is_decoding or sequence in waits:
                 continue
-            count = self._chunk(sequence, budget)
+            else:
+                count = self._chunk(sequence, budget)
             if not count:
                 break
             more = taken.plus(self._cache.demand([sequence.running_slot], [count]))
@@ -241,7 +256,7 @@ class Scheduler:
             held: blocks that it has.
         """
         layout = self._cache.layout
-        if not sequence.is_decoding:
+        if not sequence.is_decoding or sequence.before_replay_round:
             return max(_peak_blocks(sequence, layout, ahead=layout.block_size) - held, 0)
         # The peak of its prompt is behind it.
         num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
@@ -253,6 +268,9 @@ class Scheduler:
     def _entry(self, sequence: Sequence, count: int) -> PlannedSequence:
         """The plan of a sequence: who samples if its last token is computed, and who forks off."""
         start = sequence.num_computed
+        if sequence.next_pass is not None:
+            replay, start = sequence.next_pass, start + sequence.replayed
+            return PlannedSequence(sequence, sequence.running_slot, start, count, (), replay=replay)
         started: tuple[Sequence, ...] = ()
         if sequence.forks and start + count >= sequence.request.fork_at:
             forks, sequence.forks = sequence.forks, []
@@ -273,9 +291,22 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Sequence | None = None) -> None:
-        # While nobody runs, whatever was admitted finds blocks and pages (`Admission`, `CacheSize.of_blocks`).
-        assert self.running, "a request was admitted that fits nowhere"
+        """Let a sequence give way: `victim`, or who the policy names.
+
+        Admission has found that each request fits alone. Should one not, it fails, and those behind it go on: who
+        waits while nothing runs, and who for the second time gives way to nobody but itself without progress.
+        """
+        if not self.running:
+            first = self.waiting.first
+            assert first is not None, "somebody lacks room"
+            self._fail(first)
+            return
         victim = victim or self._victims.choose(self.running)
+        if len(self.running) == 1:
+            if victim.lonely_at == victim.num_tokens:
+                self._fail(victim)
+                return
+            victim.lonely_at = victim.num_tokens
         self._put_back(victim, self._method)
         victim.request.note(num_preemptions=victim.request.metrics.num_preemptions + 1)
         self.num_preemptions += 1
@@ -286,6 +317,31 @@ class Scheduler:
         self.running.remove(sequence)
         self.waiting.put_back(sequence)
 
+    def _fail(self, sequence: Sequence) -> None:
+        """End a sequence that the cache does not hold even alone."""
+        blocks, pages = self._needs(sequence)
+        layout, size = self._cache.layout, self._cache.size
+        sequence.error = (
+            f"kv_memory is too small for this request alone: with {sequence.num_tokens} tokens it needs at least "
+            f"{blocks} blocks ({format_bytes(blocks * layout.block_bytes)}) and {pages} table pages, and there are "
+            f"{size.num_blocks} ({format_bytes(size.num_blocks * layout.block_bytes)}) and {size.num_pages}"
+        )
+        # Other samples were to share its prompt, and may fit where it does not.
+        forks, sequence.forks = sequence.forks, []
+        for fork in forks:
+            self.waiting.put_back(fork)
+        self.finish(sequence, "error")
+        self._failed.append(sequence)
+
+    def _needs(self, sequence: Sequence) -> tuple[int, int]:
+        """Blocks and table pages for the next token of a sequence, at least."""
+        layout, slot = self._cache.layout, sequence.slot
+        if slot is None:
+            return _peak_blocks(sequence, layout), layout.pages_for(_longest_row(sequence))
+        more = self._cache.demand([slot], [1])
+        held = len(self._cache.tables.page_ids(slot))
+        return self._cache.blocks_held(slot) + more.blocks, held + more.pages
+
     def start_anew(self) -> None:
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
         for sequence in list(reversed(self.running)):
@@ -294,6 +350,9 @@ class Scheduler:
     def advance(self, plan: StepPlan) -> None:
         """Count the planned tokens as computed."""
         for entry in plan.entries:
+            if entry.replay is not None:
+                entry.sequence.replayed += entry.count
+                continue
             entry.sequence.num_computed = entry.end
             for fork in entry.forks:
                 fork.num_computed = entry.end

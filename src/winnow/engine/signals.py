@@ -1,28 +1,38 @@
-"""What some budgets must know of tokens and layers: kept here only for sequences whose policy asks."""
+"""What some budgets and scores must know of tokens, layers and queries: kept only for sequences whose policy asks."""
 
 from collections.abc import Sequence as SequenceType
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from winnow.attention import Spans
 from winnow.engine.plan import StepPlan
+from winnow.engine.query_signals import QuerySignals
 from winnow.engine.request import Sequence
+from winnow.errors import UnsupportedModelError
+from winnow.eviction import Needs, QueryMoments
+from winnow.eviction.positions import Rotation
+from winnow.models import LoadedModel
+from winnow.models.outputs import output_projections, projection_weights
 
 
 class EngineSignals:
     """See `winnow.eviction.Signals`.
 
-    Args:
-        kinds: uint8 [vocab], the kind of every token id.
+    Attributes:
+        queries: what is learnt of queries.
     """
 
-    def __init__(self, max_num_seqs: int, num_layers: int, kinds: Tensor, device: torch.device) -> None:
+    def __init__(self, max_num_seqs: int, model: LoadedModel) -> None:
+        num_layers, device = model.geometry.num_layers, model.device
+        self.queries = QuerySignals()
+        self._model = model
         self._sequences: dict[int, Sequence] = {}
         self._sums = torch.zeros((max_num_seqs, num_layers), dtype=torch.float32, device=device)
         self._counts = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
-        self._kinds = kinds
+        self._kinds = model.token_kinds
         self._device = device
 
     def note(self, plan: StepPlan) -> Tensor | None:
@@ -30,7 +40,7 @@ class EngineSignals:
         watched: set[int] = set()
         for entry in plan.entries:
             eviction = entry.sequence.eviction
-            if eviction is None:
+            if eviction is None or entry.replay is not None:
                 continue
             budget = eviction.policy.budget
             if budget.needs_kinds or budget.needs_similarity:
@@ -55,6 +65,7 @@ class EngineSignals:
         """Sequences that a computed step has forked inherit what is known of their prompt."""
         for entry in plan.entries:
             for fork in entry.forks:
+                self.queries.fork(entry.slot, fork.running_slot)
                 if entry.slot in self._sequences:
                     slot = fork.running_slot
                     self._sequences[slot] = fork
@@ -62,6 +73,7 @@ class EngineSignals:
 
     def forget(self, slot: int) -> None:
         self._sequences.pop(slot, None)
+        self.queries.forget(slot)
 
     def similarity(self, slots: SequenceType[int]) -> Tensor:
         index = list(slots)
@@ -70,3 +82,49 @@ class EngineSignals:
     def kinds(self, slots: SequenceType[int]) -> Tensor:
         rows = [self._kinds[torch.tensor(self._sequences[slot].token_ids)] for slot in slots]
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._device)
+
+    def prepare(self, needs: Needs) -> None:
+        """Get ready for a score.
+
+        Raises:
+            UnsupportedModelError: the model does not allow it.
+        """
+        if needs.rotation or needs.moments_from is not None:
+            self.queries.rotation = self._rotation
+        if needs.output:
+            self._projections  # noqa: B018  # found, or refused
+
+    def moments(self, layer: int, slots: SequenceType[int]) -> QueryMoments:
+        geometry = self._model.geometry
+        return self.queries.moments(layer, slots, (geometry.num_query_heads, geometry.head_dim))
+
+    def chunk_attention(self, layer: int, slots: SequenceType[int]) -> Tensor:
+        return self.queries.chunk_attention(layer, slots, self._model.geometry.num_kv_heads).to(self._device)
+
+    def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
+        return self._rotation.turn(layer, keys, difference)
+
+    def mean_turn(self, layer: int, first: Tensor, count: int) -> Tensor:
+        return self._rotation.mean_turn(layer, first, count, self._model.geometry.head_dim)
+
+    def output_weights(self, layer: int) -> Tensor:
+        geometry = self._model.geometry
+        width = geometry.num_query_heads * geometry.head_dim
+        like = torch.empty(0, dtype=self._model.dtype, device=self._device)
+        weights = projection_weights(self._projections[layer], width, like)
+        return weights.unflatten(0, (geometry.num_query_heads, geometry.head_dim))
+
+    @property
+    def _rotation(self) -> Rotation:
+        rotation = self._model.rotation
+        if rotation is None:
+            raise UnsupportedModelError(
+                f"how {type(self._model.model).__name__} rotates keys is not known, so they cannot be turned back"
+            )
+        return rotation
+
+    @cached_property
+    def _projections(self) -> list[nn.Module]:
+        geometry = self._model.geometry
+        width = geometry.num_query_heads * geometry.head_dim
+        return output_projections(self._model.model, geometry.num_layers, width)

@@ -15,10 +15,12 @@ from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig
 from winnow.engine.decode_graph import CapturableBackend, CudaCapture, DecodeGraphs
 from winnow.engine.plan import PlannedSequence, StepPlan, StepResult
+from winnow.engine.query_signals import WatchedQueries
 from winnow.engine.request import Sequence
 from winnow.engine.signals import EngineSignals
 from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.eviction import EvictionPolicy, Member, preset_of, shrink
+from winnow.eviction.reconstruction import ReplaySpan, observe_replay
 from winnow.models import LoadedModel
 from winnow.models.residuals import watch_residuals
 from winnow.outputs import LogprobDict
@@ -39,6 +41,10 @@ class _AttentionStep:
     """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
     native: NativeStep | None
     """The same for the kernels, where they may compute whole layers."""
+    queries: tuple[WatchedQueries, ...] = ()
+    """Whose queries are looked at."""
+    replays: tuple[ReplaySpan, ...] = ()
+    """Which of the tokens repeat a context."""
     hidden: list[Tensor] = field(default_factory=list)
     """What the layer in progress received."""
 
@@ -56,7 +62,12 @@ class _AttentionStep:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         self.backend.write(self.cache, self.spans, layer, k, v)
-        return self.backend.attend(self.cache, self.spans, layer, q, spec)
+        if self.queries:
+            self.signals.queries.add(layer, self.queries, q, k, spec.scale)
+        out = self.backend.attend(self.cache, self.spans, layer, q, spec)
+        for span in self.replays:
+            observe_replay(self.cache, span, layer, q[span.tokens], spec)
+        return out
 
 
 class TorchExecutor:
@@ -92,7 +103,7 @@ class TorchExecutor:
             size.max_num_seqs, model.vocab_size, model.device, model.eos_token_ids, seed=config.model.seed
         )
         self._sampling: set[int] = set()
-        self._signals = EngineSignals(size.max_num_seqs, geometry.num_layers, model.token_kinds, model.device)
+        self._signals = EngineSignals(size.max_num_seqs, model)
         self._watches_residuals = False
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and isinstance(backend, CapturableBackend):
@@ -114,6 +125,8 @@ class TorchExecutor:
         spans = self._spans(plan)
         logits = _Logits.collect(plan)
         wanted = self._to_device(logits.tokens)
+        queries = self._signals.queries.note(plan)
+        replays = _replay_spans(plan)
         step = _AttentionStep(
             self._backend,
             self._paged,
@@ -121,7 +134,9 @@ class TorchExecutor:
             self._signals,
             self._signals.note(plan),
             None if len(wanted) == len(spans.position) else wanted,
-            self._native_step(spans),
+            None if queries or replays else self._native_step(spans),
+            queries,
+            replays,
         )
         rows = self._forward(plan, spans, step, wanted)
         self._signals.fork(plan)
@@ -172,12 +187,13 @@ class TorchExecutor:
             raise InvalidRequestError(
                 f"positions cannot be re-assigned: how {type(self._model.model).__name__} rotates keys is not known"
             )
-        if policy.budget.needs_similarity and not self._watches_residuals:
-            try:
+        try:
+            self._signals.prepare(policy.score.needs)
+            if policy.budget.needs_similarity and not self._watches_residuals:
                 watch_residuals(self._model.model, self._model.geometry.num_layers)
-            except UnsupportedModelError as error:
-                raise InvalidRequestError(str(error)) from None
-            self._watches_residuals = True
+                self._watches_residuals = True
+        except UnsupportedModelError as error:
+            raise InvalidRequestError(str(error)) from None
 
     def release(self, slot: int) -> None:
         self._signals.forget(slot)
@@ -210,8 +226,8 @@ class TorchExecutor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""
         tokens: list[int] = []
         for entry in plan.entries:
-            tokens += entry.sequence.token_ids[entry.start : entry.start + entry.count]
-        if self._graphs is not None and not step.watching:
+            tokens += entry.token_ids
+        if self._graphs is not None and not (step.watching or step.queries or step.replays):
             decoded = self._graphs.run(tokens, spans)
             if decoded is not None:
                 return decoded if step.wanted is None else decoded[wanted]
@@ -245,7 +261,6 @@ class TorchExecutor:
             slot = sequence.slot
             assert slot is not None, "only a running sequence samples"
             if slot not in self._sampling:
-                self._sampling.add(slot)
                 self._sampler.add(
                     slot,
                     sequence.request.params,
@@ -253,6 +268,7 @@ class TorchExecutor:
                     sequence.output_token_ids,
                     sequence.index,
                 )
+                self._sampling.add(slot)  # after it: the sampler may have refused
             slots.append(slot)
         return slots
 
@@ -268,10 +284,22 @@ class TorchExecutor:
 def _observe(entry: PlannedSequence) -> tuple[Observe | None, int]:
     """What the entry's queries do to the scores, and the first position that counts."""
     eviction = entry.sequence.eviction
-    if eviction is None:
+    if eviction is None or entry.replay is not None:
         return None, 0
     observe, first = eviction.observe(entry.start, entry.end)
     return observe, first - entry.sequence.shift
+
+
+def _replay_spans(plan: StepPlan) -> tuple[ReplaySpan, ...]:
+    """Where the plan repeats contexts."""
+    spans: list[ReplaySpan] = []
+    first = 0
+    for entry in plan.entries:
+        if entry.replay is not None:
+            done = entry.start - entry.replay.context_len
+            spans.append(ReplaySpan(entry.slot, entry.replay, slice(first, first + entry.count), done))
+        first += entry.count
+    return tuple(spans)
 
 
 def _by_policy(members: SequenceType[Member]) -> dict[EvictionPolicy, list[int]]:
@@ -301,7 +329,11 @@ class _Logits:
         first = 0
         for index, entry in enumerate(plan.entries):
             request, samplers = entry.sequence.request, entry.samplers
-            if request.wants_prompt_logprobs and entry.sequence is request.sequences[0]:
+            if (
+                entry.replay is None
+                and request.wants_prompt_logprobs
+                and entry.sequence is request.sequences[0]
+            ):
                 # The logits at position p predict token p + 1.
                 known = max(entry.start, len(request.prompt_logprobs) - 1)
                 last = min(entry.end, len(request.prompt_token_ids) - 1)

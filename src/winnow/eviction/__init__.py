@@ -17,12 +17,18 @@ from winnow.eviction.budgets.recipes import PUNCTUATION, SPECIAL
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import PRESETS, Preset, find_preset
-from winnow.eviction.round import Member, Signals, shrink
+from winnow.eviction.replay import Instruction, Replay, ReplayPass, replay_passes
+from winnow.eviction.round import Member, shrink
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores import (
     Average,
     BelowAverage,
+    ByOutputNorm,
+    ByValueNorm,
+    ChunkAttention,
+    Compactor,
     Cumulative,
+    ExpectedAttention,
     KeyDifference,
     KeyNorm,
     LastQuery,
@@ -30,12 +36,14 @@ from winnow.eviction.scores import (
     MeanDeviation,
     Random,
     Recency,
+    Reconstruction,
     Score,
     ValueAware,
     Window,
 )
 from winnow.eviction.sequence import SequenceEviction
 from winnow.eviction.settle import preset_of, settle
+from winnow.eviction.signals import Needs, QueryMoments, Signals
 from winnow.eviction.when import When
 
 __all__ = [
@@ -47,11 +55,17 @@ __all__ = [
     "Average",
     "BelowAverage",
     "Budget",
+    "ByOutputNorm",
+    "ByValueNorm",
+    "ChunkAttention",
+    "Compactor",
     "Cumulative",
     "EqualHeads",
     "EqualLayers",
     "EvictionPolicy",
+    "ExpectedAttention",
     "Fixed",
+    "Instruction",
     "Keep",
     "KeyDifference",
     "KeyNorm",
@@ -63,11 +77,16 @@ __all__ = [
     "Leverage",
     "MeanDeviation",
     "Member",
+    "Needs",
     "Preset",
     "Pyramid",
+    "QueryMoments",
     "Random",
     "Recency",
     "Recipes",
+    "Reconstruction",
+    "Replay",
+    "ReplayPass",
     "Score",
     "SequenceEviction",
     "Signals",
@@ -76,6 +95,7 @@ __all__ = [
     "Window",
     "find_preset",
     "preset_of",
+    "replay_passes",
     "settle",
     "shrink",
 ]

@@ -48,10 +48,20 @@ class EvictionPolicy:
                 f"the score observes the last {window} queries before a round, and prefill_every "
                 f"has a round every {every} tokens: it must be at least {window}"
             )
+        if self.score.replay is not None:
+            self._check_replay()
         if self.score.per_layer and not isinstance(self.budget, EqualHeads | LazyLayers):
             raise ConfigError(
                 f"{type(self.score).__name__} picks one token set per layer, "
                 f"so the heads of a layer cannot keep different amounts as {type(self.budget).__name__} wants"
+            )
+
+    def _check_replay(self) -> None:
+        when = self.when
+        if not when.after_prefill or when.in_prefill or when.in_decode or self.reassign_positions:
+            raise ConfigError(
+                f"{type(self.score).__name__} repeats the context once all of it is there: it needs after_prefill, "
+                "and takes no other rounds, since KVs that come later were not repeated, and no re-assigned positions"
             )
 
     def _check_budget(self) -> None:

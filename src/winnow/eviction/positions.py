@@ -15,6 +15,9 @@ class Rotation(Protocol):
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         """Keys of one layer, float32 [..., d], rotated at p, as they would be at p + difference, [...]."""
 
+    def mean_turn(self, layer: int, first: Tensor, count: int, head_dim: int) -> Tensor:
+        """The mean of the rotations to `count` positions from `first`, [B], on: float32 [B, d, d]."""
+
 
 def reassign(pool: KVPool, slot: Tensor, kept: Tensor, rotation: Rotation) -> None:
     """Give the KVs in the first slots of each row the positions 0, 1, 2, ... in their order.

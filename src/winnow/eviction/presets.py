@@ -19,7 +19,10 @@ from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.scores import (
     Average,
     BelowAverage,
+    ByValueNorm,
+    Compactor,
     Cumulative,
+    ExpectedAttention,
     KeyDifference,
     KeyNorm,
     LastQuery,
@@ -27,6 +30,7 @@ from winnow.eviction.scores import (
     MeanDeviation,
     Random,
     Recency,
+    Reconstruction,
     ValueAware,
     Window,
 )
@@ -185,6 +189,10 @@ PRESETS: dict[str, Preset] = {
     "knorm": Preset(
         EvictionPolicy(KeyNorm(), EqualHeads(), Keep(), _ONCE), "L2 norm of keys (Devoto et al. 2024)"
     ),
+    "kvzip": Preset(
+        EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE),
+        "KVzip (Kim et al. 2025), by blocks; asked later",
+    ),
     "dropkv": Preset(
         EvictionPolicy(
             ValueAware(32, Pool(7, "max")),
@@ -193,6 +201,22 @@ PRESETS: dict[str, Preset] = {
             When(after_prefill=True, pressure=True),
         ),
         "DropKV's score (kvpress #284) under KV-Compress's budget",
+    ),
+    "expected-attention": Preset(
+        EvictionPolicy(ByValueNorm(ExpectedAttention()), EqualHeads(), Keep(sinks=4), _ONCE),
+        "Expected Attention (Devoto et al. 2025)",
+    ),
+    "ada-expected-attention": Preset(
+        EvictionPolicy(ByValueNorm(ExpectedAttention(), 0.01), AdaptiveHeads(), Keep(sinks=4), _ONCE),
+        "Expected Attention over Ada-KV's heads, as on kvpress's leaderboard",
+    ),
+    "compactor": Preset(
+        EvictionPolicy(Compactor(), EqualHeads(), Keep(sinks=8, recent=4), _ONCE),
+        "Compactor (Chari and Van Durme 2025), leverage exact",
+    ),
+    "ada-compactor": Preset(
+        EvictionPolicy(Compactor(), AdaptiveHeads(), Keep(sinks=8, recent=4), _ONCE),
+        "Compactor over Ada-KV's heads",
     ),
     "recent": Preset(
         EvictionPolicy(Recency(), EqualHeads(), Keep(), _EACH_TOKEN), "baseline: a sliding window"

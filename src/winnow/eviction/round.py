@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from winnow.eviction.positions import Rotation, reassign
 from winnow.eviction.ranking import Ranking
 from winnow.eviction.rows import Round, RoundRows
 from winnow.eviction.sequence import SequenceEviction
+from winnow.eviction.signals import Signals
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,6 @@ class Member:
     """Tokens in the cache, less what rounds took."""
     shift: int = 0
     """What re-assigned positions lie below token indices."""
-
-
-class Signals(Protocol):
-    """What budgets may ask about tokens and layers."""
-
-    def similarity(self, slots: Sequence[int]) -> Tensor:
-        """float32 [B, L], cosine of the hidden state before and after attention, mean over tokens so far."""
-
-    def kinds(self, slots: Sequence[int]) -> Tensor:
-        """uint8 [B, longest], the kind of each token: 0, SPECIAL or PUNCTUATION."""
 
 
 @torch.inference_mode()
@@ -59,7 +49,7 @@ def shrink(
     slots = [member.slot for member in members]
     lengths = cache.manager.host_lengths[slots]
     kinds = signals.kinds(slots) if policy.budget.needs_kinds else None
-    rows = RoundRows(cache, _round(cache, policy, members, signals), int(lengths.max()), kinds)
+    rows = RoundRows(cache, _round(cache, policy, members, signals), int(lengths.max()), kinds, signals)
     ranking = _rank(policy, rows)
     kept = torch.minimum(torch.maximum(policy.budget.targets(ranking), ranking.protected), ranking.length)
     lengths_after = kept.to(torch.int32).cpu().numpy()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from winnow.attention import PagedCache
 from winnow.cache.layout import ceil_div
+from winnow.eviction.signals import QueryMoments, Signals
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,16 @@ class RoundRows:
         protected: bool [L, B, H, N], those that must stay.
     """
 
-    def __init__(self, cache: PagedCache, round_: Round, longest: int, kinds: Tensor | None) -> None:
+    def __init__(
+        self,
+        cache: PagedCache,
+        round_: Round,
+        longest: int,
+        kinds: Tensor | None,
+        signals: Signals | None = None,
+    ) -> None:
         self.cache = cache
+        self.signals = signals
         self.round = round_
         self.kinds = kinds
         manager = cache.manager
@@ -136,6 +145,48 @@ class LayerRows:
     def values(self) -> Tensor:
         """The values, float32 [B, H, N, d]; zeros where not valid."""
         return self._vectors(self.pool.v)
+
+    @property
+    def _signals(self) -> Signals:
+        assert self._rows.signals is not None, "rows of an engine have them"
+        return self._rows.signals
+
+    def unrotated_keys(self) -> Tensor:
+        """The keys as they were before their rotation, float32 [B, H, N, d]; zeros where not valid.
+
+        Needs `Needs(rotation=True)`.
+        """
+        return self._signals.turn(self.layer, self.keys(), -self.position).masked_fill_(
+            ~self.valid[..., None], 0.0
+        )
+
+    def query_moments(self) -> QueryMoments:
+        """Of the context's queries. Needs `Needs(moments_from=...)`."""
+        return self._signals.moments(self.layer, self.round.slots)
+
+    def chunk_attention(self) -> Tensor:
+        """What each KV's token got within its chunk of the context: summed over the chunk's queries, mean over the
+        group; float32 [B, H, N]. Needs `Needs(chunk=...)`.
+        """
+        told = self._signals.chunk_attention(self.layer, self.round.slots)
+        last = max(told.shape[-1] - 1, 0)
+        place = self.position.long().masked_fill(~self.valid, 0)
+        outside = ~self.valid | (place > last)
+        return told.gather(-1, place.clamp_max(last)).masked_fill_(outside, 0.0)
+
+    def mean_rotation(self, count: int) -> Tensor:
+        """The mean of the rotations to the next `count` positions, float32 [B, d, d]: rotated = rotation @ vector.
+
+        Needs `Needs(rotation=True)`.
+        """
+        return self._signals.mean_turn(self.layer, self.round.now + 1, count)
+
+    def output_weights(self) -> Tensor:
+        """What each query head adds to the hidden state for what it read, [Hq, d, hidden_size].
+
+        Needs `Needs(output=True)`.
+        """
+        return self._signals.output_weights(self.layer)
 
     def age(self) -> Tensor:
         """Positions from each KV to the last token computed, int32 [B, H, N]; its own query's is 0."""

@@ -6,6 +6,7 @@ from winnow.attention import Observe
 from winnow.cache import CacheLayout
 from winnow.cache.layout import ROW_SKEW, ceil_div
 from winnow.eviction.policy import EvictionPolicy
+from winnow.eviction.replay import ReplayPass
 
 # Tokens that a sequence under a pressure policy computes at once after its prompt: room for them is always promised.
 _PRESSURE_STEP = 64
@@ -25,6 +26,8 @@ class SequenceEviction:
     """Positions to protect, half-open; a template's tail is one of them."""
     template_tail: int = 0
     """Tokens at the context's end that follow the question: what a chat template ends with, and an answer's prefix."""
+    passes: tuple[ReplayPass, ...] = ()
+    """What is computed behind the context before the round after it, one after the other; each is dropped then."""
 
     @property
     def _step(self) -> int:
@@ -43,6 +46,11 @@ class SequenceEviction:
     @property
     def recent(self) -> int:
         return self.policy.keep.window(self.target)
+
+    @property
+    def longest_pass(self) -> int:
+        """Most tokens of a replay that stand behind the context at a time."""
+        return max((each.length for each in self.passes), default=0)
 
     @property
     def question_end(self) -> int:
@@ -154,6 +162,8 @@ class SequenceEviction:
     def peak_blocks(self, layout: CacheLayout, num_tokens: int) -> int:
         """Most blocks that a sequence holds while its first `num_tokens` tokens are computed."""
         context = min(num_tokens, self.context_len)
+        if context == self.context_len:
+            context += self.longest_pass
         prefill = (
             self._blocks_above_target(layout, self._step, context)
             if self._step
@@ -204,5 +214,5 @@ class SequenceEviction:
     def longest_row(self, num_tokens: int) -> int:
         """KVs that the longest row is expected to hold at most while `num_tokens` tokens are computed."""
         if not self._step:
-            return num_tokens
+            return max(num_tokens, self.context_len + self.longest_pass) if self.passes else num_tokens
         return min(num_tokens, self.limit if self.policy.budget.equal_rows else self.limit * ROW_SKEW)

@@ -1,6 +1,8 @@
-"""A model as it was published, by transformers: safetensors only, no code from the directory, no network."""
+"""A model as it was published, by transformers: safetensors or GGUF, no code from its files, no network."""
 
+import dis
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +15,13 @@ from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.context import context_limit
 from winnow.models.damage import check_sizes, check_vocabulary, first_line
-from winnow.models.generation import GENERATION, sampling_defaults
+from winnow.models.generation import sampling_defaults
 from winnow.models.geometry import probe_geometry
-from winnow.models.json_files import read_object
 from winnow.models.kinds import causal_class, config_class
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.optimize import optimize_model
-from winnow.models.tokens import end_tokens, load_tokenizer
+from winnow.models.published import Published, open_published
+from winnow.models.tokens import end_tokens
 from winnow.models.verify import Trial
 
 if TYPE_CHECKING:
@@ -30,7 +32,8 @@ def load_checkpoint(
     path: Path, config: ModelConfig, *, beyond_trained_len: bool, native: bool = False
 ) -> LoadedModel:
     """As `winnow.models.loader.load_model`, from config.json and weights as they were published."""
-    model_config = _read_config(path)
+    published = open_published(path)
+    model_config = _read_config(path, published)
     model_class = causal_class(model_config)
     if not model_class.is_backend_compatible():
         raise UnsupportedModelError(
@@ -40,9 +43,9 @@ def load_checkpoint(
     wanted = config.max_model_len
     trained_len = context_limit(model_config).take(None if beyond_trained_len else wanted)
     device = _device(config.device)
-    model = _load_weights(path, model_config, config, device, ATTENTION_NAME)
+    model = _load_weights(path, published, model_config, config, device, ATTENTION_NAME)
     geometry = probe_geometry(model)
-    tokenizer = _tokenizer(path, model_config)
+    tokenizer = _tokenizer(path, published, model_config)
     # The model's own code runs before layers are replaced, and is compared with what will answer.
     trial = Trial.of(model, geometry, trained_len) if config.verify_model else None
     loaded = LoadedModel(
@@ -53,7 +56,7 @@ def load_checkpoint(
         geometry=geometry,
         max_model_len=wanted or trained_len,
         trained_len=trained_len,
-        eos_token_ids=end_tokens(_told_end_tokens(path, model_config), tokenizer, _vocab_size(model_config)),
+        eos_token_ids=end_tokens(published.end_tokens(model_config), tokenizer, _vocab_size(model_config)),
         sampling_defaults=sampling_defaults(path, config.generation_config),
     )
     return (
@@ -62,31 +65,38 @@ def load_checkpoint(
 
 
 def _padded_hint(model_class: type[PreTrainedModel]) -> str:
-    parameters = inspect.signature(model_class.forward).parameters
-    runs = {"cache", "past_key_values"} & set(parameters) and "attention_mask" in parameters
-    return "; engine=padded runs it as it is" if runs else ", and it keeps no cache"
+    """What the padded engine can do about a class: it needs a cache, and a mask that is read."""
+    if not {"cache", "past_key_values"} & set(inspect.signature(model_class.forward).parameters):
+        return ", and it keeps no cache"
+    if not _reads(model_class.forward, "attention_mask"):
+        return ", and it does not read the mask by which engine=padded tells tokens from padding"
+    return "; engine=padded runs it as it is"
+
+
+def _reads(function: Callable[..., Any], name: str) -> bool:
+    """Whether the code of a function does anything with a variable of it; some take a mask for show."""
+    used = (step.argval for step in dis.get_instructions(inspect.unwrap(function)))
+    return any(name == value or (isinstance(value, tuple) and name in value) for value in used)
 
 
 def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
     """As `winnow.models.loader.load_plain_model`."""
-    model_config = _read_config(path)
+    published = open_published(path)
+    model_config = _read_config(path, published)
     causal_class(model_config)
-    tokenizer = _tokenizer(path, model_config)
+    tokenizer = _tokenizer(path, published, model_config)
     return PlainModel(
         max_model_len=context_limit(model_config).take(config.max_model_len),
-        model=_load_weights(path, model_config, config, _device(config.device), None),
+        model=_load_weights(path, published, model_config, config, _device(config.device), None),
         tokenizer=tokenizer,
         vocab_size=_vocab_size(model_config),
-        eos_token_ids=end_tokens(_told_end_tokens(path, model_config), tokenizer, _vocab_size(model_config)),
+        eos_token_ids=end_tokens(published.end_tokens(model_config), tokenizer, _vocab_size(model_config)),
         sampling_defaults=sampling_defaults(path, config.generation_config),
     )
 
 
-def _read_config(path: Path) -> PretrainedConfig:
-    file = path / "config.json"
-    if not file.exists():
-        raise UnsupportedModelError(f"model: cannot load {path}: it holds no config.json")
-    values = read_object(file)
+def _read_config(path: Path, published: Published) -> PretrainedConfig:
+    values = published.config_values()
     model_type = values.get("model_type")
     if model_type is None:
         raise UnsupportedModelError(f"model: cannot load {path}: config.json names no model_type")
@@ -126,20 +136,25 @@ def _dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.d
 
 def _load_weights(
     path: Path,
+    published: Published,
     model_config: PretrainedConfig,
     config: ModelConfig,
     device: torch.device,
     attention: str | None,
 ) -> PreTrainedModel:
     """The model on its device; `attention` is a name that transformers knows, None its own choice."""
-    model = _make_model(path, model_config, config, _dtype(config.dtype, model_config, device), attention).to(
-        device
-    )
+    dtype = _dtype(config.dtype, model_config, device)
+    model = _make_model(path, published, model_config, config, dtype, attention).to(device)
     return model.eval().requires_grad_(False)
 
 
 def _make_model(
-    path: Path, model_config: PretrainedConfig, config: ModelConfig, dtype: torch.dtype, attention: str | None
+    path: Path,
+    published: Published,
+    model_config: PretrainedConfig,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    attention: str | None,
 ) -> Any:
     if config.load_format == "dummy":
         with torch.random.fork_rng(devices=[]):
@@ -147,43 +162,33 @@ def _make_model(
             return AutoModelForCausalLM.from_config(
                 model_config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
             )
-    if not any(path.glob("*.safetensors")):
-        raise UnsupportedModelError(
-            f"model: cannot load {path}: it holds no *.safetensors; other weight formats can carry code and are not "
-            "read (load_format=dummy runs a configuration with random weights)"
+    with published.reading():
+        model, report = AutoModelForCausalLM.from_pretrained(
+            **published.weights(),
+            config=model_config,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
         )
-    model, report = AutoModelForCausalLM.from_pretrained(
-        path,
-        config=model_config,
-        dtype=dtype,
-        attn_implementation=attention,
-        use_safetensors=True,
-        trust_remote_code=False,
-        local_files_only=True,
-        output_loading_info=True,
-    )
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise UnsupportedModelError(
             f"model: cannot load {path}: it lacks {len(missing)} of {type(model).__name__}'s weights, "
             f"such as {missing[0]}"
         )
+    published.check_weights(model)
     return model
 
 
-def _tokenizer(path: Path, config: PretrainedConfig) -> "PreTrainedTokenizerBase | None":
-    tokenizer = load_tokenizer(path)
+def _tokenizer(
+    path: Path, published: Published, config: PretrainedConfig
+) -> "PreTrainedTokenizerBase | None":
+    tokenizer = published.tokenizer()
     check_vocabulary(path, tokenizer, _vocab_size(config))
     return tokenizer
 
 
 def _vocab_size(config: PretrainedConfig) -> int:
     return int(config.get_text_config().vocab_size)
-
-
-def _told_end_tokens(path: Path, config: PretrainedConfig) -> list[int]:
-    """Tokens that end an answer by generation_config.json, else by config.json."""
-    eos = getattr(config.get_text_config(), "eos_token_id", None)
-    if (path / GENERATION).exists():
-        eos = read_object(path / GENERATION).get("eos_token_id", eos) or eos
-    return [eos] if isinstance(eos, int) else eos or []

@@ -1,4 +1,4 @@
-"""Where a model lies: a directory as it was named, or the local copy of a repository of the Hugging Face Hub."""
+"""Where a model lies: a directory or file as it was named, or the local copy of a repository of the Hub."""
 
 import re
 from pathlib import Path
@@ -19,12 +19,12 @@ def is_repository(model: str | Path | None) -> bool:
     return isinstance(model, str) and _REPOSITORY.fullmatch(model) is not None and not Path(model).exists()
 
 
-def model_directory(config: ModelConfig) -> Path:
-    """The directory of the model that a configuration names, fetched where it is a repository of the Hub.
+def locate_model(config: ModelConfig) -> Path:
+    """The directory or GGUF file of the model that a configuration names, fetched where it is a repository of the Hub.
 
     Raises:
-        UnsupportedModelError: no such directory, or no such repository, revision or access; or it is not in the local
-            cache and there is no network.
+        UnsupportedModelError: no such directory or file, or no such repository, revision or access; or it is
+            not in the local cache and there is no network.
         ConfigError: `revision` of something that has none.
     """
     model = config.model
@@ -35,8 +35,8 @@ def model_directory(config: ModelConfig) -> Path:
             f"revision needs a model of the Hub (org/name), got {config.revision!r} and {model}"
         )
     path = DEMO_MODEL if model is None else Path(model)
-    if not path.is_dir():
-        raise UnsupportedModelError(f"model: cannot load {path}: no such directory: {path}")
+    if not path.is_dir() and not path.is_file():
+        raise UnsupportedModelError(f"model: cannot load {path}: no such directory or file: {path}")
     return path
 
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.damage import loading
-from winnow.models.hub import DEMO_MODEL, model_directory
+from winnow.models.hub import DEMO_MODEL, locate_model
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.packed.files import is_packed
 from winnow.native import native_kernels
@@ -31,7 +31,7 @@ def load_model(config: ModelConfig, *, beyond_trained_len: bool = False, native:
             architecture that attention here does not compute, or packed for another processor; names the reason.
         ConfigError: `device`, `dtype`, or `max_model_len` beyond what the model can do.
     """
-    path = model_directory(config)
+    path = locate_model(config)
     if is_packed(path):
         kernels = native_kernels()
         if kernels is None:
@@ -54,7 +54,7 @@ def load_plain_model(config: ModelConfig) -> PlainModel:
     Raises:
         UnsupportedModelError, ConfigError: as `load_model`; any causal language model is taken that is not packed.
     """
-    path = model_directory(config)
+    path = locate_model(config)
     if is_packed(path):
         raise UnsupportedModelError(
             f"model: {path} is packed for engine=paged; engine=padded runs the model as it was published"
@@ -72,7 +72,7 @@ def pack_model(config: ModelConfig, out: Path) -> None:
         ConfigError: `out` is in use, or the model cannot be one for the CPU kernels.
         UnsupportedModelError: as `load_model`, or the model computes something that packing would lose; names it.
     """
-    path = model_directory(config)
+    path = locate_model(config)
     if is_packed(path):
         raise ConfigError(f"model: {path} is packed already")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

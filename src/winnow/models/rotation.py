@@ -22,9 +22,20 @@ class LayerRotation:
 
     def turn(self, keys: Tensor, difference: Tensor) -> Tensor:
         """Keys, float32 [..., d], turned by `difference` positions, [...]."""
-        pairs = len(self.frequencies)
         angle = difference.to(torch.float32)[..., None] * self.frequencies.to(keys.device)
-        cos, sin = angle.cos(), angle.sin()
+        return self._turned(keys, angle.cos(), angle.sin())
+
+    def mean_turn(self, first: Tensor, count: int, head_dim: int) -> Tensor:
+        """The mean of the rotations to `count` positions from `first`, [B], on: float32 [B, d, d]."""
+        position = first.to(torch.float32)[:, None] + torch.arange(count, device=first.device)
+        angle = position[..., None] * self.frequencies.to(first.device)  # [B, count, pairs]
+        cos, sin = angle.cos().mean(dim=1), angle.sin().mean(dim=1)
+        unit = torch.eye(head_dim, device=first.device).expand(len(first), -1, -1)
+        # Row i of what comes out is unit vector i turned, which is column i of the matrix.
+        return self._turned(unit, cos[:, None], sin[:, None]).mT
+
+    def _turned(self, keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        pairs = len(self.frequencies)
         part, rest = keys[..., : 2 * pairs], keys[..., 2 * pairs :]
         if self.interleaved:
             a, b = part[..., 0::2], part[..., 1::2]
@@ -43,6 +54,10 @@ class ModelRotation:
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         return self.layers[layer].turn(keys, difference)
+
+    def mean_turn(self, layer: int, first: Tensor, count: int, head_dim: int) -> Tensor:
+        """See `LayerRotation.mean_turn`."""
+        return self.layers[layer].mean_turn(first, count, head_dim)
 
 
 class _KeyProbe:

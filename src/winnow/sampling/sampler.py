@@ -121,7 +121,12 @@ class Sampler:
             counts_row = self._counts.acquire(prompt_token_ids, output_token_ids)
         seed = self._draw_seed() if params.seed is None else params.seed
         key, forced = stream_key(seed, sample_index), params.forced_for(sample_index)
-        self._slots.add(slot, params, key, len(output_token_ids), counts_row, forced)
+        try:
+            self._slots.add(slot, params, key, len(output_token_ids), counts_row, forced)
+        except BaseException:
+            if counts_row is not None:
+                self._counts.release(counts_row)
+            raise
 
     def remove(self, slot: int) -> None:
         """Let a sequence go, finished or preempted; its slot is free again."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from winnow.cli.batch.errors import LineError
+from winnow.cli.batch.errors import FAILED, LineError
 from winnow.cli.batch.lines import BadLine, Job, parse_line
 from winnow.cli.batch.reader import read_lines
 from winnow.cli.batch.records import Record, answer_record, encode, error_record, request_id
@@ -184,7 +184,7 @@ class Driver:
 
     def _answer(self, job: Job, output: RequestOutput) -> None:
         if output.error is not None:
-            self._finish(job.index, self._failure(job, LineError("request_failed", output.error)))
+            self._finish(job.index, self._failure(job, LineError(FAILED, output.error)))
             return
         try:
             record = answer_record(job, output, self._model, int(self._clock()))

@@ -1,9 +1,11 @@
 """What one line can do wrong, with the codes that its error record names."""
 
-from winnow.errors import CapacityError, ContextLengthError, WinnowError
+from winnow.errors import CapacityError, ContextLengthError, WinnowError, describe_error
 
 INTERNAL = "internal_error"
 """The code of what is nobody's mistake but Winnow's."""
+FAILED = "request_failed"
+"""The code of a request that was sound and began, and could not be brought to an end."""
 
 
 class LineError(WinnowError):
@@ -28,5 +30,4 @@ class LineError(WinnowError):
             return cls("kv_memory_exceeded", str(error))
         if isinstance(error, WinnowError):
             return cls("invalid_request", str(error))
-        told = " ".join(str(error).split())
-        return cls(INTERNAL, f"{type(error).__name__}: {told:.500}" if told else type(error).__name__)
+        return cls(INTERNAL, describe_error(error))

@@ -6,7 +6,7 @@ lines get OpenAI's objects. A line that failed gets an `error` with its line num
 
 from typing import Any
 
-from winnow.cli.batch.errors import INTERNAL, LineError
+from winnow.cli.batch.errors import FAILED, INTERNAL, LineError
 from winnow.cli.batch.lines import DEFAULT_METRIC, BadLine, Form, Job
 from winnow.cli.batch.logprobs import (
     chat_logprobs,
@@ -46,7 +46,8 @@ def error_record(line: Job | BadLine, error: LineError) -> Record:
     told = {"line": line.number, "code": error.code, "message": str(error)}
     if line.form is Form.FLAT:
         return {"index": line.index, **line.carried, "error": told}
-    kind, status = ("server_error", 500) if error.code == INTERNAL else ("invalid_request_error", 400)
+    ours = error.code in (INTERNAL, FAILED)
+    kind, status = ("server_error", 500) if ours else ("invalid_request_error", 400)
     body = {"message": str(error), "type": kind, "param": None, "code": error.code}
     response = {"status_code": status, "request_id": request_id(line), "body": {"error": body}}
     return _batch_head(line) | {"response": response, "error": told} | _carried(line)

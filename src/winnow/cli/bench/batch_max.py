@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from winnow.bench.batch_max.config import BatchMaxConfig
-from winnow.cli.bench.report import check_json_path, console, print_tables, typed_command, write_json
+from winnow.cli.bench.report import (
+    check_json_path,
+    check_written,
+    console,
+    print_tables,
+    typed_command,
+    write_json,
+)
 from winnow.cli.engine import demo_model, silence_transformers
 from winnow.cli.options import add_flags, given
-from winnow.cli.paths import require_distinct, require_writable
+from winnow.cli.paths import require_writable
 from winnow.cli.progress import add_progress_flag
 from winnow.units import format_bytes
 
@@ -60,8 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     """Measure, show, and return the exit code."""
     config = BatchMaxConfig(**given(namespace, BatchMaxConfig))
-    named = [(f"--{name}", getattr(namespace, name)) for name in ("json", "markdown", "journal")]
-    require_distinct([(name, path) for name, path in named if path is not None])
+    check_written({f"--{name}": getattr(namespace, name) for name in ("json", "markdown", "journal")}, {})
     check_json_path(namespace.json)
     for name in ("markdown", "journal"):
         path = getattr(namespace, name)

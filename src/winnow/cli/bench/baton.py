@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.bench.baton.cells import Cells
-from winnow.cli.bench.report import check_json_path, typed_command, write_json
+from winnow.cli.bench.report import check_json_path, check_written, typed_command, write_json
 from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
-from winnow.cli.paths import require_distinct, require_writable
+from winnow.cli.paths import require_writable
 from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.config import EngineConfig, EvictionConfig
 from winnow.figures import can_draw
@@ -59,7 +59,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "winnow bench baton [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("--threads", metavar="N", type=int, help="threads of torch")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured as JSON")
     parser.add_argument(
         "-o",
@@ -85,19 +84,17 @@ def execute(namespace: argparse.Namespace) -> int:
     options = {"dtype": _DTYPE} | engine_options(namespace)
     for cell in cells:
         EngineConfig.from_options(options | {"max_num_seqs": cell.batch})
-    _check_paths(namespace)
-    import torch
-
+    _check_paths(namespace, options)
     from winnow.bench.baton.experiment import Experiment
     from winnow.bench.baton.measured import read_rows
     from winnow.bench.baton.tables import all_tables
     from winnow.bench.machine import Machine, report_head
     from winnow.bench.vocabulary import vocab_size
     from winnow.cli.eval.output import show_tables
+    from winnow.threads import set_threads
 
     silence_transformers()
-    if namespace.threads is not None:
-        torch.set_num_threads(namespace.threads)
+    set_threads(options.get("threads"))
     head = report_head(typed_command(), Machine.here(options.get("device", "auto")))
     model = model_path(options)
     experiment = Experiment(cells, options, open_llm, vocab_size(model), head)
@@ -114,13 +111,11 @@ def execute(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _check_paths(namespace: argparse.Namespace) -> None:
+def _check_paths(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
     page = None if namespace.output is None else namespace.output / "baton.md"
-    named = (("--json", namespace.json), ("--journal", namespace.journal), ("the page of -o", page))
-    require_distinct([(name, path) for name, path in named if path is not None])
+    named = {"--json": namespace.json, "--journal": namespace.journal, "the page of -o": page}
+    check_written(named | {"-o": namespace.output}, options)
     check_json_path(namespace.json)
-    if namespace.threads is not None and namespace.threads < 1:
-        raise UsageError(f"--threads must be at least 1, got {namespace.threads}")
     if namespace.journal is not None:
         require_writable(namespace.journal, f"--journal {namespace.journal}")
     elif namespace.overwrite:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from winnow.cli.bench.report import check_written
 from winnow.cli.engine import add_engine_flags, engine_options, open_llm, silence_transformers
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import add_compression_flag
@@ -85,11 +86,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     """Measure, show, write, and return the exit code."""
+    options = engine_options(namespace)
     journal = namespace.journal or namespace.output
+    for name, path in (("-o", namespace.output), ("--journal", namespace.journal)):
+        check_written({name: path}, options)  # they may be one directory
     for path, flag in ((namespace.output, "-o"), (namespace.journal, "--journal")):
         if path is not None:
             require_writable(path / "h2h.json", f"{flag} {path}")
-    options = engine_options(namespace)
     from winnow.bench.h2h.continuations import Continuations, text_presets
     from winnow.bench.h2h.document import tables, write
     from winnow.cli.eval.output import run_head, show_tables

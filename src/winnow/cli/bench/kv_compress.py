@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 
 from winnow.bench.kv_compress.grid import Cell, Grid
-from winnow.cli.bench.report import check_json_path, console, print_tables, typed_command, write_json
+from winnow.cli.bench.report import (
+    check_json_path,
+    check_written,
+    console,
+    print_tables,
+    typed_command,
+    write_json,
+)
 from winnow.cli.engine import engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
@@ -56,6 +63,7 @@ A large gain needs a full cache that holds few sequences (--kv-seqs), and enough
 the memory when they are compressed. --kv-floor bounds how far short prompts are compressed.
 """
 _DTYPE = "bfloat16"
+_PAGE = "kv_compress.md"
 _OWN = ("eviction", "compression", "kv_budget", "num_scores", "kv_memory", "engine")
 """Engine options that the bench chooses itself."""
 _SHOWN = {"contexts": "1024,2048,3584", "compressions": "1,4,16,64"}
@@ -70,7 +78,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the demo model's shape with random weights and 65536 positions, made once",
     )
-    parser.add_argument("--threads", metavar="N", type=int, help="threads of torch")
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write every run as JSON, as soon as it is done"
     )
@@ -121,17 +128,24 @@ class _Plan:
         most = options.get("max_num_batched_tokens", SchedulerConfig.max_num_batched_tokens)
         options["max_num_batched_tokens"] = max(most, options["max_num_seqs"])
         EngineConfig.from_options(options)
-        if namespace.threads is not None and namespace.threads < 1:
-            raise UsageError(f"--threads must be at least 1, got {namespace.threads}")
         if namespace.random_model and options.get("model") is not None:
             raise UsageError("--random-model and --model both name a model, give one")
         if namespace.resume and namespace.json is None:
             raise UsageError("--resume goes on from the file of --json, which was not given")
+        check_written(
+            {
+                "--json": namespace.json,
+                "the draft of --json": None if namespace.json is None else _draft(namespace.json),
+                "the page of --out": None if namespace.out is None else namespace.out / _PAGE,
+                "--out": namespace.out,
+            },
+            options,
+        )
         check_json_path(namespace.json)
         if namespace.out is not None:
             if not can_draw():
                 raise UsageError("--out draws figures with matplotlib: pip install 'winnow-llm[plots]'")
-            require_writable(namespace.out / "kv_compress.md", f"--out {namespace.out}")
+            require_writable(namespace.out / _PAGE, f"--out {namespace.out}")
         return cls(grid, options, namespace.random_model, namespace.json, namespace.resume, namespace.out)
 
     @property
@@ -143,17 +157,15 @@ class _Plan:
 def execute(namespace: argparse.Namespace) -> int:
     """Measure, show, and return the exit code."""
     plan = _Plan.of(namespace)
-    import torch
-
     from winnow.bench.kv_compress.row import read_rows
     from winnow.bench.kv_compress.study import Study
     from winnow.bench.kv_compress.tables import all_tables
     from winnow.bench.machine import Machine, report_head
     from winnow.bench.room import kv_memory_for
+    from winnow.threads import set_threads
 
     silence_transformers()
-    if namespace.threads is not None:
-        torch.set_num_threads(namespace.threads)
+    set_threads(plan.options.get("threads"))
     options = dict(plan.options)
     if plan.random_model:
         from winnow.bench.kv_compress.model import RANDOM
@@ -196,12 +208,17 @@ def _read_report(path: Path) -> dict[str, Any]:
     return report
 
 
+def _draft(path: Path) -> Path:
+    """Where a report is written before it takes its place."""
+    return path.with_name(f"{path.name}.new")
+
+
 def _save(path: Path | None, study: "Study") -> None:
     """Write the report in one move: who goes on from it never finds half of it."""
     if path is not None:
         from winnow.bench.kv_compress.row import read_rows
 
-        draft = path.with_name(f"{path.name}.new")
+        draft = _draft(path)
         write_json(draft, study.to_json() | {"rows": [row.to_json() for row in read_rows(study)]})
         draft.replace(path)
 
@@ -285,4 +302,4 @@ def _write_page(
 
     figures = [path for path in draw_all(study.grid, rows, out) if path.suffix == ".png"]
     text = page(TITLE, study.heads, [" ".join(facts)], NOTES, tables, figures)
-    (out / "kv_compress.md").write_text(text, encoding="utf-8")
+    (out / _PAGE).write_text(text, encoding="utf-8")

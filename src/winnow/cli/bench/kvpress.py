@@ -1,7 +1,6 @@
 """`winnow bench kvpress`: answers under Winnow's presets beside NVIDIA's kvpress."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +67,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_compression_flag(parser, (4.0, 8.0))
     parser.add_argument("--query", choices=QUERIES, default="both", help="(default: both)")
     add_prompt_flags(parser, samples=5)
-    parser.add_argument("--threads", metavar="N", type=typed.count(1), help="of both; left out: every core")
     parser.add_argument(
         "--folder",
         metavar="DIR",
@@ -95,11 +93,12 @@ def execute(namespace: argparse.Namespace) -> int:
     from winnow.evaluate.cell import check_presets, num_scores, plan_cells
     from winnow.evaluate.settings import settings_for
     from winnow.evaluate.tables import all_tables
+    from winnow.threads import set_threads
 
     check_presets(namespace.presets)
     silence_transformers()
-    threads = namespace.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+    set_threads(options.get("threads"))
+    threads = torch.get_num_threads()  # kvpress's too
     comparison = Comparison(
         namespace.presets,
         tuple(PRESSES[name] for name in namespace.presses),

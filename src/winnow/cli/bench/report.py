@@ -1,13 +1,14 @@
 """What benches write: the report as JSON, and tables on the console."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from winnow.cli.paths import require_writable, write_text
+from winnow.cli.engine import model_files
+from winnow.cli.paths import require_distinct, require_writable, write_text
 from winnow.json_values import dump_json
 from winnow.text_table import TextTable
 
@@ -29,6 +30,20 @@ def print_tables(out: Console, tables: Iterable[TextTable], *, dense: bool = Fal
         out.print(table.rich(dense=dense))
         for note in table.notes:
             out.print(note, highlight=False, markup=False, soft_wrap=True)
+
+
+def check_written(written: Mapping[str, Path | None], options: Mapping[str, Any]) -> None:
+    """Refuse files that would be written over by one another, or over the model's.
+
+    Args:
+        written: what the user calls each path that will be written, and the path; None: it was not given.
+        options: the engine's, as typed.
+
+    Raises:
+        UsageError: names both paths.
+    """
+    named = [(name, path) for name, path in written.items() if path is not None]
+    require_distinct(named, model_files(options))
 
 
 def check_json_path(path: Path | None) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.workload import Workload
-from winnow.cli.bench.report import check_json_path, console, typed_command, write_json
+from winnow.cli.bench.report import check_json_path, check_written, console, typed_command, write_json
 from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
@@ -56,7 +56,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="in place of --kv-memory: as many bytes as K sequences take that keep every KV",
     )
     parser.add_argument("--repeat", metavar="N", type=int, default=3, help="times (default: %(default)s)")
-    parser.add_argument("--threads", metavar="N", type=int, help="threads of torch")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured as JSON too")
     add_progress_flag(parser)
     add_flags(parser, Workload, "the work")
@@ -81,12 +80,13 @@ class _Plan:
             UsageError: flags that contradict each other, a model that is no directory.
         """
         options, work = engine_options(namespace), given(namespace, Workload)
-        for name in ("repeat", "threads", "kv_seqs"):
+        for name in ("repeat", "kv_seqs"):
             value = getattr(namespace, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if namespace.kv_seqs is not None and "kv_memory" in options:
             raise UsageError("--kv-seqs and --kv-memory mean the same, give one")
+        check_written({"--json": namespace.json}, options)
         check_json_path(namespace.json)
         if namespace.preset is None:
             return cls(Workload(**work), options, namespace.kv_seqs, namespace.repeat)
@@ -101,14 +101,10 @@ class _Plan:
 def execute(namespace: argparse.Namespace) -> int:
     """Work, show, and return the exit code."""
     plan = _Plan.of(namespace)
-    import torch
-
     from winnow.bench.machine import Machine, report_head
     from winnow.bench.room import kv_memory_for
 
     silence_transformers()
-    if namespace.threads is not None:
-        torch.set_num_threads(namespace.threads)
     options = dict(plan.options)
     if namespace.preset is not None and "model" not in options:
         with Console(stderr=True).status("making the model"):

@@ -66,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     """Evaluate, show, write, and return the exit code."""
     options = engine_options(namespace)
-    check_output(namespace)
+    check_output(namespace, options, _JOURNAL)
     place: Path | None = namespace.include_path
     if place is not None and not place.is_dir():
         raise UsageError(f"--include-path must be a directory, got {str(place)!r}")

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.cli.bench.report import console, print_tables, typed_command
+from winnow.cli.engine import model_files
 from winnow.cli.errors import UsageError
-from winnow.cli.paths import require_writable
+from winnow.cli.paths import require_distinct, require_writable
 from winnow.cli.progress import add_progress_flag
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
     from winnow.text_table import TextTable
 
+RESULTS = ("results.json", "results.md")
+"""What every evaluation writes."""
 RESUME_HINT = "(finished answers are safe; run the same command again to go on)"
 
 
@@ -28,11 +31,15 @@ def add_output_flags(parser: argparse.ArgumentParser) -> None:
     add_progress_flag(out)
 
 
-def check_output(namespace: argparse.Namespace) -> None:
-    """Refuse an output directory that would be found unusable only after the work.
+def check_output(namespace: argparse.Namespace, options: dict[str, Any], journal: str) -> None:
+    """Refuse an output directory that would be found unusable only after the work, or holds what is read.
+
+    Args:
+        options: the engine's, as typed.
+        journal: name of the file that keeps finished answers.
 
     Raises:
-        UsageError: it is a file, or cannot be written to; --overwrite without it.
+        UsageError: it is a file, or cannot be written to, or is --data or --model; --overwrite without it.
     """
     output: Path | None = namespace.output
     if output is None:
@@ -41,7 +48,10 @@ def check_output(namespace: argparse.Namespace) -> None:
         return
     if output.exists() and not output.is_dir():
         raise UsageError(f"-o must be a directory, got the file {str(output)!r}")
-    require_writable(output / "results.json", f"-o {output}")
+    data: Path | None = getattr(namespace, "data", None)
+    written = [("-o", output), *((f"{name} of -o", output / name) for name in (*RESULTS, journal))]
+    require_distinct(written, [*([("--data", data)] if data is not None else []), *model_files(options)])
+    require_writable(output / RESULTS[0], f"-o {output}")
 
 
 def run_head(llm: "LLM", options: dict[str, Any]) -> dict[str, Any]:

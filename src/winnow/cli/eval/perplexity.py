@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     """Measure, show, write, and return the exit code."""
     options = engine_options(namespace)
-    check_output(namespace)
+    check_output(namespace, options, _JOURNAL)
     check_data(namespace)
     if namespace.context is None:
         namespace.context = namespace.tokens // 2

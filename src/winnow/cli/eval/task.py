@@ -83,8 +83,10 @@ def configure(parser: argparse.ArgumentParser, name: str, task: Task) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     """Evaluate, show, write, and return the exit code."""
+    from winnow.evaluate.report import JOURNAL
+
     options = engine_options(namespace)
-    check_output(namespace)
+    check_output(namespace, options, JOURNAL)
     check_data(namespace)
     from winnow.evaluate.cell import num_scores, plan_cells
 

@@ -8,16 +8,15 @@ from torch import Tensor
 
 from winnow.cache import CacheLayout
 from winnow.cache.layout import ceil_div
+from winnow.eviction.budgets.floors import Floors
 from winnow.eviction.ranking import Ranking
 from winnow.eviction.rows import LayerRows
 
 
 @dataclass(frozen=True)
-class Budget(ABC):
-    """Who keeps how much of a sequence's budget, which counts KVs per row on average."""
+class Budget(Floors, ABC):
+    """Who keeps how much of a sequence's budget, which counts KVs per row on average; and floors of rows and layers."""
 
-    bounded: ClassVar[bool] = True
-    """Whether a round leaves no more than the budget (rounded to blocks), so that prompts of any length fit."""
     needs_kinds: ClassVar[bool] = False
     """Whether the tokens' kinds matter."""
 

@@ -11,7 +11,7 @@ from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError
 from winnow.eviction.budgets.base import Budget
 from winnow.eviction.budgets.layers import EqualLayers, LayerSplit
-from winnow.eviction.ranking import Ranking
+from winnow.eviction.ranking import Ranking, ranks
 from winnow.eviction.rows import LayerRows
 
 
@@ -23,14 +23,15 @@ class EqualHeads(Budget):
 
     @property
     def equal_rows(self) -> bool:
-        return isinstance(self.layers, EqualLayers)
+        return isinstance(self.layers, EqualLayers) and not self.wide_layers
 
     @property
     def needs_similarity(self) -> bool:
         return self.layers.needs_similarity
 
     def targets(self, ranking: Ranking) -> Tensor:
-        return self.layers.budgets(ranking)[:, :, None].expand_as(ranking.length)
+        shares = self.raised(ranking, self.layers.budgets(ranking))
+        return shares[:, :, None].expand_as(ranking.length)
 
     def blocks_after(self, layout: CacheLayout, budget: int, protected: int) -> int:
         if self.equal_rows:
@@ -61,6 +62,7 @@ class AdaptiveHeads(Budget):
     layers: LayerSplit = field(default_factory=EqualLayers)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0.0 <= self.floor <= 1.0:
             raise ConfigError(f"floor must be between 0 and 1, got {self.floor}")
 
@@ -69,10 +71,14 @@ class AdaptiveHeads(Budget):
         return self.layers.needs_similarity
 
     def targets(self, ranking: Ranking) -> Tensor:
-        base = (self.layers.budgets(ranking)[:, :, None] - ranking.protected).clamp_min(0)  # [B, L, H]
+        shares = self.raised(ranking, self.layers.budgets(ranking))
+        base = (shares[:, :, None] - ranking.protected).clamp_min(0)  # [B, L, H]
         free = ranking.length - ranking.protected
         gone = (free - base).sum(dim=2).clamp_min(0)  # what the layer must lose, [B, L]
-        best = free - _lowest(ranking.worth, gone)
+        worth = ranking.worth
+        if self.has_floors:
+            worth = without_best(worth, ranking.length, self.row_least(ranking))
+        best = free - _lowest(worth, gone)
         # In float64, so that floors such as 0.7 round as in the formula.
         floor = (base.double() * self.floor).floor()
         return (best.float() * (1 - self.floor) + floor).round().long() + ranking.protected
@@ -88,14 +94,18 @@ class AdaptiveRows(Budget):
     def targets(self, ranking: Ranking) -> Tensor:
         kept = -(-ranking.round.budget * (ranking.num_layers * ranking.num_heads) // ranking.block_size)
         excess = (ranking.blocks.sum(dim=(1, 2)) - kept).clamp_min(0)
-        freed = cheapest_blocks(ranking.worth, ranking.length, excess, ranking.block_size)
+        worth, most = ranking.worth, None
+        if self.has_floors:
+            worth = without_best(worth, ranking.length, self.row_least(ranking))
+            most = ranking.blocks.sum(dim=2) - self.layer_least_blocks(ranking)
+        freed = cheapest_blocks(worth, ranking.length, excess, ranking.block_size, most)
         return length_without(ranking.length, freed, ranking.block_size)
 
     def blocks_after(self, layout: CacheLayout, budget: int, protected: int) -> int:
-        return max(
-            ceil_div(budget * layout.rows_per_seq, layout.block_size),
-            layout.blocks_for(protected),
-        )
+        even = ceil_div(budget * layout.rows_per_seq, layout.block_size)
+        if self.has_floors:
+            return even + layout.rows_per_seq  # floors end in the middle of blocks
+        return max(even, layout.blocks_for(protected))
 
 
 @dataclass(frozen=True)
@@ -114,7 +124,8 @@ class LazyLayers(Budget):
 
     def targets(self, ranking: Ranking) -> Tensor:
         lazy = ranking.told.mean(dim=2, keepdim=True) > self.threshold
-        return torch.where(lazy, ranking.round.budget[:, None, None], ranking.length)
+        kept = torch.where(lazy, ranking.round.budget[:, None, None], ranking.length)
+        return torch.maximum(kept, self.row_least(ranking))
 
 
 def _lowest(worth: Tensor, count: Tensor) -> Tensor:
@@ -129,7 +140,18 @@ def _lowest(worth: Tensor, count: Tensor) -> Tensor:
     return lost.unflatten(2, (heads, slots)).sum(dim=-1)
 
 
-def cheapest_blocks(worth: Tensor, length: Tensor, excess: Tensor, block_size: int) -> Tensor:
+def without_best(worth: Tensor, length: Tensor, least: Tensor) -> Tensor:
+    """`worth`, sorted as in `cheapest_blocks`, where the `least` best KVs of each row cannot go either.
+
+    length and least: int64 [B, L, H].
+    """
+    place = torch.arange(worth.shape[-1], device=worth.device)
+    return worth.masked_fill(place >= (length - least)[..., None], torch.inf)
+
+
+def cheapest_blocks(
+    worth: Tensor, length: Tensor, excess: Tensor, block_size: int, most: Tensor | None = None
+) -> Tensor:
     """Which blocks a sequence gives up: the `excess` cheapest ones, or all that hold nothing protected.
 
     A row of n KVs frees its first block when its n mod b (b if that is 0) lowest KVs go, each further one when b more
@@ -141,15 +163,20 @@ def cheapest_blocks(worth: Tensor, length: Tensor, excess: Tensor, block_size: i
         worth: float32 [B, L, H, N], ascending, +inf for what cannot go and past the length.
         length: int64 [B, L, H].
         excess: int64 [B], blocks to free.
+        most: int64 [B, L], blocks that a layer may give up; None: all. Limits of rows lie in `worth`. As each limit
+            holds for a row, a layer or all, taking the cheapest within each in turn is cheapest for all of them.
 
     Returns:
         Blocks to free in each row, int64 [B, L, H].
     """
-    most = ceil_div(worth.shape[-1], block_size)
+    blocks = ceil_div(worth.shape[-1], block_size)
     first = (length - 1) % block_size  # index of the last KV that goes for a row's first block
-    last = first[..., None] + torch.arange(most, device=worth.device) * block_size  # [B, L, H, blocks]
+    last = first[..., None] + torch.arange(blocks, device=worth.device) * block_size  # [B, L, H, blocks]
     inside = last < length[..., None]
-    cost = worth.gather(-1, last.clamp_max(worth.shape[-1] - 1)).masked_fill(~inside, torch.inf).flatten(1)
+    cost = worth.gather(-1, last.clamp_max(worth.shape[-1] - 1)).masked_fill(~inside, torch.inf)
+    if most is not None:
+        cost = cost.masked_fill(ranks(cost.flatten(2)).view_as(cost) >= most[..., None, None], torch.inf)
+    cost = cost.flatten(1)
     cost, order = cost.sort(dim=-1, stable=True)
     taken = (torch.arange(cost.shape[1], device=cost.device) < excess[:, None]) & (cost < torch.inf)
     freed = torch.zeros_like(taken).scatter_(-1, order, taken)

@@ -31,6 +31,9 @@ class Recipes(Budget):
     local: float = 0.3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.row_floor, float) or self.layer_floor or self.wide_factor is not None:
+            raise ConfigError("Recipes knows no even share: row_floor must be a count, wide layers keep all")
         for name in ("recovery", "heavy", "local"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
@@ -52,7 +55,7 @@ class Recipes(Budget):
         return self.pin(rows).sum(dim=-1).float()
 
     def targets(self, ranking: Ranking) -> Tensor:
-        return ranking.told.long()
+        return torch.maximum(ranking.told.long(), self.row_least(ranking))
 
     def _ladder(self, rows: LayerRows, mass: Tensor) -> list[Tensor]:
         special = rows.protected | (rows.valid & (rows.kind == SPECIAL))

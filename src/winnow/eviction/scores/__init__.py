@@ -10,14 +10,23 @@ from winnow.eviction.scores.attention import (
     Window,
 )
 from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.compactor import Compactor
+from winnow.eviction.scores.expected import ChunkAttention, ExpectedAttention
+from winnow.eviction.scores.factors import ByOutputNorm, ByValueNorm
 from winnow.eviction.scores.keys import KeyDifference, KeyNorm
 from winnow.eviction.scores.leverage import Leverage
+from winnow.eviction.scores.reconstruction import Reconstruction
 from winnow.eviction.scores.tokens import Random, Recency
 
 __all__ = [
     "Average",
     "BelowAverage",
+    "ByOutputNorm",
+    "ByValueNorm",
+    "ChunkAttention",
+    "Compactor",
     "Cumulative",
+    "ExpectedAttention",
     "KeyDifference",
     "KeyNorm",
     "LastQuery",
@@ -25,6 +34,7 @@ __all__ = [
     "MeanDeviation",
     "Random",
     "Recency",
+    "Reconstruction",
     "Score",
     "ValueAware",
     "Window",

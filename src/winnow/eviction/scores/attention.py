@@ -86,6 +86,7 @@ class MeanDeviation(Score):
     those whose attention deviates least. Among them the lowest mean goes first. Needs the same budget in every row.
     """
 
+    factors: ClassVar[bool] = False
     num_scores: ClassVar[int] = 2
     group: Group = Group.MEAN
 
@@ -139,6 +140,7 @@ class BelowAverage(Score):
     History: the last `history` queries of the prompt, then all queries since the last round.
     """
 
+    factors: ClassVar[bool] = False
     num_scores: ClassVar[int] = 1
     history: int = 400
     group: Group = Group.SUM

@@ -7,7 +7,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from winnow.attention import Observe
+from winnow.eviction.replay import Replay
 from winnow.eviction.rows import LayerRows
+from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,23 @@ class Score(ABC):
     per_layer: ClassVar[bool] = False
     """One token set for all heads of a layer: worth is averaged over them, and rows stay alike (TOVA)."""
 
+    factors: ClassVar[bool] = True
+    """Whether worth is at least 0 and may be multiplied, such as by the norm of the value."""
+
+    @property
+    def needs(self) -> Needs:
+        """What it must know besides keys, values and accumulators."""
+        return Needs()
+
     @property
     def window(self) -> int | None:
         """How many of the last queries before a round are observed in the prompt; None: all of them."""
+        return None
+
+    @property
+    def replay(self) -> Replay | None:
+        """How the context is repeated before the round after it, so that accumulator 0 of each of its KVs is the
+        largest attention that the repetition pays it; None: it is not."""
         return None
 
     @property

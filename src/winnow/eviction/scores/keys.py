@@ -1,6 +1,7 @@
 """Scores that look at keys alone: no queries, so they hold for any question to come."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from winnow.eviction.scores.base import Score
 class KeyNorm(Score):
     """Keys of small norm attract attention (Devoto et al., "A simple and effective L2 norm-based strategy", 2024)."""
 
+    factors: ClassVar[bool] = False
+
     def worth(self, rows: LayerRows) -> Tensor:
         return -rows.keys().norm(dim=-1)
 
@@ -20,6 +23,8 @@ class KeyNorm(Score):
 @dataclass(frozen=True)
 class KeyDifference(Score):
     """Keys unlike the mean direction of the row's keys stay (KeyDiff)."""
+
+    factors: ClassVar[bool] = False
 
     def worth(self, rows: LayerRows) -> Tensor:
         kernels = RowKernels.of(rows)

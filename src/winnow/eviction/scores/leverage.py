@@ -11,6 +11,7 @@ from winnow.errors import ConfigError
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores.base import Score
+from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Leverage(Score):
     keeps directions in which keys hardly differ from counting as much as the others."""
     pool: Pool | None = None
     """A KV counts with its neighbours: what is told in several tokens stays together."""
+    unrotated: bool = False
+    """Look at keys as they were before their rotation, which moves equal keys apart; by plain torch alone."""
 
     def __post_init__(self) -> None:
         if not self.ridge > 0.0:
@@ -38,21 +41,36 @@ class Leverage(Score):
                 "Leverage knows no queries: its pool takes neither per_query_head nor skip_window"
             )
 
+    @property
+    def needs(self) -> Needs:
+        return Needs(rotation=self.unrotated)
+
     def worth(self, rows: LayerRows) -> Tensor:
-        kernels = RowKernels.of(rows)
+        kernels = None if self.unrotated else RowKernels.of(rows)
         if kernels is not None:
             worth = kernels.leverage(self.ridge)
             return worth if self.pool is None else kernels.pooled(worth, self.pool)
-        worth = leverage(rows, self.ridge)
+        worth = self.of(rows, rows.valid)
         if self.pool is None:
             return worth
         return smooth(worth[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
 
+    def of(self, rows: LayerRows, counted: Tensor) -> Tensor:
+        """The leverage of the KVs that are `counted` among themselves, bool [B, H, N]; not pooled. Zeros elsewhere."""
+        keys = rows.unrotated_keys() if self.unrotated else rows.keys()
+        return ridge_leverage(keys, counted, self.ridge)
+
 
 def leverage(rows: LayerRows, ridge: float) -> Tensor:
     """The leverage of each key by plain torch, not pooled: float32 [B, H, N]; zeros where not valid."""
-    keys, count = rows.keys(), rows.length[..., None, None].clamp_min(1)
-    centred = (keys - keys.sum(dim=2, keepdim=True) / count).masked_fill_(~rows.valid[..., None], 0.0)
+    return ridge_leverage(rows.keys(), rows.valid, ridge)
+
+
+def ridge_leverage(keys: Tensor, counted: Tensor, ridge: float) -> Tensor:
+    """Of keys, float32 [B, H, N, d], those that are `counted` among themselves, bool [B, H, N]: [B, H, N]."""
+    count = counted.sum(dim=-1)[..., None, None].clamp_min(1)
+    keys = keys.masked_fill(~counted[..., None], 0.0)
+    centred = (keys - keys.sum(dim=2, keepdim=True) / count).masked_fill_(~counted[..., None], 0.0)
     moment = centred.mT @ centred / count
     spread = moment.diagonal(dim1=-2, dim2=-1)
     # Keys that are all alike have no spread, and are worth nothing.

@@ -1,6 +1,7 @@
 """Scores that ask nothing but where a KV stands."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from winnow.eviction.scores.base import Score
 @dataclass(frozen=True)
 class Recency(Score):
     """The newer, the better (StreamingLLM)."""
+
+    factors: ClassVar[bool] = False
 
     def worth(self, rows: LayerRows) -> Tensor:
         return rows.position.float()

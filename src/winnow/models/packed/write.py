@@ -1,5 +1,6 @@
 """From a loaded model to a packed one."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,12 +34,24 @@ def write_packed(loaded: LoadedModel, source: Path, out: Path) -> None:
     decoder = take_apart(loaded.model, loaded.geometry.num_layers, loaded.trained_len)
     description = describe(decoder, loaded, source.resolve().name)
     out.mkdir(parents=True, exist_ok=True)
+    if source.is_file():
+        _write_apart(loaded, out)
     for path in sorted({path for pattern in _COPIED for path in source.glob(pattern)}):
         if not path.name.endswith(".index.json"):
             shutil.copyfile(path, out / path.name)
     _save_aligned(packed_tensors(decoder), out / PACKED)
     save_file({name: tensor.contiguous() for name, tensor in other_tensors(decoder)}, out / OTHERS)
     description.write(out)
+
+
+def _write_apart(loaded: LoadedModel, out: Path) -> None:
+    """What a GGUF file holds beside weights, as a directory has it."""
+    model: Any = loaded.model
+    config = model.config.to_dict()
+    config.pop("quantization_config", None)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save_pretrained(out)
 
 
 def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Description:

@@ -1,0 +1,191 @@
+"""What is learnt of a context's queries while it is computed, for scores that ask."""
+
+from collections.abc import Sequence as SequenceType
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from winnow.engine.plan import StepPlan
+from winnow.eviction import Needs, QueryMoments
+from winnow.eviction.positions import Rotation
+
+
+@dataclass(frozen=True)
+class WatchedQueries:
+    """The tokens of one sequence in a packed batch, whose queries are looked at."""
+
+    slot: int
+    needs: Needs
+    first: int
+    """Of them in the batch."""
+    count: int
+    position: int
+    """Of the first one."""
+
+
+@dataclass
+class _Moments:
+    """Of the queries of one layer so far, float32.
+
+    Attributes:
+        mean: [Hq, d].
+        spread: [Hq, d, d], the sum of the outer products of queries less their mean.
+    """
+
+    count: int = 0
+    mean: Tensor = field(default_factory=lambda: torch.zeros(0))
+    spread: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    def add(self, q: Tensor) -> None:
+        """Queries, float32 [n, Hq, d]. Merging means keeps what one large sum of squares would lose to rounding."""
+        here, mean = len(q), q.mean(dim=0)
+        heads = (q - mean).transpose(0, 1)
+        spread = heads.mT @ heads
+        if self.count:
+            total = self.count + here
+            apart = mean - self.mean
+            spread += self.spread + apart[:, :, None] * apart[:, None, :] * (self.count * here / total)
+            mean = self.mean + apart * (here / total)
+        self.count, self.mean, self.spread = self.count + here, mean, spread
+
+    def copy(self) -> "_Moments":
+        return _Moments(self.count, self.mean, self.spread)  # `add` replaces tensors, and changes none
+
+
+@dataclass
+class _Chunks:
+    """Attention within chunks of one layer so far.
+
+    Attributes:
+        done: [H, n] each, what tokens of finished chunks got.
+        queries: [n, Hq, d] each, of the chunk in progress; keys: [n, H, d] each.
+    """
+
+    done: list[Tensor] = field(default_factory=list)
+    queries: list[Tensor] = field(default_factory=list)
+    keys: list[Tensor] = field(default_factory=list)
+
+    def add(self, q: Tensor, k: Tensor, chunk: int) -> None:
+        while len(q):
+            room = chunk - sum(map(len, self.queries))
+            self.queries.append(q[:room].clone())  # the batch's own memory is much larger
+            self.keys.append(k[:room].clone())
+            if len(q) >= room:
+                self.done.append(self._current())
+                self.queries, self.keys = [], []
+            q, k = q[room:], k[room:]
+
+    def received(self) -> list[Tensor]:
+        """The chunk in progress counts as if it were finished."""
+        return [*self.done, self._current()] if self.queries else self.done
+
+    def copy(self) -> "_Chunks":
+        return _Chunks(list(self.done), list(self.queries), list(self.keys))
+
+    def _current(self) -> Tensor:
+        q, k = torch.cat(self.queries).float().transpose(0, 1), torch.cat(self.keys).float().transpose(0, 1)
+        grouped = q.unflatten(0, (len(k), -1))  # [H, g, n, d]
+        share = (grouped @ k[:, None].mT).softmax(dim=-1)
+        return share.sum(dim=2).mean(dim=1)
+
+
+@dataclass
+class _Sequence:
+    """By layer."""
+
+    needs: Needs
+    moments: dict[int, _Moments] = field(default_factory=dict)
+    chunks: dict[int, _Chunks] = field(default_factory=dict)
+
+    def copy(self) -> "_Sequence":
+        return _Sequence(
+            self.needs,
+            {layer: moments.copy() for layer, moments in self.moments.items()},
+            {layer: chunks.copy() for layer, chunks in self.chunks.items()},
+        )
+
+
+class QuerySignals:
+    """See `winnow.eviction.Signals`. Holds Hq d (d + 1) float32 numbers per layer and sequence for moments."""
+
+    def __init__(self) -> None:
+        self.rotation: Rotation | None = None
+        """Must be set before a sequence whose score needs moments is computed."""
+        self._sequences: dict[int, _Sequence] = {}
+
+    def note(self, plan: StepPlan) -> tuple[WatchedQueries, ...]:
+        """Learn who computes what. Returns whose queries must be looked at in this step."""
+        watched, first = [], 0
+        for entry in plan.entries:
+            eviction = entry.sequence.eviction
+            needs = None if eviction is None else eviction.policy.score.needs
+            if eviction is not None and needs is not None and needs.queries:
+                if entry.start == 0:
+                    self._sequences[entry.slot] = _Sequence(needs)
+                if entry.start < eviction.context_len:
+                    position = entry.start - entry.sequence.shift
+                    watched.append(WatchedQueries(entry.slot, needs, first, entry.count, position))
+                elif not eviction.policy.when.in_decode:
+                    self._sequences.pop(entry.slot, None)  # no round will ask any more
+            first += entry.count
+        return tuple(watched)
+
+    def add(
+        self, layer: int, watched: SequenceType[WatchedQueries], q: Tensor, k: Tensor, scale: float
+    ) -> None:
+        """Look at a layer's queries, [T, Hq, d], and keys, [T, H, d], both rotated."""
+        for each in watched:
+            sequence, needs = self._sequences[each.slot], each.needs
+            if needs.moments_from is not None:
+                part, position = _part(each, needs.moments_from)
+                if part.start < part.stop:
+                    self._add_moments(sequence, layer, q[part], position, scale)
+            if needs.chunk is not None:
+                part, _ = _part(each, needs.chunk_from)
+                chunks = sequence.chunks.setdefault(layer, _Chunks())
+                chunks.add(q[part], k[part], needs.chunk)
+
+    def fork(self, slot: int, to: int) -> None:
+        """The sequence in a slot has been forked to another."""
+        if slot in self._sequences:
+            self._sequences[to] = self._sequences[slot].copy()
+
+    def forget(self, slot: int) -> None:
+        self._sequences.pop(slot, None)
+
+    def moments(self, layer: int, slots: SequenceType[int], shape: tuple[int, int]) -> QueryMoments:
+        """Zeros, of `shape` (Hq, d), where no query has been seen yet."""
+        heads, dim = shape
+        means, covariances = [], []
+        for slot in slots:
+            found = self._sequences[slot].moments.get(layer)
+            if found is None:
+                found = _Moments(1, torch.zeros(heads, dim), torch.zeros(heads, dim, dim))
+            means.append(found.mean)
+            covariances.append(found.spread / found.count)
+        return QueryMoments(torch.stack(means), torch.stack(covariances))
+
+    def chunk_attention(self, layer: int, slots: SequenceType[int], num_heads: int) -> Tensor:
+        rows = []
+        for slot in slots:
+            sequence = self._sequences[slot]
+            chunks = sequence.chunks.get(layer)
+            received = chunks.received() if chunks is not None else []
+            before = torch.zeros(num_heads, sequence.needs.chunk_from)
+            if received:
+                before = before.to(received[0].device)
+            rows.append(torch.cat([before, *received], dim=1).T)
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).transpose(1, 2)
+
+    def _add_moments(self, sequence: _Sequence, layer: int, q: Tensor, position: int, scale: float) -> None:
+        assert self.rotation is not None, "checked when the policy was prepared"
+        back = -torch.arange(position, position + len(q), device=q.device)
+        unrotated = self.rotation.turn(layer, q.float(), back[:, None].expand(q.shape[:2]))
+        sequence.moments.setdefault(layer, _Moments()).add(unrotated * scale)
+
+
+def _part(each: WatchedQueries, start: int) -> tuple[slice, int]:
+    """The tokens of the batch whose positions are not below `start`, and the position of the first of them."""
+    skipped = min(max(start - each.position, 0), each.count)
+    return slice(each.first + skipped, each.first + each.count), each.position + skipped

@@ -1,0 +1,107 @@
+"""What rows and layers keep at least, whoever they compete with."""
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from winnow.errors import ConfigError
+from winnow.eviction.ranking import Ranking
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Least amounts, in KVs per row.
+
+    The even share is what a round leaves per row on average. A floor is a share of it (a float between 0.0 and 1.0), or
+    a number of KVs (an int), which counts as far as the even share goes. Budgets that are not bounded have no even
+    share to stay below, so that counts and wide layers get all that they name.
+    """
+
+    bounded: ClassVar[bool] = True
+    """Whether a round leaves no more than the budget (rounded to blocks), so that prompts of any length fit."""
+    row_floor: int | float = field(default=0, kw_only=True)
+    """No row keeps less, as far as it holds so many."""
+    layer_floor: int | float = field(default=0, kw_only=True)
+    """The rows of a layer together keep no less, on average."""
+    wide_layers: int = field(default=0, kw_only=True)
+    """So many of the first layers keep all their KVs, or `wide_factor` even shares a row, as far as the budget reaches
+    when all others keep their floors."""
+    wide_factor: float | None = field(default=None, kw_only=True)
+    """At least 1.0; None: all KVs."""
+
+    def __post_init__(self) -> None:
+        for name in ("row_floor", "layer_floor"):
+            value = getattr(self, name)
+            if not (0.0 <= value <= 1.0 if isinstance(value, float) else value >= 0):
+                raise ConfigError(
+                    f"{name} must be a count, or a share between 0.0 and 1.0 of the even share, got {value}"
+                )
+        if self.wide_layers < 0:
+            raise ConfigError(f"wide_layers must be at least 0, got {self.wide_layers}")
+        if self.wide_factor is not None and not self.wide_factor >= 1.0:
+            raise ConfigError(f"wide_factor must be at least 1.0, got {self.wide_factor}")
+
+    @property
+    def has_floors(self) -> bool:
+        """Whether anything is kept for the sake of a row or layer."""
+        return bool(self.row_floor or self.layer_floor or self.wide_layers)
+
+    def row_least(self, ranking: Ranking) -> Tensor:
+        """What each row keeps at least, int64 [B, L, H]; never more than it holds."""
+        least = self._amount(self.row_floor, ranking.round.budget)[:, None].expand(-1, ranking.num_layers)
+        least = self._widened(ranking, least, self._layer_least(ranking))
+        return torch.minimum(least[:, :, None], ranking.length)
+
+    def layer_least_blocks(self, ranking: Ranking) -> Tensor:
+        """Blocks that each layer keeps at least, int64 [B, L]."""
+        kvs = self._amount(self.layer_floor, ranking.round.budget) * ranking.num_heads
+        least = -(-kvs // ranking.block_size)
+        return torch.minimum(least[:, None], ranking.blocks.sum(dim=2))
+
+    def raised(self, ranking: Ranking, shares: Tensor) -> Tensor:
+        """Shares of layers, KVs per row, int64 [B, L], none below its floor.
+
+        What that takes comes from the other layers, in proportion to what each has above its own floor.
+        """
+        if not self.has_floors:
+            return shares
+        least = self._layer_least(ranking)
+        least = self._widened(ranking, least, least)
+        above = (shares - least).clamp_min(0)
+        room = (shares.sum(dim=1) - least.sum(dim=1)).clamp_min(0)
+        return least + above * room[:, None] // above.sum(dim=1, keepdim=True).clamp_min(1)
+
+    def _layer_least(self, ranking: Ranking) -> Tensor:
+        """KVs per row that a layer keeps if it is not a wide one, [B, L]."""
+        budget = ranking.round.budget
+        floor = torch.maximum(self._amount(self.row_floor, budget), self._amount(self.layer_floor, budget))
+        return torch.maximum(floor[:, None], ranking.protected.amax(dim=2))
+
+    def _widened(self, ranking: Ranking, least: Tensor, layer_least: Tensor) -> Tensor:
+        """`least`, [B, L], with what wide layers keep instead."""
+        wide = min(self.wide_layers, ranking.num_layers)
+        if not wide:
+            return least
+        budget, held = ranking.round.budget, ranking.length.amax(dim=2)[:, :wide]
+        left = budget * ranking.num_layers - layer_least[:, wide:].sum(dim=1)
+        wanted = held
+        if self.wide_factor is not None:
+            wanted = torch.minimum(held, _times(budget, self.wide_factor)[:, None])
+        if self.bounded:
+            wanted = torch.minimum(wanted, torch.maximum(left // wide, budget)[:, None])
+        return torch.cat([torch.maximum(least[:, :wide], wanted), least[:, wide:]], dim=1)
+
+    def _amount(self, floor: int | float, budget: Tensor) -> Tensor:
+        """A floor as KVs, int64 [B]."""
+        if isinstance(floor, float):
+            return _times(budget, floor)
+        return budget.clamp_max(floor) if self.bounded else torch.full_like(budget, floor)
+
+
+def _times(budget: Tensor, factor: float) -> Tensor:
+    """The product with the decimal that was written, rounded down."""
+    exact = Fraction(str(factor))
+    return budget * exact.numerator // exact.denominator

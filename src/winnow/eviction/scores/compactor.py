@@ -1,0 +1,82 @@
+"""Compactor's blend of what stands out among keys and what is attended to nearby."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from winnow.attention import Pool
+from winnow.attention.observation import smooth
+from winnow.errors import ConfigError
+from winnow.eviction.rows import LayerRows
+from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.expected import ChunkAttention
+from winnow.eviction.scores.leverage import Leverage
+from winnow.eviction.signals import Needs
+
+
+@dataclass(frozen=True)
+class Compactor(Score):
+    """blending z(leverage of unrotated keys) + z(attention within chunks times the norm of the value, pooled).
+
+    z takes the mean from the layer's KVs and divides by their standard deviation, all heads together. Protected KVs are
+    left out of all of it (Chari and Van Durme, "Compactor", 2025). Its authors approximate leverage by a random sketch;
+    here it is exact, with a ridge.
+    """
+
+    factors: ClassVar[bool] = False
+    chunk: int = 256
+    sinks: int = 8
+    """The first chunk begins at this position."""
+    blending: float | None = None
+    """Weight of the leverage; None: the share of KVs that the round takes."""
+    ridge: float = 0.01
+    """Of the mean eigenvalue; see `Leverage`."""
+    pool: int = 3
+    """Neighbours that attention is averaged over."""
+
+    def __post_init__(self) -> None:
+        if self.blending is not None and not self.blending >= 0.0:
+            raise ConfigError(f"blending must be at least 0, got {self.blending}")
+        self._attention, self._leverage, self._pool  # noqa: B018  # their own checks
+
+    @property
+    def _attention(self) -> ChunkAttention:
+        return ChunkAttention(self.chunk, self.sinks)
+
+    @property
+    def _leverage(self) -> Leverage:
+        return Leverage(self.ridge, unrotated=True)
+
+    @property
+    def _pool(self) -> Pool:
+        return Pool(self.pool, "average")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(chunk=self.chunk, chunk_from=self.sinks, rotation=True)
+
+    def worth(self, rows: LayerRows) -> Tensor:
+        counted = rows.valid & ~rows.protected
+        attention = self._attention.worth(rows) * rows.values().norm(dim=-1)
+        attention = smooth(attention[:, :, None], rows.position, counted, self._pool)[:, :, 0]
+        leverage = self._leverage.of(rows, counted)
+        return self._weight(rows) * _standard(leverage, counted) + _standard(attention, counted)
+
+    def _weight(self, rows: LayerRows) -> Tensor | float:
+        if self.blending is not None:
+            return self.blending
+        return (1.0 - rows.round.budget / rows.round.tokens).clamp_min(0.0)[:, None, None].float()
+
+
+def _standard(x: Tensor, counted: Tensor) -> Tensor:
+    """x, [B, H, N], less its mean over a sequence and divided by its deviation, of those that are counted."""
+    count = counted.sum(dim=(1, 2), keepdim=True).clamp_min(2)
+    mean = (x * counted).sum(dim=(1, 2), keepdim=True) / count
+    far = ((x - mean) * counted).square().sum(dim=(1, 2), keepdim=True)
+    deviation = torch.sqrt(far / (count - 1)).clamp_min(_LEAST_DEVIATION)
+    return (x - mean) / deviation
+
+
+_LEAST_DEVIATION = 1e-6

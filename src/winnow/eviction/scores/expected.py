@@ -1,0 +1,82 @@
+"""Scores from the context's queries as a whole: what queries to come will look like, and what tokens look at nearby."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from winnow.errors import ConfigError
+from winnow.eviction.rows import LayerRows
+from winnow.eviction.scores.base import Score
+from winnow.eviction.signals import Needs
+
+
+@dataclass(frozen=True)
+class ExpectedAttention(Score):
+    """Attention that queries to come are expected to pay (Devoto et al., "Expected Attention", 2025).
+
+    Queries to come are taken for normal, with the mean and covariance that the context's queries had before their
+    rotation, turned by the mean of the rotations to the next `horizon` positions. A key's share is the softmax over the
+    row of mean^T k + k^T covariance k / 2, with the model's own factor on logits; the mean over the query group.
+    """
+
+    horizon: int = 512
+    skip: int = 4
+    """So many first positions are left out: their queries, which are outliers, and their keys, which get the layer's
+    largest share."""
+
+    def __post_init__(self) -> None:
+        if self.horizon < 1 or self.skip < 0:
+            raise ConfigError(
+                f"horizon must be at least 1 and skip at least 0, got {self.horizon} and {self.skip}"
+            )
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(moments_from=self.skip, rotation=True)
+
+    def worth(self, rows: LayerRows) -> Tensor:
+        keys, counted = rows.keys(), rows.valid & (rows.position >= self.skip)
+        share = torch.zeros_like(keys[..., 0])
+        mean, covariance = self._queries(rows, num_heads=keys.shape[1])
+        group = mean.shape[2]
+        for member in range(group):  # one query head of each group at a time: no more than the keys is held
+            logits = (keys @ mean[:, :, member, :, None])[..., 0]
+            logits += (keys @ covariance[:, :, member]).mul_(keys).sum(dim=-1) / 2
+            share += logits.masked_fill_(~counted, -torch.inf).softmax(dim=-1).nan_to_num_(0.0)
+        share /= group
+        most = share.amax(dim=(1, 2), keepdim=True)
+        return torch.where(counted, share, most.expand_as(share))
+
+    def _queries(self, rows: LayerRows, num_heads: int) -> tuple[Tensor, Tensor]:
+        """Mean [B, H, g, d] and covariance [B, H, g, d, d] of queries to come."""
+        moments, turn = rows.query_moments(), rows.mean_rotation(self.horizon)[:, None]
+        mean = (turn @ moments.mean[..., None])[..., 0]
+        covariance = turn @ moments.covariance @ turn.mT
+        return mean.unflatten(1, (num_heads, -1)), covariance.unflatten(1, (num_heads, -1))
+
+
+@dataclass(frozen=True)
+class ChunkAttention(Score):
+    """Attention of a chunk of the context within itself, every query seeing all of it (Compactor).
+
+    The sum over the chunk's queries of softmax(q^T k), without a factor on logits as in the method's code; the mean
+    over the query group. What comes after the context gets 0.
+    """
+
+    chunk: int = 256
+    skip: int = 0
+    """The first chunk begins at this position; KVs before get 0."""
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1 or self.skip < 0:
+            raise ConfigError(
+                f"chunk must be at least 1 and skip at least 0, got {self.chunk} and {self.skip}"
+            )
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(chunk=self.chunk, chunk_from=self.skip)
+
+    def worth(self, rows: LayerRows) -> Tensor:
+        return rows.chunk_attention()

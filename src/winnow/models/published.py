@@ -1,0 +1,87 @@
+"""A model as it was published: what its files say, behind one face for a directory and for a GGUF file."""
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from winnow.errors import UnsupportedModelError
+from winnow.models.generation import GENERATION
+from winnow.models.json_files import read_object
+from winnow.models.tokens import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Published(Protocol):
+    """Where a model's configuration, weights and tokenizer come from."""
+
+    def config_values(self) -> dict[str, Any]:
+        """What transformers' configuration is made from, `model_type` among it."""
+
+    def weights(self) -> dict[str, Any]:
+        """Keyword arguments of `from_pretrained` that name the weights."""
+
+    def reading(self) -> AbstractContextManager[object]:
+        """Around `from_pretrained`."""
+
+    def check_weights(self, model: "PreTrainedModel") -> None:
+        """Refuse a model that left some of the weights out which the files hold."""
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        """The tokenizer, with its chat template; None where there is none."""
+
+    def end_tokens(self, config: "PretrainedConfig") -> list[int]:
+        """Tokens that end an answer, as the model's makers say."""
+
+
+def open_published(path: Path) -> Published:
+    """The files of a model at `path`: a directory, or a GGUF file.
+
+    Raises:
+        UnsupportedModelError: the file is no GGUF file, or a damaged one, or packages that read such files are missing.
+    """
+    if not path.is_file():
+        return ModelDirectory(path)
+    from winnow.models.gguf_file import GgufFile
+
+    return GgufFile.open(path)
+
+
+class ModelDirectory:
+    """config.json, safetensors and a tokenizer's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def config_values(self) -> dict[str, Any]:
+        file = self.path / "config.json"
+        if not file.exists():
+            inside = sorted(self.path.glob("*.gguf"))
+            hint = f"; name the file itself: {inside[0]}" if inside else ""
+            raise UnsupportedModelError(f"model: cannot load {self.path}: it holds no config.json{hint}")
+        return read_object(file)
+
+    def weights(self) -> dict[str, Any]:
+        if not any(self.path.glob("*.safetensors")):
+            raise UnsupportedModelError(
+                f"model: cannot load {self.path}: it holds no *.safetensors; other weight formats can carry code and "
+                "are not read (load_format=dummy runs a configuration with random weights)"
+            )
+        return {"pretrained_model_name_or_path": self.path, "use_safetensors": True}
+
+    def reading(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def check_weights(self, model: "PreTrainedModel") -> None:
+        pass
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        return load_tokenizer(self.path)
+
+    def end_tokens(self, config: "PretrainedConfig") -> list[int]:
+        """By generation_config.json, else by config.json."""
+        eos = getattr(config.get_text_config(), "eos_token_id", None)
+        if (self.path / GENERATION).exists():
+            eos = read_object(self.path / GENERATION).get("eos_token_id", eos) or eos
+        return [eos] if isinstance(eos, int) else eos or []

@@ -1,0 +1,278 @@
+"""Scoring by reconstruction: what is asked, what attention tells, and what the engine makes of it."""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_llama import VOCAB, save_tiny_llama
+from tokenizer_kinds import byte_level
+
+from winnow import LLM, RequestOutput, SamplingParams
+from winnow.attention import AttentionSpec, PagedCache
+from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.engine.instructor import Instructor
+from winnow.errors import ContextLengthError, InvalidRequestError
+from winnow.eviction import PRESETS, Instruction, Reconstruction, Replay, ReplayPass, replay_passes
+from winnow.eviction.reconstruction import ReplaySpan, observe_replay
+
+BLOCK = 4
+KVZIP = PRESETS["kvzip"].policy
+IN_CHUNKS = replace(KVZIP, score=Reconstruction(Replay(chunk=70)))
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(1000 * seed + length).choices(range(3, VOCAB), k=length)
+
+
+def greedy(**options: object) -> SamplingParams:
+    return SamplingParams(**({"temperature": 0.0, "max_tokens": 12, "ignore_eos": True} | options))  # type: ignore[arg-type]
+
+
+# -- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def test_chunks_follow_what_asks_for_them() -> None:
+    passes = replay_passes(
+        Replay(chunk=10, starting=2), range(100, 125), Instruction((1, 2), (3,), answer=(9,)), 4, 1000
+    )
+    assert [each.token_ids for each in passes] == [
+        (1, 2, 9, *range(100, 110)),
+        (3, 108, 109, 9, *range(110, 120)),
+        (3, 118, 119, 9, *range(120, 125)),
+    ]
+    assert [(each.head, each.start, each.end) for each in passes] == [(0, 0, 10), (4, 10, 20), (4, 20, 25)]
+
+
+def test_what_a_template_wrote_is_not_repeated() -> None:
+    [only] = replay_passes(Replay(), range(100, 120), Instruction((1,), template=6), 4, 1000)
+    assert only == ReplayPass((1, *range(106, 120)), 6, 6, 20, 20)
+
+
+def test_chunks_are_no_longer_than_positions_are_left() -> None:
+    passes = replay_passes(Replay(), range(300), Instruction((1,) * 10), 4, 300 + 10 + 140)
+    assert [each.length - 10 for each in passes] == [100, 100, 100]
+    with pytest.raises(
+        ContextLengthError, match=r"a context of 300 tokens needs 74 positions more, .* has 373"
+    ):
+        replay_passes(Replay(), range(300), Instruction((1,) * 10), 4, 300 + 10 + 63)
+
+
+def test_the_instruction_stands_inside_the_template() -> None:
+    tokenizer = byte_level()
+    tokenizer.chat_template = (
+        "{% for message in messages %}Human: {{ message.content }}{% endfor %}\n\nplease! {{ eos_token }}"
+    )
+    told = Instructor(tokenizer)(Replay(), tokenizer.encode("Human: The quick brown fox"))
+    assert tokenizer.decode(told.first) == Replay().first
+    assert tokenizer.decode(told.answer) == f"\nplease! {tokenizer.eos_token}"
+    assert told.template == len(tokenizer.encode("Human: "))
+    outside = Instructor(tokenizer)(Replay(), tokenizer.encode("The quick brown fox"))
+    assert outside == replace(told, template=0, answer=())
+
+
+# -- what attention tells --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AttentionSpec(0.3),
+        AttentionSpec(0.3, window=11),
+        AttentionSpec(0.3, softcap=0.8),
+        AttentionSpec(0.3, sinks=torch.tensor([0.3, -1.0, 2.0, 0.0])),
+    ],
+    ids=["plain", "window", "softcap", "sinks"],
+)
+def test_the_largest_probability_by_the_formula(
+    spec: AttentionSpec, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("winnow.eviction.reconstruction._TEMPORARY", 100)  # a few queries at a time
+    generator = torch.Generator().manual_seed(1)
+    layout = CacheLayout(2, 2, 8, BLOCK, torch.float32, 1)
+    size = CacheSize.of_blocks(layout, 200, 2, 400)
+    cache = PagedCache(KVPool(layout, 200), CacheManager(layout, size))
+    other, slot = cache.manager.open(), cache.manager.open()
+    for length in (5, 20, 17):  # rows of two sequences lie between one another
+        cache.manager.append([other, slot], [length, length])
+    cache.pool.k.copy_(torch.randn(cache.pool.k.shape, generator=generator))
+    cache.pool.score.zero_()
+    context, layer = 30, 1
+    replay = ReplayPass(tuple(range(12)), 3, 9, 25, context, every)
+    q = torch.randn(12, 4, 8, generator=generator)
+    for done, count in ((0, 7), (7, 5)):
+        span = ReplaySpan(slot, replay, slice(done, done + count), done)
+        observe_replay(cache, span, layer, q[done : done + count], spec)
+
+    blocks = cache.manager.tables.lookup(torch.tensor([slot]), layer, -(-42 // BLOCK))[0].long()
+    for head in range(2):
+        keys = cache.pool.k[blocks[head]].flatten(0, 1)
+        expected = [0.0] * 42
+        for i in range(12):
+            at = context + i
+            if at % every:
+                continue
+            seen = [j for j in (*range(3), *range(9, 25), *range(30, at + 1)) if at - j < (spec.window or 99)]
+            for h in range(2 * head, 2 * head + 2):
+                logits = [float(q[i, h] @ keys[j]) * spec.scale for j in seen]
+                if spec.softcap:
+                    logits = [spec.softcap * math.tanh(x / spec.softcap) for x in logits]
+                sink = [] if spec.sinks is None else [float(spec.sinks[h])]
+                mass = sum(math.exp(x) for x in logits + sink)
+                for j, x in zip(seen, logits, strict=True):
+                    if j < context:
+                        expected[j] = max(expected[j], math.exp(x) / mass)
+        told = cache.pool.score[0, blocks[head]].flatten()[:42]
+        torch.testing.assert_close(told, torch.tensor(expected), atol=1e-6, rtol=1e-5)
+    # Nothing else has changed.
+    assert int((cache.pool.score != 0).sum()) == sum(
+        int((cache.pool.score[0, blocks[head]] != 0).sum()) for head in range(2)
+    )
+
+
+# -- in the engine ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=5, num_hidden_layers=3)
+
+
+def open_llm(directory: Path, **options: object) -> LLM:
+    settings: dict[str, object] = {"kv_memory": "8MiB", "block_size": BLOCK, "kv_floor": 1}
+    return LLM(directory, eviction=IN_CHUNKS, **(settings | options))
+
+
+@pytest.fixture(scope="module")
+def llm(directory: Path) -> Iterator[LLM]:
+    with open_llm(directory) as llm:
+        yield llm
+
+
+def kept_by(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[list[list[list[int]]]]:
+    """Positions of the context that each prompt's first sample holds when its answer begins."""
+    context = [params.context_tokens or len(each) for each in prompts]
+    ids = [llm.submit(each, params) for each in prompts]
+    held: dict[str, list[list[list[int]]]] = {}
+    while llm.has_unfinished:
+        llm.step()
+        llm.check_integrity()
+        for sequence in llm._engine._scheduler.running:
+            request_id = sequence.request.request_id
+            if sequence.index == 0 and sequence.num_output_tokens == 3 and not sequence.before_replay_round:
+                held[request_id] = llm._engine._executor.kept_positions(sequence.running_slot)
+    return [
+        [[[p for p in row if p < length] for row in layer] for layer in held[request_id]]
+        for request_id, length in zip(ids, context, strict=True)
+    ]
+
+
+PROMPTS = [prompt(150), prompt(90), prompt(211), prompt(64)]
+QUARTER = greedy(compression=4)
+
+
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[list[list[list[int]]]]:
+    return [kept_by(llm, [each], QUARTER)[0] for each in PROMPTS]
+
+
+def test_documents_in_a_batch_keep_what_each_would_keep_alone(
+    llm: LLM, alone: list[list[list[list[int]]]]
+) -> None:
+    assert kept_by(llm, PROMPTS, QUARTER) == alone
+    sizes = {len(row) for layer in alone[0] for row in layer}
+    assert len(sizes) > 1, "rows compete, so that they differ"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefill_chunk": 16},
+        {"max_num_batched_tokens": 24, "max_num_seqs": 24},
+        {"prefill_chunk": None},
+        {"attention_backend": "reference"},
+        {"optimize": False},
+        {"kv_memory": "700KiB", "max_num_seqs": 3},
+    ],
+    ids=["chunks", "few tokens a step", "whole prompts", "reference", "not fused", "little memory"],
+)
+def test_what_is_kept_does_not_depend_on_how_it_is_computed(
+    directory: Path, options: dict[str, object], alone: list[list[list[list[int]]]]
+) -> None:
+    with open_llm(directory, **options) as llm:
+        assert kept_by(llm, PROMPTS, QUARTER) == alone
+
+
+def test_who_is_preempted_within_a_replay_keeps_the_same(
+    llm: LLM, alone: list[list[list[list[int]]]]
+) -> None:
+    request_id = llm.submit(PROMPTS[2], QUARTER)
+    scheduler = llm._engine._scheduler
+    while not (scheduler.running and scheduler.running[0].passes_done == 1):
+        llm.step()
+    scheduler._preempt()
+    llm.check_integrity()
+    while scheduler.waiting or scheduler.running[0].num_output_tokens < 3:
+        llm.step()
+    held = llm._engine._executor.kept_positions(scheduler.running[0].running_slot)
+    assert [[[p for p in row if p < 211] for row in layer] for layer in held] == alone[2]
+    llm.abort(request_id)
+    assert llm._engine._executor.cache.allocator.num_used == 0
+
+
+def test_a_context_is_judged_before_its_question(llm: LLM) -> None:
+    document = prompt(160)
+    params = greedy(compression=4, context_tokens=160)
+    first, second = (kept_by(llm, [document + prompt(n, seed=n)], params)[0] for n in (9, 30))
+    assert first == second
+
+
+def test_a_budget_above_the_context_leaves_answers_bit_for_bit(llm: LLM) -> None:
+    for each in PROMPTS:
+        params = greedy(logprobs=3, prompt_logprobs=1)
+        [with_replay] = llm.generate(each, replace(params, kv_budget=len(each) + 4))
+        [full] = llm.generate(each, replace(params, eviction="full"))
+        assert with_replay.outputs[0].logprobs == full.outputs[0].logprobs
+        assert report(with_replay).replay_tokens == 0
+
+
+def test_a_replay_itself_changes_nothing_that_is_computed(directory: Path, llm: LLM) -> None:
+    # One block more than the budget is all that goes, and it would not be looked at: positions 0 to 3 are kept, and
+    # the first token is sampled before the round.
+    params = greedy(max_tokens=1, logprobs=3, prompt_logprobs=2, compression=4)
+    for each in PROMPTS:
+        [one] = llm.generate(each, params)
+        [full] = llm.generate(each, replace(params, eviction="full", compression=None))
+        assert one.outputs[0].logprobs == full.outputs[0].logprobs
+        assert one.prompt_logprobs == full.prompt_logprobs
+
+
+def test_the_report_says_what_the_replay_cost(llm: LLM) -> None:
+    before = llm.stats()
+    [output] = llm.generate(PROMPTS[0], greedy(compression=4))
+    told, stats = report(output), llm.stats()
+    # No words: the model has no tokenizer.
+    assert told.replay_tokens == stats.replay_tokens - before.replay_tokens == 150
+    assert told.replay_seconds == pytest.approx(stats.elapsed["replay"] - before.elapsed["replay"])
+    assert told.replay_seconds > 0
+    assert stats.prompt_tokens - before.prompt_tokens == 150
+
+
+def test_a_context_without_room_behind_it_is_refused(directory: Path) -> None:
+    with open_llm(directory, max_model_len=200) as llm:
+        llm.generate(prompt(120), greedy(compression=4))
+        with pytest.raises(ContextLengthError, match="a replay behind a context of 150 tokens needs 64"):
+            llm.submit(prompt(150), greedy(compression=4))
+        with pytest.raises(InvalidRequestError):
+            llm.submit(prompt(150), greedy(compression=4))
+        llm.generate(prompt(150), greedy(kv_budget=190))  # nothing is cut, so nothing is repeated
+
+
+def report(output: RequestOutput):  # type: ignore[no-untyped-def]
+    eviction = output.outputs[0].eviction
+    assert eviction is not None
+    return eviction
