@@ -11,10 +11,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo lint format clean
+.PHONY: help setup test demo real-eval lint format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create .venv, build the CPU kernels and install Winnow with its tools
 
@@ -40,6 +40,10 @@ format: $(READY) ## rewrite the code in the project's style
 
 demo: $(READY) ## answer the example prompts with the embedded model
 	$(BIN)/winnow run examples/demo/prompts.jsonl -o runs/demo.jsonl --overwrite --kv-memory 64MiB
+
+# More arguments: make real-eval ARGS='--samples 8 --tokens 2048'
+real-eval: $(READY) ## accuracy of policies on the real model; goes on where it was stopped
+	$(BIN)/python benchmarks/real_eval.py $(ARGS)
 
 clean: ## remove the environment, caches and results
 	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -34,7 +34,8 @@ with open(work["answers"] + ".runs", "a") as runs:
 with open(work["answers"], "a") as answers:
     for ask in work["asks"]:
         prompt = work["prompts"][ask["prompt"]]
-        found = dict(token_ids=prompt["token_ids"][-2:], seen=float(ask["kept"]), kv_bytes=1000)
+        found = dict(answers=[each["token_ids"][-2:] for each in prompt["questions"]], seen=float(ask["kept"]))
+        found |= dict(kv_bytes=1000, seconds=2.0, compress_seconds=1.0)
         if {refused!r} in ask["classes"]:
             found = dict(error="ValueError: too short")
         answers.write(json.dumps(ask | found) + "\\n")
@@ -103,6 +104,17 @@ class TestRun:
     def test_what_was_never_answered_is_said(self, llm: LLM, tmp_path: Path) -> None:
         with pytest.raises(PeerError, match="kvpress left KeyDiff unanswered on prompt 0"):
             self.start(llm, tmp_path).results(self.CELLS, "agnostic", llm.tokenizer)
+
+
+def test_all_but_the_last_token_is_compressed_with_a_question_that_is_seen(llm: LLM, tmp_path: Path) -> None:
+    samples, maker = load_task("demo").samples(demo_settings(llm)), PromptMaker(llm.tokenizer)
+    run = KvpressRun(DEMO_MODEL, samples, maker, tmp_path, query="aware")
+    prompt = maker.make(samples[0], samples[0].questions[0])
+    [first, _] = run._work["prompts"]
+    assert first["context"] == list(prompt.token_ids[:-1])
+    assert first["questions"][0]["token_ids"] == list(prompt.token_ids[-1:])
+    kept = PressCell(PRESSES["KeyDiff"], 4.0).ask(0, len(prompt.token_ids) - 1, 1)["kept"]
+    assert kept + 1 == -(-len(prompt.token_ids) // 4), "of the same budget"
 
 
 def test_query_aware_judges_all_but_the_last_line_of_the_same_prompts(llm: LLM) -> None:
@@ -203,10 +215,13 @@ class TestPeer:
         ids = llm.tokenizer.encode(
             "The hobby of Tom is chess. It rained.\nQuestion: What is the hobby of Tom?\nAnswer:"
         )
-        prompt = {"token_ids": ids, "context": len(ids) - 5, "max_tokens": 6}
+        question = {"token_ids": ids[-5:], "max_tokens": 6}
+        prompt = {"context": ids[:-5], "questions": [question, {**question, "max_tokens": 2}]}
         found = peer.answer(model, prompt, {"classes": []})
         [ours] = llm.generate([ids], SamplingParams(temperature=0.0, max_tokens=6))
-        assert found["token_ids"] == list(ours.outputs[0].token_ids)
+        answer, short = found["answers"]
+        assert answer == list(ours.outputs[0].token_ids)
+        assert short == answer[:2], "the first answer left nothing in the cache"
         assert found["seen"] == len(ids) - 5
-        held = len(ids) + len(found["token_ids"]) - 1
+        held = len(ids) + len(answer) - 1
         assert found["kv_bytes"] == held * 6 * 2 * 2 * 64 * 4

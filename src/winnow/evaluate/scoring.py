@@ -24,7 +24,7 @@ def outcome_of(llm: "LLM", ask: Ask, part: Part, output: CompletionOutput) -> Ou
     if part.forced:
         assert llm.tokenizer is not None, "PromptMaker asked for one"
         # The engine's text begins with the question, and may run on while another question's answer is longer.
-        text = _until_stop(llm.tokenizer.decode(token_ids, skip_special_tokens=True), question.stop)
+        text = until_stop(llm.tokenizer.decode(token_ids, skip_special_tokens=True), question.stop)
     report = output.eviction
     held = len(ask.token_ids) + len(output.token_ids) - 1
     return Outcome(
@@ -48,7 +48,7 @@ def _reached(llm: "LLM", ask: Ask, cell: Cell, report: EvictionReport) -> float 
     return reached_compression(report, eviction)
 
 
-def _until_stop(text: str, stops: Sequence[str]) -> str:
+def until_stop(text: str, stops: Sequence[str]) -> str:
     """The text before the first of the stop strings."""
     found = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(found)] if found else text

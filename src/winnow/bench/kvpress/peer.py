@@ -2,16 +2,18 @@
 
     python peer.py WORK.json
 
-WORK.json: `model`, a directory; `prompts`, each with `token_ids`, how many of them are compressed (`context`), and the
-most tokens of an answer (`max_tokens`); `asks`, each with a press (`classes` from the outside in, `options`), the KVs
-per row to keep (`kept`) and the place of its prompt; `answers`, the file that one JSON line per ask is added to.
+WORK.json: `model`, a directory; `dtype`, of weights and cache; `prompts`, each with the tokens that are compressed
+(`context`) and its `questions`: tokens that follow (`token_ids`) and the most tokens of an answer (`max_tokens`);
+`asks`, each with a press (`classes` from the outside in, `options`), the KVs per row to keep (`kept`) and the place of
+its prompt; `answers`, the file that one JSON line per ask is added to.
 
-As in kvpress's own pipeline, the press acts once, when the context is computed; what follows sees the compressed cache,
-at the positions that it has in the prompt.
+As in kvpress's own pipeline, the press acts once, when the context is computed; each question sees the compressed
+cache, at the positions that it has in the prompt, and leaves it as it was.
 """
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +53,42 @@ def seen_per_row(model: Any, cache: Any) -> float:
 
 @torch.inference_mode()
 def answer(model: Any, prompt: dict[str, Any], ask: dict[str, Any]) -> dict[str, Any]:
-    """Compress the context, then go on greedily."""
-    ids, context = torch.tensor([prompt["token_ids"]]), prompt["context"]
-    cache, press = DynamicCache(), make_press(ask, context)
+    """Compress the context, then answer each question greedily. Bytes are the most that the cache held at an end."""
+    start = time.perf_counter()
+    ids = torch.tensor([prompt["context"]])
+    cache, press = DynamicCache(), make_press(ask, ids.shape[1])
     for layer in model.model.layers:
         layer.self_attn.masked_key_indices = None
     if press is None:
-        model.model(input_ids=ids[:, :context], past_key_values=cache)
+        model.model(input_ids=ids, past_key_values=cache)
     else:
         with press(model):
-            model.model(input_ids=ids[:, :context], past_key_values=cache)
+            model.model(input_ids=ids, past_key_values=cache)
+    compressed = time.perf_counter() - start
     seen = seen_per_row(model, cache)
+    lengths = [layer.keys.shape[2] for layer in cache.layers]
+    answers, most = [], 0
+    for question in prompt["questions"]:
+        answers.append(go_on(model, cache, question, ids.shape[1]))
+        most = max(most, cache_bytes(cache))
+        for layer, length in zip(cache.layers, lengths, strict=True):
+            layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
+    return {
+        "answers": answers,
+        "seen": seen,
+        "kv_bytes": most,
+        "compress_seconds": compressed,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def go_on(model: Any, cache: Any, question: dict[str, Any], position: int) -> list[int]:
+    """The greedy answer to a question whose first token stands at `position`."""
     ends = model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
-    step, position = ids[:, context:], context
+    step = torch.tensor([question["token_ids"]])
     found: list[int] = []
-    while len(found) < prompt["max_tokens"]:
+    while len(found) < question["max_tokens"]:
         places = torch.arange(position, position + step.shape[1])[None]
         logits = model(input_ids=step, past_key_values=cache, position_ids=places, logits_to_keep=1).logits
         position += step.shape[1]
@@ -74,14 +96,14 @@ def answer(model: Any, prompt: dict[str, Any], ask: dict[str, Any]) -> dict[str,
         if found[-1] in ends:
             break
         step = torch.tensor([[found[-1]]])
-    return {"token_ids": found, "seen": seen, "kv_bytes": cache_bytes(cache)}
+    return found
 
 
 def main() -> None:
     """Answer every ask in turn; what is written survives this process."""
     work = json.loads(Path(sys.argv[1]).read_text())
     model = AutoModelForCausalLM.from_pretrained(
-        work["model"], dtype=torch.float32, attn_implementation="sdpa"
+        work["model"], dtype=getattr(torch, work["dtype"]), attn_implementation="sdpa"
     )
     model.eval()
     with Path(work["answers"]).open("a") as answers:

@@ -37,6 +37,8 @@ _ALL = (
     Press("AdaKV+ExpectedAttention", ("AdaKVPress", "ExpectedAttentionPress")),
     Press("LeverageScore", ("LeverageScorePress",)),
     Press("Compactor", ("CompactorPress",)),
+    Press("KVzip", ("KVzipPress",)),
+    Press("KVzip+", ("KVzipPress",), {"kvzip_plus_normalization": True}),
     Press("StreamingLLM", ("StreamingLLMPress",)),
     Press("Random", ("RandomPress",), {"seed": 0}),
 )

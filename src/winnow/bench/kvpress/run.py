@@ -6,16 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from winnow.bench.environment import Environment, PeerError, call
 from winnow.bench.kvpress.presses import Press
-from winnow.evaluate.cell import Cell
+from winnow.evaluate.cell import AGNOSTIC, AWARE, Cell
 from winnow.evaluate.metrics import score
 from winnow.evaluate.outcome import Outcome
-from winnow.evaluate.prompt import PromptMaker
+from winnow.evaluate.prompt import Prompt, PromptMaker
 from winnow.evaluate.result import CellResult, Refusal
 from winnow.evaluate.sample import Sample
+from winnow.evaluate.scoring import until_stop
 from winnow.journal import parse_object, whole_lines
 
 _SCRIPT = Path(__file__).with_name("peer.py")
@@ -30,9 +32,13 @@ class PressCell:
     press: Press
     compression: float
 
-    def ask(self, prompt: int, context: int) -> dict[str, Any]:
-        """What peer.py is asked about one prompt; it keeps as many KVs as Winnow's budget."""
-        kept = math.ceil(context / self.compression)
+    def ask(self, prompt: int, context: int, besides: int = 0) -> dict[str, Any]:
+        """What peer.py is asked about one prompt; it keeps as many KVs as Winnow's budget.
+
+        Args:
+            besides: tokens that the budget counts too, and that are kept behind what is compressed.
+        """
+        kept = max(math.ceil((context + besides) / self.compression) - besides, 1)
         return {
             "classes": list(self.press.classes),
             "options": self.press.options,
@@ -45,28 +51,79 @@ class PressCell:
         return Cell(self.press.label, self.compression, query)
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """Prompts that begin with the same tokens, which are compressed once.
+
+    Attributes:
+        places: of the sample's questions.
+        context: tokens that are compressed.
+        besides: of what follows, those that Winnow's budget counts too.
+    """
+
+    sample: Sample
+    places: tuple[int, ...]
+    prompts: tuple[Prompt, ...]
+    context: int
+    besides: int = 0
+
+    @property
+    def work(self) -> dict[str, Any]:
+        """For peer.py."""
+        return {
+            "context": list(self.prompts[0].token_ids[: self.context]),
+            "questions": [
+                {
+                    "token_ids": list(prompt.token_ids[self.context :]),
+                    "max_tokens": self.sample.questions[place].max_tokens,
+                }
+                for place, prompt in zip(self.places, self.prompts, strict=True)
+            ],
+        }
+
+
+def _shared(sample: Sample, maker: PromptMaker, query: str) -> list[_Shared]:
+    """Query-agnostic all questions share their context. Query-aware each is compressed with it, up to its last token;
+    a press needs something behind what it compresses, and where no template leaves any that is the last token."""
+    prompts = tuple(maker.make(sample, question) for question in sample.questions)
+    if query == AGNOSTIC:
+        context = min(prompt.context_tokens for prompt in prompts)
+        return [_Shared(sample, tuple(range(len(prompts))), prompts, context)]
+    tails = [max(prompt.template_tail, 1) for prompt in prompts]
+    return [
+        _Shared(sample, (place,), (prompt,), len(prompt.token_ids) - tail, tail)
+        for place, (prompt, tail) in enumerate(zip(prompts, tails, strict=True))
+    ]
+
+
 class KvpressRun:
-    """kvpress on a list of samples of one question each.
+    """kvpress on a list of samples.
 
     Args:
         model: directory.
         maker: makes the prompts that Winnow sees too.
         folder: for the work and its answers, which the same work finds again.
+        dtype: of weights and cache.
+        query: what is compressed: the context alone, or the question with it.
     """
 
-    def __init__(self, model: Path, samples: Sequence[Sample], maker: PromptMaker, folder: Path) -> None:
-        self._samples = samples
-        self._prompts = [maker.make(sample, sample.questions[0]) for sample in samples]
+    def __init__(
+        self,
+        model: Path,
+        samples: Sequence[Sample],
+        maker: PromptMaker,
+        folder: Path,
+        *,
+        dtype: str = "float32",
+        query: str = AGNOSTIC,
+    ) -> None:
+        assert query in (AGNOSTIC, AWARE)
+        self._query = query
+        self._shared = [each for sample in samples for each in _shared(sample, maker, query)]
         self._work: dict[str, Any] = {
             "model": str(model.resolve()),
-            "prompts": [
-                {
-                    "token_ids": list(prompt.token_ids),
-                    "context": prompt.context_tokens,
-                    "max_tokens": sample.questions[0].max_tokens,
-                }
-                for sample, prompt in zip(samples, self._prompts, strict=True)
-            ],
+            "dtype": dtype,
+            "prompts": [each.work for each in self._shared],
         }
         weights = sorted(path.stat().st_size for path in model.glob("*.safetensors"))
         identity = json.dumps([self._work, weights], sort_keys=True)
@@ -83,9 +140,9 @@ class KvpressRun:
         known = self._found()
         asks = [
             ask
-            for place, prompt in enumerate(self._prompts)
+            for place, shared in enumerate(self._shared)
             for cell in cells
-            if _key(ask := cell.ask(place, prompt.context_tokens)) not in known
+            if _key(ask := cell.ask(place, shared.context, shared.besides)) not in known
         ]
         if not asks:
             return
@@ -97,7 +154,7 @@ class KvpressRun:
         call([environment.python, _SCRIPT, self._work_file], "kvpress", _SECONDS, variables=variables)
 
     def results(self, cells: Sequence[PressCell], query: str, tokenizer: Any) -> list[CellResult]:
-        """The cells' results.
+        """The cells' results, which tables show under `query`.
 
         Raises:
             PeerError: an answer is missing.
@@ -109,8 +166,8 @@ class KvpressRun:
         self, cell: PressCell, query: str, tokenizer: Any, known: dict[str, dict[str, Any]]
     ) -> CellResult:
         told = []
-        for place, prompt in enumerate(self._prompts):
-            key = _key(cell.ask(place, prompt.context_tokens))
+        for place, shared in enumerate(self._shared):
+            key = _key(cell.ask(place, shared.context, shared.besides))
             if key not in known:
                 raise PeerError(f"kvpress left {cell.press.name} unanswered on prompt {place}")
             told.append(known[key])
@@ -118,27 +175,21 @@ class KvpressRun:
         if errors:
             return CellResult(cell.named(query), (), Refusal(errors[0], len(errors)))
         outcomes = tuple(
-            self._outcome(cell.named(query), place, each, tokenizer) for place, each in enumerate(told)
+            _outcome(cell.named(query), shared, each, found, tokenizer)
+            for shared, found in zip(self._shared, told, strict=True)
+            for each in range(len(shared.places))
         )
         return CellResult(cell.named(query), outcomes)
 
-    def _outcome(self, cell: Cell, place: int, told: dict[str, Any], tokenizer: Any) -> Outcome:
-        sample, prompt = self._samples[place], self._prompts[place]
-        question = sample.questions[0]
-        text = tokenizer.decode(told["token_ids"], skip_special_tokens=True)
-        return Outcome(
-            cell=cell.name,
-            sample=sample.name,
-            question=0,
-            category=sample.category,
-            length=sample.length,
-            score=score(question.metric, text, question.references, question.classes),
-            answer=text,
-            prompt_tokens=len(prompt.token_ids),
-            answer_tokens=len(told["token_ids"]),
-            reached=prompt.context_tokens / told["seen"],
-            kv_bytes=told["kv_bytes"],
-        )
+    def seconds(self, cell: PressCell) -> tuple[float, float] | None:
+        """Mean seconds until a context was computed and compressed, and until all its questions were answered; None
+        where nothing was answered."""
+        known = self._found()
+        keys = [_key(cell.ask(place, each.context, each.besides)) for place, each in enumerate(self._shared)]
+        told = [known[key] for key in keys if "answers" in known.get(key, {})]
+        if not told:
+            return None
+        return fmean(each["compress_seconds"] for each in told), fmean(each["seconds"] for each in told)
 
     def _found(self) -> dict[str, dict[str, Any]]:
         if not self._answers.exists():
@@ -152,6 +203,26 @@ class KvpressRun:
         if self._answers.exists():
             with self._answers.open("rb+") as file:
                 file.truncate(sum(len(line) for line in whole_lines(file)))
+
+
+def _outcome(cell: Cell, shared: _Shared, place: int, told: dict[str, Any], tokenizer: Any) -> Outcome:
+    """The outcome of one of the questions on a context."""
+    sample, answer = shared.sample, told["answers"][place]
+    question = sample.questions[shared.places[place]]
+    text = until_stop(tokenizer.decode(answer, skip_special_tokens=True), question.stop)
+    return Outcome(
+        cell=cell.name,
+        sample=sample.name,
+        question=shared.places[place],
+        category=sample.category,
+        length=sample.length,
+        score=score(question.metric, text, question.references, question.classes),
+        answer=text,
+        prompt_tokens=len(shared.prompts[place].token_ids),
+        answer_tokens=len(answer),
+        reached=shared.context / told["seen"],
+        kv_bytes=told["kv_bytes"],
+    )
 
 
 def _key(ask: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "nq-open": "winnow.evaluate.tasks.nq_open:NQ_OPEN",
         "needle": "winnow.evaluate.tasks.needle:NEEDLE",
         "needle-chat": "winnow.evaluate.tasks.needle:NEEDLE_CHAT",
+        "documents": "winnow.evaluate.tasks.documents:DOCUMENTS",
         "longbench": "winnow.evaluate.tasks.longbench:LONGBENCH",
         "longbench-kv-compress": "winnow.evaluate.tasks.longbench:LONGBENCH_KV_COMPRESS",
         "gsm8k": "winnow.evaluate.tasks.gsm8k:GSM8K",
