@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
-from tokenizer_kinds import EOS, byte_level
+from tokenizer_kinds import EOS, UNKNOWN, byte_level
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SHAPE: dict[str, Any] = {
@@ -102,7 +102,10 @@ def _add_tokenizer(writer: GGUFWriter, rule: str) -> None:
     writer.add_token_list(vocab)
     writer.add_token_types([_CONTROL if index in special else _NORMAL for index in range(len(vocab))])
     writer.add_token_merges([" ".join(merge) for merge in described["merges"]])
+    # transformers 5.17 reads no tokenizer without a first token, also where none is put in front.
+    writer.add_bos_token_id(tokenizer.convert_tokens_to_ids(UNKNOWN))
     writer.add_eos_token_id(tokenizer.convert_tokens_to_ids(EOS))
+    writer.add_unk_token_id(tokenizer.convert_tokens_to_ids(UNKNOWN))
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
 

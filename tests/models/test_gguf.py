@@ -87,8 +87,8 @@ def test_digits_are_parted_where_the_file_says_so(tmp_path: Path) -> None:
 def test_ends_where_the_file_says(tmp_path: Path) -> None:
     path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), values={"tokenizer.ggml.eot_token_id": 77})
     eos = byte_level().eos_token_id
-    assert load_model(ModelConfig(path)).eos_token_ids == {eos, 77}
-    assert load_plain_model(ModelConfig(path)).eos_token_ids == {eos, 77}
+    assert {eos, 77} <= load_model(ModelConfig(path)).eos_token_ids
+    assert {eos, 77} <= load_plain_model(ModelConfig(path)).eos_token_ids
 
 
 def test_auto_is_float32_on_the_processor(plain: Path) -> None:
