@@ -58,14 +58,11 @@ class GgufFile:
                 f"GGUF files are read with {' and '.join(_PACKAGES)}, and {' and '.join(missing)} is not installed: "
                 "pip install 'winnow-llm[gguf]'",
             )
-        from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
+        from transformers.integrations.gguf import read_gguf_metadata
 
         try:
             values, _ = read_gguf_metadata(str(path))
-            header = GgufHeader.from_file(str(path))
-            needed = header.data_start + max(
-                (each.offset + each.nbytes for each in header.tensors), default=0
-            )
+            shapes, needed = _tensors(str(path))
         except (struct.error, LookupError, ArithmeticError, TypeError) as error:
             raise _refused(path, f"it is damaged: {first_line(error)}") from error
         size = path.stat().st_size
@@ -74,7 +71,7 @@ class GgufFile:
         parts = values.get("split.count", 1)
         if parts > 1:
             raise _refused(path, f"it is one of {parts} parts, and transformers reads whole files alone")
-        return cls(path, values, {each.name: each.shape for each in header.tensors})
+        return cls(path, values, shapes)
 
     def config_values(self) -> dict[str, Any]:
         values: dict[str, Any] = PretrainedConfig.get_config_dict(self.path.parent, gguf_file=self._file)[0]
@@ -134,6 +131,24 @@ class GgufFile:
     def _file(self) -> str:
         # In full: transformers looks for a name in the working directory first.
         return str(self.path.resolve())
+
+
+def _tensors(file: str) -> tuple[dict[str, tuple[int, ...]], int]:
+    """The tensors' shapes by name, and where in the file the last of them ends."""
+    from transformers.integrations.gguf import GgufHeader
+
+    try:
+        header = GgufHeader.from_file(file)
+    except ValueError:
+        # transformers lists few kinds of blocks in older versions, and reads others with the package gguf, whose own
+        # reader takes seconds over a large vocabulary.
+        from gguf import GGUFReader
+
+        found = GGUFReader(file).tensors
+        shapes = {each.name: tuple(map(int, each.shape)) for each in found}
+        return shapes, max((int(each.data_offset + each.n_bytes) for each in found), default=0)
+    ends = (header.data_start + each.offset + each.nbytes for each in header.tensors)
+    return {each.name: each.shape for each in header.tensors}, max(ends, default=0)
 
 
 def _refused(path: Path, reason: str) -> UnsupportedModelError:

@@ -1,0 +1,211 @@
+"""A GGUF file answers as the model that it was made from, and one that cannot is refused in a line."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GgufConfig
+
+from winnow import LLM, SamplingParams
+from winnow.config import ModelConfig
+from winnow.errors import UnsupportedModelError
+from winnow.fingerprint import model_digest
+from winnow.models import load_model, load_plain_model, pack_model
+
+pytest.importorskip("gguf", reason="the extra winnow-llm[gguf] is not installed")
+from tiny_gguf import save_gguf, tiny_llama
+from tokenizer_kinds import byte_level
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+TEXT = "The quick brown fox 123 456"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The model in float32."""
+    yield save_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny_llama())
+
+
+def answer(model: Any, prompt: list[int]) -> list[int]:
+    tokens = model.generate(
+        torch.tensor([prompt]), max_new_tokens=24, min_new_tokens=24, do_sample=False, use_cache=True
+    )
+    return tokens[0, len(prompt) :].tolist()
+
+
+def winnow_answer(path: Path, prompt: list[int], **options: Any) -> list[int]:
+    llm = LLM(path, kv_memory="16MiB", **options)
+    return list(llm.generate([prompt], GREEDY)[0].outputs[0].token_ids)
+
+
+def test_answers_as_the_model_that_was_written(plain: Path) -> None:
+    prompt = byte_level().encode(TEXT)
+    assert winnow_answer(plain, prompt) == answer(tiny_llama(), prompt)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_answers_as_transformers_reads_quantized_files(tmp_path: Path, kind: str) -> None:
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), kind)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        path.parent,
+        gguf_file=path.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    )
+    prompt = byte_level().encode(TEXT)
+    assert winnow_answer(path, prompt) == answer(theirs, prompt)
+    assert winnow_answer(path, prompt, engine="padded") == answer(theirs, prompt)
+
+
+def test_text_and_chat_by_the_files_own_tokenizer(plain: Path) -> None:
+    llm = LLM(str(plain), kv_memory="16MiB")
+    assert llm.config.model.model == str(plain)
+    tokenizer = byte_level()
+    asked = llm.generate([TEXT], GREEDY)[0]
+    assert asked.prompt_token_ids == tokenizer.encode(TEXT)
+    assert asked.outputs[0].text == tokenizer.decode(asked.outputs[0].token_ids)
+    chatted = llm.chat([{"role": "user", "content": "hello"}], GREEDY)[0]
+    assert llm.tokenizer is not None
+    assert llm.tokenizer.decode(chatted.prompt_token_ids) == "user: hello\nassistant:"
+
+
+def test_digits_are_parted_where_the_file_says_so(tmp_path: Path) -> None:
+    # As the tokenizer that SmolLM publishes does; transformers' reader takes "  6" for " " and " 6".
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), tokenizer="smollm")
+    loaded = load_model(ModelConfig(path))
+    assert loaded.tokenizer is not None
+    parts = loaded.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("is  66")
+    assert [text for text, _ in parts] == ["is", "ĠĠ", "6", "6"]
+
+
+def test_ends_where_the_file_says(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), values={"tokenizer.ggml.eot_token_id": 77})
+    eos = byte_level().eos_token_id
+    assert {eos, 77} <= load_model(ModelConfig(path)).eos_token_ids
+    assert {eos, 77} <= load_plain_model(ModelConfig(path)).eos_token_ids
+
+
+def test_auto_is_float32_on_the_processor(plain: Path) -> None:
+    assert load_model(ModelConfig(plain, device="cpu")).dtype == torch.float32
+    assert load_model(ModelConfig(plain, device="cpu", dtype="bfloat16")).dtype == torch.bfloat16
+
+
+def test_without_a_tokenizer_prompts_are_tokens(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), tokenizer=None)
+    assert load_model(ModelConfig(path)).tokenizer is None
+    assert winnow_answer(path, [5, 6, 7]) == answer(tiny_llama(), [5, 6, 7])
+
+
+def test_random_weights_by_the_files_configuration(plain: Path) -> None:
+    loaded = load_model(ModelConfig(plain, load_format="dummy"))
+    assert loaded.geometry.num_layers == 2
+
+
+def test_a_name_in_the_working_directory_is_not_taken_for_it(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / plain.name).write_bytes(b"GGUF, but of something else")
+    monkeypatch.chdir(tmp_path)
+    assert winnow_answer(plain, [5, 6, 7]) == answer(tiny_llama(), [5, 6, 7])
+
+
+def test_packed_answers_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("winnow._native")
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), tokenizer="smollm")
+    pack_model(ModelConfig(path), tmp_path / "packed")
+    packed = LLM(tmp_path / "packed", kv_memory="16MiB")
+    theirs = LLM(path, kv_memory="16MiB")
+    messages = [{"role": "user", "content": TEXT}]
+    ours = packed.chat(messages, GREEDY)[0]
+    assert ours.prompt_token_ids == theirs.chat(messages, GREEDY)[0].prompt_token_ids
+    assert ours.outputs[0].token_ids == theirs.chat(messages, GREEDY)[0].outputs[0].token_ids
+    assert model_digest(tmp_path / "packed") != model_digest(path)
+
+
+def test_digest_tells_files_apart(plain: Path, tmp_path: Path) -> None:
+    other = save_gguf(tmp_path / plain.name, tiny_llama(seed=1))
+    assert model_digest(plain) != model_digest(other)
+    assert model_digest(plain) == model_digest(save_gguf(tmp_path / plain.name, tiny_llama()))
+
+
+def test_unknown_architecture_is_named(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), architecture="abacus")
+    with pytest.raises(UnsupportedModelError, match=r"cannot load .*tiny\.gguf: .*abacus"):
+        load_model(ModelConfig(path))
+
+
+def test_tensors_that_the_reader_passes_over_are_refused(tmp_path: Path) -> None:
+    # Llama 3.1 stretches its positions by these; without them it answers, and wrongly.
+    extra = {"rope_freqs.weight": np.ones(8, np.float32)}
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), extra=extra)
+    with pytest.raises(UnsupportedModelError, match=r"leaves out rope_freqs\.weight"):
+        load_model(ModelConfig(path))
+
+
+def test_scaling_of_positions_that_the_reader_passes_over_is_refused(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), values={"llama.rope.scaling.type": "yarn"})
+    with pytest.raises(UnsupportedModelError, match=r"leaves out its scaling of positions \(yarn\)"):
+        load_model(ModelConfig(path))
+
+
+def test_one_of_several_parts(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), values={"split.count": 3})
+    with pytest.raises(UnsupportedModelError, match="it is one of 3 parts"):
+        load_model(ModelConfig(path))
+
+
+def test_missing_packages_are_told_with_the_command(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winnow.models.gguf_file.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedModelError, match=r"gguf and accelerate is not .*'winnow-llm\[gguf\]'"):
+        load_model(ModelConfig(plain))
+
+
+def test_a_directory_tells_of_the_file_in_it(plain: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"no config\.json; name the file itself: .*tiny\.gguf"):
+        load_model(ModelConfig(plain.parent))
+
+
+@pytest.mark.parametrize("size", [0, 3, 4, 20, 100, 3000, -100_000, -1])
+def test_cut_short(plain: Path, tmp_path: Path, size: int) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(plain.read_bytes()[:size])
+    with pytest.raises(UnsupportedModelError) as refused:
+        load_model(ModelConfig(path))
+    assert str(refused.value).startswith(f"model: cannot load {path}: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_damaged_head(plain: Path, tmp_path: Path) -> None:
+    """Bytes before the tensors changed at random: refused in one line, or harmless; never another error."""
+    whole = plain.read_bytes()
+    head = whole.index(b"output_norm.weight")
+    chance = random.Random(0)
+    path = tmp_path / "damaged.gguf"
+    refused = 0
+    for _ in range(25):
+        data = bytearray(whole)
+        for _ in range(4):
+            data[chance.randrange(head)] = chance.randrange(256)
+        path.write_bytes(data)
+        try:
+            load_model(ModelConfig(path, verify_model=False, max_model_len=64))
+        except UnsupportedModelError as error:
+            refused += 1
+            assert str(error).startswith("model: ") and "\n" not in str(error)
+    assert refused
+
+
+def test_damaged_file_ends_the_command_with_a_line(plain: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(plain.read_bytes()[:-100])
+    command = [sys.executable, "-m", "winnow", "generate", "hello", "--model", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"winnow: error: model: cannot load {path}: it is cut short")
+    assert ended.stderr.count("\n") == 1

@@ -1,0 +1,135 @@
+"""A tiny Llama of random weights in a GGUF file, with tokenizer and chat template, as llama.cpp writes them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+from tokenizer_kinds import EOS, UNKNOWN, byte_level
+from transformers import LlamaConfig, LlamaForCausalLM
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+_CONTROL, _NORMAL = 3, 1
+_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def tiny_llama(seed: int = 0) -> LlamaForCausalLM:
+    """The model itself, in float32, with weights large enough for its answers to vary."""
+    vocab = len(byte_level())
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE, vocab_size=vocab, tie_word_embeddings=False))
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.data.normal_(0, 0.3)
+    return model.eval()
+
+
+def save_gguf(
+    path: Path,
+    model: LlamaForCausalLM,
+    kind: str = "F32",
+    *,
+    architecture: str = "llama",
+    values: dict[str, int | str] | None = None,
+    extra: dict[str, np.ndarray[Any, Any]] | None = None,
+    tokenizer: str | None = "gpt-2",
+) -> Path:
+    """Write `model` to `path`.
+
+    Args:
+        kind: a type of llama.cpp's for the layers' matrices; embedding and head are Q8_0 then, and norms stay float32.
+        values: more metadata.
+        extra: more tensors.
+        tokenizer: by what rule of llama.cpp's it cuts text; None: there is none.
+    """
+    writer = GGUFWriter(path, architecture)
+    writer.add_name("tiny")
+    writer.add_block_count(SHAPE["num_hidden_layers"])
+    writer.add_context_length(SHAPE["max_position_embeddings"])
+    writer.add_embedding_length(SHAPE["hidden_size"])
+    writer.add_feed_forward_length(SHAPE["intermediate_size"])
+    writer.add_head_count(SHAPE["num_attention_heads"])
+    writer.add_head_count_kv(SHAPE["num_key_value_heads"])
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(model.config.vocab_size)
+    for name, value in (values or {}).items():
+        (writer.add_string if isinstance(value, str) else writer.add_uint32)(name, value)
+    if tokenizer is not None:
+        _add_tokenizer(writer, tokenizer)
+    for name, weight in model.state_dict().items():
+        _add_tensor(writer, _gguf_name(name), _llama_cpp_order(name, weight).numpy(), kind)
+    for name, array in (extra or {}).items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_tokenizer(writer: GGUFWriter, rule: str) -> None:
+    tokenizer = byte_level()
+    described = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    special = set(tokenizer.all_special_ids)
+    vocab = sorted(described["vocab"], key=described["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(rule)
+    writer.add_token_list(vocab)
+    writer.add_token_types([_CONTROL if index in special else _NORMAL for index in range(len(vocab))])
+    writer.add_token_merges([" ".join(merge) for merge in described["merges"]])
+    # transformers 5.17 reads no tokenizer without a first token, also where none is put in front.
+    writer.add_bos_token_id(tokenizer.convert_tokens_to_ids(UNKNOWN))
+    writer.add_eos_token_id(tokenizer.convert_tokens_to_ids(EOS))
+    writer.add_unk_token_id(tokenizer.convert_tokens_to_ids(UNKNOWN))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _add_tensor(writer: GGUFWriter, name: str, weight: np.ndarray[Any, Any], kind: str) -> None:
+    if kind == "F32" or weight.ndim == 1:
+        writer.add_tensor(name, weight)
+        return
+    stored = GGMLQuantizationType[kind if name.startswith("blk.") else "Q8_0"]
+    writer.add_tensor(name, quants.quantize(weight, stored), raw_dtype=stored)
+
+
+def _gguf_name(name: str) -> str:
+    whole = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight"}
+    if name in whole or name == "model.norm.weight":
+        return whole.get(name, "output_norm.weight")
+    _, _, layer, rest = name.split(".", 3)
+    return f"blk.{layer}.{_NAMES[rest.removesuffix('.weight')]}.weight"
+
+
+def _llama_cpp_order(name: str, weight: torch.Tensor) -> torch.Tensor:
+    """llama.cpp pairs neighbours in rotary positions, transformers the halves of a head."""
+    heads = {"q_proj": SHAPE["num_attention_heads"], "k_proj": SHAPE["num_key_value_heads"]}
+    found = next((count for part, count in heads.items() if part in name), None)
+    if found is None:
+        return weight.contiguous()
+    return weight.reshape(found, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape).contiguous()
