@@ -25,7 +25,8 @@ def main() -> None:
     prompt = " ".join(facts) + "\nThe lamp in room 100 is"
     llm = LLM(kv_memory="64MiB", kv_floor=32)
     for policy in ("full", "kv-compress", mine):
-        params = SamplingParams(temperature=0.0, max_tokens=4, eviction=policy, compression=8)
+        compression = None if policy == "full" else 8
+        params = SamplingParams(temperature=0.0, max_tokens=4, eviction=policy, compression=compression)
         [output] = llm.generate(prompt, params)
         answer, report = output.outputs[0], output.outputs[0].eviction
         name = policy if isinstance(policy, str) else type(policy.score).__name__

@@ -44,4 +44,11 @@ def _other(field: "Field[Any]", hint: Any) -> Any:
         return 2.0 if field.default is None else field.default * 0.95
     if int in kinds:
         return 2 if field.default is None else field.default + 1
-    return {"model": "elsewhere", "eviction": "snapkv", "device": "cpu"}[field.name]
+    others = {
+        "model": "elsewhere",
+        "revision": "v2",
+        "eviction": "snapkv",
+        "device": "cpu",
+        "generation_config": "winnow",
+    }
+    return others[field.name]

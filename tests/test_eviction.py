@@ -225,8 +225,7 @@ class TestMemory:
 
 
 def on_one_line(name: str, n: int) -> SamplingParams:
-    amount: dict[str, object] = {} if name not in TAKES_BUDGET else {"kv_budget": 600}
-    return greedy(eviction=name, n=n, max_tokens=20, **amount)
+    return greedy(eviction=name, n=n, max_tokens=20, **budget_for(name, 600))
 
 
 class TestPoliciesOfRequests:
@@ -260,7 +259,7 @@ class TestPoliciesOfRequests:
     @pytest.mark.parametrize("name", EVERY_PRESET)
     def test_what_admission_counts_is_enough(self, directory: Path, llm: LLM, name: str) -> None:
         """A request alone in as many blocks as it is said to hold at most is never preempted."""
-        layout, amount = cache_of(llm).layout, {"kv_budget": 130} if name in TAKES_BUDGET else {}
+        layout, amount = cache_of(llm).layout, budget_for(name, 130)
         for length in (257, 386, 643, 900):
             params = greedy(eviction=name, max_tokens=60, **amount)
             eviction = llm._engine._admission.admit(prompt(length), params).evictions[0]

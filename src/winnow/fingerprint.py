@@ -109,16 +109,21 @@ def _is_harmless(settings: Fingerprint, name: str) -> bool:
     effect = EFFECTS.get(name, Effect.ALWAYS)
     if effect is Effect.NEVER:
         return True
-    if effect is Effect.ALWAYS or _evicts_under_pressure(settings.get("eviction")):
+    if effect is Effect.ALWAYS or _depends_on_others(settings.get("eviction")):
         return False
     # Work without a temperature of its own is greedy.
     return effect is Effect.MEMORY or settings.get("temperature", 0.0) < GREEDY_TEMPERATURE
 
 
-def _evicts_under_pressure(eviction: Any) -> bool:
-    if isinstance(eviction, Mapping):
-        return bool(eviction["when"]["pressure"])
+def _depends_on_others(eviction: Any) -> bool:
+    """Whether rounds of a policy happen at moments that other requests and free memory decide."""
     # Late: the policies bring torch, which a run that differs in nothing does without here.
-    from winnow.eviction import PRESETS
+    from winnow.eviction import PRESETS, When
 
-    return eviction in PRESETS and PRESETS[eviction].policy.when.pressure
+    if isinstance(eviction, Mapping):
+        when = When(**{name: value for name, value in eviction["when"].items() if name != "class"})
+    elif eviction in PRESETS:
+        when = PRESETS[eviction].policy.when
+    else:
+        return False
+    return when != when.alone

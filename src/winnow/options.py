@@ -1,7 +1,7 @@
 """The keyword arguments of `LLM`, written out for static type checkers; `winnow.config` says what they mean.
 
-Checkers cannot read dataclasses' fields into a signature, so each option stands here once more. tests/test_options.py
-fails where the two differ, and prints the line to add.
+Checkers cannot read dataclasses' fields into a signature, so each option stands here once more.
+tests/test_engine_options.py fails where the two differ, and prints the line to add.
 """
 
 from typing import TypedDict

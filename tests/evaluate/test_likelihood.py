@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,8 @@ def test_what_greedy_decoding_would_answer_is_told(llm: LLM) -> None:
 @pytest.mark.parametrize("name", ["full", "snapkv", "h2o", "kv-compress", "streaming"])
 def test_pairs_that_share_a_context_are_scored_as_if_alone(llm: LLM, name: str) -> None:
     amount = None if name == "full" else 280 if name == "streaming" else 40
-    keeping = Keeping(PRESETS[name].policy, kv_budget=amount)
+    policy = PRESETS[name].policy
+    keeping = Keeping(replace(policy, when=policy.when.alone), kv_budget=amount)
     context = tokens(400)
     pairs = [
         Pair(context, tokens(count, 3)) for count in (1, 9, 4, 9, 2, 2, 2, 2, 3, 7)

@@ -1,5 +1,6 @@
 """Which tokens end an answer: those of the configurations, and the tokenizer's own."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -81,11 +82,11 @@ def test_a_special_tokens_text_is_a_stop_string(fine_tune: Path, engine: str) ->
 
 
 def test_an_end_token_that_the_model_cannot_say(tmp_path: Path) -> None:
-    path = save_tiny_llama(tmp_path, seed=1, vocab_size=300)
-    BYTE_LEVEL.save_pretrained(path)
-    file = path / "tokenizer_config.json"
-    last = BYTE_LEVEL.convert_ids_to_tokens(len(BYTE_LEVEL) - 1)
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": last}))
+    """A token added to the tokenizer after training, for which the model has no logit."""
+    path = save_tiny_llama(tmp_path, seed=1, vocab_size=len(BYTE_LEVEL))
+    tokenizer = copy.deepcopy(BYTE_LEVEL)
+    tokenizer.add_special_tokens({"eos_token": "<|added|>"})
+    tokenizer.save_pretrained(path)
     with LLM(path, **OPTIONS) as llm:
         [output] = llm.generate([7, 8], params(TOLD))
     assert output.outputs[0].finish_reason == "stop"

@@ -7,6 +7,7 @@ import pytest
 from architectures import ARCHITECTURES, VOCAB, generate_alone, save
 
 from winnow import LLM, SamplingParams
+from winnow.cache import CacheSize
 
 LENGTHS = [1, 5, 16, 17, 33, 70, 121, 200]
 MAX_TOKENS = 20
@@ -65,8 +66,11 @@ def test_small_blocks_and_preemption(case: tuple[Path, list[list[int]]]) -> None
     params = SamplingParams(n=2, temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
     with LLM(path, kv_memory="4MiB", **options) as llm:
         cache = llm._engine._executor.cache
-        longest = cache.layout.blocks_for(max(LENGTHS) + MAX_TOKENS) * cache.layout.block_bytes
-    with LLM(path, kv_memory=longest + 20_000, **options) as llm:
+        blocks = cache.layout.blocks_for(max(LENGTHS) + MAX_TOKENS)
+        room = CacheSize.of_blocks(cache.layout, blocks, cache.size.max_num_seqs, llm.max_model_len).nbytes(
+            cache.layout
+        )
+    with LLM(path, kv_memory=room, **options) as llm:
         outputs = llm.generate(PROMPTS, params)
         assert [c.token_ids for o in outputs for c in o.outputs] == [e for e in expected for _ in range(2)]
         assert llm.stats().num_preemptions > 0, "the pool was meant to be too small"

@@ -213,10 +213,10 @@ class SharedEngine:
                 while not once and len(box.outputs) < num_outputs:
                     interrupt.handle()
                     self._step(box, num_outputs, once)
-        finally:
-            if leads:
                 if self._waiting or not (once or box.unfinished):
                     self._release_thread()
+        finally:
+            if leads:
                 self._stepping = False
             with self._mail:
                 if self._waiting and not self._stepping:
