@@ -11,10 +11,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo real-eval lint format clean
+.PHONY: help setup test demo real-model real-demo real-eval lint format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create .venv, build the CPU kernels and install Winnow with its tools
 
@@ -41,8 +41,19 @@ format: $(READY) ## rewrite the code in the project's style
 demo: $(READY) ## answer the example prompts with the embedded model
 	$(BIN)/winnow run examples/demo/prompts.jsonl -o runs/demo.jsonl --overwrite --kv-memory 64MiB
 
+REAL_MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
+
+real-model: $(READY) ## fetch SmolLM2-135M-Instruct, a GGUF file of 98 MB, into models/
+	$(BIN)/python examples/real/fetch_model.py models
+
+# The whole cache first, then a quarter of it: the table at the end of each says how many answers are right.
+real-demo: real-model ## answer chat prompts with SmolLM2, with the whole cache and with a quarter of it
+	$(BIN)/winnow run examples/real/prompts.jsonl -o runs/real-demo.jsonl --overwrite --model $(REAL_MODEL)
+	$(BIN)/winnow run examples/real/prompts.jsonl -o runs/real-demo-evicted.jsonl --overwrite --model $(REAL_MODEL) \
+		--eviction snapkv --compression 4
+
 # More arguments: make real-eval ARGS='--samples 8 --tokens 2048'
-real-eval: $(READY) ## accuracy of policies on the real model; goes on where it was stopped
+real-eval: real-model ## accuracy of policies on the real model; goes on where it was stopped
 	$(BIN)/python benchmarks/real_eval.py $(ARGS)
 
 clean: ## remove the environment, caches and results

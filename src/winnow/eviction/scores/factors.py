@@ -7,6 +7,7 @@ from torch import Tensor
 
 from winnow.attention import Observe
 from winnow.errors import ConfigError
+from winnow.eviction.replay import Replay
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores.base import Score
 from winnow.eviction.signals import Needs
@@ -44,6 +45,14 @@ class Factor(Score):
     @property
     def window(self) -> int | None:
         return self.score.window
+
+    @property
+    def replay(self) -> Replay | None:
+        return self.score.replay
+
+    @property
+    def before_template(self) -> bool:
+        return self.score.before_template
 
     def observe(self, *, decoding: bool) -> Observe | None:
         return self.score.observe(decoding=decoding)
