@@ -368,12 +368,12 @@ def write_results(
     values = {"rows": [asdict(row) for row in rows], "perplexity": [each.to_json() for each in perplexities]}
     (output / "real.json").write_text(results_json(head | values, ("rows", "perplexity")), encoding="utf-8")
     notes = (
-        f"Means ± standard errors over contexts. A category counts where the full cache scores {COUNTS_FROM:g} or more. "
-        "KV memory is what the cache held at the end of an answer; kvpress masks what AdaKV and KVzip drop, and "
-        "holds it. Seconds are of one document alone, for kvpress the mean of all."
+        f"Means ± standard errors over contexts. A category counts where the full cache scores {COUNTS_FROM:g} or "
+        "more. KV memory is what the cache held at the end of an answer; kvpress masks what AdaKV and KVzip "
+        "drop, and holds it. Seconds are of one document alone, for kvpress the mean of all."
     )
     facts = [f"Model {head['model']}, {head['engine']['dtype']}, prompts through its chat template."]
-    text = page("Accuracy on a real model", [head], facts, notes, tables(rows, perplexities), [])
+    text = page("Accuracy on a real model", [head], facts, f"{notes}\n", tables(rows, perplexities), [])
     (output / "real.md").write_text(text, encoding="utf-8")
 
 
