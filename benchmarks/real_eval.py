@@ -368,13 +368,12 @@ def write_results(
     values = {"rows": [asdict(row) for row in rows], "perplexity": [each.to_json() for each in perplexities]}
     (output / "real.json").write_text(results_json(head | values, ("rows", "perplexity")), encoding="utf-8")
     notes = (
-        "Means ± standard errors over contexts. A category counts where the full cache scores "
-        f"{COUNTS_FROM:g} or more. "
-        "KV memory is what the cache held at the end of an answer; kvpress masks what AdaKV and KVzip drop, and "
-        "holds it. Seconds are of one document alone, for kvpress the mean of all."
+        f"Means ± standard errors over contexts. A category counts where the full cache scores {COUNTS_FROM:g} or "
+        "more. KV memory is what the cache held at the end of an answer; kvpress masks what AdaKV and KVzip "
+        "drop, and holds it. Seconds are of one document alone, for kvpress the mean of all."
     )
     facts = [f"Model {head['model']}, {head['engine']['dtype']}, prompts through its chat template."]
-    text = page("Accuracy on a real model", [head], facts, notes, tables(rows, perplexities), [])
+    text = page("Accuracy on a real model", [head], facts, f"{notes}\n", tables(rows, perplexities), [])
     (output / "real.md").write_text(text, encoding="utf-8")
 
 
@@ -384,7 +383,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _model() -> str | None:
     """The real model that `make real-model` puts here."""
-    found = sorted(Path("models").glob("smollm2*.gguf"), key=lambda path: path.name.lower())
+    found = sorted(Path("models").glob("SmolLM2*.gguf"), key=lambda path: path.name.lower())
     return str(found[0]) if found else None
 
 
@@ -393,7 +392,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default=_model(), help="(default: models/smollm2*.gguf)")
+    parser.add_argument("--model", default=_model(), help="(default: models/SmolLM2*.gguf)")
     parser.add_argument("--policies", type=_names, default=_names(POLICIES), help=f"(default: {POLICIES})")
     parser.add_argument(
         "--compressions", type=lambda text: tuple(map(float, _names(text))), default=(2, 4, 8, 16)
@@ -421,7 +420,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     arguments = parser.parse_args(words)
     if arguments.model is None:
-        parser.error("no models/smollm2*.gguf: run make real-model, or name a model with --model")
+        parser.error("no models/SmolLM2*.gguf: run make real-model, or name a model with --model")
     for name, known in (("tasks", TASK_NAMES), ("presses", PRESSES)):
         for each in getattr(arguments, name):
             if each not in known:
