@@ -312,7 +312,7 @@ PINNED: dict[str, Row] = {
         "when.pressure": (True, "own: KV-Compress's moments"),
     },
     "expected-attention": {**expected(), **EQUAL, **AFTER_PREFILL},
-    "ada-expected-attention": {
+    "ada-expected": {
         **expected(),
         "score.epsilon": (0.01, "kvpress evaluate_registry.py: adakv_expected_attention_e2"),
         **EQUAL,

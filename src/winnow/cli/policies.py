@@ -38,7 +38,7 @@ winnow policies NAME shows a policy with every field."""
 WIDTH = 100
 """Columns where the output is no terminal: a file or another program has no width of its own."""
 # The widest entry of columns that hold few words; the others share what is left.
-_WIDTHS = {"budget": 13, "keep": 10, "when": 17}
+_WIDTHS = {"score": 18, "budget": 13, "keep": 10, "when": 14}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

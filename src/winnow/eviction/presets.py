@@ -206,7 +206,7 @@ PRESETS: dict[str, Preset] = {
         EvictionPolicy(ByValueNorm(ExpectedAttention()), EqualHeads(), Keep(sinks=4), _ONCE),
         "Expected Attention (Devoto et al. 2025)",
     ),
-    "ada-expected-attention": Preset(
+    "ada-expected": Preset(
         EvictionPolicy(ByValueNorm(ExpectedAttention(), 0.01), AdaptiveHeads(), Keep(sinks=4), _ONCE),
         "Expected Attention over Ada-KV's heads, as on kvpress's leaderboard",
     ),
