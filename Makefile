@@ -50,7 +50,7 @@ real-model: $(READY) ## fetch SmolLM2-135M-Instruct, a GGUF file of 98 MB, into 
 real-demo: real-model ## answer chat prompts with SmolLM2, with the whole cache and with a quarter of it
 	$(BIN)/winnow run examples/real/prompts.jsonl -o runs/real-demo.jsonl --overwrite --model $(REAL_MODEL)
 	$(BIN)/winnow run examples/real/prompts.jsonl -o runs/real-demo-evicted.jsonl --overwrite --model $(REAL_MODEL) \
-		--eviction snapkv --compression 4
+		--eviction kvzip --compression 4
 
 # More arguments: make real-eval ARGS='--samples 8 --tokens 2048'
 real-eval: real-model ## accuracy of policies on the real model; goes on where it was stopped

@@ -119,7 +119,8 @@ class QuerySignals:
         watched, first = [], 0
         for entry in plan.entries:
             eviction = entry.sequence.eviction
-            needs = None if eviction is None else eviction.policy.score.needs
+            # The queries of a repetition are not the context's.
+            needs = None if eviction is None or entry.replay is not None else eviction.policy.score.needs
             if eviction is not None and needs is not None and needs.queries:
                 if entry.start == 0:
                     self._sequences[entry.slot] = _Sequence(needs)
