@@ -389,7 +389,7 @@ class TestBadInput:
 class TestMemory:
     def test_the_promise_holds_with_200_requests_in_a_pool_that_fits_three(self, directory: Path) -> None:
         """Peak KV bytes from the tensors, after every step."""
-        budget = 1_520_000  # three sequences of 3,030 tokens take 1,313,280 bytes
+        budget = 1_570_000  # three sequences of 3,030 tokens take 1,313,280 bytes
         rng = random.Random(5)
         lengths = [rng.choice((rng.randint(50, 400), rng.randint(50, 3000))) for _ in range(200)]
         with LLM(directory, kv_memory=budget, dtype="bfloat16", max_num_seqs=32) as llm:
