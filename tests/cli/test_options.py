@@ -97,7 +97,13 @@ def test_every_option_of_the_engine_has_a_flag_with_help() -> None:
     actions = {action.dest: action for action in parser._actions}
     for config in (ModelConfig, CacheConfig, SchedulerConfig, EvictionConfig, SamplingParams):
         for option in fields(config):
-            if option.name not in ("detokenize", "context_tokens", "protect", "forced_tokens"):
+            if option.name not in (
+                "detokenize",
+                "context_tokens",
+                "template_tail",
+                "protect",
+                "forced_tokens",
+            ):
                 assert "--" + option.name.replace("_", "-") in actions[option.name].option_strings
                 assert actions[option.name].help
     typed = ["--kv-memory", "1GiB", "--prefill-chunk", "none", "--max-model-len", "128"]
