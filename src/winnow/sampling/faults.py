@@ -1,6 +1,7 @@
 """Rows of logits that no token can be taken from."""
 
 from enum import IntEnum
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -38,6 +39,17 @@ def mark_faults(tokens: Tensor, logits: Tensor) -> Tensor:
         logits: [R, V], any float type, as the model gave them.
     """
     return torch.where(sound_rows(logits), tokens, Fault.NOT_FINITE.value)
+
+
+def marked_tokens(tokens: Tensor, logits: Tensor) -> list[int]:
+    """As `mark_faults`, on the host; a step of one sequence spends less time in it than in two operators of torch."""
+    if logits.device.type != "cpu":
+        return mark_faults(tokens, logits).tolist()
+    largest = logits.amax(1).tolist()
+    return [
+        token if isfinite(most) else Fault.NOT_FINITE.value
+        for token, most in zip(tokens.tolist(), largest, strict=True)
+    ]
 
 
 def sound_rows(logits: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from winnow.sampling.counts import TokenCounts
-from winnow.sampling.faults import Fault, mark_faults
+from winnow.sampling.faults import Fault, mark_faults, marked_tokens
 from winnow.sampling.filters import draw, keep_min_p, keep_top_k, keep_top_p, scale
 from winnow.sampling.greedy import open_argmax
 from winnow.sampling.logprob import Logprob
@@ -154,7 +154,7 @@ class Sampler:
         assert self._slots.are_used(rows), "only a slot in use can be sampled"
         if self._slots.need_nothing(rows):
             self._slots.advance(rows)
-            tokens = mark_faults(self._argmax(logits), logits).tolist()
+            tokens = marked_tokens(self._argmax(logits), logits)
             return _separate_faults(tokens, [None] * len(slots))
         plan = self._slots.plan(rows)
         packed = self._to_device(plan.packed)
