@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from winnow.cli.batch.journal import OF_REQUESTS
 from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
 from winnow.config import PARTS, EngineConfig, ModelConfig
@@ -18,19 +19,8 @@ from winnow.sampling import SamplingParams
 if TYPE_CHECKING:
     from winnow.llm import LLM
 
-UNFLAGGED = (
-    "seed",
-    "detokenize",
-    "eviction",
-    "compression",
-    "kv_budget",
-    "context_tokens",
-    "template_tail",
-    "protect",
-    "forced_tokens",
-)
-"""Sampling parameters without a flag: the engine's own flags serve requests that bring none, positions and tokens make
-sense for one prompt only, and commands show text."""
+UNFLAGGED = ("seed", *OF_REQUESTS)
+"""Sampling parameters without a flag; requests that bring no seed take the engine's."""
 
 
 def add_engine_flags(

@@ -17,7 +17,7 @@ from winnow.fingerprint import INPUT_BYTES, Fingerprint, differences
 from winnow.journal import parse_object, whole_lines
 
 _FORM, _VERSION = "winnow_run", 1
-_OF_REQUESTS = (
+OF_REQUESTS = (
     "detokenize",
     "eviction",
     "compression",
@@ -27,6 +27,8 @@ _OF_REQUESTS = (
     "protect",
     "forced_tokens",
 )
+"""Sampling parameters that only a request can set: for the others the engine has options of its own, positions and
+tokens make sense for one prompt alone, and commands show text."""
 
 
 def journal_path(output: Path) -> Path:
@@ -123,7 +125,7 @@ def _check_owner(
         )
     if "detokenize" in owner:
         # Versions that recorded this wrote parameters of requests, all at their defaults, under names of the engine's.
-        owner = {name: value for name, value in owner.items() if name not in _OF_REQUESTS}
+        owner = {name: value for name, value in owner.items() if name not in OF_REQUESTS}
     grown = (
         prompts is not None
         and owner.get("input") != prompts.sha256

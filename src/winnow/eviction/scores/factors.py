@@ -1,5 +1,6 @@
 """Scores that multiply another one by what a KV adds when it is attended to."""
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,9 +65,9 @@ class Factor(Score):
     def worth(self, rows: LayerRows) -> Tensor:
         return (self.score.worth(rows) + self.epsilon) * self.factor(rows)
 
+    @abstractmethod
     def factor(self, rows: LayerRows) -> Tensor:
         """Float32 [B, H, N], at least 0."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
