@@ -102,7 +102,7 @@ def tail_tokens(tokenizer: Any, token_ids: Sequence[int], tail: str) -> int:
 def _text_behind(
     tokenizer: "PreTrainedTokenizerBase", conversation: Sequence[dict[str, Any]], prompt: str
 ) -> str:
-    """What the template writes behind the last message; empty where that is the assistant's own, or cannot be told."""
+    """What the template writes behind the last message; empty where that is the assistant's own, or is unknown."""
     last = conversation[-1]
     if last["role"] == "assistant":
         return ""

@@ -184,7 +184,7 @@ class LLM:
 
         Args:
             priority: the greater is served first; among equals who came first. When memory runs out the lowest gives
-                way, and of equals the latest. In the paged engine nobody who runs gives way to priority alone.
+                way, ties go to the latest. The paged engine preempts no request for priority alone.
             final_only: `step` tells of the request once, when it is finished, instead of copying the answer so far at
                 every token.
         """

@@ -85,7 +85,7 @@ def test_frees_what_is_asked_at_the_least_cost(
 def cheapest_of_layers(
     layers: list[list[Row]], least: list[list[int]], most: list[int], excess: int, block_size: int
 ) -> tuple[int, float]:
-    """`cheapest` where rows keep at least so many KVs, and a layer gives up at most so many blocks."""
+    """`cheapest` with a minimum of KVs per row and a maximum of blocks that a layer gives up."""
     ladders, layer_of = [], []
     for layer, (rows, floors) in enumerate(zip(layers, least, strict=True)):
         for row, floor in zip(rows, floors, strict=True):

@@ -1,7 +1,7 @@
 """Every number of every preset beside its source, written down apart from the table of presets.
 
 The dense oracle takes its numbers from the presets, so it cannot tell when one of them is no longer its paper's. Here
-whoever changes a preset must say again where the number comes from. What is not listed is off: None, False, 0 or empty.
+a change of a preset must name its source again. What is not listed is off: None, False, 0 or empty.
 
 "own" in a source marks a choice of Winnow's, where the paper and its code say nothing or something that does not apply.
 """
@@ -224,7 +224,7 @@ PINNED: dict[str, Row] = {
         **EQUAL,
         "keep.recent": (10, "cold-compress cache.py: r = 10"),
         "when.after_prefill": (True, "Scissorhands: the prompt is cut to the budget too"),
-        "when.decode_every": (64, "own: history is judged anew every so many tokens"),
+        "when.decode_every": (64, "own: history is judged anew every 64 tokens"),
     },
     "roco": {
         "score.class": ("MeanDeviation", "EasyKV easykv.py: RoCo"),
@@ -242,7 +242,7 @@ PINNED: dict[str, Row] = {
     "streaming": {**STREAMING, "when.decode_every": (1, "StreamingLLM: one KV in, one out")},
     "streaming-shift": {
         **STREAMING,
-        "when.decode_every": (32, "own: turning keys costs time and precision, so many tokens at once"),
+        "when.decode_every": (32, "own: turning keys costs time and precision, so 32 tokens at once"),
         "reassign_positions": (True, "StreamingLLM pos_shift: positions within the cache"),
     },
     "squeeze": {

@@ -109,7 +109,7 @@ class TestColumns:
         assert stats.tally.released > 0
 
     def test_gaps_are_kept_as_in_the_paper(self) -> None:
-        """4.1: whoever runs gets as many columns as the one that joins, and keeps them until its row ends."""
+        """4.1: each running query gets as many columns as the one that joins, and keeps them until its row ends."""
         engine = llama().open("shaping-gaps", max_num_seqs=2)
         engine.add("runs", None, prompt(4), greedy(12))
         engine.step()

@@ -40,7 +40,7 @@ class Request:
     priority: int = 0
     """The greater is served first."""
     arrival: int = 0
-    """How many requests came before it; told by the queue."""
+    """How many requests came before it; set by the queue."""
     final_only: bool = False
     """Its output is asked for once, when it is finished."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """One engine for many threads: their requests are served together, in the same steps.
 
 No thread belongs to the engine. Of the threads that wait for outputs one steps, for all of them, until its own have
-arrived; then another takes over. Nothing here survives a fork, which the child is told.
+arrived; then another takes over. Nothing here survives a fork: the child gets a ForkedError.
 """
 
 import os
@@ -65,7 +65,7 @@ class SharedEngine:
         self._open: RequestEngine | None = engine
         self._release_thread = release_thread
         self._pid = os.getpid()
-        # Whoever is inside uses the engine. Who wants to go in holds the entrance, and the thread that steps passes
+        # The holder of `_inside` uses the engine. A thread that wants it holds the entrance; the one that steps passes
         # through it before each step: it cannot go in again before those who came during the last step.
         self._entrance = Lock()
         self._inside = Lock()
@@ -122,7 +122,7 @@ class SharedEngine:
         """Queue requests, all of them or none. Returns their ids.
 
         Args:
-            box: where their outputs go; None: to whoever calls `step`.
+            box: where their outputs go; None: to the caller of `step`.
             label: what errors call the list of requests; empty: there is one, which needs no name.
 
         Raises:
@@ -170,7 +170,7 @@ class SharedEngine:
             self._abandoned.append(box)
 
     def wait(self, box: Mailbox, num_outputs: int) -> None:
-        """Return when `box` holds so many outputs; step the engine meanwhile if nobody else does.
+        """Return when `box` holds `num_outputs` outputs; step the engine meanwhile if nobody else does.
 
         Raises:
             BaseException: whatever a step failed with, if this thread computed it. Others go on.
@@ -200,7 +200,7 @@ class SharedEngine:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _advance(self, box: Mailbox, num_outputs: int, *, once: bool) -> None:
-        """See `wait`; with `once`, return also after a step, whoever computed it."""
+        """See `wait`; with `once`, return also after a step by any thread."""
         _ = self.engine
         leads = False
         try:
@@ -301,7 +301,7 @@ class SharedEngine:
 class OutputStream(Iterator[RequestOutput]):
     """The outputs of a mailbox's one request, as they come, up to the last. Let go before that, the request ends.
 
-    Several threads may read from it: each output is told once.
+    Several threads may read from it: each output is returned once.
     """
 
     def __init__(self, shared: SharedEngine, box: Mailbox) -> None:

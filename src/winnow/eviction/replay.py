@@ -15,7 +15,7 @@ class Replay:
     """How the context is asked to be repeated, chunk by chunk, each behind the whole context (KVzip's code)."""
 
     chunk: int = 2048
-    """Tokens repeated in one pass. Fewer where the model has no positions left for so many behind the context."""
+    """Tokens repeated in one pass. Fewer where the model's positions behind the context do not suffice."""
     first: str = "Repeat the previous context exactly."
     """Asks for the first chunk, after an empty line."""
     later: str = "Repeat the part of the previous context exactly, starting with"

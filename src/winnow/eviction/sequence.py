@@ -58,7 +58,7 @@ class SequenceEviction:
         return self.context_len - self.template_tail
 
     def recent_at(self, computed: int) -> int:
-        """How many of the last positions a round keeps when so many tokens are computed."""
+        """How many of the last positions a round keeps when `computed` tokens are computed."""
         behind = computed - self.question_end
         return self.recent + behind if 0 < behind <= self.template_tail else self.recent
 

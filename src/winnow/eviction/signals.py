@@ -14,7 +14,7 @@ class Needs:
     moments_from: int | None = None
     """Mean and covariance of the context's queries before their rotation, from this position on; None: neither."""
     chunk: int | None = None
-    """Attention within chunks of so many tokens of the context, each token seeing all of its chunk; None: none."""
+    """Attention within chunks of this many tokens of the context, each token seeing all of its chunk; None: none."""
     chunk_from: int = 0
     """Position at which the first chunk begins."""
     rotation: bool = False

@@ -98,7 +98,7 @@ def _geometry(name: str, probe: _Probe, config: "PretrainedConfig") -> ModelGeom
     lost = [layer for layer, wanted in enumerate(wants_window) if wanted and windows[layer] is None]
     if lost:
         raise UnsupportedModelError(
-            f"model: {name} is not supported: the sliding window of layer {lost[0]} is told to masks only, and none is "
+            f"model: {name} is not supported: the sliding window of layer {lost[0]} reaches masks only, and none is "
             "built"
         )
     return ModelGeometry(num_layers, query_heads, kv_heads, head_dim, windows)

@@ -13,7 +13,7 @@ class Logprob:
         decoded_token: its text by itself, where there is a tokenizer, with replacement characters for parts of
             characters.
         token_bytes: the bytes that it adds, or would add, to the answer's text in UTF-8, where there is a tokenizer:
-            a part of a character is told by them alone. Those of an answer's tokens, joined, are its text, up to where
+            only they represent a part of a character. Those of an answer's tokens, joined, are its text, up to where
             a stop string cut it. Empty for special tokens that the text leaves out.
     """
 

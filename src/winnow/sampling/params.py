@@ -86,7 +86,7 @@ class SamplingParams:
         kv_budget: KVs kept in each row on average, in place of `compression`; also a list of n.
         context_tokens: so many tokens at the front of the prompt are judged without the rest, which is kept whole:
             the KVs that stay then do not depend on the question that follows. None: all of the prompt.
-        template_tail: so many tokens at the prompt's end follow the question: what a chat template ends with, and a
+        template_tail: tokens at the prompt's end that follow the question: what a chat template ends with, and a
             prefix of the answer. They are kept, and observation windows end before them (see `Window.skip_template`).
             None: what `LLM.chat` finds; 0 for prompts without a template.
         protect: positions of the prompt that are never evicted, as pairs (start, end), end excluded.

@@ -48,7 +48,7 @@ def completion_logprobs(answer: CompletionOutput) -> Record | None:
 
 
 def cumulative_logprob(answer: CompletionOutput) -> float | None:
-    """The sum of the tokens' logprobs, finite also where a token was ruled out: each counts as it is told."""
+    """The sum of the tokens' logprobs, finite also where a token was ruled out: each counts as it is reported."""
     if answer.cumulative_logprob is None or math.isfinite(answer.cumulative_logprob):
         return answer.cumulative_logprob
     return sum(_value(candidates[token]) for token, candidates in _predicted(answer))

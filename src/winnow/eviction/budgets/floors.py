@@ -1,4 +1,4 @@
-"""What rows and layers keep at least, whoever they compete with."""
+"""Minimum numbers of KVs that rows and layers keep."""
 
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -23,11 +23,11 @@ class Floors:
     bounded: ClassVar[bool] = True
     """Whether a round leaves no more than the budget (rounded to blocks), so that prompts of any length fit."""
     row_floor: int | float = field(default=0, kw_only=True)
-    """No row keeps less, as far as it holds so many."""
+    """Minimum of every row, or all that it holds."""
     layer_floor: int | float = field(default=0, kw_only=True)
     """The rows of a layer together keep no less, on average."""
     wide_layers: int = field(default=0, kw_only=True)
-    """So many of the first layers keep all their KVs, or `wide_factor` even shares a row, as far as the budget reaches
+    """The first layers, this many, keep all their KVs, or `wide_factor` even shares a row, as far as the budget reaches
     when all others keep their floors."""
     wide_factor: float | None = field(default=None, kw_only=True)
     """At least 1.0; None: all KVs."""

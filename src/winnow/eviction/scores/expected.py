@@ -22,7 +22,7 @@ class ExpectedAttention(Score):
 
     horizon: int = 512
     skip: int = 4
-    """So many first positions are left out: their queries, which are outliers, and their keys, which get the layer's
+    """This many first positions are left out: their queries, which are outliers, and their keys, which get the layer's
     largest share."""
 
     def __post_init__(self) -> None:
