@@ -79,7 +79,7 @@ def test_table_1_stands_beside_presets_of_its_own_window() -> None:
 
 class TestContinuations:
     def test_every_policy_has_rounds_while_it_predicts(self) -> None:
-        keepings = Continuations(2, 1024).keepings(["full", *text_presets(), "winnow-pd", "batch-max"])
+        keepings = Continuations(2, 1024).keepings(["full", *text_presets(), "leverage-pd", "batch-max"])
         assert keepings.pop("full").kv_budget is None
         for keeping in keepings.values():
             when = keeping.policy.when

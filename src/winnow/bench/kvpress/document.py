@@ -13,7 +13,7 @@ _SETTING = """\
   kvpress's own defaults.
 - Query-agnostic, what is judged ends before the question. Query-aware, the question is judged too, but for its last
   line, "Answer:", which both compute after the cut. kvpress's own pipeline does the same.
-- Presses cut once, when what is judged is computed. Winnow's presets keep their own rounds: `winnow-pd` and `keydiff`
+- Presses cut once, when what is judged is computed. Winnow's presets keep their own rounds: `leverage-pd` and `keydiff`
   cut within the prompt already, so that it never lies in memory whole, and have worse keys to choose from.
 - KV memory is what an answer held at its end: for Winnow the blocks, rounded up and with their tables; for kvpress the
   tensors of its cache. Presses with AdaKV mask KVs and free none.

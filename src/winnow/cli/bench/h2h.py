@@ -105,7 +105,7 @@ def execute(namespace: argparse.Namespace) -> int:
     with open_llm(options) as llm:
         head = run_head(llm, options)
         evaluation = _evaluate(namespace, llm, cells, journal)
-        own = [name for name in ("winnow", "keydiff", "kv-compress") if name in namespace.presets]
+        own = [name for name in ("leverage", "keydiff", "kv-compress") if name in namespace.presets]
         found = _perplexity(llm, continuations, [*text_presets(), *own], journal)
     amount = f"{evaluation.prompts} prompts per cell"
     show_tables(head, amount, tables(evaluation, found, continuations))

@@ -53,7 +53,7 @@ EPILOG = """\
 examples:
   winnow bench kv-compress
   winnow bench kv-compress --contexts 3584 --compressions 1,2,4,8,16,32,64 --requests 48
-  winnow bench kv-compress --whole winnow --p-and-d winnow-pd --contexts 3584 --compressions 1,16,64
+  winnow bench kv-compress --whole leverage --p-and-d leverage-pd --contexts 3584 --compressions 1,16,64
   winnow bench kv-compress --repeat 3 --json kvc.json --resume --out results
   winnow bench kv-compress --random-model --contexts 6000 --compressions 1,64
   winnow bench kv-compress --model DIR --contexts 8192 --new-tokens 512 --kv-seqs 4

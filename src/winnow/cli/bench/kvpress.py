@@ -44,7 +44,7 @@ examples:
 presses: {", ".join(PRESSES)}
 """
 QUERIES = {"aware": ("aware",), "agnostic": ("agnostic",), "both": ("agnostic", "aware")}
-DEFAULT_PRESETS = ("winnow", "winnow-pd", "keydiff", "kv-compress", "snapkv", "ada-snapkv")
+DEFAULT_PRESETS = ("leverage", "leverage-pd", "keydiff", "kv-compress", "snapkv", "ada-snapkv")
 _OWN = ("model", "eviction", "compression", "kv_budget", "seed", "dtype", "device", "num_scores")
 _KV_FLOOR = 1
 _NAME = "kvpress"
