@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,14 @@ import torch
 from tiny_llama import VOCAB, save_tiny_llama
 from tokenizer_kinds import byte_level
 
-from winnow import LLM, RequestOutput, SamplingParams
-from winnow.attention import AttentionSpec, PagedCache
+from winnow import LLM, RequestOutput, SamplingParams, _native
+from winnow.attention import AttentionSpec, PagedCache, ReferenceBackend
+from winnow.attention.native import NativeBackend
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.engine.instructor import Instructor
 from winnow.errors import ContextLengthError, InvalidRequestError
 from winnow.eviction import PRESETS, Instruction, Reconstruction, Replay, ReplayPass, replay_passes
-from winnow.eviction.reconstruction import ReplaySpan, observe_replay
+from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
 
 BLOCK = 4
 KVZIP = PRESETS["kvzip"].policy
@@ -77,6 +79,12 @@ def test_the_instruction_stands_inside_the_template() -> None:
 # -- what attention tells --------------------------------------------------------------------------------------------
 
 
+BACKENDS = {"torch": ReferenceBackend} | {
+    isa: partial(NativeBackend, _native.Kernels(isa)) for isa in _native.instruction_sets()
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize(
     "spec",
@@ -89,7 +97,7 @@ def test_the_instruction_stands_inside_the_template() -> None:
     ids=["plain", "window", "softcap", "sinks"],
 )
 def test_the_largest_probability_by_the_formula(
-    spec: AttentionSpec, every: int, monkeypatch: pytest.MonkeyPatch
+    spec: AttentionSpec, every: int, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "winnow.eviction.reconstruction._TEMPORARY", {True: 100, False: 100}
@@ -105,10 +113,11 @@ def test_the_largest_probability_by_the_formula(
     cache.pool.score.zero_()
     context, layer = 30, 1
     replay = ReplayPass(tuple(range(12)), 3, 9, 25, context, every)
+    attention = BACKENDS[backend]()
     q = torch.randn(12, 4, 8, generator=generator)
     for done, count in ((0, 7), (7, 5)):
         span = ReplaySpan(slot, replay, slice(done, done + count), done)
-        observe_replay(cache, span, layer, q[done : done + count], spec)
+        observe_replay(cache, attention, span, layer, q[done : done + count], spec)
 
     blocks = cache.manager.tables.lookup(torch.tensor([slot]), layer, -(-42 // BLOCK))[0].long()
     for head in range(2):
@@ -134,6 +143,38 @@ def test_the_largest_probability_by_the_formula(
     assert int((cache.pool.score != 0).sum()) == sum(
         int((cache.pool.score[0, blocks[head]] != 0).sum()) for head in range(2)
     )
+
+
+@pytest.mark.parametrize("isa", _native.instruction_sets())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("group", "dim"), [(3, 64), (1, 40), (40, 8)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_kernels_tell_what_torch_tells(
+    isa: str, dtype: torch.dtype, group: int, dim: int, weighted: bool
+) -> None:
+    generator = torch.Generator().manual_seed(group)
+    context, count, heads = 300, 90, 2
+    layout = CacheLayout(1, heads, dim, BLOCK, dtype, 1)
+    size = CacheSize.of_blocks(layout, 400, 2, 600)
+    cache = PagedCache(KVPool(layout, 400), CacheManager(layout, size))
+    other, slot = cache.manager.open(), cache.manager.open()
+    for length in (150, context + count - 150):
+        cache.manager.append([other, slot], [length, length])
+    cache.pool.k.copy_(torch.randn(cache.pool.k.shape, generator=generator))
+    cache.pool.v.copy_(torch.randn(cache.pool.v.shape, generator=generator))
+    q = torch.randn(count, group * heads, dim, generator=generator).to(dtype)
+    weights = None
+    if weighted:
+        output = torch.randn(group * heads, dim, 48, generator=generator)
+        weights = ReplayWeights(output, torch.randn(count, 48, generator=generator))
+    span = ReplaySpan(slot, ReplayPass(tuple(range(count)), 5, 70, 260, context, 2), slice(0, count), 0)
+    told = []
+    for backend in (ReferenceBackend(), NativeBackend(_native.Kernels(isa))):
+        cache.pool.score.zero_()
+        observe_replay(cache, backend, span, 0, q, AttentionSpec(dim**-0.5), weights)
+        told.append(cache.pool.score.clone())
+    assert int((told[0] > 0).sum()) == heads * 195
+    torch.testing.assert_close(told[1], told[0], rtol=2e-5, atol=1e-9)
 
 
 # -- in the engine ---------------------------------------------------------------------------------------------------

@@ -193,6 +193,10 @@ PRESETS: dict[str, Preset] = {
         EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE),
         "KVzip (Kim et al. 2025), by blocks; asked later",
     ),
+    "kvzip-plus": Preset(
+        EvictionPolicy(Reconstruction(normalized=True), AdaptiveRows(), Keep(sinks=4), _ONCE),
+        "KVzip+ (KVzap, arXiv 2601.07891), by blocks; asked later",
+    ),
     "dropkv": Preset(
         EvictionPolicy(
             ValueAware(32, Pool(7, "max")),
