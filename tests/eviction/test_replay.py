@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny_llama import VOCAB, save_tiny_llama
 from tokenizer_kinds import byte_level
+from transformers import AutoModelForCausalLM
 
 from winnow import LLM, RequestOutput, SamplingParams, _native
 from winnow.attention import AttentionSpec, PagedCache, ReferenceBackend
@@ -18,8 +19,8 @@ from winnow.attention.native import NativeBackend
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.engine.instructor import Instructor
 from winnow.errors import ContextLengthError, InvalidRequestError
-from winnow.eviction import PRESETS, Instruction, Reconstruction, Replay, ReplayPass, replay_passes
-from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
+from winnow.eviction import PRESETS, Instruction, Member, Reconstruction, Replay, ReplayPass, replay_passes
+from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, _slots, observe_replay
 
 BLOCK = 4
 KVZIP = PRESETS["kvzip"].policy
@@ -187,7 +188,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_llm(directory: Path, **options: object) -> LLM:
     settings: dict[str, object] = {"kv_memory": "8MiB", "block_size": BLOCK, "kv_floor": 1}
-    return LLM(directory, eviction=IN_CHUNKS, **(settings | options))
+    return LLM(directory, **({"eviction": IN_CHUNKS} | settings | options))
 
 
 @pytest.fixture(scope="module")
@@ -319,3 +320,53 @@ def report(output: RequestOutput):  # type: ignore[no-untyped-def]
     eviction = output.outputs[0].eviction
     assert eviction is not None
     return eviction
+
+
+# -- KVzip+ -----------------------------------------------------------------------------------------------------------
+
+
+def dense_scores(directory: Path, token_ids: list[int], normalized: bool) -> torch.Tensor:
+    """The formula on transformers' full attention of a context and its repetition, [layers, H, context]."""
+    model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=torch.float32)
+    n, heads = len(token_ids), model.config.num_key_value_heads
+    inputs: list[torch.Tensor] = []
+    for layer in model.model.layers:
+        layer.input_layernorm.register_forward_hook(lambda module, args, out: inputs.append(out[0]))
+    with torch.inference_mode():
+        attentions = model(torch.tensor([token_ids * 2]), output_attentions=True).attentions
+        scores = []
+        for layer, h, attention in zip(model.model.layers, inputs, attentions, strict=True):
+            paid = attention[0, :, n:, :n]  # [Hq, n, n]
+            if normalized:
+                projection = layer.self_attn.o_proj.weight.unflatten(1, (len(paid), -1))  # [hidden, Hq, d]
+                values = layer.self_attn.v_proj(h[:n]).unflatten(1, (heads, -1))
+                values = values.repeat_interleave(len(paid) // heads, dim=1)  # [n, Hq, d]
+                output = torch.einsum("thd,ehd->hte", values, projection).norm(dim=-1)
+                paid = paid * output[:, None] / h[n:].norm(dim=-1)[:, None]
+            scores.append(paid.unflatten(0, (heads, -1)).amax(dim=(1, 2)))
+    return torch.stack(scores)
+
+
+@pytest.mark.parametrize("name", ["kvzip", "kvzip-plus"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"prefill_chunk": 48}, {"optimize": False}, {"attention_backend": "reference"}],
+    ids=["fused", "chunks", "transformers' layers", "reference"],
+)
+def test_scores_are_those_of_full_attention(directory: Path, name: str, options: dict[str, object]) -> None:
+    document = prompt(120)
+    with open_llm(directory, eviction=name, **options) as llm:
+        executor = llm._engine._executor
+        told = []
+        evict = executor.evict
+
+        def look_then_evict(members: list[Member]) -> list[int]:
+            for layer in range(executor.cache.layout.num_layers):
+                place = _slots(executor._paged, members[0].slot, layer, len(document))
+                told.append(executor.pool.score[0].flatten()[place].clone())
+            return evict(members)
+
+        executor.evict = look_then_evict
+        llm.generate(document, greedy(compression=4, max_tokens=2))
+    expected = dense_scores(directory, document, normalized=name == "kvzip-plus")
+    torch.testing.assert_close(torch.stack(told), expected, rtol=1e-3, atol=1e-6)

@@ -37,11 +37,11 @@ class ReplaySpan:
 
 @dataclass(frozen=True)
 class ReplayWeights:
-    """What KVzip+ multiplies attention by: |W v| of the KV, with W the query head's output weights, over |h| of the token.
+    """What KVzip+ multiplies attention by: |W v| of the KV over |h| of the query's token.
 
     Attributes:
-        output: [Hq, d, hidden_size], the layer's output weights by query head.
-        inputs: [n, hidden_size], what the layer's attention is computed from, for the tokens of the span.
+        output: W, [Hq, d, hidden_size], the layer's output weights by query head.
+        inputs: h, [n, hidden_size], what the layer's attention is computed from, for the tokens of the span.
     """
 
     output: Tensor

@@ -19,9 +19,9 @@ class Reconstruction(Score):
     asked: Replay = field(default_factory=Replay)
     """How the context is repeated."""
     normalized: bool = False
-    """Before the largest is taken, multiply attention by |W v| / |h|: Euclidean norms of what the KV's value makes of the
-    query head's output weights W, and of the normalised hidden state that the layer's attention is computed from at the
-    query's token (KVzip+, in KVzap)."""
+    """Before the largest is taken, multiply attention by |W v| / |h|, Euclidean norms: W are the query head's output
+    weights, v is the KV's value, and h the normalised hidden state that attention is computed from at the query's token
+    (KVzip+, in KVzap)."""
 
     @property
     def needs(self) -> Needs:
