@@ -71,7 +71,9 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
                memory.queries + r * padded);
   const auto position = [&](int64_t r) { return call.first + (query + r / group) * call.every; };
   const int64_t seen = chosen.seen(call, position(rows - 1)), tiles = (seen + TILE - 1) / TILE;
-  const auto width = [&](int64_t tile) { return round_up(static_cast<int>(std::min<int64_t>(seen - tile * TILE, TILE)), WIDTH); };
+  const auto width = [&](int64_t tile) {
+    return round_up(static_cast<int>(std::min<int64_t>(seen - tile * TILE, TILE)), WIDTH);
+  };
 
   for (int r = 0; r < rows; ++r) memory.most[r] = call.sinks ? call.sinks[head * group + r % group] : NEVER;
   for (int64_t tile = 0; tile < tiles; ++tile) {
@@ -85,7 +87,7 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
     }
   }
 
-  std::fill(memory.sums, memory.sums + rows * WIDTH, 0.0f);
+  for (int r = 0; r < rows; ++r) store(memory.sums + r * WIDTH, vf{});
   for (int64_t tile = 0; tile < tiles; ++tile) {
     for (int r = 0; r < rows; ++r) {
       const float *logits = memory.logits + (tile * rows + r) * TILE;

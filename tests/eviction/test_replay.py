@@ -167,7 +167,7 @@ def test_kernels_tell_what_torch_tells(
     weights = None
     if weighted:
         output = torch.randn(group * heads, dim, 48, generator=generator)
-        weights = ReplayWeights(output, torch.randn(count, 48, generator=generator))
+        weights = ReplayWeights(output @ output.mT, torch.randn(count, 48, generator=generator))
     span = ReplaySpan(slot, ReplayPass(tuple(range(count)), 5, 70, 260, context, 2), slice(0, count), 0)
     told = []
     for backend in (ReferenceBackend(), NativeBackend(_native.Kernels(isa))):

@@ -87,7 +87,7 @@ class _AttentionStep:
         return replayed == len(self.spans.position)
 
     def _weights(self, span: ReplaySpan, layer: int) -> ReplayWeights:
-        return ReplayWeights(self.signals.output_weights(layer), self.inputs[0][span.tokens])
+        return ReplayWeights(self.signals.output_products(layer), self.inputs[0][span.tokens])
 
 
 class TorchExecutor:

@@ -40,21 +40,19 @@ class ReplayWeights:
     """What KVzip+ multiplies attention by: |W v| of the KV over |h| of the query's token.
 
     Attributes:
-        output: W, [Hq, d, hidden_size], the layer's output weights by query head.
+        products: W W^T, float32 [Hq, d, d], of the layer's output weights by query head.
         inputs: h, [n, hidden_size], what the layer's attention is computed from, for the tokens of the span.
     """
 
-    output: Tensor
+    products: Tensor
     inputs: Tensor
 
     def logs(self, cache: PagedCache, span: ReplaySpan, layer: int, queries: slice) -> tuple[Tensor, Tensor]:
         """float32 [n], logarithms of |h| of some of the span's tokens, and [Hq, judged KVs], those of |W v|."""
         slot, _ = _taking_part(cache, span, layer, span.replay.context_len)
         values = cache.pool.v[cache.pool.place(slot)].float()  # [H, judged, d]
-        # |W v|^2 = v (W W^T) v: outputs are much longer than values.
-        gram = self.output.float() @ self.output.float().mT  # [Hq, d, d]
-        by_head = values.repeat_interleave(len(gram) // len(values), dim=0)
-        squares = ((by_head @ gram) * by_head).sum(dim=-1).clamp_min_(0.0)
+        by_head = values.repeat_interleave(len(self.products) // len(values), dim=0)
+        squares = ((by_head @ self.products) * by_head).sum(dim=-1).clamp_min_(0.0)
         lengths = self.inputs[queries].float().norm(dim=-1).clamp_min_(_LEAST_LENGTH)
         return lengths.log(), squares.log().mul_(0.5)
 
