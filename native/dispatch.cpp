@@ -18,6 +18,7 @@ namespace winnow {
   void compact(const Pool &, const int64_t *, const int64_t *, int64_t, int);                            \
   void keep_best(const Pool &, const RankedRows &, int);                                                 \
   void attend(const Attend &, Workspace &);                                                              \
+  void replay(const Replay &, Workspace &);                                                              \
   void leverage(const KeyRows &, float, float *, int);                                                   \
   void key_difference(const KeyRows &, float *, int);                                                    \
   void pool_rows(const PooledRows &, float *, int);                                                      \
@@ -32,7 +33,7 @@ namespace winnow {
   bool gates(int64_t);                                                                                   \
   void gated_linear(const PackedWeight &, const LinearRows &, Activation, int);                          \
   void greedy(const LogitRows &, int64_t *, int);                                                        \
-  const Kernels kernels{write, compact, keep_best, attend, leverage, key_difference, pool_rows,          \
+  const Kernels kernels{write, compact, keep_best, attend, replay, leverage, key_difference, pool_rows,  \
                         rms_norm, add_normed, rotate, gate, packed_size, pack, unpack_rows, linear,      \
                         gates, gated_linear, greedy};                                                    \
   }
@@ -45,28 +46,33 @@ WINNOW_DECLARE(avx512_bf16)
 
 namespace amx_emulated {
 void attend(const Attend &, Workspace &);
+void replay(const Replay &, Workspace &);
 }
 #ifdef WINNOW_AMX
 namespace amx {
 void attend(const Attend &, Workspace &);
+void replay(const Replay &, Workspace &);
 }
 #endif
 
 /// The kernels of an instruction set that multiplies bf16: attention over other formats is that of AVX-512, and all else that
 /// of AVX512-BF16.
-template <void (*attend)(const Attend &, Workspace &)>
+template <void (*attend)(const Attend &, Workspace &), void (*replay)(const Replay &, Workspace &)>
 static Kernels attending_bf16() {
   Kernels kernels = avx512_bf16::kernels;
   kernels.attend = [](const Attend &call, Workspace &work) {
     (call.cache.dtype == DType::bf16 ? attend : avx512::attend)(call, work);
   };
+  kernels.replay = [](const Replay &call, Workspace &work) {
+    (call.cache.dtype == DType::bf16 ? replay : avx512::replay)(call, work);
+  };
   return kernels;
 }
 
-static const Kernels AVX512_BF16 = attending_bf16<avx512_bf16::attend>();
-static const Kernels AMX_EMULATED = attending_bf16<amx_emulated::attend>();
+static const Kernels AVX512_BF16 = attending_bf16<avx512_bf16::attend, avx512_bf16::replay>();
+static const Kernels AMX_EMULATED = attending_bf16<amx_emulated::attend, amx_emulated::replay>();
 #ifdef WINNOW_AMX
-static const Kernels AMX = attending_bf16<amx::attend>();
+static const Kernels AMX = attending_bf16<amx::attend, amx::replay>();
 #endif
 #endif
 

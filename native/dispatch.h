@@ -18,6 +18,8 @@ struct Kernels {
   void (*keep_best)(const Pool &, const RankedRows &, int threads);
   /// Attention of the batch's queries over the rows of one layer, and what it tells their scores.
   void (*attend)(const Attend &, Workspace &);
+  /// Raise the scores of a context's KVs to the largest attention that a repetition's queries pay them.
+  void (*replay)(const Replay &, Workspace &);
   /// Ridge leverage of the keys of rows, float [rows, stride]; 0 past a row's length.
   void (*leverage)(const KeyRows &, float ridge, float *worth, int threads);
   /// Minus the cosine of each key and the mean direction of its row's keys, float [rows, stride]; 0 past the length.

@@ -161,6 +161,25 @@ struct Attend : AttentionSpec {
   int64_t group() const { return num_query_heads / cache.num_heads; }
 };
 
+/// Queries of a pass that repeats a context, and the KVs that they judge; see winnow.eviction.reconstruction.
+///
+/// A query's softmax goes over the context's KVs [0, head) and [start, end), and those behind the context up to itself. KVs of a
+/// row lie in the order of their positions, from 0 on without a gap.
+struct Replay : AttentionSpec {
+  const Cache &cache;
+  int64_t layer, slot;
+  int64_t head, start, end, context_len;
+  Heads q;                        // [count, num_query_heads, head_dim]
+  int64_t count, first, every;    // queries, the position of the first one, and from one to the next
+  int64_t num_query_heads;
+  const float *query_logs;        // [count], taken off the logarithm of what a query pays; null: nothing
+  const float *key_logs;          // [num_query_heads, judged], added to it; null: nothing
+  int threads;
+
+  int64_t group() const { return num_query_heads / cache.num_heads; }
+  int64_t judged() const { return head + end - start; }
+};
+
 /// Rows of keys that lie anywhere in a pool, padded to `stride` slots each.
 struct KeyRows : Blocks {
   DType dtype;

@@ -237,7 +237,7 @@ inline vi lanes() {
 ///
 /// visible: how many of the tile's first keys the query may see by their order. scale: what is left to scale. position: of the
 /// tile's keys, read where there is a window.
-inline float finish_logits(float *logits, int n, int64_t visible, const Attend &call, float scale, const int32_t *position,
+inline float finish_logits(float *logits, int n, int64_t visible, const AttentionSpec &call, float scale, const int32_t *position,
                            int64_t query_position) {
   vf most = broadcast(NEVER);
   const vi lane = lanes();

@@ -196,6 +196,29 @@ class Kernels:
         spec: AttentionSpec,
         threads: int,
     ) -> None: ...
+    def replay(
+        self,
+        work: Workspace,
+        cache: Cache,
+        *,
+        layer: int,
+        slot: int,
+        head: int,
+        start: int,
+        end: int,
+        context_len: int,
+        q: int,
+        q_token: int,
+        q_head: int,
+        count: int,
+        first: int,
+        every: int,
+        num_query_heads: int,
+        query_logs: int,
+        key_logs: int,
+        spec: AttentionSpec,
+        threads: int,
+    ) -> None: ...
     def leverage(self, rows: KeyRows, ridge: float, worth: int, threads: int) -> None: ...
     def key_difference(self, rows: KeyRows, worth: int, threads: int) -> None: ...
     def pool_rows(

@@ -57,23 +57,6 @@ def kvc_window(size: int, power: int) -> Row:
     }
 
 
-REPLAY: Row = {
-    "score.class": (
-        "Reconstruction",
-        "KVzip: the largest attention over the query group and the replay's queries",
-    ),
-    "score.asked.class": ("Replay", "KVzip: the context is repeated"),
-    "score.asked.chunk": (2048, "kvpress kvzip_press.py chunk_size; KVzip's code has 2000"),
-    "score.asked.first": ("Repeat the previous context exactly.", "KVzip model/wrapper.py"),
-    "score.asked.later": (
-        "Repeat the part of the previous context exactly, starting with",
-        "kvpress kvzip_press.py; KVzip's code has a space more",
-    ),
-    "score.asked.starting": (8, "KVzip model/wrapper.py prev_postfix_size"),
-    "score.asked.every": (1, "KVzip: all queries count"),
-}
-
-
 LEVERAGE: Row = {
     "score.class": ("Leverage", "own: Compactor's score, exact"),
     "score.ridge": (0.1, "own: docs/eviction.md, searched on seeds 5 and 6"),
@@ -165,22 +148,31 @@ COMPACTOR: Row = {
     "keep.recent": (4, "kvpress compactor_press.py: sink_size_end 4"),
 }
 
+KVZIP: Row = {
+    "score.class": (
+        "Reconstruction",
+        "KVzip: the largest attention over the query group and the replay's queries",
+    ),
+    "score.asked.class": ("Replay", "KVzip: the context is repeated"),
+    "score.asked.chunk": (2048, "kvpress kvzip_press.py chunk_size; KVzip's code has 2000"),
+    "score.asked.first": ("Repeat the previous context exactly.", "KVzip model/wrapper.py"),
+    "score.asked.later": (
+        "Repeat the part of the previous context exactly, starting with",
+        "kvpress kvzip_press.py; KVzip's code has a space more",
+    ),
+    "score.asked.starting": (8, "KVzip model/wrapper.py prev_postfix_size"),
+    "score.asked.every": (1, "KVzip: all queries count"),
+    "budget.class": (
+        "AdaptiveRows",
+        "KVzip: all layers and heads compete; by blocks, as in KV-Compress 4.2.2",
+    ),
+    "keep.sinks": (4, "kvpress kvzip_press.py n_sink"),
+    **AFTER_PREFILL,
+}
+
 PINNED: dict[str, Row] = {
     "full": {**RECENCY, **EQUAL},
-    "winnow": {
-        "score.class": ("SumOfScores", "own: KVzip's score where the model can repeat, leverage beside it"),
-        "score.weight": (0.06, "own: docs/eviction.md, on seed 7000"),
-        **{name.replace("score.", "score.score.", 1): value for name, value in REPLAY.items()},
-        **{
-            name.replace("score.", "score.other.", 1): value
-            for name, value in LEVERAGE.items()
-            if name.startswith("score.")
-        },
-        **COMPETE,
-        "keep.sinks": (4, "own: as in kvzip"),
-        "keep.recent": (16, "own: as in leverage"),
-        "when.after_prefill": (True, "own: what is decoded is not repeated"),
-    },
+    "winnow": {**KVZIP, "keep.recent": (16, "own: an answer goes on where the prompt ends")},
     "leverage": LEVERAGE,
     "leverage-pd": {
         **LEVERAGE,
@@ -300,14 +292,10 @@ PINNED: dict[str, Row] = {
         "when.decode_every": (128, "KeyDiff: block_size 128"),
     },
     "knorm": {"score.class": ("KeyNorm", "Devoto et al.: low norms stay"), **EQUAL, **AFTER_PREFILL},
-    "kvzip": {
-        **REPLAY,
-        "budget.class": (
-            "AdaptiveRows",
-            "KVzip: all layers and heads compete; by blocks, as in KV-Compress 4.2.2",
-        ),
-        "keep.sinks": (4, "kvpress kvzip_press.py n_sink"),
-        **AFTER_PREFILL,
+    "kvzip": KVZIP,
+    "kvzip-plus": {
+        **KVZIP,
+        "score.normalized": (True, "kvpress kvzip_press.py kvzip_plus_normalization: times |W v| / |h|"),
     },
     "dropkv": {
         "score.class": ("ValueAware", "kvpress #284: (p / (1 - p))^2 |v - o|^2"),

@@ -4,20 +4,23 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_llama import VOCAB, save_tiny_llama
 from tokenizer_kinds import byte_level
+from transformers import AutoModelForCausalLM
 
-from winnow import LLM, RequestOutput, SamplingParams
-from winnow.attention import AttentionSpec, PagedCache
+from winnow import LLM, RequestOutput, SamplingParams, _native
+from winnow.attention import AttentionSpec, PagedCache, ReferenceBackend
+from winnow.attention.native import NativeBackend
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.engine.instructor import Instructor
 from winnow.errors import ContextLengthError, InvalidRequestError
-from winnow.eviction import PRESETS, Instruction, Reconstruction, Replay, ReplayPass, replay_passes
-from winnow.eviction.reconstruction import ReplaySpan, observe_replay
+from winnow.eviction import PRESETS, Instruction, Member, Reconstruction, Replay, ReplayPass, replay_passes
+from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, _slots, observe_replay
 
 BLOCK = 4
 KVZIP = PRESETS["kvzip"].policy
@@ -77,6 +80,12 @@ def test_the_instruction_stands_inside_the_template() -> None:
 # -- what attention tells --------------------------------------------------------------------------------------------
 
 
+BACKENDS = {"torch": ReferenceBackend} | {
+    isa: partial(NativeBackend, _native.Kernels(isa)) for isa in _native.instruction_sets()
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize(
     "spec",
@@ -89,7 +98,7 @@ def test_the_instruction_stands_inside_the_template() -> None:
     ids=["plain", "window", "softcap", "sinks"],
 )
 def test_the_largest_probability_by_the_formula(
-    spec: AttentionSpec, every: int, monkeypatch: pytest.MonkeyPatch
+    spec: AttentionSpec, every: int, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "winnow.eviction.reconstruction._TEMPORARY", {True: 100, False: 100}
@@ -105,10 +114,11 @@ def test_the_largest_probability_by_the_formula(
     cache.pool.score.zero_()
     context, layer = 30, 1
     replay = ReplayPass(tuple(range(12)), 3, 9, 25, context, every)
+    attention = BACKENDS[backend]()
     q = torch.randn(12, 4, 8, generator=generator)
     for done, count in ((0, 7), (7, 5)):
         span = ReplaySpan(slot, replay, slice(done, done + count), done)
-        observe_replay(cache, span, layer, q[done : done + count], spec)
+        observe_replay(cache, attention, span, layer, q[done : done + count], spec)
 
     blocks = cache.manager.tables.lookup(torch.tensor([slot]), layer, -(-42 // BLOCK))[0].long()
     for head in range(2):
@@ -136,6 +146,38 @@ def test_the_largest_probability_by_the_formula(
     )
 
 
+@pytest.mark.parametrize("isa", _native.instruction_sets())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("group", "dim"), [(3, 64), (1, 40), (40, 8)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_kernels_tell_what_torch_tells(
+    isa: str, dtype: torch.dtype, group: int, dim: int, weighted: bool
+) -> None:
+    generator = torch.Generator().manual_seed(group)
+    context, count, heads = 300, 90, 2
+    layout = CacheLayout(1, heads, dim, BLOCK, dtype, 1)
+    size = CacheSize.of_blocks(layout, 400, 2, 600)
+    cache = PagedCache(KVPool(layout, 400), CacheManager(layout, size))
+    other, slot = cache.manager.open(), cache.manager.open()
+    for length in (150, context + count - 150):
+        cache.manager.append([other, slot], [length, length])
+    cache.pool.k.copy_(torch.randn(cache.pool.k.shape, generator=generator))
+    cache.pool.v.copy_(torch.randn(cache.pool.v.shape, generator=generator))
+    q = torch.randn(count, group * heads, dim, generator=generator).to(dtype)
+    weights = None
+    if weighted:
+        output = torch.randn(group * heads, dim, 48, generator=generator)
+        weights = ReplayWeights(output @ output.mT, torch.randn(count, 48, generator=generator))
+    span = ReplaySpan(slot, ReplayPass(tuple(range(count)), 5, 70, 260, context, 2), slice(0, count), 0)
+    told = []
+    for backend in (ReferenceBackend(), NativeBackend(_native.Kernels(isa))):
+        cache.pool.score.zero_()
+        observe_replay(cache, backend, span, 0, q, AttentionSpec(dim**-0.5), weights)
+        told.append(cache.pool.score.clone())
+    assert int((told[0] > 0).sum()) == heads * 195
+    torch.testing.assert_close(told[1], told[0], rtol=2e-5, atol=1e-9)
+
+
 # -- in the engine ---------------------------------------------------------------------------------------------------
 
 
@@ -146,7 +188,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_llm(directory: Path, **options: object) -> LLM:
     settings: dict[str, object] = {"kv_memory": "8MiB", "block_size": BLOCK, "kv_floor": 1}
-    return LLM(directory, eviction=IN_CHUNKS, **(settings | options))
+    return LLM(directory, **({"eviction": IN_CHUNKS} | settings | options))
 
 
 @pytest.fixture(scope="module")
@@ -278,3 +320,53 @@ def report(output: RequestOutput):  # type: ignore[no-untyped-def]
     eviction = output.outputs[0].eviction
     assert eviction is not None
     return eviction
+
+
+# -- KVzip+ -----------------------------------------------------------------------------------------------------------
+
+
+def dense_scores(directory: Path, token_ids: list[int], normalized: bool) -> torch.Tensor:
+    """The formula on transformers' full attention of a context and its repetition, [layers, H, context]."""
+    model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=torch.float32)
+    n, heads = len(token_ids), model.config.num_key_value_heads
+    inputs: list[torch.Tensor] = []
+    for layer in model.model.layers:
+        layer.input_layernorm.register_forward_hook(lambda module, args, out: inputs.append(out[0]))
+    with torch.inference_mode():
+        attentions = model(torch.tensor([token_ids * 2]), output_attentions=True).attentions
+        scores = []
+        for layer, h, attention in zip(model.model.layers, inputs, attentions, strict=True):
+            paid = attention[0, :, n:, :n]  # [Hq, n, n]
+            if normalized:
+                projection = layer.self_attn.o_proj.weight.unflatten(1, (len(paid), -1))  # [hidden, Hq, d]
+                values = layer.self_attn.v_proj(h[:n]).unflatten(1, (heads, -1))
+                values = values.repeat_interleave(len(paid) // heads, dim=1)  # [n, Hq, d]
+                output = torch.einsum("thd,ehd->hte", values, projection).norm(dim=-1)
+                paid = paid * output[:, None] / h[n:].norm(dim=-1)[:, None]
+            scores.append(paid.unflatten(0, (heads, -1)).amax(dim=(1, 2)))
+    return torch.stack(scores)
+
+
+@pytest.mark.parametrize("name", ["kvzip", "kvzip-plus"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"prefill_chunk": 48}, {"optimize": False}, {"attention_backend": "reference"}],
+    ids=["fused", "chunks", "transformers' layers", "reference"],
+)
+def test_scores_are_those_of_full_attention(directory: Path, name: str, options: dict[str, object]) -> None:
+    document = prompt(120)
+    with open_llm(directory, eviction=name, **options) as llm:
+        executor = llm._engine._executor
+        told = []
+        evict = executor.evict
+
+        def look_then_evict(members: list[Member]) -> list[int]:
+            for layer in range(executor.cache.layout.num_layers):
+                place = _slots(executor._paged, members[0].slot, layer, len(document))
+                told.append(executor.pool.score[0].flatten()[place].clone())
+            return evict(members)
+
+        executor.evict = look_then_evict
+        llm.generate(document, greedy(compression=4, max_tokens=2))
+    expected = dense_scores(directory, document, normalized=name == "kvzip-plus")
+    torch.testing.assert_close(torch.stack(told), expected, rtol=1e-3, atol=1e-6)

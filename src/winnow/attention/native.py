@@ -76,6 +76,58 @@ class NativeBackend:
         )
         return out.to(q.dtype)
 
+    def replay(
+        self,
+        cache: PagedCache,
+        layer: int,
+        slot: int,
+        q: Tensor,
+        spec: AttentionSpec,
+        *,
+        judged: tuple[int, int, int],
+        context_len: int,
+        first: int,
+        every: int = 1,
+        query_logs: Tensor | None = None,
+        key_logs: Tensor | None = None,
+    ) -> None:
+        """Raise accumulator 0 of a context's KVs to the largest attention that a repetition's queries pay them.
+
+        Args:
+            slot: of the sequence; KVs of its rows lie in the order of their positions, none is missing.
+            q: [n, Hq, d], queries at positions `first`, `first + every` and so on, behind the context.
+            judged: how many of the context's first KVs, and first and end of a part of it, half-open. A query's softmax
+                goes over these and the KVs behind the context up to its own position.
+            query_logs: float32 [n], taken off the logarithm of what a query pays.
+            key_logs: float32 [Hq, judged KVs], added to it.
+        """
+        head, start, end = judged
+        queries = _dense(q, cache.pool.layout.dtype)
+        # The kernel gets addresses, so these must live as long.
+        taken_off, added = (None if x is None else x.float().contiguous() for x in (query_logs, key_logs))
+        native_spec = NativeSpec(spec)
+        self._kernels.replay(
+            self._work,
+            self._native_cache(cache),
+            layer=layer,
+            slot=slot,
+            head=head,
+            start=start,
+            end=end,
+            context_len=context_len,
+            q=queries.data_ptr(),
+            q_token=queries.stride(0),
+            q_head=queries.stride(1),
+            count=len(queries),
+            first=first,
+            every=every,
+            num_query_heads=queries.shape[1],
+            query_logs=0 if taken_off is None else taken_off.data_ptr(),
+            key_logs=0 if added is None else added.data_ptr(),
+            spec=native_spec.native,
+            threads=torch.get_num_threads(),
+        )
+
     def step(self, cache: PagedCache, spans: Spans) -> NativeStep:
         """The step for layers that attend within their own native call."""
         batch = self._native_batch(spans)

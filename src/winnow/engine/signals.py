@@ -34,6 +34,7 @@ class EngineSignals:
         self._counts = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
         self._kinds = model.token_kinds
         self._device = device
+        self._products: dict[int, Tensor] = {}
 
     def note(self, plan: StepPlan) -> Tensor | None:
         """Learn who computes what. Returns which tokens of the batch count for similarity, [T], or None if none do."""
@@ -113,6 +114,16 @@ class EngineSignals:
         like = torch.empty(0, dtype=self._model.dtype, device=self._device)
         weights = projection_weights(self._projections[layer], width, like)
         return weights.unflatten(0, (geometry.num_query_heads, geometry.head_dim))
+
+    def output_products(self, layer: int) -> Tensor:
+        """W W^T of each query head's output weights W, float32 [Hq, d, d], so that |v W|^2 = v (W W^T) v^T.
+
+        They are kept, since each step of a replay asks.
+        """
+        if layer not in self._products:
+            weights = self.output_weights(layer).float()
+            self._products[layer] = weights @ weights.mT
+        return self._products[layer]
 
     @property
     def _rotation(self) -> Rotation:

@@ -20,9 +20,9 @@ from winnow.engine.request import Sequence
 from winnow.engine.signals import EngineSignals
 from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.eviction import EvictionPolicy, Member, preset_of, shrink
-from winnow.eviction.reconstruction import ReplaySpan, observe_replay
+from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
 from winnow.models import LoadedModel
-from winnow.models.residuals import watch_residuals
+from winnow.models.residuals import watch_attention_inputs, watch_residuals
 from winnow.outputs import LogprobDict
 from winnow.sampling import Sampler, SamplingParams, prompt_logprobs
 
@@ -47,10 +47,19 @@ class _AttentionStep:
     """Which of the tokens repeat a context."""
     hidden: list[Tensor] = field(default_factory=list)
     """What the layer in progress received."""
+    inputs: list[Tensor] = field(default_factory=list)
+    """What its attention is computed from, [T, hidden_size]."""
 
     @property
     def watching(self) -> bool:
         return self.watched is not None
+
+    @property
+    def wants_inputs(self) -> bool:
+        return any(span.normalized for span in self.replays)
+
+    def enter_attention(self, normed: Tensor) -> None:
+        self.inputs[:] = [normed]
 
     def enter_layer(self, hidden: Tensor) -> None:
         self.hidden[:] = [hidden[0]]
@@ -64,10 +73,21 @@ class _AttentionStep:
         self.backend.write(self.cache, self.spans, layer, k, v)
         if self.queries:
             self.signals.queries.add(layer, self.queries, q, k, spec.scale)
-        out = self.backend.attend(self.cache, self.spans, layer, q, spec)
         for span in self.replays:
-            observe_replay(self.cache, span, layer, q[span.tokens], spec)
-        return out
+            weights = self._weights(span, layer) if span.normalized else None
+            observe_replay(self.cache, self.backend, span, layer, q[span.tokens], spec, weights)
+        if self._only_scores and layer == self.cache.pool.layout.num_layers - 1:
+            return q.new_zeros(q.shape)  # nobody reads it
+        return self.backend.attend(self.cache, self.spans, layer, q, spec)
+
+    @property
+    def _only_scores(self) -> bool:
+        """Whether no token's logits are wanted, and no token but those of replays is computed."""
+        replayed = sum(span.tokens.stop - span.tokens.start for span in self.replays)
+        return replayed == len(self.spans.position)
+
+    def _weights(self, span: ReplaySpan, layer: int) -> ReplayWeights:
+        return ReplayWeights(self.signals.output_products(layer), self.inputs[0][span.tokens])
 
 
 class TorchExecutor:
@@ -104,7 +124,7 @@ class TorchExecutor:
         )
         self._sampling: set[int] = set()
         self._signals = EngineSignals(size.max_num_seqs, model)
-        self._watches_residuals = False
+        self._watches_residuals = self._watches_inputs = False
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and isinstance(backend, CapturableBackend):
             self._graphs = DecodeGraphs(
@@ -192,6 +212,9 @@ class TorchExecutor:
             if policy.budget.needs_similarity and not self._watches_residuals:
                 watch_residuals(self._model.model, self._model.geometry.num_layers)
                 self._watches_residuals = True
+            if policy.score.needs.inputs and not self._watches_inputs:
+                watch_attention_inputs(self._model.model, self._model.geometry.num_layers)
+                self._watches_inputs = True
         except UnsupportedModelError as error:
             raise InvalidRequestError(str(error)) from None
 
@@ -297,7 +320,10 @@ def _replay_spans(plan: StepPlan) -> tuple[ReplaySpan, ...]:
     for entry in plan.entries:
         if entry.replay is not None:
             done = entry.start - entry.replay.context_len
-            spans.append(ReplaySpan(entry.slot, entry.replay, slice(first, first + entry.count), done))
+            eviction = entry.sequence.eviction
+            assert eviction is not None, "only policies replay"
+            tokens, needs = slice(first, first + entry.count), eviction.policy.score.needs
+            spans.append(ReplaySpan(entry.slot, entry.replay, tokens, done, needs.inputs))
         first += entry.count
     return tuple(spans)
 

@@ -38,7 +38,6 @@ from winnow.eviction.scores import (
     Recency,
     Reconstruction,
     Score,
-    SumOfScores,
     ValueAware,
     Window,
 )
@@ -91,7 +90,6 @@ __all__ = [
     "Score",
     "SequenceEviction",
     "Signals",
-    "SumOfScores",
     "ValueAware",
     "When",
     "Window",

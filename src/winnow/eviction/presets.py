@@ -31,7 +31,6 @@ from winnow.eviction.scores import (
     Random,
     Recency,
     Reconstruction,
-    SumOfScores,
     ValueAware,
     Window,
 )
@@ -67,13 +66,7 @@ _LEVERAGE = EvictionPolicy(
     When(after_prefill=True, pressure=True),
 )
 _ONCE = When(after_prefill=True)
-# The weight was chosen on prompts of a real model and of the demo model: docs/eviction.md.
-_WINNOW = EvictionPolicy(
-    SumOfScores(Reconstruction(), _LEVERAGE.score, weight=0.06),
-    AdaptiveRows(),
-    Keep(sinks=4, recent=16),
-    _ONCE,
-)
+_KVZIP = EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE)
 _EACH_TOKEN = When(after_prefill=True, decode_every=1)
 _STREAMING = EvictionPolicy(
     Recency(), EqualHeads(), Keep(sinks=4), When(after_prefill=True, prefill_every=256, decode_every=1)
@@ -81,7 +74,9 @@ _STREAMING = EvictionPolicy(
 
 PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),
-    "winnow": Preset(_WINNOW, "Winnow's own: KVzip's replay and leverage of keys under KV-Compress's budget"),
+    "winnow": Preset(
+        replace(_KVZIP, keep=Keep(sinks=4, recent=16)), "Winnow's own: KVzip, and the last tokens stay"
+    ),
     "leverage": Preset(_LEVERAGE, "leverage of keys (Compactor, exact) under KV-Compress's budget"),
     "leverage-pd": Preset(
         replace(_LEVERAGE, when=When(after_prefill=True, prefill_every=256, decode_every=16, pressure=True)),
@@ -198,9 +193,10 @@ PRESETS: dict[str, Preset] = {
     "knorm": Preset(
         EvictionPolicy(KeyNorm(), EqualHeads(), Keep(), _ONCE), "L2 norm of keys (Devoto et al. 2024)"
     ),
-    "kvzip": Preset(
-        EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE),
-        "KVzip (Kim et al. 2025), by blocks; asked later",
+    "kvzip": Preset(_KVZIP, "KVzip (Kim et al. 2025), by blocks; asked later"),
+    "kvzip-plus": Preset(
+        replace(_KVZIP, score=Reconstruction(normalized=True)),
+        "KVzip+ (KVzap, arXiv 2601.07891), by blocks; asked later",
     ),
     "dropkv": Preset(
         EvictionPolicy(

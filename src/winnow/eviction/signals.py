@@ -22,6 +22,9 @@ class Needs:
     output: bool = False
     """The weights that project what heads read to the hidden state."""
 
+    inputs: bool = False
+    """What attention is computed from, of the tokens of a replay."""
+
     @property
     def queries(self) -> bool:
         """Whether queries must be seen while the context is computed."""

@@ -19,6 +19,15 @@ class ResidualWatcher(Protocol):
         """What the layer's attention adds to it, [1, T, hidden_size]."""
 
 
+class InputWatcher(Protocol):
+    """A step that wants what attention is computed from."""
+
+    wants_inputs: bool
+
+    def enter_attention(self, normed: Tensor) -> None:
+        """What the attention of a layer receives, [T, hidden_size], before the layer attends."""
+
+
 def watch_residuals(model: nn.Module, num_layers: int) -> None:
     """Hook the model's layers, so that a step that is watching is told. Others pay one attribute look-up a layer.
 
@@ -27,6 +36,23 @@ def watch_residuals(model: nn.Module, num_layers: int) -> None:
     Raises:
         UnsupportedModelError: the layers cannot be told apart.
     """
+    for layer, attention in _hooked(model, num_layers):
+        layer.register_forward_pre_hook(_enter, with_kwargs=True)
+        attention.register_forward_hook(_leave, with_kwargs=True)
+
+
+def watch_attention_inputs(model: nn.Module, num_layers: int) -> None:
+    """Hook the model's attention, so that a step that wants its inputs gets them. Fused layers tell it themselves.
+
+    Raises:
+        UnsupportedModelError: the layers cannot be told apart.
+    """
+    for _, attention in _hooked(model, num_layers):
+        attention.register_forward_pre_hook(_enter_attention, with_kwargs=True)
+
+
+def _hooked(model: nn.Module, num_layers: int) -> list[tuple[nn.Module, nn.Module]]:
+    """The layers that do not tell the step themselves, each with its attention."""
     layers = decoder_layers(model, num_layers)
     pairs = [(layer, part) for layer in layers for part in _attentions(layer)]
     told = sum(getattr(layer, "tells_step", False) for layer in layers)
@@ -35,9 +61,7 @@ def watch_residuals(model: nn.Module, num_layers: int) -> None:
             f"{type(model).__name__}: cannot tell which {num_layers} modules are its layers, so their hidden states "
             "cannot be watched"
         )
-    for layer, attention in pairs:
-        layer.register_forward_pre_hook(_enter, with_kwargs=True)
-        attention.register_forward_hook(_leave, with_kwargs=True)
+    return pairs
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
@@ -53,6 +77,11 @@ def watching(step: Any) -> ResidualWatcher | None:
     return step if getattr(step, "watching", False) else None
 
 
+def input_watcher(step: Any) -> InputWatcher | None:
+    """The step, if it wants what attention is computed from."""
+    return step if getattr(step, "wants_inputs", False) else None
+
+
 def _attentions(layer: nn.Module) -> list[nn.Module]:
     return [part for part in layer.children() if hasattr(part, "layer_idx")]
 
@@ -60,6 +89,11 @@ def _attentions(layer: nn.Module) -> list[nn.Module]:
 def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if step := watching(kwargs.get("winnow_step")):
         step.enter_layer(args[0] if args else kwargs["hidden_states"])
+
+
+def _enter_attention(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if step := input_watcher(kwargs.get("winnow_step")):
+        step.enter_attention((args[0] if args else kwargs["hidden_states"])[0])
 
 
 def _leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from winnow.eviction.replay import Replay
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores.base import Score
+from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,15 @@ class Reconstruction(Score):
 
     num_scores: ClassVar[int] = 1
     asked: Replay = field(default_factory=Replay)
+    """How the context is repeated."""
+    normalized: bool = False
+    """Before the largest is taken, multiply attention by |W v| / |h|, Euclidean norms: W are the query head's output
+    weights, v is the KV's value, and h the normalised hidden state that attention is computed from at the query's token
+    (KVzip+, in KVzap)."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(output=self.normalized, inputs=self.normalized)
 
     @property
     def replay(self) -> Replay:

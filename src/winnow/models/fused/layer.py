@@ -17,7 +17,7 @@ from winnow.attention.native_step import NativeSpec, NativeStep
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight
 from winnow.models.fused.parts import LayerNorms
 from winnow.models.packed_linear import PackedLinear
-from winnow.models.residuals import ResidualWatcher, watching
+from winnow.models.residuals import ResidualWatcher, input_watcher, watching
 
 if TYPE_CHECKING:
     from winnow.models.binding import AttentionStep
@@ -99,6 +99,8 @@ class FusedLayer(nn.Module):
                 self._native, self.layer_idx, residual, cos, sin, self._native_spec, native
             )
             return whole[None]
+        if inputs := input_watcher(winnow_step):
+            inputs.enter_attention(self.kernels.rms_norm(residual, self.norms.input))
         attended = self._attend(residual, position_embeddings, winnow_step)
         if wanted is not None and watcher is None:
             residual, attended = residual[wanted], attended[wanted]
