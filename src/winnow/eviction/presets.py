@@ -23,6 +23,7 @@ from winnow.eviction.scores import (
     Compactor,
     Cumulative,
     ExpectedAttention,
+    Fitted,
     KeyDifference,
     KeyNorm,
     LastQuery,
@@ -66,6 +67,7 @@ _WINNOW = EvictionPolicy(
     When(after_prefill=True, pressure=True),
 )
 _ONCE = When(after_prefill=True)
+_FITTED = EvictionPolicy(Fitted(), AdaptiveRows(), Keep(sinks=4, recent=16), _ONCE)
 _EACH_TOKEN = When(after_prefill=True, decode_every=1)
 _STREAMING = EvictionPolicy(
     Recency(), EqualHeads(), Keep(sinks=4), When(after_prefill=True, prefill_every=256, decode_every=1)
@@ -192,6 +194,11 @@ PRESETS: dict[str, Preset] = {
     "kvzip": Preset(
         EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE),
         "KVzip (Kim et al. 2025), by blocks; asked later",
+    ),
+    "fitted": Preset(_FITTED, "Winnow's own: KVzip's score as `winnow fit` learnt to predict it"),
+    "fitted-pd": Preset(
+        replace(_FITTED, when=When(after_prefill=True, prefill_every=512, decode_every=16)),
+        "the same, in rounds within the prompt",
     ),
     "dropkv": Preset(
         EvictionPolicy(
