@@ -92,16 +92,18 @@ def collect(llm: LLM, text: str, *, chat: bool) -> Collected:
     Raises:
         InvalidRequestError: the model does not allow it, or the text does not fit into context or KV memory.
     """
+    assert llm.tokenizer is not None, "checked by who reads texts"
+    if not chat:
+        token_ids = llm.tokenizer.encode(text)
+        return collect_tokens(llm, token_ids, len(token_ids))
+    prompt = apply_template(llm.tokenizer, [{"role": "user", "content": text}])
+    return collect_tokens(llm, prompt.token_ids, len(prompt.token_ids) - prompt.template_tail)
+
+
+def collect_tokens(llm: LLM, token_ids: Sequence[int], context: int) -> Collected:
+    """The same for tokens, of which the first `context` are the text. Raises as `collect`."""
     recorder = Recorder()
     policy = EvictionPolicy(_Recorded(recorder), AdaptiveRows(), Keep(sinks=SINKS), When(after_prefill=True))
-    tokenizer = llm.tokenizer
-    assert tokenizer is not None, "checked by who reads texts"
-    if chat:
-        prompt = apply_template(tokenizer, [{"role": "user", "content": text}])
-        token_ids, context = prompt.token_ids, len(prompt.token_ids) - prompt.template_tail
-    else:
-        token_ids = tokenizer.encode(text)
-        context = len(token_ids)
     # Any budget below the context has a round, and the round is all that is wanted.
     params = SamplingParams(
         temperature=0,
@@ -111,7 +113,7 @@ def collect(llm: LLM, text: str, *, chat: bool) -> Collected:
         context_tokens=context,
         ignore_eos=True,
     )
-    [output] = llm.generate([list(token_ids)], params)
+    [output] = llm.generate(list(token_ids), params)
     output.raise_for_error()
     return recorder.collected(SINKS)
 
