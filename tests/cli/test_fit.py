@@ -49,9 +49,7 @@ def test_fit_learns_from_files_and_ridge_alone(tmp_path: Path, capsys: pytest.Ca
         (["org/name"], "--out is needed"),
     ],
 )
-def test_what_is_wrong_is_said_first(
-    argv: list[str], match: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_is_said_first(argv: list[str], match: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert match in refusal(capsys, *argv)
 
 

@@ -143,7 +143,9 @@ def test_a_model_without_a_predictor_is_told_how_to_make_one(tmp_path: Path) -> 
         llm.generate(TOKENS[:200])
 
 
-@pytest.mark.parametrize(("options", "match"), [({}, "another model"), ({"num_hidden_layers": 3}, "2 layers")])
+@pytest.mark.parametrize(
+    ("options", "match"), [({}, "another model"), ({"num_hidden_layers": 3}, "2 layers")]
+)
 def test_another_models_predictor_is_refused(
     model: Path, tmp_path: Path, options: dict[str, int], match: str
 ) -> None:

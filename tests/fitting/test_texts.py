@@ -30,7 +30,9 @@ def test_shipped_texts_are_long_varied_and_the_same_for_a_seed() -> None:
 
 
 def test_shipped_texts_do_not_speak_as_the_evaluations_do() -> None:
-    assert not any(re.search("special magic|The grass is green", text) for text in shipped_texts(8, 512, seed=1))
+    assert not any(
+        re.search("special magic|The grass is green", text) for text in shipped_texts(8, 512, seed=1)
+    )
 
 
 def test_files_are_texts_or_lines_of_them(tmp_path: Path) -> None:
