@@ -54,6 +54,8 @@ from winnow.eviction import (
 Array = NDArray[np.float64]
 Order = tuple[int, ...]
 
+_OF_KEYS = 2e-6
+"""How far float32 may carry a key or a value, as a share of it."""
 RELATIVE = 2e-5
 """How far float32 may carry an attention weight, as a share of it, through all layers of a tiny model."""
 ROUNDING = 2e-7
@@ -561,7 +563,7 @@ class DenseSequence:
         units = x @ inner + bias
         told = math.exp(float(offset + slope @ x + outer @ (units / (1.0 + np.exp(-units)))))
         size = float(np.abs(slope) @ np.abs(x) + np.abs(outer) @ (np.abs(inner).T @ np.abs(x)))
-        return Worth(told, RELATIVE * told * (1.0 + size), ties=False)
+        return Worth(told, _OF_KEYS * told * (1.0 + size), ties=False)
 
     def _leverage(self, row: Row, score: Leverage) -> dict[int, Worth]:
         worths = self._ridge_leverage((row.key if score.unrotated else row.rotated)[row.tokens], score.ridge)

@@ -138,7 +138,7 @@ def test_a_model_without_a_predictor_is_told_how_to_make_one(tmp_path: Path) -> 
     path = save_tiny_llama(tmp_path / "other", seed=3)
     with (
         LLM(path, kv_memory="4MiB", eviction="fitted") as llm,
-        pytest.raises(InvalidRequestError, match="winnow fit .*other"),
+        pytest.raises(InvalidRequestError, match=r"winnow fit .*other"),
     ):
         llm.generate(TOKENS[:200])
 

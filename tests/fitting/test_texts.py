@@ -52,5 +52,5 @@ def test_pieces_come_from_all_texts_in_turns() -> None:
 
 
 def test_too_little_text_is_refused() -> None:
-    with pytest.raises(DatasetError, match="report.txt: there must be at least 2 pieces of text.* got 1"):
+    with pytest.raises(DatasetError, match=r"report\.txt: there must be at least 2 pieces of text.* got 1"):
         require_texts(["one"], [Path("report.txt")], 2)

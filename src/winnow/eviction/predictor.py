@@ -11,11 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from winnow.config import PREDICTOR
 from winnow.errors import UnsupportedModelError
 
 FORMAT = "winnow kv scores 1"
-PREDICTOR = "kv_scores.safetensors"
-"""Its file in a model's directory."""
 
 
 @dataclass(frozen=True)
