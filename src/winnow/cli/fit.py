@@ -49,13 +49,12 @@ class FitOptions:
         epochs: times that the network looks at each KV.
         chat: put texts into the model's chat template, where it has one.
         kv_memory: for the pieces, one at a time.
-        seed: of the texts that ship and of training.
     """
 
     tokens: int = 1024
     max_texts: int = 32
     hidden: int = 32
-    epochs: int = 20
+    epochs: int = 12
     chat: bool = True
     kv_memory: str = "1GiB"
 

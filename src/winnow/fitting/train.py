@@ -28,7 +28,7 @@ class Training:
     """
 
     hidden: int = 32
-    epochs: int = 20
+    epochs: int = 12
     batch: int = 256
     rate: float = 3e-3
     ridge: float = 10.0
