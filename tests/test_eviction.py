@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_predictor import save_random_predictor
 from tiny_llama import VOCAB, save_tiny_llama
 from torch import Tensor
 from transformers import LlamaConfig
@@ -61,7 +62,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=5, num_hidden_layers=LAYERS)
+    return save_random_predictor(
+        save_tiny_llama(tmp_path_factory.mktemp("model"), seed=5, num_hidden_layers=LAYERS)
+    )
 
 
 @pytest.fixture(scope="module")

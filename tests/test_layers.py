@@ -34,6 +34,7 @@ LAYERS = [
     "padded",
     "llm",
     "evaluate",
+    "fitting",
     "bench",
     "cli",
 ]

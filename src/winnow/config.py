@@ -21,6 +21,8 @@ ATTENTION_BACKENDS = ("auto", "native", "triton", "reference")
 ENGINES = ("paged", "padded")
 FULL, COMPRESSING = "full", "winnow"
 """Presets that stand for an `eviction` that was left out: without, and with, an amount to keep."""
+PREDICTOR = "kv_scores.safetensors"
+"""What `winnow fit` adds to a model's directory."""
 PADDED_MODES = ("embedding", "shaping", "pd", "static")
 BENCH_PADDED_MODES = ("shaping-gaps",)
 """For `winnow bench baton` alone: as the paper does it, and of no other use."""

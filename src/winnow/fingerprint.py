@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from winnow.config import EFFECTS, Effect, EngineConfig
+from winnow.config import EFFECTS, PREDICTOR, Effect, EngineConfig
 from winnow.errors import UnsupportedModelError
 from winnow.sampling.params import GREEDY_TEMPERATURE
 
@@ -35,7 +35,8 @@ def fingerprint(input_sha256: str, model: Path, settings: Mapping[str, Any]) -> 
 
 
 def model_digest(model: Path) -> str:
-    """SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file.
+    """SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file. What
+    `winnow fit` added is none of them.
 
     Of files above 1 MiB only 16 pieces are read, evenly spread: retrained weights differ everywhere, and tens of
     gigabytes need not be read twice.
@@ -47,7 +48,7 @@ def model_digest(model: Path) -> str:
     digest = hashlib.sha256()
     try:
         files = [model] if model.is_file() else [path for kind in _MODEL_FILES for path in model.glob(kind)]
-        for path in sorted(files):
+        for path in sorted(each for each in files if each.name != PREDICTOR):
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())
             with path.open("rb") as file:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from random_predictor import random_predictor
 
 from winnow.attention import Group, Pool
 from winnow.eviction import (
@@ -31,6 +32,7 @@ from winnow.eviction import (
     EqualHeads,
     EvictionPolicy,
     ExpectedAttention,
+    Fitted,
     Fixed,
     KeyDifference,
     KeyNorm,
@@ -52,6 +54,8 @@ from winnow.eviction import (
 Array = NDArray[np.float64]
 Order = tuple[int, ...]
 
+_OF_KEYS = 2e-6
+"""How far float32 may carry a key or a value, as a share of it."""
 RELATIVE = 2e-5
 """How far float32 may carry an attention weight, as a share of it, through all layers of a tiny model."""
 ROUNDING = 2e-7
@@ -428,6 +432,8 @@ class DenseSequence:
             return self._leverage(row, score)
         if isinstance(score, Reconstruction):
             return self._reconstruction(score)[row.layer, row.head]
+        if isinstance(score, Fitted):
+            return {j: self._fitted(row, j) for j in row.tokens}
         raise TypeError(f"there is no rule here for {score}")
 
     def _times_factor(self, row: Row, score: ByValueNorm | ByOutputNorm) -> dict[int, Worth]:
@@ -543,6 +549,21 @@ class DenseSequence:
                     yield name, {j: float(p) for j, p in zip(judged, paid, strict=False)}
                 after = hidden + model.join(layer, np.stack(attended))
                 hidden = after + model.feed(layer, after)
+
+    def _fitted(self, row: Row, token: int) -> Worth:
+        """By the random predictor that lies beside the model."""
+        key, value = row.key[token], row.value[token]
+        predictor = random_predictor(len(self.rows), len(self.rows[0]), len(key))
+        offset, slope, inner, bias, outer = (
+            getattr(predictor, name)[row.layer, row.head].double().numpy()
+            for name in ("offset", "slope", "inner", "inner_bias", "outer")
+        )
+        norms = [math.log(np.linalg.norm(each)) for each in (key, value)]
+        x = np.array([*key, *value, *norms])
+        units = x @ inner + bias
+        told = math.exp(float(offset + slope @ x + outer @ (units / (1.0 + np.exp(-units)))))
+        size = float(np.abs(slope) @ np.abs(x) + np.abs(outer) @ (np.abs(inner).T @ np.abs(x)))
+        return Worth(told, _OF_KEYS * told * (1.0 + size), ties=False)
 
     def _leverage(self, row: Row, score: Leverage) -> dict[int, Worth]:
         worths = self._ridge_leverage((row.key if score.unrotated else row.rotated)[row.tokens], score.ridge)

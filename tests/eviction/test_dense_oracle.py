@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from dense_oracle import DenseSequence, Llama, Row
+from random_predictor import save_random_predictor
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
@@ -145,6 +146,7 @@ def build(path: Path, seed: int, num_layers: int | None = None) -> torch.nn.Modu
     special = dict(zip(("bos_token", "eos_token", "pad_token"), WORDS, strict=False))
     words = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, WORDS[-1]))
     PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(path)
+    save_random_predictor(path)
     return model.eval()
 
 

@@ -32,6 +32,16 @@ EACH_TOKEN: Row = {
     "when.decode_every": (1, "a KV goes for each one that comes"),
 }
 
+FITTED: Row = {
+    "score.class": (
+        "Fitted",
+        "own: KVzip's score, predicted; the model's own predictor, since no path is named",
+    ),
+    **COMPETE,
+    "keep.sinks": (4, "as kvzip"),
+    "keep.recent": (16, "own: as winnow"),
+}
+
 # KV-Compress 4.2.3: "the combination of 3 and 4": after each prefill, all that run, and before a preemption.
 KVC_WHEN: Row = {
     "when.after_prefill": (True, "KV-Compress 4.2.3, approach 3"),
@@ -296,6 +306,16 @@ PINNED: dict[str, Row] = {
     "kvzip-plus": {
         **KVZIP,
         "score.normalized": (True, "kvpress kvzip_press.py kvzip_plus_normalization: times |W v| / |h|"),
+    },
+    "fitted": {
+        **FITTED,
+        **AFTER_PREFILL,
+    },
+    "fitted-pd": {
+        **FITTED,
+        **AFTER_PREFILL,
+        "when.prefill_every": (512, "own: as kv-compress-pd"),
+        "when.decode_every": (16, "own: as kv-compress-pd"),
     },
     "dropkv": {
         "score.class": ("ValueAware", "kvpress #284: (p / (1 - p))^2 |v - o|^2"),

@@ -1,7 +1,9 @@
 """What some budgets and scores must know of tokens, layers and queries: kept only for sequences whose policy asks."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 from functools import cached_property
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,7 @@ from winnow.engine.request import Sequence
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import Needs, QueryMoments
 from winnow.eviction.positions import Rotation
+from winnow.eviction.predictor import Predictor, PredictorSource, load_predictor
 from winnow.models import LoadedModel
 from winnow.models.outputs import output_projections, projection_weights
 
@@ -25,10 +28,13 @@ class EngineSignals:
         queries: what is learnt of queries.
     """
 
-    def __init__(self, max_num_seqs: int, model: LoadedModel) -> None:
+    def __init__(self, max_num_seqs: int, model: LoadedModel, locate: Callable[[], Path]) -> None:
+        """`locate` finds the directory or file of the model, beside which its predictor lies."""
         num_layers, device = model.geometry.num_layers, model.device
         self.queries = QuerySignals()
         self._model = model
+        self._locate = locate
+        self._predictors: dict[PredictorSource, Predictor] = {}
         self._sequences: dict[int, Sequence] = {}
         self._sums = torch.zeros((max_num_seqs, num_layers), dtype=torch.float32, device=device)
         self._counts = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
@@ -94,6 +100,9 @@ class EngineSignals:
             self.queries.rotation = self._rotation
         if needs.output:
             self._projections  # noqa: B018  # found, or refused
+        if needs.predictor is not None and needs.predictor not in self._predictors:
+            found = load_predictor(needs.predictor, self._locate(), self._model.key_probe)
+            self._predictors[needs.predictor] = found.to(self._device)
 
     def moments(self, layer: int, slots: SequenceType[int]) -> QueryMoments:
         geometry = self._model.geometry
@@ -124,6 +133,12 @@ class EngineSignals:
             weights = self.output_weights(layer).float()
             self._products[layer] = weights @ weights.mT
         return self._products[layer]
+
+    def key_probe(self) -> Tensor:
+        return self._model.key_probe
+
+    def predicted(self, layer: int, source: PredictorSource, keys: Tensor, values: Tensor) -> Tensor:
+        return self._predictors[source].predict(layer, keys, values)
 
     @property
     def _rotation(self) -> Rotation:

@@ -22,6 +22,7 @@ from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.eviction import EvictionPolicy, Member, preset_of, shrink
 from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
 from winnow.models import LoadedModel
+from winnow.models.hub import locate_model
 from winnow.models.residuals import watch_attention_inputs, watch_residuals
 from winnow.outputs import LogprobDict
 from winnow.sampling import Sampler, SamplingParams, prompt_logprobs
@@ -123,7 +124,7 @@ class TorchExecutor:
             size.max_num_seqs, model.vocab_size, model.device, model.eos_token_ids, seed=config.model.seed
         )
         self._sampling: set[int] = set()
-        self._signals = EngineSignals(size.max_num_seqs, model)
+        self._signals = EngineSignals(size.max_num_seqs, model, lambda: locate_model(config.model))
         self._watches_residuals = self._watches_inputs = False
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and isinstance(backend, CapturableBackend):

@@ -23,6 +23,7 @@ from winnow.eviction.scores import (
     Compactor,
     Cumulative,
     ExpectedAttention,
+    Fitted,
     KeyDifference,
     KeyNorm,
     LastQuery,
@@ -67,6 +68,7 @@ _LEVERAGE = EvictionPolicy(
 )
 _ONCE = When(after_prefill=True)
 _KVZIP = EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE)
+_FITTED = EvictionPolicy(Fitted(), AdaptiveRows(), Keep(sinks=4, recent=16), _ONCE)
 _EACH_TOKEN = When(after_prefill=True, decode_every=1)
 _STREAMING = EvictionPolicy(
     Recency(), EqualHeads(), Keep(sinks=4), When(after_prefill=True, prefill_every=256, decode_every=1)
@@ -197,6 +199,11 @@ PRESETS: dict[str, Preset] = {
     "kvzip-plus": Preset(
         replace(_KVZIP, score=Reconstruction(normalized=True)),
         "KVzip+ (KVzap, arXiv 2601.07891), by blocks; asked later",
+    ),
+    "fitted": Preset(_FITTED, "Winnow's own: KVzip's score as `winnow fit` learnt to predict it"),
+    "fitted-pd": Preset(
+        replace(_FITTED, when=When(after_prefill=True, prefill_every=512, decode_every=16)),
+        "the same, in rounds within the prompt",
     ),
     "dropkv": Preset(
         EvictionPolicy(

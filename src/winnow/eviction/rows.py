@@ -8,6 +8,7 @@ from torch import Tensor
 
 from winnow.attention import PagedCache
 from winnow.cache.layout import ceil_div
+from winnow.eviction.predictor import PredictorSource
 from winnow.eviction.signals import QueryMoments, Signals
 
 
@@ -187,6 +188,17 @@ class LayerRows:
         Needs `Needs(output=True)`.
         """
         return self._signals.output_weights(self.layer)
+
+    def predicted(self, source: PredictorSource) -> Tensor:
+        """What a predictor expects of each KV, float32 [B, H, N]; arbitrary where not valid.
+
+        Needs `Needs(rotation=True, predictor=source)`.
+        """
+        return self._signals.predicted(self.layer, source, self.unrotated_keys(), self.values())
+
+    def key_probe(self) -> Tensor:
+        """Keys by which the model is known again, float32 [L, H, d]."""
+        return self._signals.key_probe()
 
     def age(self) -> Tensor:
         """Positions from each KV to the last token computed, int32 [B, H, N]; its own query's is 0."""

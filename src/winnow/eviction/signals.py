@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from winnow.eviction.predictor import PredictorSource
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -21,6 +23,8 @@ class Needs:
     """How keys are rotated."""
     output: bool = False
     """The weights that project what heads read to the hidden state."""
+    predictor: PredictorSource | None = None
+    """What was fitted to the model."""
 
     inputs: bool = False
     """What attention is computed from, of the tokens of a replay."""
@@ -67,3 +71,9 @@ class Signals(Protocol):
 
     def output_weights(self, layer: int) -> Tensor:
         """[Hq, d, hidden_size], what each query head adds to the hidden state for what it read."""
+
+    def key_probe(self) -> Tensor:
+        """Keys by which the model is known again, float32 [L, H, d] on the CPU."""
+
+    def predicted(self, layer: int, source: PredictorSource, keys: Tensor, values: Tensor) -> Tensor:
+        """What a predictor says of KVs with these unrotated keys and values, [B, H, N, d]: float32 [B, H, N]."""

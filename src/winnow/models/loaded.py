@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from winnow.models.geometry import ModelGeometry
-from winnow.models.rotation import ModelRotation, find_rotation
+from winnow.models.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.tokens import token_kinds
 
 if TYPE_CHECKING:
@@ -62,6 +62,11 @@ class LoadedModel(PlainModel):
     def rotation(self) -> ModelRotation | None:
         """How keys are rotated at their positions; None: not in a way that Winnow can redo."""
         return find_rotation(self.model, self.geometry.num_layers)
+
+    @cached_property
+    def key_probe(self) -> torch.Tensor:
+        """Keys by which the model is known again, float32 [L, H, d]."""
+        return probe_keys(self.model, self.geometry.num_layers)
 
     @cached_property
     def token_kinds(self) -> torch.Tensor:

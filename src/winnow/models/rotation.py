@@ -60,6 +60,10 @@ class ModelRotation:
         return self.layers[layer].mean_turn(first, count, head_dim)
 
 
+# Of the token by which a model is known again: far enough from 0 for the rotation to count.
+_PROBED = 3
+
+
 class _KeyProbe:
     """Stands in for a step and writes down the keys. It adds nothing to hidden states, so only rotation moves keys."""
 
@@ -90,6 +94,12 @@ def find_rotation(model: "CausalModel", num_layers: int) -> ModelRotation | None
             return None
         found.append(fitting[0])
     return ModelRotation(tuple(found))
+
+
+def probe_keys(model: "CausalModel", num_layers: int) -> Tensor:
+    """What a model is known again by: keys of one token, float32 [L, H, d] on the CPU. Attention adds nothing to it."""
+    keys = _keys_at(model, _PROBED)
+    return torch.stack([keys[layer][0] for layer in range(num_layers)]).cpu()
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from winnow.eviction.scores.base import Score
 from winnow.eviction.scores.compactor import Compactor
 from winnow.eviction.scores.expected import ChunkAttention, ExpectedAttention
 from winnow.eviction.scores.factors import ByOutputNorm, ByValueNorm
+from winnow.eviction.scores.fitted import Fitted
 from winnow.eviction.scores.keys import KeyDifference, KeyNorm
 from winnow.eviction.scores.leverage import Leverage
 from winnow.eviction.scores.reconstruction import Reconstruction
@@ -27,6 +28,7 @@ __all__ = [
     "Compactor",
     "Cumulative",
     "ExpectedAttention",
+    "Fitted",
     "KeyDifference",
     "KeyNorm",
     "LastQuery",

@@ -1,0 +1,71 @@
+"""How much of a replay's order a predictor has, on texts that it did not learn from."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from winnow.eviction.predictor import Predictor
+from winnow.fitting.collect import Collected
+
+SHARE = 0.25
+"""Of the KVs, as many as 4x compression keeps."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Means over texts.
+
+    Attributes:
+        recall: share of the replay's best quarter of all KVs that the predictor's best quarter holds; chance is 0.25.
+        row_recall: the same within each row.
+        correlation: Spearman's, over all KVs of a text.
+        keydiff_row_recall: `row_recall` of KeyDiff's score, which knows no other rows.
+    """
+
+    recall: float
+    row_recall: float
+    correlation: float
+    keydiff_row_recall: float
+
+    def to_json(self) -> dict[str, float]:
+        return {name: round(value, 4) for name, value in asdict(self).items()}
+
+
+def judge(predictor: Predictor, texts: Sequence[Collected]) -> Quality:
+    """How good a predictor is on texts."""
+    found = [_of_text(predictor, text) for text in texts]
+    return Quality(*(fmean(column) for column in zip(*found, strict=True)))
+
+
+def predicted(predictor: Predictor, text: Collected) -> Tensor:
+    """What a predictor says of a text, float32 [L, H, T]."""
+    layers = range(len(text.scores))
+    return torch.stack(
+        [predictor.predict(i, text.keys[i].float()[None], text.values[i].float()[None])[0] for i in layers]
+    )
+
+
+def recall(told: Tensor, true: Tensor) -> float:
+    """Share of the best quarter of `true`, [..., T], that the best quarter of `told` holds; the mean over rows."""
+    count = max(1, round(true.shape[-1] * SHARE))
+    held = torch.zeros(true.shape, dtype=torch.bool).scatter_(-1, told.topk(count).indices, True)
+    return float(held.gather(-1, true.topk(count).indices).float().mean())
+
+
+def _of_text(predictor: Predictor, text: Collected) -> tuple[float, float, float, float]:
+    told = predicted(predictor, text)
+    return (
+        recall(told.flatten(), text.scores.flatten()),
+        recall(told, text.scores),
+        _spearman(told.flatten(), text.scores.flatten()),
+        recall(text.baseline, text.scores),
+    )
+
+
+def _spearman(told: Tensor, true: Tensor) -> float:
+    """Correlation of ranks."""
+    ranks = torch.stack([each.argsort().argsort().double() for each in (told, true)])
+    return float(torch.corrcoef(ranks)[0, 1])

@@ -1,0 +1,98 @@
+"""From a model and texts to a predictor beside the model."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from winnow.errors import InvalidRequestError
+from winnow.eviction.predictor import Predictor
+from winnow.fitting.collect import collect
+from winnow.fitting.quality import Quality, judge
+from winnow.fitting.train import Training, train
+from winnow.llm import LLM
+
+HELD_OUT = 4
+"""One text of this many is kept to judge by."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What came of fitting.
+
+    Attributes:
+        predictor: the better of the two.
+        qualities: of ridge regression and of the network, by name.
+        chosen: which of them `predictor` is.
+        seconds: it took, by part.
+    """
+
+    predictor: Predictor
+    qualities: dict[str, Quality]
+    chosen: str
+    num_texts: int
+    num_kvs: int
+    seconds: dict[str, float]
+
+
+def fit(llm: LLM, texts: Sequence[str], training: Training, *, chat: bool, tell: Tell) -> Fit:
+    """Collect, train and judge.
+
+    Args:
+        texts: at least 2; one of 4, and at least 1, is held out.
+        chat: texts stand in the model's chat template as a user's message.
+        tell: is told of progress, a line at a time.
+
+    Raises:
+        InvalidRequestError: the model does not allow replays, or a text does not fit.
+    """
+    start = time.monotonic()
+    collected = []
+    for number, text in enumerate(texts, start=1):
+        collected.append(collect(llm, text, chat=chat))
+        tell(f"text {number} of {len(texts)}: {collected[-1].num_kvs} KVs in each row")
+    # Texts of all kinds come in turns, so that any of them in a row are of as many kinds as there are.
+    held = max(1, len(texts) // HELD_OUT)
+    learnt, judged = collected[:-held], collected[-held:]
+    collecting = time.monotonic()
+    layers = len(collected[0].scores)
+    predictors: dict[str, Predictor] = {}
+    for name, units in {"ridge": 0, "network": training.hidden}.items():
+        if name == "network" and not units:
+            continue
+
+        def on_layer(layer: int, name: str = name) -> None:
+            if (layer + 1) % 10 == 0 or layer + 1 == layers:
+                tell(f"{name}: layer {layer + 1} of {layers}")
+
+        predictors[name] = train(learnt, replace(training, hidden=units), on_layer)
+    qualities = {name: judge(predictor, judged) for name, predictor in predictors.items()}
+    chosen = max(qualities, key=lambda name: qualities[name].recall)
+    num_kvs = sum(each.num_kvs for each in learnt)
+    notes = {
+        "chosen": chosen,
+        "held_out": qualities[chosen].to_json(),
+        "texts": len(texts),
+        "kvs_of_a_row": num_kvs,
+        "training": asdict(training),
+    }
+    seconds = {"collecting": collecting - start, "training": time.monotonic() - collecting}
+    return Fit(replace(predictors[chosen], notes=notes), qualities, chosen, len(texts), num_kvs, seconds)
+
+
+def write(predictor: Predictor, path: Path) -> None:
+    """Write a predictor so that a reader finds the old one or the new one whole.
+
+    Raises:
+        InvalidRequestError: the file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        predictor.save(partial)
+        partial.replace(path)
+    except OSError as error:
+        raise InvalidRequestError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
