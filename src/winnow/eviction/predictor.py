@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from winnow.config import PREDICTOR
@@ -73,10 +73,11 @@ class Predictor:
         """Write it as safetensors.
 
         Raises:
-            OSError, SafetensorError: the file cannot be written.
+            OSError: the file cannot be written.
         """
         named = {name: tensor.contiguous().cpu() for name, tensor in self._tensors()}
-        save_file(named, path, {"format": FORMAT, "notes": json.dumps(dict(self.notes))})
+        # As any file is written: safetensors' own writer makes files that nobody else may read.
+        path.write_bytes(save(named, {"format": FORMAT, "notes": json.dumps(dict(self.notes))}))
 
     @classmethod
     def load(cls, path: Path) -> "Predictor":
