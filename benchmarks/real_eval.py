@@ -1,6 +1,6 @@
 """How much of a real model's accuracy each policy keeps: RULER, needles, retrieval, documents, mathematics, perplexity.
 
-    python benchmarks/real_eval.py [--model DIR] [--policies A,...] [--compressions 2,4,8,16] [--samples 50]
+    python -m benchmarks.real_eval [--model DIR] [--policies A,...] [--compressions 2,4,8,16] [--samples 50]
         [--tokens 2048,4096] [--tasks A,...] [--kvpress DIR] [-o docs/results]
 
 Prompts go through the model's chat template. The full cache comes first, and a category is run under policies, and
@@ -24,10 +24,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from benchmarks.papers.kvpress.presses import PRESSES
+from benchmarks.papers.kvpress.run import KvpressRun, PressCell
 from winnow import LLM
 from winnow.bench.environment import Environment
-from winnow.bench.kvpress.presses import PRESSES
-from winnow.bench.kvpress.run import KvpressRun, PressCell
 from winnow.bench.machine import Machine, report_head
 from winnow.bench.page import page
 from winnow.bench.results_json import results_json

@@ -23,7 +23,7 @@ FULL, COMPRESSING = "full", "winnow"
 """Presets that stand for an `eviction` that was left out: without, and with, an amount to keep."""
 PADDED_MODES = ("embedding", "shaping", "pd", "static")
 BENCH_PADDED_MODES = ("shaping-gaps",)
-"""For `winnow bench baton` alone: as the paper does it, and of no other use."""
+"""For `python -m benchmarks.papers baton` alone: as the paper does it, and of no other use."""
 
 
 MAX_COUNT = 2**31 - 1

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from winnow.bench.h2h.continuations import ROUND_EVERY, Continuations, text_presets
-from winnow.bench.h2h.published import LONGBENCH, PERPLEXITIES
-from winnow.bench.h2h.tables import longbench_tables, perplexity_table
-from winnow.cli.main import main
+from benchmarks.papers.__main__ import main
+from benchmarks.papers.h2h.continuations import ROUND_EVERY, Continuations, text_presets
+from benchmarks.papers.h2h.published import LONGBENCH, PERPLEXITIES
+from benchmarks.papers.h2h.tables import longbench_tables, perplexity_table
 from winnow.errors import EvaluationError
 from winnow.evaluate.cell import FULL_CELL, Cell
 from winnow.evaluate.outcome import Outcome
@@ -110,7 +110,7 @@ def test_the_command_and_a_second_start(tmp_path: Path, capsys: pytest.CaptureFi
         "--presets h2o-once,winnow --compression 4 --samples 1 --tokens 200 --windows 1 --window-tokens 64"
     )
     work = tmp_path / "work"
-    command = ["bench", "h2h", *small.split(), "--kv-memory", "16MiB", "--progress", "off"]
+    command = ["h2h", *small.split(), "--kv-memory", "16MiB", "--progress", "off"]
     command += ["-o", str(tmp_path), "--journal", str(work)]
     assert main(command) == 0
     shown = capsys.readouterr().out

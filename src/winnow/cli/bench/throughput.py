@@ -11,12 +11,12 @@ from rich.table import Table
 
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.workload import Workload
-from winnow.cli.bench.report import check_json_path, check_written, console, typed_command, write_json
 from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
 from winnow.cli.progress import add_progress_flag, open_progress
+from winnow.cli.report import check_json_path, check_written, console, typed_command, write_json
 from winnow.config import EngineConfig
 from winnow.outputs import EngineStats
 from winnow.units import format_bytes
