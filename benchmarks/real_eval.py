@@ -26,11 +26,10 @@ from typing import Any
 
 from benchmarks.papers.kvpress.presses import PRESSES
 from benchmarks.papers.kvpress.run import KvpressRun, PressCell
+from benchmarks.papers.page import page, results_json
 from winnow import LLM
 from winnow.bench.environment import Environment
 from winnow.bench.machine import Machine, report_head
-from winnow.bench.page import page
-from winnow.bench.results_json import results_json
 from winnow.evaluate.asks import make_asks
 from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, QUERIES, Cell, num_scores, plan_cells
 from winnow.evaluate.journal import ResultJournal

@@ -12,15 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.papers.__main__ import main
-from benchmarks.papers.batch_max.accuracy import WAVE, Accuracy, measure_accuracy
-from benchmarks.papers.batch_max.config import BatchMaxConfig
-from benchmarks.papers.batch_max.methods import EXTREME_DECODES, FULL_CACHE, Method, batch_max
-from benchmarks.papers.batch_max.paper import PAPER_ROWS
-from benchmarks.papers.batch_max.prompts import Ask, make_tasks, mixed_prompts
-from benchmarks.papers.batch_max.report import BatchMaxReport, Speed, TaskResult, Trial
-from benchmarks.papers.batch_max.room import KV_STEP, Room
-from benchmarks.papers.batch_max.run import Run, run_requests
-from benchmarks.papers.batch_max.search import largest_that_holds
+from benchmarks.papers.batch_max.measure import (
+    KV_STEP,
+    WAVE,
+    Accuracy,
+    Room,
+    Run,
+    largest_that_holds,
+    measure_accuracy,
+    run_requests,
+)
+from benchmarks.papers.batch_max.methods import (
+    EXTREME_DECODES,
+    FULL_CACHE,
+    Ask,
+    BatchMaxConfig,
+    Method,
+    batch_max,
+    make_tasks,
+    mixed_prompts,
+)
+from benchmarks.papers.batch_max.results import PAPER_ROWS, BatchMaxReport, Speed, TaskResult, Trial
 from winnow import LLM
 from winnow.errors import ConfigError
 from winnow.evaluate.sample import Question
@@ -264,7 +276,7 @@ def test_the_command_runs_the_whole_protocol(tmp_path: Path, capsys: pytest.Capt
     assert json.loads(path.read_text())["tasks"] == report["tasks"], "known from the journal"
     assert "winnow: accuracy" not in capsys.readouterr().err
     assert main(["batch-max", *typed, "--seed", "1"]) == 2
-    assert "was begun with other settings: seed was 0 and is 1" in capsys.readouterr().err
+    assert "with other settings: seed was 0 and is 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

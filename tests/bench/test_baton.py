@@ -13,15 +13,33 @@ from hypothesis import strategies as st
 from tiny_llama import save_tiny_llama
 
 from benchmarks.papers.__main__ import main
-from benchmarks.papers.baton.bars import BARS
-from benchmarks.papers.baton.cells import MODES, PAGED, Cell, Cells
-from benchmarks.papers.baton.charts import draw_all
-from benchmarks.papers.baton.experiment import Experiment
-from benchmarks.papers.baton.measured import Measured, Row, find, read_rows
-from benchmarks.papers.baton.paper import MIXED, SHORT, published_gain
-from benchmarks.papers.baton.queries import Lengths, draw_lengths, with_text
-from benchmarks.papers.baton.run import Run, Trace
-from benchmarks.papers.baton.tables import all_tables, bars, differing_lines, spread_lines
+from benchmarks.papers.baton.protocol import (
+    MIXED,
+    MODES,
+    PAGED,
+    SHORT,
+    Cell,
+    Cells,
+    Experiment,
+    Lengths,
+    Measured,
+    Run,
+    Trace,
+    draw_lengths,
+    published_gain,
+    with_text,
+)
+from benchmarks.papers.baton.results import (
+    BARS,
+    Row,
+    all_tables,
+    bars,
+    differing_lines,
+    draw_all,
+    find,
+    read_rows,
+    spread_lines,
+)
 from winnow.errors import ConfigError
 
 TALLY = {"passes": 100, "positions": 400, "idle": 100, "columns_held": 60, "columns_needed": 40}

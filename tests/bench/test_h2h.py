@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers.__main__ import main
-from benchmarks.papers.h2h.continuations import ROUND_EVERY, Continuations, text_presets
-from benchmarks.papers.h2h.published import LONGBENCH, PERPLEXITIES
-from benchmarks.papers.h2h.tables import longbench_tables, perplexity_table
+from benchmarks.papers.h2h.protocol import LONGBENCH, PERPLEXITIES, ROUND_EVERY, Continuations, text_presets
+from benchmarks.papers.h2h.results import longbench_tables, perplexity_table
 from winnow.errors import EvaluationError
 from winnow.evaluate.cell import FULL_CELL, Cell
 from winnow.evaluate.outcome import Outcome

@@ -9,14 +9,26 @@ import pytest
 from tiny_llama import save_tiny_llama
 
 from benchmarks.papers.__main__ import main
-from benchmarks.papers.kv_compress.charts import draw_all
-from benchmarks.papers.kv_compress.grid import FULL, P_AND_D, WHOLE_PROMPT, Cell, Grid
-from benchmarks.papers.kv_compress.paper import BEST_GAIN, PUBLISHED
-from benchmarks.papers.kv_compress.prompts import TimedPrompt, random_prompts
-from benchmarks.papers.kv_compress.row import Row, read_rows
-from benchmarks.papers.kv_compress.run import Run
-from benchmarks.papers.kv_compress.study import Study
-from benchmarks.papers.kv_compress.tables import all_tables, beside_the_paper
+from benchmarks.papers.kv_compress.protocol import (
+    FULL,
+    P_AND_D,
+    WHOLE_PROMPT,
+    Cell,
+    Grid,
+    Run,
+    Study,
+    TimedPrompt,
+    random_prompts,
+)
+from benchmarks.papers.kv_compress.results import (
+    BEST_GAIN,
+    PUBLISHED,
+    Row,
+    all_tables,
+    beside_the_paper,
+    draw_all,
+    read_rows,
+)
 from winnow.errors import ConfigError
 from winnow.evaluate.sample import Question
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import benchmarks.papers.__main__ as papers
+from benchmarks.papers.page import results_json
 from winnow.bench.machine import Machine, cpu_cache_bytes, report_head
-from winnow.bench.results_json import results_json
 from winnow.cli.report import typed_command
 
 

@@ -1,31 +1,26 @@
-"""`python -m benchmarks.papers batch-max`: what a larger batch brings when the prompt is evicted while it is read."""
+"""What a larger batch brings when the prompt is evicted while it is read."""
 
 import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
 from rich.console import Console
 
-from benchmarks.papers.batch_max.config import BatchMaxConfig
+from benchmarks.papers.batch_max.methods import BatchMaxConfig
+from benchmarks.papers.batch_max.protocol import BatchMaxBench, OnStage
+from benchmarks.papers.batch_max.results import BatchMaxReport, TaskResult, all_tables
+from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
 from winnow.cli.engine import demo_model, silence_transformers
+from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
-from winnow.cli.paths import require_writable
 from winnow.cli.progress import add_progress_flag
-from winnow.cli.report import (
-    check_json_path,
-    check_written,
-    console,
-    print_tables,
-    typed_command,
-    write_json,
-)
+from winnow.cli.report import write_json
+from winnow.evaluate.journal import ResultJournal
+from winnow.fingerprint import model_digest
 from winnow.units import format_bytes
-
-if TYPE_CHECKING:
-    from benchmarks.papers.batch_max.report import BatchMaxReport
 
 DESCRIPTION = """\
 Batch-Max (Metel et al. 2024), section 4.1, on the demo model and its tasks.
@@ -47,6 +42,10 @@ docs/benchmarks.md says what the tables mean.
 """
 
 
+_NOT_OF_ACCURACY = ("tasks", "repeats", "requests", "threads")
+"""Settings that accuracy does not depend on."""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = f"{parser.prog} [options]"
@@ -59,6 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="keep what each task came to; the same command goes on from there",
     )
+    parser.add_argument("--overwrite", action="store_true", help="start the journal afresh")
     add_progress_flag(parser, plain="a line per stage")
     add_flags(parser, BatchMaxConfig, "the experiment")
 
@@ -66,40 +66,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     """Measure, show, and return the exit code."""
     config = BatchMaxConfig(**given(namespace, BatchMaxConfig))
-    check_written({f"--{name}": getattr(namespace, name) for name in ("json", "markdown", "journal")}, {})
-    check_json_path(namespace.json)
-    for name in ("markdown", "journal"):
-        path = getattr(namespace, name)
-        if path is not None:
-            require_writable(path, f"--{name} {path}")
-    import torch
-
-    from benchmarks.papers.batch_max.finished import FinishedTasks
-    from benchmarks.papers.batch_max.protocol import BatchMaxBench
-    from benchmarks.papers.batch_max.tables import all_tables
-    from winnow.bench.machine import Machine, report_head
-
+    check_outputs({}, {f"--{name}": getattr(namespace, name) for name in ("json", "markdown", "journal")})
     silence_transformers()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    head = report_head(typed_command(), machine := Machine.here())
-    finished = None
-    if namespace.journal is not None:
-        finished = FinishedTasks(namespace.journal, config, demo_model(), head["commit"])
+    head = head_of({})
     with _stages(namespace.progress) as show:
-        report = BatchMaxBench(config, show, finished).run()
-    facts = [f"{machine}; commit {head['commit']}; {head['date']}", *_facts(report)]
-    tables = all_tables(report)
-    out = console()
-    for line in facts:
-        out.print(line, highlight=False, soft_wrap=True)
-    print_tables(out, tables)
+        report = _measure(namespace, config, head["commit"], show)
+    facts, tables = _facts(report), all_tables(report)
+    show_results([head], facts, tables)
     write_json(namespace.json, head | report.to_json())
     if namespace.markdown is not None:
-        page = ["# Batch-Max's experiment", _code(head["command"]), "\n\n".join(facts)]
-        page += ["\n".join(table.markdown()).rstrip() for table in tables]
-        namespace.markdown.write_text("\n\n".join(page) + "\n", encoding="utf-8")
+        write_page(namespace.markdown, "Batch-Max's experiment", [head], facts, "", tables)
     return 0
+
+
+def _measure(
+    namespace: argparse.Namespace, config: BatchMaxConfig, commit: str | None, show: OnStage
+) -> BatchMaxReport:
+    """All of it, but for the tasks that the journal knows."""
+    if namespace.journal is None:
+        if namespace.overwrite:
+            raise UsageError("--overwrite starts the file of --journal afresh, which was not given")
+        return BatchMaxBench(config, show).run()
+    settings = {name: value for name, value in vars(config).items() if name not in _NOT_OF_ACCURACY}
+    fingerprint = {"model": model_digest(demo_model()), "bench": "batch-max", "commit": commit, **settings}
+    with ResultJournal(
+        namespace.journal, fingerprint, TaskResult.from_json, overwrite=namespace.overwrite
+    ) as journal:
+        known = {result.name: result for result in journal.found}
+        return BatchMaxBench(config, show, known, lambda result: journal.append([result])).run()
 
 
 @contextmanager
@@ -122,7 +118,7 @@ def _stages(mode: str) -> Iterator[Callable[[str], None]]:
     yield plain
 
 
-def _facts(report: "BatchMaxReport") -> list[str]:
+def _facts(report: BatchMaxReport) -> list[str]:
     config = report.config
     longest = max(task.longest_prompt for task in report.tasks)
     spent = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in report.seconds.items())
@@ -132,7 +128,3 @@ def _facts(report: "BatchMaxReport") -> list[str]:
         f"{960 / config.samples:g} of the paper's 960; seed {config.seed}; medians of {config.repeats}",
         f"ED runs out of memory at b = {report.out_of_memory}. The experiment took: {spent}.",
     ]
-
-
-def _code(command: list[str]) -> str:
-    return "    " + " ".join(command)

@@ -1,12 +1,93 @@
-"""What is compared: decoding-only eviction at its fastest, the full cache, and eviction while prompts are read too."""
+"""What Batch-Max's experiment compares, and the prompts that it asks."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
 from types import MappingProxyType
+from typing import Any
 
-from benchmarks.papers.batch_max.config import RULES
+from winnow.bench.answering import fixed_length
+from winnow.bench.lists import names
+from winnow.config import DTYPES, option, optional_int
+from winnow.errors import ConfigError
+from winnow.evaluate.demo_tasks import CATEGORIES
+from winnow.evaluate.sample import Question
+from winnow.evaluate.tasks import TaskSettings, load_task
 from winnow.eviction import PRESETS, Average, EvictionPolicy, KeyDifference, Recency, Score
 from winnow.sampling import SamplingParams
+from winnow.units import parse_bytes
+
+ALL_TASKS = "all"
+_FEWEST_PROMPT_TOKENS = 256
+RULES = ("average", "key-difference", "leverage", "recency")
+"""What Algorithm 1 may evict by: the keys of `SCORES`."""
+
+
+@dataclass(frozen=True)
+class BatchMaxConfig:
+    """Memory, tasks, and how often all is done."""
+
+    kv_memory: int = option(
+        32 * 2**20, "memory of the KV cache, the same for every method, such as 32MiB", parse=parse_bytes
+    )
+    tasks: str = option(ALL_TASKS, f"commas between them; of {', '.join(CATEGORIES)}; or {ALL_TASKS}")
+    rules: str = option(
+        "average,key-difference,leverage",
+        f"what Algorithm 1 evicts by, commas between them; of {', '.join(RULES)}; the paper's is average",
+    )
+    samples: int = option(
+        48, "prompts of each task, which batch sizes must divide; the paper has 960, the same for all methods"
+    )
+    prompt_tokens: int = option(3584, "tokens of a prompt with its answer, about")
+    new_tokens: int = option(512, "tokens of each answer in what is timed; the end of text does not end it")
+    within: float = option(3.0, "percent of the full cache's accuracy that a method may lose")
+    repeats: int = option(3, "times that everything is timed, in turn; the median counts")
+    requests: int = option(12, "prompts of what is timed in Winnow's own scheduler")
+    dtype: str = option("bfloat16", "number format of weights and KVs", choices=DTYPES[1:])
+    threads: int | None = option(None, "threads of torch; left out: as many as it takes", parse=optional_int)
+    seed: int = option(0, "of the prompts")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0 if field.name == "seed" else 1
+            if type(value) is int and value < least:
+                raise ConfigError(f"{field.name} must be at least {least}, got {value}")
+        if self.prompt_tokens < _FEWEST_PROMPT_TOKENS:
+            raise ConfigError(
+                f"prompt_tokens must be at least {_FEWEST_PROMPT_TOKENS}, so that every task has a prompt so short, "
+                f"got {self.prompt_tokens}"
+            )
+        if not 0 <= self.within < 100:
+            raise ConfigError(f"within must be at least 0 and below 100, got {self.within:g}")
+        _check_names("tasks", self.task_names, tuple(CATEGORIES))
+        _check_names("rules", self.rule_names, RULES)
+        if self.dtype not in DTYPES[1:]:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES[1:])}, got {self.dtype!r}")
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """In the order typed."""
+        return tuple(CATEGORIES) if self.tasks == ALL_TASKS else names(self.tasks)
+
+    @property
+    def rule_names(self) -> tuple[str, ...]:
+        """In the order typed."""
+        return names(self.rules)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Those that may be used, ascending: the paper's D, the divisors of the number of samples."""
+        return tuple(size for size in range(1, self.samples + 1) if self.samples % size == 0)
+
+
+def _check_names(field: str, typed: tuple[str, ...], known: tuple[str, ...]) -> None:
+    for name in typed:
+        if name not in known:
+            raise ConfigError(f"{field} must name some of {', '.join(known)}, got {name!r}")
+    if len(set(typed)) < len(typed):
+        raise ConfigError(f"{field} must name each once, got {','.join(typed)!r}")
+
 
 EVICT_EVERY = 64
 """The paper's p: tokens between two rounds."""
@@ -35,14 +116,9 @@ class Method:
     def params(self, max_tokens: int, *, to_the_end: bool) -> SamplingParams:
         """Greedy, under this policy. `to_the_end`: all of `max_tokens`, past the end of text."""
         decides_itself = self.policy.when.never or self.policy.budget.fixed is not None
-        return SamplingParams(
-            temperature=0.0,
-            max_tokens=max_tokens,
-            ignore_eos=to_the_end,
-            detokenize=not to_the_end,
-            eviction=self.policy,
-            kv_budget=None if decides_itself else self.max_kvs,
-        )
+        budget = None if decides_itself else self.max_kvs
+        params = fixed_length(max_tokens, eviction=self.policy, kv_budget=budget)
+        return params if to_the_end else replace(params, ignore_eos=False, detokenize=True)
 
 
 FULL_CACHE = Method("FKV", EvictionPolicy(), None)
@@ -61,3 +137,63 @@ def batch_max(rule: str, max_kvs: int) -> Method:
     policy = PRESETS["batch-max"].policy
     assert policy.when.prefill_every == policy.when.decode_every == EVICT_EVERY, "the paper's p"
     return Method(f"BM {rule}", replace(policy, score=SCORES[rule]), max_kvs)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One prompt and its question."""
+
+    token_ids: tuple[int, ...]
+    question: Question
+
+
+@dataclass(frozen=True)
+class BenchTask:
+    """Prompts of one kind."""
+
+    name: str
+    asks: tuple[Ask, ...]
+
+    @property
+    def metric(self) -> str:
+        """By which its answers are judged; see `winnow.evaluate.metrics.METRICS`."""
+        return self.asks[0].question.metric
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(ask.token_ids) for ask in self.asks)
+
+
+def make_tasks(config: BatchMaxConfig, tokenizer: Any) -> tuple[BenchTask, ...]:
+    """The demo model's categories, the same prompts for every method."""
+
+    def count_tokens(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    settings = TaskSettings(
+        count_tokens,
+        truncate=lambda text, _: text,  # prompts are made as long as they may be
+        max_model_len=config.prompt_tokens,
+        samples=config.samples,
+        tokens=(config.prompt_tokens,),
+        categories=config.task_names,
+        seed=config.seed,
+    )
+    asks: dict[str, list[Ask]] = {}
+    for sample in load_task("demo").samples(settings):
+        [question] = sample.questions
+        token_ids = tuple(tokenizer.encode(sample.context + question.plain))
+        asks.setdefault(sample.category, []).append(Ask(token_ids, question))
+    return tuple(BenchTask(name, tuple(asks[name])) for name in config.task_names)
+
+
+def mixed_prompts(tasks: Sequence[BenchTask]) -> list[list[int]]:
+    """Prompts of all tasks in turn, for what is timed: speed depends on lengths alone, which all tasks share."""
+    columns = zip_longest(*(task.asks for task in tasks))
+    return [list(ask.token_ids) for column in columns for ask in column if ask is not None]
+
+
+def longest_prompts(tasks: Sequence[BenchTask]) -> list[list[int]]:
+    """The same, the longest first: who fits with these fits with all."""
+    return sorted(mixed_prompts(tasks), key=len, reverse=True)

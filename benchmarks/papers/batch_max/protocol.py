@@ -1,18 +1,32 @@
 """The experiment, stage by stage: memory, accuracy, speed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from benchmarks.papers.batch_max.accuracy import WAVE, Accuracy, measure_accuracy
-from benchmarks.papers.batch_max.config import BatchMaxConfig
-from benchmarks.papers.batch_max.finished import FinishedTasks
-from benchmarks.papers.batch_max.methods import CONTROL_RULE, EXTREME_DECODES, FULL_CACHE, Method, batch_max
-from benchmarks.papers.batch_max.prompts import BenchTask, longest_prompts, make_tasks, mixed_prompts
-from benchmarks.papers.batch_max.report import BatchMaxReport, Speed, TaskResult, Trial, distinct
-from benchmarks.papers.batch_max.room import Room
-from benchmarks.papers.batch_max.run import Run, run_requests
-from benchmarks.papers.batch_max.search import largest_that_holds
+from benchmarks.papers.batch_max.measure import (
+    WAVE,
+    Accuracy,
+    Room,
+    Run,
+    largest_that_holds,
+    measure_accuracy,
+    run_requests,
+)
+from benchmarks.papers.batch_max.methods import (
+    CONTROL_RULE,
+    EXTREME_DECODES,
+    FULL_CACHE,
+    BatchMaxConfig,
+    BenchTask,
+    Method,
+    batch_max,
+    longest_prompts,
+    make_tasks,
+    mixed_prompts,
+)
+from benchmarks.papers.batch_max.results import BatchMaxReport, Speed, TaskResult, Trial, distinct
 from winnow.errors import ConfigError
 from winnow.llm import LLM
 
@@ -30,16 +44,22 @@ class BatchMaxBench:
     begins when the last answer has ended. One engine with one pool serves every method. Its steps take all tokens that
     a batch brings, so ED and the full cache compute whole prompts in one step, and Batch-Max |kv| tokens of each in the
     first and 64 of each in those that follow.
+
+    Args:
+        known: what tasks came to at an earlier start, by name.
+        on_task: is given what every other task comes to.
     """
 
     def __init__(
         self,
         config: BatchMaxConfig,
         on_stage: OnStage = lambda stage: None,
-        finished: FinishedTasks | None = None,
+        known: Mapping[str, TaskResult] = MappingProxyType({}),
+        on_task: Callable[[TaskResult], None] = lambda result: None,
     ) -> None:
         self._config = config
-        self._finished = finished
+        self._known = known
+        self._on_task = on_task
         self._on_stage = on_stage
         self._seconds: dict[str, float] = {}
         self._most_kvs: dict[int, int | None] = {}
@@ -102,13 +122,13 @@ class BatchMaxBench:
     # -- accuracy ------------------------------------------------------------------------------------------------
 
     def _accuracy(self, tasks: tuple[BenchTask, ...], room: Room, batch: int) -> tuple[TaskResult, ...]:
-        known = {} if self._finished is None else self._finished.results
         results = []
         with self._open(kv_memory=2**30, max_num_seqs=WAVE) as llm:
             for task in tasks:
-                result = known.get(task.name) or self._judge(llm, task, room, batch)
-                if self._finished is not None and task.name not in known:
-                    self._finished.add(result)
+                result = self._known.get(task.name)
+                if result is None:
+                    result = self._judge(llm, task, room, batch)
+                    self._on_task(result)
                 results.append(result)
         self._seconds["accuracy"] = sum(result.seconds for result in results)
         return tuple(results)

@@ -1,28 +1,34 @@
-"""`python -m benchmarks.papers baton`: four ways to batch, and the paged engine, on the queries of the BATON paper."""
+"""Four ways to batch, and the paged engine, on the queries of the BATON paper."""
 
 import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.papers.baton.cells import Cells
+from benchmarks.papers.baton.protocol import Cell, Cells, Experiment, Measured
+from benchmarks.papers.baton.results import (
+    NOTES,
+    TITLE,
+    all_tables,
+    differing_lines,
+    draw_all,
+    read_rows,
+    spread_lines,
+)
+from benchmarks.papers.harness import check_outputs, head_of, show_results, show_steps, write_page
+from winnow.bench.answering import OnStep
+from winnow.bench.vocabulary import vocab_size
 from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
-from winnow.cli.paths import require_writable
 from winnow.cli.progress import add_progress_flag, open_progress
-from winnow.cli.report import check_json_path, check_written, typed_command, write_json
+from winnow.cli.report import write_json
 from winnow.config import EngineConfig, EvictionConfig
-from winnow.figures import can_draw
-
-if TYPE_CHECKING:
-    from benchmarks.papers.baton.cells import Cell
-    from benchmarks.papers.baton.experiment import Experiment
-    from benchmarks.papers.baton.measured import Measured, Row
-    from benchmarks.papers.baton.run import OnStep
-    from winnow.text_table import TextTable
+from winnow.evaluate.journal import ResultJournal
+from winnow.fingerprint import model_digest
+from winnow.threads import set_threads
 
 DESCRIPTION = """\
 Answer the BATON paper's two sets of queries with each mode of the padded engine and with the paged
@@ -81,56 +87,34 @@ def execute(namespace: argparse.Namespace) -> int:
     options = {"dtype": _DTYPE} | engine_options(namespace)
     for cell in cells:
         EngineConfig.from_options(options | {"max_num_seqs": cell.batch})
-    _check_paths(namespace, options)
-    from benchmarks.papers.baton.experiment import Experiment
-    from benchmarks.papers.baton.measured import read_rows
-    from benchmarks.papers.baton.tables import all_tables
-    from winnow.bench.machine import Machine, report_head
-    from winnow.bench.vocabulary import vocab_size
-    from winnow.cli.eval.output import show_tables
-    from winnow.threads import set_threads
-
+    page = namespace.output and namespace.output / "baton.md"
+    files = {"--json": namespace.json, "--journal": namespace.journal}
+    check_outputs(options, files, {"-o": page}, figures=True)
+    if namespace.overwrite and namespace.journal is None:
+        raise UsageError("--overwrite starts the file of --journal afresh, which was not given")
     silence_transformers()
     set_threads(options.get("threads"))
-    head = report_head(typed_command(), Machine.here(options.get("device", "auto")))
+    head = head_of(options)
     model = model_path(options)
     experiment = Experiment(cells, options, open_llm, vocab_size(model), head)
     measured = _measure(namespace, experiment, model)
     rows = read_rows(measured)
-    facts = _facts(cells, rows, options)
+    facts = _facts(cells, options) + spread_lines(rows) + differing_lines(rows)
     tables = all_tables(rows)
-    show_tables(head, " ".join(facts), tables)
+    show_results([head], [" ".join(facts)], tables)
     report = {"settings": cells.settings, "engine": EngineConfig.from_options(options).settings()}
     told = {"rows": [row.to_json() for row in rows], "runs": [each.to_json() for each in measured]}
     write_json(namespace.json, head | report | told)
-    if namespace.output is not None:
-        _write_page(namespace.output, measured, facts, tables, rows)
+    if page is not None:
+        heads = {(*each.head["command"], each.head["commit"]): each.head for each in measured}
+        write_page(page, TITLE, list(heads.values()), facts, NOTES, tables, draw_all(rows, page.parent))
     return 0
 
 
-def _check_paths(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
-    page = None if namespace.output is None else namespace.output / "baton.md"
-    named = {"--json": namespace.json, "--journal": namespace.journal, "the page of -o": page}
-    check_written(named | {"-o": namespace.output}, options)
-    check_json_path(namespace.json)
-    if namespace.journal is not None:
-        require_writable(namespace.journal, f"--journal {namespace.journal}")
-    elif namespace.overwrite:
-        raise UsageError("--overwrite starts the file of --journal afresh, which was not given")
-    if namespace.output is not None:
-        if not can_draw():
-            raise UsageError("-o draws figures with matplotlib: pip install 'winnow-llm[plots]'")
-        require_writable(namespace.output / "baton.md", f"-o {namespace.output}")
-
-
-def _measure(namespace: argparse.Namespace, experiment: "Experiment", model: Path) -> "list[Measured]":
+def _measure(namespace: argparse.Namespace, experiment: Experiment, model: Path) -> list[Measured]:
     """What the journal holds, and what it lacked."""
     if namespace.journal is None:
         return list(_run(experiment, [], namespace.progress))
-    from benchmarks.papers.baton.measured import Measured
-    from winnow.evaluate.journal import ResultJournal
-    from winnow.fingerprint import model_digest
-
     engine = EngineConfig.from_options(experiment.options).settings()
     del engine["model"]
     fingerprint = {"model": model_digest(model), "bench": "baton", **experiment.cells.settings, **engine}
@@ -144,45 +128,21 @@ def _measure(namespace: argparse.Namespace, experiment: "Experiment", model: Pat
     return measured
 
 
-def _run(experiment: "Experiment", found: "list[Measured]", mode: str) -> "Iterator[Measured]":
+def _run(experiment: Experiment, found: list[Measured], mode: str) -> Iterator[Measured]:
     missing = experiment.missing(found)
     with open_progress(mode if missing else "off", sys.stderr) as progress:
 
-        def on_step(cell: "Cell") -> "OnStep":
-            meter, queries = Meter(), len(experiment.cells.lengths(cell))
+        def on_step(cell: Cell) -> OnStep:
             at = f"{cell.query_set}, batch {cell.batch}, {cell.mode}"
-
-            def show(done: int, stats: Any) -> None:
-                if progress.due():
-                    progress.show(meter.snapshot(done, queries, 0, stats, at))
-
-            return show
+            return show_steps(progress, Meter(), len(experiment.cells.lengths(cell)), at=at)
 
         yield from experiment.measure(missing, on_step)
 
 
-def _facts(cells: Cells, rows: "list[Row]", options: dict[str, Any]) -> list[str]:
-    from benchmarks.papers.baton.tables import differing_lines, spread_lines
-
+def _facts(cells: Cells, options: dict[str, Any]) -> list[str]:
     model = options.get("model") or "the demo model"
     return [
         f"Model: {model}, {options['dtype']}.",
         f"Tokens for each of the paper's words: {cells.scale:g} in the mixed set, {cells.short_scale:g} in the short.",
         f"Seed {cells.query_seed}.",
-        *spread_lines(rows),
-        *differing_lines(rows),
     ]
-
-
-def _write_page(
-    output: Path, measured: "list[Measured]", facts: list[str], tables: "list[TextTable]", rows: "list[Row]"
-) -> None:
-    from benchmarks.papers.baton.charts import draw_all
-    from benchmarks.papers.baton.document import NOTES, TITLE
-    from winnow.bench.page import page
-
-    heads = {(*each.head["command"], each.head["commit"]): each.head for each in measured}
-    figures = [path for path in draw_all(rows, output) if path.suffix == ".png"]
-    text = page(TITLE, list(heads.values()), facts, NOTES, tables, figures)
-    (output / "baton.md").write_text(text, encoding="utf-8")
-    print(f"winnow: wrote {output / 'baton.md'} and {len(figures)} figures", file=sys.stderr)

@@ -16,7 +16,7 @@ from winnow.cli.report import check_written
 from winnow.eviction import PRESETS
 
 if TYPE_CHECKING:
-    from benchmarks.papers.h2h.continuations import Continuations
+    from benchmarks.papers.h2h.protocol import Continuations
     from winnow.evaluate.perplexity import Perplexity
     from winnow.evaluate.result import Evaluation
     from winnow.llm import LLM
@@ -92,8 +92,8 @@ def execute(namespace: argparse.Namespace) -> int:
     for path, flag in ((namespace.output, "-o"), (namespace.journal, "--journal")):
         if path is not None:
             require_writable(path / "h2h.json", f"{flag} {path}")
-    from benchmarks.papers.h2h.continuations import Continuations, text_presets
-    from benchmarks.papers.h2h.document import tables, write
+    from benchmarks.papers.h2h.protocol import Continuations, text_presets
+    from benchmarks.papers.h2h.results import tables, write
     from winnow.cli.eval.output import run_head, show_tables
     from winnow.evaluate.cell import num_scores, plan_cells
 

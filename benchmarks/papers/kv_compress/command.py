@@ -1,40 +1,38 @@
-"""`python -m benchmarks.papers kv-compress`: what compression does for throughput where KV memory is short."""
+"""What compression does for throughput where KV memory is short."""
 
 import argparse
 import json
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from rich.console import Console
 
-from benchmarks.papers.kv_compress.grid import Cell, Grid
+from benchmarks.papers.harness import check_outputs, head_of, show_results, show_steps, write_page
+from benchmarks.papers.kv_compress.protocol import (
+    RANDOM,
+    Cell,
+    Grid,
+    Study,
+    TimedPrompt,
+    measure,
+    random_prompts,
+    task_prompts,
+)
+from benchmarks.papers.kv_compress.results import NOTES, TITLE, all_tables, draw_all, read_rows
+from winnow.bench.answering import OnStep
+from winnow.bench.presets import model_cache
+from winnow.bench.room import kv_memory_for
+from winnow.bench.vocabulary import vocab_size
 from winnow.cli.engine import engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
-from winnow.cli.paths import require_writable
 from winnow.cli.progress import add_progress_flag, open_progress
-from winnow.cli.report import (
-    check_json_path,
-    check_written,
-    console,
-    print_tables,
-    typed_command,
-    write_json,
-)
+from winnow.cli.report import write_json
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
-from winnow.figures import can_draw
-from winnow.outputs import EngineStats
+from winnow.threads import set_threads
 from winnow.units import format_bytes
-
-if TYPE_CHECKING:
-    from benchmarks.papers.kv_compress.row import Row
-    from benchmarks.papers.kv_compress.study import Prompts, Study
-    from winnow.llm import LLM
-    from winnow.text_table import TextTable
 
 DESCRIPTION = """\
 Answer the same prompts in the same KV memory with the full cache and at each compression, and tell
@@ -100,101 +98,59 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, EvictionConfig, "eviction", skip=_OWN)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What was typed, with the bench's own values where nothing was."""
-
-    grid: Grid
-    options: dict[str, Any]
-    random_model: bool
-    json: Path | None
-    resume: bool
-    out: Path | None
-
-    @classmethod
-    def of(cls, namespace: argparse.Namespace) -> "_Plan":
-        """Check everything that can be checked before a model is made or loaded.
-
-        Raises:
-            ConfigError: a value is out of range.
-            UsageError: flags that contradict each other, a path that cannot be written, a model that is no directory.
-        """
-        grid = Grid(**given(namespace, Grid))
-        options = {"dtype": _DTYPE} | engine_options(namespace)
-        options.setdefault("max_num_seqs", grid.requests)
-        # Tables are as long as the longest sequence may be, and their bytes are KV memory too.
-        options.setdefault("max_model_len", grid.longest_sequence)
-        most = options.get("max_num_batched_tokens", SchedulerConfig.max_num_batched_tokens)
-        options["max_num_batched_tokens"] = max(most, options["max_num_seqs"])
-        EngineConfig.from_options(options)
-        if namespace.random_model and options.get("model") is not None:
-            raise UsageError("--random-model and --model both name a model, give one")
-        if namespace.resume and namespace.json is None:
-            raise UsageError("--resume goes on from the file of --json, which was not given")
-        check_written(
-            {
-                "--json": namespace.json,
-                "the draft of --json": None if namespace.json is None else _draft(namespace.json),
-                "the page of --out": None if namespace.out is None else namespace.out / _PAGE,
-                "--out": namespace.out,
-            },
-            options,
-        )
-        check_json_path(namespace.json)
-        if namespace.out is not None:
-            if not can_draw():
-                raise UsageError("--out draws figures with matplotlib: pip install 'winnow-llm[plots]'")
-            require_writable(namespace.out / _PAGE, f"--out {namespace.out}")
-        return cls(grid, options, namespace.random_model, namespace.json, namespace.resume, namespace.out)
-
-    @property
-    def has_tasks(self) -> bool:
-        """Whether the model can do the demo tasks."""
-        return not self.random_model and self.options.get("model") is None
-
-
 def execute(namespace: argparse.Namespace) -> int:
     """Measure, show, and return the exit code."""
-    plan = _Plan.of(namespace)
-    from benchmarks.papers.kv_compress.row import read_rows
-    from benchmarks.papers.kv_compress.study import Study
-    from benchmarks.papers.kv_compress.tables import all_tables
-    from winnow.bench.machine import Machine, report_head
-    from winnow.bench.room import kv_memory_for
-    from winnow.threads import set_threads
-
+    grid = Grid(**given(namespace, Grid))
+    options = _engine_options(namespace, grid)
+    json_path, out = namespace.json, namespace.out
+    check_outputs(
+        options,
+        {"--json": json_path, "the draft of --json": _draft(json_path) if json_path else None},
+        {"--out": out and out / _PAGE},
+        figures=True,
+    )
     silence_transformers()
-    set_threads(plan.options.get("threads"))
-    options = dict(plan.options)
-    if plan.random_model:
-        from benchmarks.papers.kv_compress.model import RANDOM
-        from winnow.bench.presets import model_cache
-
+    set_threads(options.get("threads"))
+    has_tasks = not namespace.random_model and options.get("model") is None
+    if namespace.random_model:
         with Console(stderr=True).status("making the model"):
             options["model"] = str(RANDOM.save(model_cache()))
     config = EngineConfig.from_options(options)
-    options["kv_memory"] = kv_memory_for(config, plan.grid.kv_seqs, plan.grid.longest_sequence)
+    options["kv_memory"] = kv_memory_for(config, grid.kv_seqs, grid.longest_sequence)
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    study = Study(plan.grid, shown)
-    if plan.resume and plan.json is not None and plan.json.exists():
-        study.resume(_read_report(plan.json))
-    head = report_head(typed_command(), Machine.here(options.get("device", "auto")))
-
+    study = Study(grid, shown)
+    if namespace.resume and json_path.exists():
+        study.resume(_read_report(json_path))
     if study.missing:
-        study.heads.append(head)
-        _measure(plan, options, study, namespace.progress)
+        study.heads.append(head_of(options))
+        _measure(study, options, has_tasks, namespace)
     rows = read_rows(study)
-    tables = all_tables(plan.grid, rows)
-    facts = _facts(plan, options["kv_memory"])
-    out = console()
-    for each in study.heads:
-        where = Machine(**each["machine"])
-        out.print(f"{where}; commit {each['commit']}; {each['date']}", highlight=False, soft_wrap=True)
-    out.print(" ".join(facts), highlight=False)
-    print_tables(out, tables, dense=True)
-    if plan.out is not None:
-        _write_page(plan.out, study, facts, tables, rows)
+    tables, facts = all_tables(grid, rows), [_facts(grid, options, has_tasks)]
+    show_results(study.heads, facts, tables, dense=True)
+    if out is not None:
+        write_page(out / _PAGE, TITLE, study.heads, facts, NOTES, tables, draw_all(grid, rows, out))
     return 0
+
+
+def _engine_options(namespace: argparse.Namespace, grid: Grid) -> dict[str, Any]:
+    """What was typed, with the bench's own values where nothing was.
+
+    Raises:
+        ConfigError: a value is out of range.
+        UsageError: flags that contradict each other, a model that is no directory.
+    """
+    options = {"dtype": _DTYPE} | engine_options(namespace)
+    options.setdefault("max_num_seqs", grid.requests)
+    # Tables are as long as the longest sequence may be, and their bytes are KV memory too.
+    options.setdefault("max_model_len", grid.longest_sequence)
+    most = options.get("max_num_batched_tokens", SchedulerConfig.max_num_batched_tokens)
+    options["max_num_batched_tokens"] = max(most, options["max_num_seqs"])
+    EngineConfig.from_options(options)
+    if namespace.random_model and options.get("model") is not None:
+        raise UsageError("--random-model and --model both name a model, give one")
+    if namespace.resume and namespace.json is None:
+        raise UsageError("--resume goes on from the file of --json, which was not given")
+    return options
 
 
 def _read_report(path: Path) -> dict[str, Any]:
@@ -208,97 +164,48 @@ def _read_report(path: Path) -> dict[str, Any]:
 
 
 def _draft(path: Path) -> Path:
-    """Where a report is written before it takes its place."""
+    """Where a report is written before it takes its place: who goes on from it never finds half of it."""
     return path.with_name(f"{path.name}.new")
 
 
-def _save(path: Path | None, study: "Study") -> None:
-    """Write the report in one move: who goes on from it never finds half of it."""
-    if path is not None:
-        from benchmarks.papers.kv_compress.row import read_rows
-
-        draft = _draft(path)
-        write_json(draft, study.to_json() | {"rows": [row.to_json() for row in read_rows(study)]})
-        draft.replace(path)
-
-
-def _measure(plan: _Plan, options: dict[str, Any], study: "Study", mode: str) -> None:
-    from benchmarks.papers.kv_compress.study import measure
-
+def _measure(study: Study, options: dict[str, Any], has_tasks: bool, namespace: argparse.Namespace) -> None:
+    """Measure what the study misses; every run reaches the file of --json as it ends."""
+    grid, json_path, done = study.grid, namespace.json, 0
+    total = grid.requests * len(study.missing)
     with (
         open_llm(options) as full,
-        open_llm(options | {"eviction": plan.grid.p_and_d}) as evicting,
-        _Display(mode, plan.grid.requests, len(study.missing)) as display,
+        open_llm(options | {"eviction": grid.p_and_d}) as evicting,
+        open_progress(namespace.progress, sys.stderr) as progress,
     ):
+        # The two engines count their tokens apart.
+        meters = {True: Meter(), False: Meter()}
+
+        def on_step(cell: Cell) -> OnStep:
+            return show_steps(progress, meters[bool(cell.options)], total, done)
 
         def on_run() -> None:
-            display.end_cell()
-            _save(plan.json, study)
+            nonlocal done
+            done += grid.requests
+            if json_path is not None:
+                write_json(
+                    _draft(json_path), study.to_json() | {"rows": [row.to_json() for row in read_rows(study)]}
+                )
+                _draft(json_path).replace(json_path)
 
-        measure(study, full, evicting, _prompts(plan, options, full), display.show, on_run)
+        def prompts(context: int) -> list[TimedPrompt]:
+            if has_tasks:
+                return task_prompts(full, context, grid.requests, grid.prompt_seed)
+            return random_prompts(vocab_size(model_path(options)), context, grid.requests, grid.prompt_seed)
 
-
-def _prompts(plan: _Plan, options: dict[str, Any], llm: "LLM") -> "Prompts":
-    from benchmarks.papers.kv_compress.prompts import random_prompts, task_prompts
-    from winnow.bench.vocabulary import vocab_size
-
-    grid = plan.grid
-    if plan.has_tasks:
-        return {each: task_prompts(llm, each, grid.requests, grid.prompt_seed) for each in grid.contexts}
-    known = vocab_size(model_path(options))
-    return {each: random_prompts(known, each, grid.requests, grid.prompt_seed) for each in grid.contexts}
-
-
-@dataclass
-class _Display:
-    """Progress over all cells; the two engines count their tokens apart."""
-
-    mode: str
-    requests: int
-    cells: int
-    done: int = 0
-    meters: dict[bool, Meter] = field(default_factory=lambda: {True: Meter(), False: Meter()})
-
-    def __enter__(self) -> Self:
-        self._progress = open_progress(self.mode, sys.stderr)
-        self._progress.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.__exit__(kind, error, trace)
-
-    def show(self, cell: Cell, done: int, stats: EngineStats) -> None:
-        """Show how things stand, if it is time."""
-        if self._progress.due():
-            meter = self.meters[bool(cell.options)]
-            self._progress.show(meter.snapshot(self.done + done, self.requests * self.cells, 0, stats))
-
-    def end_cell(self) -> None:
-        self.done += self.requests
+        measure(study, full, evicting, {each: prompts(each) for each in grid.contexts}, on_step, on_run)
 
 
-def _facts(plan: _Plan, kv_memory: int) -> list[str]:
-    grid = plan.grid
-    tokens = "tasks of the demo model" if plan.has_tasks else "random tokens"
-    floor = plan.options.get("kv_floor", EvictionConfig.kv_floor)
-    return [
-        f"{grid.requests} requests a cell, {tokens}, {plan.options['dtype']}.",
-        f"KV memory: {format_bytes(kv_memory)}, as {grid.kv_seqs} x {grid.longest_sequence} tokens take with the full "
-        "cache.",
-        f"Compression leaves at least {floor} KVs a row on average.",
-        f"Whole prompt: {grid.whole}. P&D: {grid.p_and_d}.",
-    ]
-
-
-def _write_page(
-    out: Path, study: "Study", facts: list[str], tables: list["TextTable"], rows: list["Row"]
-) -> None:
-    from benchmarks.papers.kv_compress.charts import draw_all
-    from benchmarks.papers.kv_compress.document import NOTES, TITLE
-    from winnow.bench.page import page
-
-    figures = [path for path in draw_all(study.grid, rows, out) if path.suffix == ".png"]
-    text = page(TITLE, study.heads, [" ".join(facts)], NOTES, tables, figures)
-    (out / _PAGE).write_text(text, encoding="utf-8")
+def _facts(grid: Grid, options: dict[str, Any], has_tasks: bool) -> str:
+    tokens = "tasks of the demo model" if has_tasks else "random tokens"
+    floor = options.get("kv_floor", EvictionConfig.kv_floor)
+    return (
+        f"{grid.requests} requests a cell, {tokens}, {options['dtype']}. "
+        f"KV memory: {format_bytes(options['kv_memory'])}, as {grid.kv_seqs} x {grid.longest_sequence} tokens take "
+        f"with the full cache. Compression leaves at least {floor} KVs a row on average. "
+        f"Whole prompt: {grid.whole}. P&D: {grid.p_and_d}."
+    )

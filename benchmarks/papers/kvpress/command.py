@@ -157,7 +157,7 @@ def _run(
 
 def _write(directory: Path, head: dict[str, Any], evaluation: "Evaluation") -> None:
     from benchmarks.papers.kvpress.document import markdown
-    from winnow.bench.results_json import results_json
+    from benchmarks.papers.page import results_json
 
     results, tables = directory / f"{_NAME}.json", directory / f"{_NAME}.md"
     results.write_text(results_json(head | evaluation.to_json()), encoding="utf-8")
