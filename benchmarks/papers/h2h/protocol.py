@@ -154,7 +154,7 @@ class Continuations:
             kv_budget=self.budget,
         )
 
-    def measure(self, llm: "LLM", presets: Sequence[str], journal: Path | None) -> list[Perplexity]:
+    def measure(self, llm: LLM, presets: Sequence[str], journal: Path | None) -> list[Perplexity]:
         """The perplexity under each preset; the full cache comes first.
 
         Raises:

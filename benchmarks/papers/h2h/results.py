@@ -1,10 +1,9 @@
 """Tables beside the papers' numbers, and the page."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.papers.h2h.protocol import (
     CACHE_SIZES,
@@ -17,10 +16,8 @@ from benchmarks.papers.h2h.protocol import (
     Continuations,
     LongBenchTable,
 )
-from benchmarks.papers.page import results_json
 from winnow.evaluate.cell import AWARE
 from winnow.evaluate.charts import draw
-from winnow.evaluate.origin import origin
 from winnow.evaluate.perplexity import Perplexity
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.tables import all_tables
@@ -104,61 +101,29 @@ def perplexity_table(found: Sequence[Perplexity], continuations: Continuations) 
     return TextTable("Perplexity with a quarter of the KVs", "preset", columns, tuple(rows), notes)
 
 
-NAME = "h2h"
 _LINES = 8
 """Presets in a panel of the picture: the best ones. More cannot be told apart."""
-_SETTING = """\
+TITLE = "Eviction policies head to head"
+NOTES = """\
 Query-aware: the policy judges the whole prompt, and so knows the question when it decides what stays. Query-agnostic:
 it judges the context before it has seen the question, which is then kept whole. Means are over the categories that
 discriminate: one that a control (`recent`, `random`) answers within 5 % of the full cache says nothing about a policy;
-it is marked and left out. Presets run without rounds under pressure."""
+it is marked and left out. Presets run without rounds under pressure.
+"""
 
 
 def tables(
     evaluation: Evaluation, found: Sequence[Perplexity], continuations: Continuations
 ) -> list[TextTable]:
     """Every table, those beside the papers last."""
-    return [
-        *all_tables(evaluation),
-        *longbench_tables(evaluation),
-        *([perplexity_table(found, continuations)] if found else []),
-    ]
+    beside = [perplexity_table(found, continuations)] if found else []
+    return [*all_tables(evaluation), *longbench_tables(evaluation), *beside]
 
 
-def write(
-    directory: Path,
-    head: Mapping[str, Any],
-    evaluation: Evaluation,
-    found: Sequence[Perplexity],
-    continuations: Continuations,
-) -> list[Path]:
-    """Write h2h.json, h2h.md and, where matplotlib is installed, h2h.svg; returns their paths."""
-    results, page = directory / f"{NAME}.json", directory / f"{NAME}.md"
-    numbers = {**head, **evaluation.to_json(), "perplexity": [each.to_json() for each in found]}
-    results.write_text(results_json(numbers, ("cells", "perplexity")), encoding="utf-8")
-    pictures = _picture(directory, evaluation) if can_draw() else []
-    lines = _head(head, evaluation) + [text for path in pictures for text in (f"![scores]({path.name})", "")]
-    for table in tables(evaluation, found, continuations):
-        lines += table.markdown()
-    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [results, page, *pictures]
-
-
-def _head(head: Mapping[str, Any], evaluation: Evaluation) -> list[str]:
-    return [
-        "# Eviction policies head to head",
-        "",
-        *origin(head),
-        f"- {head['model']}, tasks of `winnow eval {evaluation.task}`, "
-        f"{' and '.join(f'{n:,}' for n in evaluation.lengths)} tokens, {evaluation.prompts} prompts per cell",
-        "",
-        _SETTING,
-        "",
-    ]
-
-
-def _picture(directory: Path, evaluation: Evaluation) -> list[Path]:
-    """Scores over compression of the presets that are best on average."""
+def picture(evaluation: Evaluation, target: Path) -> list[Path]:
+    """Write scores over compression, of the presets that are best on average, where matplotlib is installed."""
+    if not can_draw():
+        return []
 
     def merit(preset: str) -> float:
         means = [
@@ -177,7 +142,6 @@ def _picture(directory: Path, evaluation: Evaluation) -> list[Path]:
     with tempfile.TemporaryDirectory() as drafts:
         drawn = draw(replace(evaluation, results=shown), Path(drafts))
         scores = [path for path in drawn if path.name == "score.svg"]
-        target = directory / f"{NAME}.svg"
         for path in scores:
             target.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     return [target] if scores else []

@@ -5,8 +5,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from benchmarks.papers.evaluations import CONTROLS, TASK
 from benchmarks.papers.kvpress.presses import Press
 from benchmarks.papers.kvpress.run import KvpressRun, PressCell
 from winnow.bench.environment import Environment
@@ -17,12 +17,8 @@ from winnow.evaluate.result import CellResult, Evaluation
 from winnow.evaluate.runner import OnStep, evaluate
 from winnow.evaluate.sample import Question, Sample
 from winnow.evaluate.tasks import Task, TaskSettings, load_task
-
-if TYPE_CHECKING:
-    from winnow.llm import LLM
-
-TASK = "demo"
-CONTROLS = ("recent", "random")
+from winnow.llm import LLM
+from winnow.models.loader import DEMO_MODEL
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class Comparison:
 
     def run(
         self,
-        llm: "LLM",
+        llm: LLM,
         settings: TaskSettings,
         environment: Environment,
         folder: Path,
@@ -110,7 +106,7 @@ class Comparison:
         return QuestionJudged(task) if query == AWARE else task
 
     def _ours(
-        self, llm: "LLM", settings: TaskSettings, query: str, folder: Path, on_step: OnStep | None
+        self, llm: LLM, settings: TaskSettings, query: str, folder: Path, on_step: OnStep | None
     ) -> Evaluation:
         # What is judged ends before the question's last line in either mode, so for the engine both are agnostic.
         cells = plan_cells(self.presets, self.compressions, (AGNOSTIC,), CONTROLS)
@@ -121,15 +117,13 @@ class Comparison:
 
     def _theirs(
         self,
-        llm: "LLM",
+        llm: LLM,
         settings: TaskSettings,
         query: str,
         environment: Environment,
         folder: Path,
         threads: int,
     ) -> list[CellResult]:
-        from winnow.models.loader import DEMO_MODEL
-
         model = Path(llm.config.model.model or DEMO_MODEL)
         cells = [
             PressCell(press, amount) for press in self.presses for amount in self.compressions if amount > 1.0
