@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Cell = TypeVar("_Cell")
+_Row = TypeVar("_Row")
+Columns = Mapping[str, Callable[[_Row], str | None]]
+"""How the entries of a row are told, by the head of their column."""
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
@@ -111,6 +114,19 @@ def show_results(
     for fact in facts:
         out.print(fact, highlight=False, soft_wrap=True)
     print_tables(out, tables, dense=dense)
+
+
+def tabulate(
+    title: str, corner: str, rows: Iterable[_Row], name: Callable[[_Row], str], columns: Columns[_Row]
+) -> TextTable:
+    """A table with a line for each of `rows`, whose entries `columns` reads by head; None leaves an entry empty."""
+    lines = tuple((name(row), tuple(read(row) or "" for read in columns.values())) for row in rows)
+    return TextTable(title, corner, tuple(columns), lines)
+
+
+def told(value: float | None, form: str) -> str:
+    """`value` as `form` prints it, such as "{:.2f}x"; empty where there is none."""
+    return "" if value is None else form.format(value)
 
 
 def write_page(

@@ -17,7 +17,7 @@ from benchmarks.papers.baton.protocol import (
     Trace,
     published_gain,
 )
-from benchmarks.papers.harness import save_figures
+from benchmarks.papers.harness import Columns, save_figures, tabulate, told
 from winnow.figures import Axis, Line, Panel, line_chart
 from winnow.text_table import TextTable
 from winnow.units import format_bytes
@@ -123,10 +123,10 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """What tables show, by name."""
         derived = ("seconds", "spread", "gain", "pass_gain", "most_pass_gain", "differing")
-        told: dict[str, Any] = asdict(self.cell) | {"runs": len(self.runs)}
-        told |= {name: getattr(self, name) for name in derived}
         of_run = ("idle_share", "column_share", "kv_bytes_peak", "tally")
-        return told | {name: getattr(self.first, name) for name in of_run}
+        entries: dict[str, Any] = asdict(self.cell) | {"runs": len(self.runs)}
+        entries |= {name: getattr(self, name) for name in derived}
+        return entries | {name: getattr(self.first, name) for name in of_run}
 
 
 def read_rows(measured: Sequence[Measured]) -> list[Row]:
@@ -180,12 +180,20 @@ def completion(query_set: str, rows: Sequence[Row]) -> TextTable:
 def details(query_set: str, rows: Sequence[Row]) -> TextTable:
     """A row per batch size and mode."""
     ordered = sorted(rows, key=lambda row: (row.cell.batch, MODES.index(row.cell.mode)))
-    return TextTable(
-        f"{_NAMES[query_set]}: where the time goes",
-        "batch, mode",
-        ("passes", "by passes", "prefill s", "decode s", "idle", "columns", "KV peak", "differ"),
-        tuple((f"{row.cell.batch}, {row.cell.mode}", _detail(row)) for row in ordered),
-    )
+    title = f"{_NAMES[query_set]}: where the time goes"
+    return tabulate(title, "batch, mode", ordered, lambda row: f"{row.cell.batch}, {row.cell.mode}", _DETAILS)
+
+
+_DETAILS: Columns[Row] = {
+    "passes": lambda row: told(row.first.tally.get("passes"), "{:.0f}"),
+    "by passes": lambda row: told(row.pass_gain, "{:.2f}x"),
+    "prefill s": lambda row: told(row.first.tally.get("prefill_seconds"), "{:.2f}"),
+    "decode s": lambda row: told(row.first.tally.get("decode_seconds"), "{:.2f}"),
+    "idle": lambda row: told(row.first.idle_share, "{:.1%}"),
+    "columns": lambda row: told(row.first.column_share, "{:.2f}"),
+    "KV peak": lambda row: format_bytes(row.first.kv_bytes_peak),
+    "differ": lambda row: told(row.differing, "{}"),
+}
 
 
 def bars(rows: Sequence[Row]) -> TextTable:
@@ -203,60 +211,18 @@ def bars(rows: Sequence[Row]) -> TextTable:
         missed = "met" if gain >= bar.least else f"missed by {1 - gain / bar.least:.0%}"
         if gain < bar.least and bar.cause:
             notes.append(f"{name}, {gain:.2f}x: {bar.cause}")
-        lines.append(
-            (
-                name,
-                (
-                    f"{bar.least:.2f}x",
-                    f"{gain:.2f}x",
-                    missed,
-                    f"{passes:.2f}x",
-                    "" if most is None else f"{most:.2f}x",
-                    _share(fast.first.idle_share),
-                ),
-            )
-        )
-    return TextTable(
-        "Beside what the paper reports",
-        "",
-        ("paper", "here", "", "by passes", "at most", "idle"),
-        tuple(lines),
-        tuple(notes),
-    )
+        entries = (f"{bar.least:.2f}x", f"{gain:.2f}x", missed, f"{passes:.2f}x")
+        lines.append((name, (*entries, told(most, "{:.2f}x"), told(fast.first.idle_share, "{:.1%}"))))
+    columns = ("paper", "here", "", "by passes", "at most", "idle")
+    return TextTable("Beside what the paper reports", "", columns, tuple(lines), tuple(notes))
 
 
 def _brief(row: Row | None) -> str:
     if row is None:
         return ""
-    parts = [f"{row.seconds:.2f} s"]
-    if row.gain is not None:
-        parts.append(f"{row.gain:.2f}x")
     paper = published_gain(row.cell.query_set, row.cell.mode, row.cell.batch)
-    if paper is not None:
-        parts.append(f"({paper:.2f}x)")
-    return " ".join(parts)
-
-
-def _detail(row: Row) -> tuple[str, ...]:
-    run = row.first
-    tally = run.tally
-    return (
-        f"{tally['passes']:.0f}" if tally else "",
-        "" if row.pass_gain is None else f"{row.pass_gain:.2f}x",
-        *(_seconds(tally, name) for name in ("prefill_seconds", "decode_seconds")),
-        _share(run.idle_share),
-        "" if run.column_share is None else f"{run.column_share:.2f}",
-        format_bytes(run.kv_bytes_peak),
-        "" if row.differing is None else f"{row.differing}",
-    )
-
-
-def _seconds(tally: dict[str, float], name: str) -> str:
-    return f"{tally[name]:.2f}" if tally else ""
-
-
-def _share(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
+    parts = (f"{row.seconds:.2f} s", told(row.gain, "{:.2f}x"), told(paper, "({:.2f}x)"))
+    return " ".join(filter(None, parts))
 
 
 def spread_lines(rows: Sequence[Row]) -> list[str]:
@@ -274,13 +240,13 @@ def spread_lines(rows: Sequence[Row]) -> list[str]:
 
 def differing_lines(rows: Iterable[Row]) -> list[str]:
     """What is to be said of answers that are not the same in all modes."""
-    told = [row for row in rows if row.differing]
-    if not told:
+    others = [row for row in rows if row.differing]
+    if not others:
         return ["All modes gave the same tokens to every query."]
     return [
         f"{row.cell.query_set}, batch {row.cell.batch}, {row.cell.mode}: {row.differing} of "
         f"{len(row.first.digests)} answers differ from static's."
-        for row in told
+        for row in others
     ]
 
 

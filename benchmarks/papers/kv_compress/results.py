@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.papers.harness import median_and_range, save_figures
+from benchmarks.papers.harness import Columns, median_and_range, save_figures, tabulate, told
 from benchmarks.papers.kv_compress.protocol import FULL, Cell, Grid, Run, Study
 from winnow.figures import Axis, Line, Panel, line_chart
 from winnow.text_table import TextTable
 from winnow.units import format_bytes
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 L4 = "Llama-3.1-8B on an L4"
 H100 = "Llama-3.1-70B FP8 on an H100"
@@ -104,7 +104,7 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """What tables show, by name."""
         median, least, most = self.rates
-        told: dict[str, Any] = {
+        entries: dict[str, Any] = {
             "context": self.cell.context,
             "preset": self.cell.preset,
             "compression": self.cell.compression,
@@ -113,9 +113,9 @@ class Row:
             "total_rate_least": least,
             "total_rate_most": most,
         }
-        told |= {name: getattr(self, name) for name in ("gain", "bound", "share", "own_bound")}
+        entries |= {name: getattr(self, name) for name in ("gain", "bound", "share", "own_bound")}
         of_run = ("reached", "mean_batch", "most_batch", "preemptions", "rounds", "kv_bytes_peak", "accuracy")
-        return told | {name: getattr(self.first, name) for name in of_run}
+        return entries | {name: getattr(self.first, name) for name in of_run}
 
 
 def read_rows(study: Study) -> list[Row]:
@@ -172,24 +172,29 @@ def side_by_side(grid: Grid, rows: Sequence[Row]) -> TextTable:
 def details(grid: Grid, rows: Sequence[Row]) -> TextTable:
     """A line per cell of one context."""
     context = rows[0].cell.context
-    return TextTable(
-        f"{context} + {grid.answer_tokens(context)} tokens, each policy",
-        "policy",
-        (
-            "asked",
-            "reached",
-            "tokens/s",
-            "spread",
-            "bound",
-            "own",
-            "mean",
-            "most",
-            "preempt",
-            "rounds",
-            "KV peak",
-        ),
-        tuple((_policy(grid, row), _detail(row)) for row in rows),
-    )
+    names = {FULL: "full", grid.whole: "whole", grid.p_and_d: "P&D"}
+    title = f"{context} + {grid.answer_tokens(context)} tokens, each policy"
+    return tabulate(title, "policy", rows, lambda row: names[row.cell.preset], _DETAILS)
+
+
+def _spread(row: Row) -> str:
+    median, least, most = row.rates
+    return f"{(most - least) / median:.0%}" if len(row.runs) > 1 else "one run"
+
+
+_DETAILS: Columns[Row] = {
+    "asked": lambda row: f"{row.cell.compression:g}x",
+    "reached": lambda row: f"{row.first.reached:.1f}x",
+    "tokens/s": lambda row: f"{row.rates[0]:,.0f}",
+    "spread": _spread,
+    "bound": lambda row: f"{row.bound:.2f}x",
+    "own": lambda row: told(row.own_bound, "{:.2f}x"),
+    "mean": lambda row: f"{row.first.mean_batch:.1f}",
+    "most": lambda row: f"{row.first.most_batch}",
+    "preempt": lambda row: f"{row.first.preemptions}",
+    "rounds": lambda row: f"{row.first.rounds}",
+    "KV peak": lambda row: format_bytes(row.first.kv_bytes_peak),
+}
 
 
 def beside_the_paper(grid: Grid, rows: Sequence[Row]) -> TextTable:
@@ -219,143 +224,97 @@ def beside_the_paper(grid: Grid, rows: Sequence[Row]) -> TextTable:
 
 
 def _brief(row: Row) -> list[str]:
-    return [f"{row.gain:.2f}x", f"{row.share:.0%}", f"{row.first.most_batch}", _accuracy(row)]
-
-
-def _policy(grid: Grid, row: Row) -> str:
-    return {FULL: "full", grid.whole: "whole", grid.p_and_d: "P&D"}[row.cell.preset]
-
-
-def _detail(row: Row) -> tuple[str, ...]:
     run = row.first
-    median, least, most = row.rates
-    return (
-        f"{row.cell.compression:g}x",
-        f"{run.reached:.1f}x",
-        f"{median:,.0f}",
-        f"{(most - least) / median:.0%}" if len(row.runs) > 1 else "one run",
-        f"{row.bound:.2f}x",
-        "" if row.own_bound is None else f"{row.own_bound:.2f}x",
-        f"{run.mean_batch:.1f}",
-        f"{run.most_batch}",
-        f"{run.preemptions}",
-        f"{run.rounds}",
-        format_bytes(run.kv_bytes_peak),
-    )
-
-
-def _accuracy(row: Row) -> str:
-    accuracy = row.first.accuracy
-    return "" if accuracy is None else f"{accuracy:.2f}"
+    return [f"{row.gain:.2f}x", f"{row.share:.0%}", f"{run.most_batch}", told(run.accuracy, "{:.2f}")]
 
 
 _COMPRESSION = Axis("compression asked for", "log2")
 
 
 def draw_all(grid: Grid, rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Write each figure as PNG and SVG, and return their paths.
+    """Write figures 1, 7 and 8 of the paper, drawn from our rows, as PNG and SVG, and return their paths.
 
     Raises:
         WinnowError: matplotlib is not installed.
     """
-    figures = {
-        "figure1": figure_1(grid, rows),
-        "figure7": figure_7(grid, rows),
-        "figure8": figure_8(grid, rows),
+    highest = max(row.first.most_batch for row in rows)
+    panels: dict[str, Callable[[str, Sequence[Row]], Panel]] = {
+        "figure1": _throughput,
+        "figure7": lambda side, of_side: _batch(side, of_side, highest),
+        "figure8": _throughput_by_context,
     }
+    sides = {"whole-prompt prefill": grid.whole, "P&D": grid.p_and_d}
+    drawn = {
+        name: [
+            draw(side, [row for row in rows if row.cell.preset in (preset, FULL)])
+            for side, preset in sides.items()
+        ]
+        for name, draw in panels.items()
+    }
+    if all(row.first.accuracy is not None for row in rows):
+        drawn["figure1"] = [
+            _by_compression(f"Accuracy, {side}", Axis("mean score", low=0, high=1.05), of_side, _accuracy)
+            for side, preset in sides.items()
+            if (of_side := [row for row in rows if row.cell.preset in (preset, FULL)])
+        ] + drawn["figure1"]
+    figures = {name: line_chart(each, f"KV-Compress, {name[:-1]} {name[-1]}") for name, each in drawn.items()}
     return save_figures(figures, directory, "kv_compress")
 
 
-def figure_1(grid: Grid, rows: Sequence[Row]) -> "Figure":
-    """Accuracy, where it was measured, and total throughput by compression."""
+def _throughput(side: str, rows: Sequence[Row]) -> Panel:
+    """Total tokens per second by compression."""
+    most = max(row.cell.compression for row in rows)
+    bounds = [
+        Line(f"bound: prefill alone, {context}", [1.0, most], [row.bound * row.rates[0]] * 2, True)
+        for context, row in _full(rows).items()
+    ]
     rate = Axis("total tokens/s", low=0)
-    panels = []
-    for preset, name in _panels(grid):
-        lines = _by_compression(rows, preset, lambda row: row.rates[0])
-        bounds = [
-            Line(f"bound: prefill alone, {context}", [1.0, _most(rows)], [row.bound * row.rates[0]] * 2, True)
-            for context, row in _full(rows).items()
-        ]
-        panels.append(Panel(f"Throughput, {name}", _COMPRESSION, rate, [*lines, *bounds]))
-    if all(row.first.accuracy is not None for row in rows):
-        scores = Axis("mean score", low=0, high=1.05)
-        panels = [
-            Panel(
-                f"Accuracy, {name}",
-                _COMPRESSION,
-                scores,
-                _by_compression(rows, preset, lambda row: row.first.accuracy or 0.0),
-            )
-            for preset, name in _panels(grid)
-        ] + panels
-    return line_chart(panels, "KV-Compress, figure 1")
+    return _by_compression(f"Throughput, {side}", rate, rows, lambda row: row.rates[0], bounds)
 
 
-def figure_7(grid: Grid, rows: Sequence[Row]) -> "Figure":
-    """The largest decoding batch by compression."""
-    highest = max(row.first.most_batch for row in rows)
+def _batch(side: str, rows: Sequence[Row], highest: int) -> Panel:
+    """The largest decoding batch by compression; `highest` is that of all panels."""
+    bounds = []
+    for context, row in _full(rows).items():
+        most = max(each.first.reached for each in rows if each.cell.context == context)
+        first = row.first.most_batch
+        bounds.append(Line(f"in proportion, {context}", [1.0, most], [first, first * most], True))
     batch = Axis("largest decoding batch", "log2", low=0.8, high=2.0 * highest)
-    panels = []
-    for preset, name in _panels(grid):
-        lines = _by_compression(rows, preset, lambda row: row.first.most_batch)
-        for context, row in _full(rows).items():
-            reached = [each for each in rows if each.cell.context == context and each.cell.preset == preset]
-            most = max((each.first.reached for each in reached), default=1.0)
-            first = row.first.most_batch
-            lines.append(Line(f"in proportion, {context}", [1.0, most], [first, first * most], True))
-        panels.append(Panel(name, _COMPRESSION, batch, lines))
-    return line_chart(panels, "KV-Compress, figure 7")
+    return _by_compression(side, batch, rows, lambda row: row.first.most_batch, bounds)
 
 
-def figure_8(grid: Grid, rows: Sequence[Row]) -> "Figure":
-    """Total throughput by context."""
+def _throughput_by_context(side: str, rows: Sequence[Row]) -> Panel:
+    lines = []
+    for compression in sorted({row.cell.compression for row in rows}):
+        same = [row for row in rows if row.cell.compression == compression]
+        contexts, rates = [row.cell.context for row in same], [row.rates[0] for row in same]
+        lines.append(Line(f"{compression:g}x", contexts, rates))
     full = _full(rows)
-    panels = []
-    for preset, name in _panels(grid):
-        compressions = sorted({row.cell.compression for row in rows})
-        lines = []
-        for compression in compressions:
-            same = [
-                row
-                for row in rows
-                if row.cell.compression == compression and row.cell.preset in (preset, FULL)
-            ]
-            lines.append(
-                Line(
-                    f"{compression:g}x",
-                    [row.cell.context for row in same],
-                    [row.rates[0] for row in same],
-                )
-            )
-        bounds = [row.bound * row.rates[0] for row in full.values()]
-        lines.append(Line("bound: prefill alone", list(full), bounds, True))
-        panels.append(Panel(name, Axis("tokens of a prompt"), Axis("total tokens/s", low=0), lines))
-    return line_chart(panels, "KV-Compress, figure 8")
+    bounds = [row.bound * row.rates[0] for row in full.values()]
+    lines.append(Line("bound: prefill alone", list(full), bounds, True))
+    return Panel(side, Axis("tokens of a prompt"), Axis("total tokens/s", low=0), lines)
 
 
-def _panels(grid: Grid) -> tuple[tuple[str, str], ...]:
-    """The policies and what their panels are called."""
-    return (grid.whole, "whole-prompt prefill"), (grid.p_and_d, "P&D")
-
-
-def _by_compression(rows: Sequence[Row], preset: str, read: Callable[[Row], float]) -> list[Line]:
+def _by_compression(
+    title: str, axis: Axis, rows: Sequence[Row], read: Callable[[Row], float], bounds: Sequence[Line] = ()
+) -> Panel:
     """A line for each context; the full cache is its first point."""
+    lines = []
+    for context in _full(rows):
+        same = [row for row in rows if row.cell.context == context]
+        lines.append(
+            Line(f"{context} tokens", [row.cell.compression for row in same], [read(row) for row in same])
+        )
+    return Panel(title, _COMPRESSION, axis, [*lines, *bounds])
 
-    def lines() -> Iterator[Line]:
-        for context in _full(rows):
-            same = [r for r in rows if r.cell.context == context and r.cell.preset in (preset, FULL)]
-            yield Line(f"{context} tokens", [r.cell.compression for r in same], [read(r) for r in same])
 
-    return list(lines())
+def _accuracy(row: Row) -> float:
+    return row.first.accuracy or 0.0
 
 
 def _full(rows: Sequence[Row]) -> dict[int, Row]:
     """The full cache's row of each context."""
     return {row.cell.context: row for row in rows if row.cell.preset == FULL}
-
-
-def _most(rows: Sequence[Row]) -> float:
-    return max(row.cell.compression for row in rows)
 
 
 TITLE = "KV-Compress: throughput, batch and accuracy against compression"
