@@ -1,14 +1,17 @@
 """How much of a real model's accuracy each policy keeps: RULER, needles, retrieval, documents, mathematics, perplexity.
 
     python -m benchmarks.real_eval [--model DIR] [--policies A,...] [--compressions 2,4,8,16] [--samples 50]
-        [--tokens 2048,4096] [--tasks A,...] [--kvpress DIR] [-o docs/results]
+        [--tokens 2048,4096] [--tasks A,...] [--categories A,...] [--query seen,later] [--kvpress DIR]
+        [--report] [-o docs/results]
 
 Prompts go through the model's chat template. The full cache comes first, and a category is run under policies, and
 counts, where it reaches half of the points. With --kvpress, an environment that holds kvpress, its presses answer the
 same token ids. "seen": the policy judges the question too; "later": the context alone, before the question is known.
 
 Answers are kept below --work as they come: the same command goes on where it was killed, and more policies,
-compressions or tasks are added to what is there. real.json and real.md are written anew after every category.
+compressions or tasks are added to what is there. real.json and real.md are written anew after every category. Cells
+that cost much need not be run at every compression: several commands with the same --samples fill the same journals,
+and --report computes nothing and writes the tables of all cells named that are complete.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import json
 import math
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -42,6 +46,7 @@ from winnow.evaluate.runner import EvaluationProgress, evaluate
 from winnow.evaluate.settings import settings_for
 from winnow.evaluate.tasks import load_task
 from winnow.evaluate.wikitext import cut_windows, wikitext
+from winnow.journal import parse_object, whole_lines
 from winnow.text_table import TextTable
 from winnow.units import format_bytes
 
@@ -93,9 +98,11 @@ class Row:
     """Of one context with all its questions, alone, where that was measured."""
 
 
-def works(names: Sequence[str], lengths: Sequence[int], samples: int) -> Iterator[Work]:
-    """The rows, in the order in which they are run."""
-    ruler = [name for name in load_task("ruler").categories if name != "qa_2"]
+def works(
+    names: Sequence[str], lengths: Sequence[int], samples: int, categories: Sequence[str] | None = None
+) -> Iterator[Work]:
+    """The rows, in the order in which they are run. `categories` are RULER's; None: all that need no second file."""
+    ruler = categories or [name for name in load_task("ruler").categories if name != "qa_2"]
     depths = load_task("needle-chat").categories
     for tokens in lengths if "ruler" in names else ():
         for category in ruler:
@@ -158,7 +165,7 @@ class RealEvaluation:
     def run(self) -> None:
         """Run everything that was asked for."""
         arguments = self._arguments
-        for work in works(arguments.tasks, arguments.tokens, arguments.samples):
+        for work in works(arguments.tasks, arguments.tokens, arguments.samples, arguments.categories):
             self._run(work)
             self._write(self.rows, self.perplexities)
         if "perplexity" in arguments.tasks:
@@ -178,6 +185,8 @@ class RealEvaluation:
 
     def _run(self, work: Work) -> None:
         journal = self._arguments.work / f"{work.name.replace(' ', '-')}-{work.samples}.jsonl"
+        if self._arguments.report and not _complete(journal, self._plan(work, [FULL_CELL])):
+            return
         tell = partial(_tell, work.name)
         [full] = evaluate(self._llm, self._plan(work, [FULL_CELL]), journal=journal, on_step=tell).results
         reference = row_of(work, full, self._seconds(work, FULL_CELL))
@@ -186,16 +195,19 @@ class RealEvaluation:
         print(f"{work.name}: full cache {reference.score:.2f}{'' if counts else ', does not count'}")
         if not counts:
             return
-        cells = plan_cells(self._arguments.policies, self._arguments.compressions, work.queries)[1:]
+        queries = [query for query in work.queries if query in self._arguments.query]
+        cells = plan_cells(self._arguments.policies, self._arguments.compressions, queries)[1:]
+        if self._arguments.report:
+            cells = _complete(journal, self._plan(work, cells))
         if cells:
             plan = self._plan(work, cells)
             for result in evaluate(self._llm, plan, journal=journal, on_step=tell).results:
                 seconds = None if result.refusal else self._seconds(work, result.cell)
                 self.rows.append(row_of(work, result, seconds))
         if self._arguments.kvpress is not None:
-            self._run_kvpress(work)
+            self._run_kvpress(work, queries)
 
-    def _run_kvpress(self, work: Work) -> None:
+    def _run_kvpress(self, work: Work, queries: Sequence[str]) -> None:
         arguments = self._arguments
         samples = self._plan(work, [FULL_CELL]).make_samples()
         maker = PromptMaker(self._llm.tokenizer, "on")
@@ -205,7 +217,7 @@ class RealEvaluation:
             for amount in arguments.compressions
             if amount > 1.0
         ]
-        for query in work.queries:
+        for query in queries:
             print(f"{work.name}: kvpress, question {_LABELS[query]}", file=sys.stderr)
             run = KvpressRun(
                 arguments.kvpress_model,
@@ -215,8 +227,12 @@ class RealEvaluation:
                 dtype=arguments.dtype,
                 query=query,
             )
-            run.answer(Environment(arguments.kvpress), cells, arguments.threads)
-            for cell, result in zip(cells, run.results(cells, query, self._llm.tokenizer), strict=True):
+            shown = cells
+            if arguments.report:
+                shown = [cell for cell in cells if run.has_answered(cell)]
+            else:
+                run.answer(Environment(arguments.kvpress), cells, arguments.threads)
+            for cell, result in zip(shown, run.results(shown, query, self._llm.tokenizer), strict=True):
                 told = run.seconds(cell) if work.questions > 1 else None
                 self.rows.append(row_of(work, result, None if told is None else told[1]))
 
@@ -254,6 +270,17 @@ class RealEvaluation:
                 known=journal.found,
                 on_score=lambda score: journal.append([score]),
             )
+
+
+def _complete(journal: Path, plan: EvaluationPlan) -> list[Cell]:
+    """The plan's cells that a journal holds every answer of."""
+    if not journal.exists():
+        return []
+    with journal.open("rb") as file:
+        found = [parse_object(line) or {} for line in whole_lines(file)]
+    answers = Counter(each.get("cell") for each in found)
+    wanted = sum(len(sample.questions) for sample in plan.make_samples())
+    return [cell for cell in plan.cells if answers[cell.name] == wanted]
 
 
 def _tell(name: str, progress: EvaluationProgress) -> None:
@@ -380,6 +407,14 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))
 
 
+def _queries(text: str) -> tuple[str, ...]:
+    names = {label: query for query, label in _LABELS.items()}
+    unknown = [name for name in _names(text) if name not in names]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no {unknown[0]!r}; known: {', '.join(names)}")
+    return tuple(names[name] for name in _names(text))
+
+
 def _model() -> str | None:
     """The real model that `make real-model` puts here."""
     found = sorted(Path("models").glob("SmolLM2*.gguf"), key=lambda path: path.name.lower())
@@ -399,6 +434,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=50, help="prompts a cell; needles take a few more")
     parser.add_argument("--tokens", type=lambda text: tuple(map(int, _names(text))), default=(2048, 4096))
     parser.add_argument("--tasks", type=_names, default=TASK_NAMES, help=f"of {','.join(TASK_NAMES)}")
+    parser.add_argument("--categories", type=_names, help="of RULER (default: all but qa_2)")
+    parser.add_argument("--query", type=_queries, default=QUERIES, help="seen, later or both (default: both)")
+    parser.add_argument("--report", action="store_true", help="compute nothing; tables of what is complete")
     parser.add_argument("--windows", type=int, default=20, help="of text for perplexity")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="bfloat16")

@@ -1,7 +1,7 @@
 """That no speed is bought by skipping work: answers as Winnow comes beside those of plain torch.
 
     python benchmarks/same_answers.py
-    python benchmarks/same_answers.py --requests 8 --new-tokens 64 --eviction full,winnow-pd --compression 8
+    python benchmarks/same_answers.py --requests 8 --new-tokens 64 --eviction full,leverage-pd --compression 8
     python benchmarks/same_answers.py --dtype bfloat16 --json runs/same.json
 
 The same prompts are answered twice: as everybody gets them, and with `attention_backend="reference", optimize=False`,

@@ -61,7 +61,7 @@ def _within(load: Load) -> str:
 def _winnow(load: Load) -> list[Configuration]:
     base = {"kv_seqs": load.kv_seqs, "dtype": "bfloat16"}
     # All evict within the prompt and while decoding.
-    policies = ("winnow-pd", "kv-compress-pd", "batch-max")
+    policies = ("leverage-pd", "kv-compress-pd", "batch-max")
     compressed = [
         Configuration(f"{name} 4x", _within(load), base | {"eviction": name, "compression": 4.0})
         for name in policies

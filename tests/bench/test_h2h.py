@@ -78,7 +78,7 @@ def test_table_1_stands_beside_presets_of_its_own_window() -> None:
 
 class TestContinuations:
     def test_every_policy_has_rounds_while_it_predicts(self) -> None:
-        keepings = Continuations(2, 1024).keepings(["full", *text_presets(), "winnow-pd", "batch-max"])
+        keepings = Continuations(2, 1024).keepings(["full", *text_presets(), "leverage-pd", "batch-max"])
         assert keepings.pop("full").kv_budget is None
         for keeping in keepings.values():
             when = keeping.policy.when
@@ -106,7 +106,7 @@ class TestContinuations:
 
 def test_the_command_and_a_second_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = (
-        "--presets h2o-once,winnow --compression 4 --samples 1 --tokens 200 --windows 1 --window-tokens 64"
+        "--presets h2o-once,leverage --compression 4 --samples 1 --tokens 200 --windows 1 --window-tokens 64"
     )
     work = tmp_path / "work"
     command = ["h2h", *small.split(), "--kv-memory", "16MiB", "--progress", "off"]
@@ -115,7 +115,7 @@ def test_the_command_and_a_second_start(tmp_path: Path, capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert "Share of the full cache's mean score" in shown or "does not discriminate" in shown
     data = json.loads((tmp_path / "h2h.json").read_text())
-    assert [each["name"] for each in data["perplexity"]] == [*text_presets(), "winnow"]
+    assert [each["name"] for each in data["perplexity"]] == [*text_presets(), "leverage"]
     assert all(each["windows"][0]["rounds"] >= 2 for each in data["perplexity"][1:])
     page = (tmp_path / "h2h.md").read_text()
     assert "## Perplexity with a quarter of the KVs" in page

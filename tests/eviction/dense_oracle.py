@@ -45,6 +45,7 @@ from winnow.eviction import (
     Recipes,
     Reconstruction,
     Score,
+    SumOfScores,
     ValueAware,
     Window,
 )
@@ -395,6 +396,8 @@ class DenseSequence:
     def _worths(self, row: Row, score: Score) -> dict[int, Worth]:
         if isinstance(score, ByValueNorm | ByOutputNorm):
             return self._times_factor(row, score)
+        if isinstance(score, SumOfScores):
+            return self._sum(row, score)
         if isinstance(score, ExpectedAttention):
             return self._expected(row, score)
         if isinstance(score, ChunkAttention):
@@ -443,6 +446,15 @@ class DenseSequence:
             value = (worth.value + score.epsilon) * factor
             worths[j] = Worth(value, worth.error * factor + 2 * RELATIVE * value, ties=False)
         return worths
+
+    def _sum(self, row: Row, score: SumOfScores) -> dict[int, Worth]:
+        first, other, weight = self._worths(row, score.score), self._worths(row, score.other), score.weight
+        return {
+            j: Worth(
+                first[j].value + weight * other[j].value, first[j].error + weight * other[j].error, ties=False
+            )
+            for j in row.tokens
+        }
 
     def _expected(self, row: Row, score: ExpectedAttention) -> dict[int, Worth]:
         shares = [self._shares_to_come(r, score) for r in self.rows[row.layer]]

@@ -52,6 +52,7 @@ from winnow.eviction import (
     Recency,
     Recipes,
     Reconstruction,
+    SumOfScores,
     ValueAware,
     When,
     Window,
@@ -304,7 +305,10 @@ def small(policy: EvictionPolicy, rng: random.Random) -> EvictionPolicy:
     elif isinstance(score, Cumulative) and score.exclude_first:
         score = replace(score, exclude_first=rng.choice([2, 3]))
     elif isinstance(score, Reconstruction):
-        score = replace(score, asked=replace(score.asked, chunk=rng.choice([64, 17]), starting=3))
+        score = small_replay(score, rng)
+    elif isinstance(score, SumOfScores):
+        assert isinstance(score.score, Reconstruction)
+        score = replace(score, score=small_replay(score.score, rng))
     if isinstance(budget, LazyLayers):
         budget = replace(budget, threshold=rng.choice([0.4, 0.5]))
     elif isinstance(budget, Recipes):
@@ -320,6 +324,10 @@ def small(policy: EvictionPolicy, rng: random.Random) -> EvictionPolicy:
     if when.decode_every and when.decode_every > 1:
         when = replace(when, decode_every=rng.choice([3, 8]))
     return replace(policy, score=score, budget=budget, keep=keep, when=when)
+
+
+def small_replay(score: Reconstruction, rng: random.Random) -> Reconstruction:
+    return replace(score, asked=replace(score.asked, chunk=rng.choice([64, 17]), starting=3))
 
 
 def ask(policy: EvictionPolicy, rng: random.Random, answer: int) -> Asked:

@@ -64,7 +64,24 @@ def kvc_window(size: int, power: int) -> Row:
     }
 
 
-WINNOW: Row = {
+REPLAY: Row = {
+    "score.class": (
+        "Reconstruction",
+        "KVzip: the largest attention over the query group and the replay's queries",
+    ),
+    "score.asked.class": ("Replay", "KVzip: the context is repeated"),
+    "score.asked.chunk": (2048, "kvpress kvzip_press.py chunk_size; KVzip's code has 2000"),
+    "score.asked.first": ("Repeat the previous context exactly.", "KVzip model/wrapper.py"),
+    "score.asked.later": (
+        "Repeat the part of the previous context exactly, starting with",
+        "kvpress kvzip_press.py; KVzip's code has a space more",
+    ),
+    "score.asked.starting": (8, "KVzip model/wrapper.py prev_postfix_size"),
+    "score.asked.every": (1, "KVzip: all queries count"),
+}
+
+
+LEVERAGE: Row = {
     "score.class": ("Leverage", "own: Compactor's score, exact"),
     "score.ridge": (0.1, "own: docs/eviction.md, searched on seeds 5 and 6"),
     "score.pool.class": ("Pool", "own: the same search"),
@@ -158,9 +175,23 @@ COMPACTOR: Row = {
 
 PINNED: dict[str, Row] = {
     "full": {**RECENCY, **EQUAL},
-    "winnow": WINNOW,
-    "winnow-pd": {
-        **WINNOW,
+    "winnow": {
+        "score.class": ("SumOfScores", "own: KVzip's score where the model can repeat, leverage beside it"),
+        "score.weight": (0.06, "own: docs/eviction.md, on seed 7000"),
+        **{name.replace("score.", "score.score.", 1): value for name, value in REPLAY.items()},
+        **{
+            name.replace("score.", "score.other.", 1): value
+            for name, value in LEVERAGE.items()
+            if name.startswith("score.")
+        },
+        **COMPETE,
+        "keep.sinks": (4, "own: as in kvzip"),
+        "keep.recent": (16, "own: as in leverage"),
+        "when.after_prefill": (True, "own: what is decoded is not repeated"),
+    },
+    "leverage": LEVERAGE,
+    "leverage-pd": {
+        **LEVERAGE,
         "when.prefill_every": (256, "own"),
         "when.decode_every": (16, "own"),
     },
@@ -278,19 +309,7 @@ PINNED: dict[str, Row] = {
     },
     "knorm": {"score.class": ("KeyNorm", "Devoto et al.: low norms stay"), **EQUAL, **AFTER_PREFILL},
     "kvzip": {
-        "score.class": (
-            "Reconstruction",
-            "KVzip: the largest attention over the query group and the replay's queries",
-        ),
-        "score.asked.class": ("Replay", "KVzip: the context is repeated"),
-        "score.asked.chunk": (2048, "kvpress kvzip_press.py chunk_size; KVzip's code has 2000"),
-        "score.asked.first": ("Repeat the previous context exactly.", "KVzip model/wrapper.py"),
-        "score.asked.later": (
-            "Repeat the part of the previous context exactly, starting with",
-            "kvpress kvzip_press.py; KVzip's code has a space more",
-        ),
-        "score.asked.starting": (8, "KVzip model/wrapper.py prev_postfix_size"),
-        "score.asked.every": (1, "KVzip: all queries count"),
+        **REPLAY,
         "budget.class": (
             "AdaptiveRows",
             "KVzip: all layers and heads compete; by blocks, as in KV-Compress 4.2.2",

@@ -93,9 +93,9 @@ EVICT_EVERY = 64
 """The paper's p: tokens between two rounds."""
 
 SCORES: Mapping[str, Score] = MappingProxyType(
-    dict(zip(RULES, (Average(), KeyDifference(), PRESETS["winnow"].policy.score, Recency()), strict=True))
+    dict(zip(RULES, (Average(), KeyDifference(), PRESETS["leverage"].policy.score, Recency()), strict=True))
 )
-"""`average` is the paper's own rule (3.2); its loop takes any other as well. `leverage` is what `winnow` scores by."""
+"""`average` is the paper's own rule (3.2); its loop takes any other as well. `leverage` is that preset's."""
 CONTROL_RULE = "recency"
 """Keeps the latest KVs. A task that this solves as well tells nothing about a rule."""
 

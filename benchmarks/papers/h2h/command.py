@@ -86,7 +86,7 @@ def execute(namespace: argparse.Namespace) -> int:
         plan = EvaluationPlan(TASK, load_task(TASK), settings, cells, CONTROLS)
         with show_evaluation(namespace.progress) as show:
             evaluation = evaluate(llm, plan, journal=journal and journal / JOURNAL, on_step=show)
-        own = [name for name in ("winnow", "keydiff", "kv-compress") if name in namespace.presets]
+        own = [name for name in ("leverage", "keydiff", "kv-compress") if name in namespace.presets]
         presets, windows = [*text_presets(), *own], journal and journal / "windows.jsonl"
         found = continuations.measure(llm, presets, windows) if continuations.windows else []
     shown = tables(evaluation, found, continuations)

@@ -50,7 +50,7 @@ EPILOG = """\
 examples:
   python -m benchmarks.papers kv-compress
   python -m benchmarks.papers kv-compress --contexts 3584 --compressions 1,2,4,8,16,32,64 --requests 48
-  python -m benchmarks.papers kv-compress --whole winnow --p-and-d winnow-pd --contexts 3584 --compressions 1,16,64
+  python -m benchmarks.papers kv-compress --whole leverage --p-and-d leverage-pd --contexts 3584 --compressions 1,16,64
   python -m benchmarks.papers kv-compress --repeat 3 --json kvc.json --resume --out results
   python -m benchmarks.papers kv-compress --random-model --contexts 6000 --compressions 1,64
   python -m benchmarks.papers kv-compress --model DIR --contexts 8192 --new-tokens 512 --kv-seqs 4

@@ -50,13 +50,13 @@ NOTES = f"""\
   kvpress's own defaults.
 - Query-agnostic, what is judged ends before the question. Query-aware, the question is judged too, but for its last
   line, "Answer:", which both compute after the cut. kvpress's own pipeline does the same.
-- Presses cut once, when what is judged is computed. Winnow's presets keep their own rounds: `winnow-pd` and `keydiff`
+- Presses cut once, when what is judged is computed. Winnow's presets keep their own rounds: `leverage-pd` and `keydiff`
   cut within the prompt already, so that it never lies in memory whole, and have worse keys to choose from.
 - KV memory is what an answer held at its end: for Winnow the blocks, rounded up and with their tables; for kvpress the
   tensors of its cache. Presses with AdaKV mask KVs and free none.
 - A press that refuses a prompt, or fails on it, is left out of its cell, with its message.
 """
-_PRESETS = ("winnow", "winnow-pd", "keydiff", "kv-compress", "snapkv", "ada-snapkv")
+_PRESETS = ("leverage", "leverage-pd", "keydiff", "kv-compress", "snapkv", "ada-snapkv")
 _OWN = ("model", "eviction", "compression", "kv_budget", "seed", "dtype", "device", "num_scores")
 _KV_FLOOR = 1
 

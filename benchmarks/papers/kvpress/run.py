@@ -153,6 +153,14 @@ class KvpressRun:
         variables = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         call([environment.python, _SCRIPT, self._work_file], "kvpress", _SECONDS, variables=variables)
 
+    def has_answered(self, cell: PressCell) -> bool:
+        """Whether every prompt has its answers."""
+        known = self._found()
+        return all(
+            _key(cell.ask(place, each.context, each.besides)) in known
+            for place, each in enumerate(self._shared)
+        )
+
     def results(self, cells: Sequence[PressCell], query: str, tokenizer: Any) -> list[CellResult]:
         """The cells' results, which tables show under `query`.
 

@@ -38,6 +38,7 @@ from winnow.eviction.scores import (
     Recency,
     Reconstruction,
     Score,
+    SumOfScores,
     ValueAware,
     Window,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "Score",
     "SequenceEviction",
     "Signals",
+    "SumOfScores",
     "ValueAware",
     "When",
     "Window",

@@ -31,6 +31,7 @@ from winnow.eviction.scores import (
     Random,
     Recency,
     Reconstruction,
+    SumOfScores,
     ValueAware,
     Window,
 )
@@ -59,13 +60,20 @@ _KV_COMPRESS = EvictionPolicy(
     When(after_prefill=True, join_prefill=True, pressure=True),
 )
 # Chosen by a search on the demo model's tasks, which docs/eviction.md tells about.
-_WINNOW = EvictionPolicy(
+_LEVERAGE = EvictionPolicy(
     Leverage(pool=Pool(3, "average")),
     AdaptiveRows(),
     Keep(recent=16),
     When(after_prefill=True, pressure=True),
 )
 _ONCE = When(after_prefill=True)
+# The weight was chosen on prompts of a real model and of the demo model: docs/eviction.md.
+_WINNOW = EvictionPolicy(
+    SumOfScores(Reconstruction(), _LEVERAGE.score, weight=0.06),
+    AdaptiveRows(),
+    Keep(sinks=4, recent=16),
+    _ONCE,
+)
 _EACH_TOKEN = When(after_prefill=True, decode_every=1)
 _STREAMING = EvictionPolicy(
     Recency(), EqualHeads(), Keep(sinks=4), When(after_prefill=True, prefill_every=256, decode_every=1)
@@ -73,9 +81,10 @@ _STREAMING = EvictionPolicy(
 
 PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),
-    "winnow": Preset(_WINNOW, "Winnow's own: leverage of keys (Compactor) under KV-Compress's budget"),
-    "winnow-pd": Preset(
-        replace(_WINNOW, when=When(after_prefill=True, prefill_every=256, decode_every=16, pressure=True)),
+    "winnow": Preset(_WINNOW, "Winnow's own: KVzip's replay and leverage of keys under KV-Compress's budget"),
+    "leverage": Preset(_LEVERAGE, "leverage of keys (Compactor, exact) under KV-Compress's budget"),
+    "leverage-pd": Preset(
+        replace(_LEVERAGE, when=When(after_prefill=True, prefill_every=256, decode_every=16, pressure=True)),
         "the same, in rounds within the prompt",
     ),
     "kv-compress": Preset(_KV_COMPRESS, "KV-Compress (Rehg 2024), KVC-w8-L2"),

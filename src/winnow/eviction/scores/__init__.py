@@ -11,6 +11,7 @@ from winnow.eviction.scores.attention import (
 )
 from winnow.eviction.scores.base import Score
 from winnow.eviction.scores.compactor import Compactor
+from winnow.eviction.scores.derived import SumOfScores
 from winnow.eviction.scores.expected import ChunkAttention, ExpectedAttention
 from winnow.eviction.scores.factors import ByOutputNorm, ByValueNorm
 from winnow.eviction.scores.keys import KeyDifference, KeyNorm
@@ -36,6 +37,7 @@ __all__ = [
     "Recency",
     "Reconstruction",
     "Score",
+    "SumOfScores",
     "ValueAware",
     "Window",
 ]

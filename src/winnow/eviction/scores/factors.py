@@ -6,19 +6,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from winnow.attention import Observe
 from winnow.errors import ConfigError
-from winnow.eviction.replay import Replay
 from winnow.eviction.rows import LayerRows
-from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.derived import DerivedScore
 from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
-class Factor(Score):
+class Factor(DerivedScore):
     """(score + epsilon) times a factor of each KV. Everything else is the inner score's."""
 
-    score: Score
     epsilon: float = 0.0
     """Added to the score, so that KVs that it does not tell apart go by the factor. Scores of attention are shares of
     about 1 / tokens each."""
@@ -30,37 +27,6 @@ class Factor(Score):
             )
         if not self.epsilon >= 0.0:
             raise ConfigError(f"epsilon must be at least 0, got {self.epsilon}")
-
-    @property
-    def num_scores(self) -> int:  # type: ignore[override]
-        return self.score.num_scores
-
-    @property
-    def per_layer(self) -> bool:  # type: ignore[override]
-        return self.score.per_layer
-
-    @property
-    def needs(self) -> Needs:
-        return self.score.needs
-
-    @property
-    def window(self) -> int | None:
-        return self.score.window
-
-    @property
-    def replay(self) -> Replay | None:
-        return self.score.replay
-
-    @property
-    def before_template(self) -> bool:
-        return self.score.before_template
-
-    def observe(self, *, decoding: bool) -> Observe | None:
-        return self.score.observe(decoding=decoding)
-
-    @property
-    def forgets(self) -> bool:
-        return self.score.forgets
 
     def worth(self, rows: LayerRows) -> Tensor:
         return (self.score.worth(rows) + self.epsilon) * self.factor(rows)
