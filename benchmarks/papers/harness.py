@@ -7,15 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.papers.page import page
-from winnow.bench.answering import OnStep
 from winnow.bench.machine import Machine, report_head
 from winnow.cli.errors import UsageError
-from winnow.cli.meter import Meter
 from winnow.cli.paths import require_writable
-from winnow.cli.progress import Progress
 from winnow.cli.report import check_written, console, print_tables, typed_command
 from winnow.figures import can_draw, save_figure
-from winnow.outputs import EngineStats
 from winnow.text_table import TextTable
 
 if TYPE_CHECKING:
@@ -43,22 +39,6 @@ def median_and_range(values: Iterable[float]) -> tuple[float, float, float]:
     """Median, least, most."""
     found = list(values)
     return statistics.median(found), min(found), max(found)
-
-
-def show_steps(progress: Progress, meter: Meter, total: int, before: int = 0, at: str = "") -> OnStep:
-    """What shows how the requests of a cell stand, when it is time.
-
-    Args:
-        meter: of the engine that answers them.
-        total: requests of all that is counted together, of which `before` were done before.
-        at: what is being worked on.
-    """
-
-    def show(done: int, stats: EngineStats) -> None:
-        if progress.due():
-            progress.show(meter.snapshot(before + done, total, 0, stats, at))
-
-    return show
 
 
 # -- results ---------------------------------------------------------------------------------------------------------

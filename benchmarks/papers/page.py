@@ -1,11 +1,11 @@
 """Results as files: a page of Markdown with figures, and JSON that shows in a diff which entries changed."""
 
 import json
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winnow.evaluate.origin import origin_of_run
 from winnow.json_values import dump_json
 from winnow.text_table import TextTable
 
@@ -28,7 +28,7 @@ def page(
     """
     lines = [f"# {title}", ""]
     for head in heads:
-        lines += origin_of_run(head)
+        lines += _origin(head)
     lines += [*facts, "", notes]
     for table in tables:
         lines += table.markdown()
@@ -44,3 +44,15 @@ def results_json(numbers: Mapping[str, Any], lists: Collection[str] = ("cells",)
         text = "[\n" + ",\n".join(map(dump_json, value)) + "\n]" if name in lists else dump_json(value)
         parts.append(f"{json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _origin(head: Mapping[str, Any]) -> list[str]:
+    """Where numbers come from: the command as code, with a line below; ends with an empty line."""
+    machine = head["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch_version']}"
+    return [
+        f"    {shlex.join(head['command'])}",
+        "",
+        f"(commit {head['commit']}; {where}; {head['date'][:10]})",
+        "",
+    ]

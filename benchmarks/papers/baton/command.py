@@ -16,14 +16,14 @@ from benchmarks.papers.baton.results import (
     read_rows,
     spread_lines,
 )
-from benchmarks.papers.harness import check_outputs, head_of, show_results, show_steps, write_page
+from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
 from winnow.bench.answering import OnStep
 from winnow.bench.vocabulary import vocab_size
 from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
-from winnow.cli.progress import add_progress_flag, open_progress
+from winnow.cli.progress import add_progress_flag, open_progress, show_steps
 from winnow.cli.report import write_json
 from winnow.config import EngineConfig, EvictionConfig
 from winnow.evaluate.journal import ResultJournal

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.papers.harness import check_outputs, head_of, show_results, show_steps, write_page
+from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
 from benchmarks.papers.kv_compress.protocol import (
     RANDOM,
     Cell,
@@ -28,7 +28,7 @@ from winnow.cli.engine import engine_options, model_path, open_llm, silence_tran
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
-from winnow.cli.progress import add_progress_flag, open_progress
+from winnow.cli.progress import add_progress_flag, open_progress, show_steps
 from winnow.cli.report import write_json
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.threads import set_threads
