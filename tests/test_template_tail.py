@@ -32,7 +32,9 @@ def test_an_answer_that_is_continued_has_no_tail(llm: LLM) -> None:
 
 def test_kept_positions_are_those_of_a_window_placed_by_hand(llm: LLM) -> None:
     prompt, tail = list(range(10, 90)), 6
-    policy = EvictionPolicy(Window(8), EqualHeads(), Keep(recent=8), When(after_prefill=True))
+    policy = EvictionPolicy(
+        Window(8, skip_template=True), EqualHeads(), Keep(recent=8), When(after_prefill=True)
+    )
     options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 3, "ignore_eos": True, "eviction": policy}
 
     def kept(ids: list[int], **more: Any) -> Any:

@@ -40,16 +40,9 @@ KVC_WHEN: Row = {
 }
 
 
-# Papers know of no chat template: without one this changes nothing.
-TEMPLATE: Row = {
-    "score.skip_template": (True, "own: windows end with the question, not with the template's tail")
-}
-
-
 def kvc_window(size: int, power: int) -> Row:
     return {
         "score.class": ("Window", "KV-Compress eq. 7"),
-        **TEMPLATE,
         "score.size": (size, "KV-Compress 5.1, Table 2: the method's w"),
         "score.power": (power, "KV-Compress 4.3, Table 2: L1 or L2"),
         "score.pool.class": ("Pool", "KV-Compress eq. 10"),
@@ -98,7 +91,6 @@ def watched(size: int, source: Source) -> Row:
     """SnapKV's observation."""
     return {
         "score.class": ("Window", "SnapKV: attention of the last w queries"),
-        **TEMPLATE,
         "score.size": (size, source),
         "score.power": (1, "SnapKV: attn_weights.sum over the window"),
         "score.pool.class": ("Pool", "SnapKV, LongBench configs"),
@@ -319,7 +311,6 @@ PINNED: dict[str, Row] = {
     },
     "dropkv": {
         "score.class": ("ValueAware", "kvpress #284: (p / (1 - p))^2 |v - o|^2"),
-        **TEMPLATE,
         "score.size": (32, "own: SnapKV's window"),
         "score.pool.class": ("Pool", "own: SnapKV's pooling"),
         "score.pool.size": (7, "own: SnapKV's pooling"),

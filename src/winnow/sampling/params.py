@@ -87,7 +87,8 @@ class SamplingParams:
         context_tokens: so many tokens at the front of the prompt are judged without the rest, which is kept whole:
             the KVs that stay then do not depend on the question that follows. None: all of the prompt.
         template_tail: tokens at the prompt's end that follow the question: what a chat template ends with, and a
-            prefix of the answer. They are kept, and observation windows end before them (see `Window.skip_template`).
+            prefix of the answer. Scores without a window keep them; a window may end before them
+            (`Window.skip_template`).
             None: what `LLM.chat` finds; 0 for prompts without a template.
         protect: positions of the prompt that are never evicted, as pairs (start, end), end excluded.
         forced_tokens: tokens that the answer begins with in place of sampled ones, one list for all samples, or a list

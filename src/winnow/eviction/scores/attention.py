@@ -24,9 +24,10 @@ class Window(Score):
     group: Group = Group.SUM
     continual: bool = False
     """Add what the queries after the prompt pay, unpooled (KV-Compress eq. 20)."""
-    skip_template: bool = True
-    """Count the window back from the question's last token, where a chat template follows it; False: from the prompt's
-    last token, as in the paper."""
+    skip_template: bool = False
+    """Count the window back from the question's last token, where a chat template follows it, and keep what follows;
+    False: from the prompt's last token, as in the paper. A prefix of the answer tells best what is looked for:
+    docs/eviction.md has the measurement."""
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -169,9 +170,10 @@ class ValueAware(Score):
     pool: Pool | None = None
     group: Group = Group.SUM
     continual: bool = False
-    skip_template: bool = True
-    """Count the window back from the question's last token, where a chat template follows it; False: from the prompt's
-    last token, as in the paper."""
+    skip_template: bool = False
+    """Count the window back from the question's last token, where a chat template follows it, and keep what follows;
+    False: from the prompt's last token, as in the paper. A prefix of the answer tells best what is looked for:
+    docs/eviction.md has the measurement."""
 
     @property
     def window(self) -> int:
