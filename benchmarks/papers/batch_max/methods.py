@@ -1,13 +1,13 @@
 """What Batch-Max's experiment compares, and the prompts that it asks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
 from winnow.bench.answering import fixed_length
-from winnow.bench.lists import names
+from winnow.bench.lists import names, require_counts, require_names
 from winnow.config import DTYPES, option, optional_int
 from winnow.errors import ConfigError
 from winnow.evaluate.demo_tasks import CATEGORIES
@@ -49,10 +49,7 @@ class BatchMaxConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
-        for field in fields(self):
-            value, least = getattr(self, field.name), 0 if field.name == "seed" else 1
-            if type(value) is int and value < least:
-                raise ConfigError(f"{field.name} must be at least {least}, got {value}")
+        require_counts(self, zero=("seed",))
         if self.prompt_tokens < _FEWEST_PROMPT_TOKENS:
             raise ConfigError(
                 f"prompt_tokens must be at least {_FEWEST_PROMPT_TOKENS}, so that every task has a prompt so short, "
@@ -60,8 +57,8 @@ class BatchMaxConfig:
             )
         if not 0 <= self.within < 100:
             raise ConfigError(f"within must be at least 0 and below 100, got {self.within:g}")
-        _check_names("tasks", self.task_names, tuple(CATEGORIES))
-        _check_names("rules", self.rule_names, RULES)
+        require_names("tasks", self.task_names, tuple(CATEGORIES))
+        require_names("rules", self.rule_names, RULES)
         if self.dtype not in DTYPES[1:]:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES[1:])}, got {self.dtype!r}")
 
@@ -79,14 +76,6 @@ class BatchMaxConfig:
     def batch_sizes(self) -> tuple[int, ...]:
         """Those that may be used, ascending: the paper's D, the divisors of the number of samples."""
         return tuple(size for size in range(1, self.samples + 1) if self.samples % size == 0)
-
-
-def _check_names(field: str, typed: tuple[str, ...], known: tuple[str, ...]) -> None:
-    for name in typed:
-        if name not in known:
-            raise ConfigError(f"{field} must name some of {', '.join(known)}, got {name!r}")
-    if len(set(typed)) < len(typed):
-        raise ConfigError(f"{field} must name each once, got {','.join(typed)!r}")
 
 
 EVICT_EVERY = 64

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.papers.harness import missing
 from winnow.bench.answering import OnStep, Step, answer_all, fixed_length
-from winnow.bench.lists import integers, names
+from winnow.bench.lists import integers, names, require_counts
 from winnow.config import PaddedConfig, option
 from winnow.errors import ConfigError
 from winnow.evaluate.prose import shipped_sentences
@@ -182,13 +182,7 @@ class Cells:
             for each in getattr(self, name):
                 if each not in known:
                     raise ConfigError(f"{name} must be of {', '.join(known)}, got {each!r}")
-        for name, values, least in (
-            ("batches", self.batches, 1),
-            ("repeats", (self.repeats,), 1),
-            ("query_seed", (self.query_seed,), 0),
-        ):
-            if any(value < least for value in values):
-                raise ConfigError(f"{name} must be at least {least}, got {min(values)}")
+        require_counts(self, zero=("query_seed",))
         for name, scale in (("scale", self.scale), ("short_scale", self.short_scale)):
             if not 0 < scale < float("inf"):
                 raise ConfigError(f"{name} must be a number above 0, got {scale:g}")

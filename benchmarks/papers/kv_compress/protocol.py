@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.papers.harness import missing
 from winnow.bench.answering import OnStep, answer_all, fixed_length
-from winnow.bench.lists import integers, numbers
+from winnow.bench.lists import integers, numbers, require_counts
 from winnow.bench.presets import LlamaShape
 from winnow.config import option
 from winnow.errors import ConfigError, known_names
@@ -82,16 +82,15 @@ class Grid:
     prompt_seed: int = option(0, "of the prompts")
 
     def __post_init__(self) -> None:
-        for name, least in (("requests", 1), ("kv_seqs", 1), ("repeat", 1), ("prompt_seed", 0)):
-            _require(name, getattr(self, name), least)
-        if self.new_tokens is not None:
-            _require("new_tokens", self.new_tokens, 2)
+        require_counts(self, zero=("prompt_seed",))
         for name in ("contexts", "compressions"):
             values = getattr(self, name)
             object.__setattr__(self, name, tuple(sorted(set(values))))
             if not values:
                 raise ConfigError(f"{name} must hold at least one number")
-        _require("contexts", self.contexts[0], 16)
+        for name, value, least in (("contexts", self.contexts[0], 16), ("new_tokens", self.new_tokens, 2)):
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
         for name in ("whole", "p_and_d"):
             preset = getattr(self, name)
             if preset not in PRESETS:
@@ -146,11 +145,6 @@ class Grid:
         del told["repeat"], told["new_tokens"]
         told["answer_tokens"] = [self.answer_tokens(context) for context in self.contexts]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
-
-
-def _require(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")
 
 
 RANDOM = LlamaShape(
