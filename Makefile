@@ -54,7 +54,7 @@ real-demo: real-model ## answer chat prompts with SmolLM2, with the whole cache 
 
 # More arguments: make real-eval ARGS='--samples 8 --tokens 2048'
 real-eval: real-model ## accuracy of policies on the real model; goes on where it was stopped
-	$(BIN)/python benchmarks/real_eval.py $(ARGS)
+	$(BIN)/python -m benchmarks.real_eval $(ARGS)
 
 clean: ## remove the environment, caches and results
 	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """How much of a real model's accuracy each policy keeps: RULER, needles, retrieval, documents, mathematics, perplexity.
 
-    python benchmarks/real_eval.py [--model DIR] [--policies A,...] [--compressions 2,4,8,16] [--samples 50]
+    python -m benchmarks.real_eval [--model DIR] [--policies A,...] [--compressions 2,4,8,16] [--samples 50]
         [--tokens 2048,4096] [--tasks A,...] [--categories A,...] [--query seen,later] [--kvpress DIR]
         [--report] [-o docs/results]
 
@@ -28,13 +28,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from benchmarks.papers.kvpress.presses import PRESSES
+from benchmarks.papers.kvpress.run import KvpressRun, PressCell
+from benchmarks.papers.page import page, results_json
 from winnow import LLM
 from winnow.bench.environment import Environment
-from winnow.bench.kvpress.presses import PRESSES
-from winnow.bench.kvpress.run import KvpressRun, PressCell
 from winnow.bench.machine import Machine, report_head
-from winnow.bench.page import page
-from winnow.bench.results_json import results_json
 from winnow.evaluate.asks import make_asks
 from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, QUERIES, Cell, num_scores, plan_cells
 from winnow.evaluate.journal import ResultJournal

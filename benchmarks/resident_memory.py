@@ -219,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from winnow.bench.environment import PeerError
     from winnow.bench.evictions import options_by_eviction
     from winnow.bench.machine import Machine, report_head
-    from winnow.cli.bench.report import console, print_tables, write_json
+    from winnow.cli.report import console, print_tables, write_json
 
     found = {}
     model = preset.shape.save(model_cache())

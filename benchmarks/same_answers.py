@@ -25,7 +25,7 @@ from winnow.bench.evictions import options_by_eviction
 from winnow.bench.machine import Machine, report_head
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.work_arguments import add_eviction_arguments, add_work_arguments, take_work
-from winnow.cli.bench.report import check_json_path, console, print_tables, write_json
+from winnow.cli.report import check_json_path, console, print_tables, write_json
 from winnow.errors import WinnowError
 from winnow.inspection import Rows
 from winnow.text_table import TextTable

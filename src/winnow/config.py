@@ -25,7 +25,7 @@ PREDICTOR = "kv_scores.safetensors"
 """What `winnow fit` adds to a model's directory."""
 PADDED_MODES = ("embedding", "shaping", "pd", "static")
 BENCH_PADDED_MODES = ("shaping-gaps",)
-"""For `winnow bench baton` alone: as the paper does it, and of no other use."""
+"""For `python -m benchmarks.papers baton` alone: as the paper does it, and of no other use."""
 
 
 MAX_COUNT = 2**31 - 1

@@ -11,17 +11,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.papers.__main__ import main
+from benchmarks.papers.batch_max.measure import (
+    KV_STEP,
+    WAVE,
+    Accuracy,
+    Room,
+    Run,
+    largest_that_holds,
+    measure_accuracy,
+    run_requests,
+)
+from benchmarks.papers.batch_max.methods import (
+    EXTREME_DECODES,
+    FULL_CACHE,
+    Ask,
+    BatchMaxConfig,
+    Method,
+    batch_max,
+    make_tasks,
+    mixed_prompts,
+)
+from benchmarks.papers.batch_max.results import PAPER_ROWS, BatchMaxReport, Speed, TaskResult, Trial
 from winnow import LLM
-from winnow.bench.batch_max.accuracy import WAVE, Accuracy, measure_accuracy
-from winnow.bench.batch_max.config import BatchMaxConfig
-from winnow.bench.batch_max.methods import EXTREME_DECODES, FULL_CACHE, Method, batch_max
-from winnow.bench.batch_max.paper import PAPER_ROWS
-from winnow.bench.batch_max.prompts import Ask, make_tasks, mixed_prompts
-from winnow.bench.batch_max.report import BatchMaxReport, Speed, TaskResult, Trial
-from winnow.bench.batch_max.room import KV_STEP, Room
-from winnow.bench.batch_max.run import Run, run_requests
-from winnow.bench.batch_max.search import largest_that_holds
-from winnow.cli.main import main
 from winnow.errors import ConfigError
 from winnow.evaluate.sample import Question
 from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -241,7 +253,7 @@ def test_the_command_runs_the_whole_protocol(tmp_path: Path, capsys: pytest.Capt
     path, page = tmp_path / "batch_max.json", tmp_path / "batch_max.md"
     typed = [*WORK.split(), "--rules", "key-difference", "--json", str(path), "--markdown", str(page)]
     typed += ["--journal", str(tmp_path / "journal")]
-    assert main(["bench", "batch-max", *typed, "--progress", "plain"]) == 0
+    assert main(["batch-max", *typed, "--progress", "plain"]) == 0
     report = json.loads(path.read_text())
     assert {"command", "date", "commit", "machine"} < set(report)
     [task] = report["tasks"]
@@ -260,11 +272,11 @@ def test_the_command_runs_the_whole_protocol(tmp_path: Path, capsys: pytest.Capt
 
     with (tmp_path / "journal").open("ab") as file:
         file.write(b'{"name": "torn')
-    assert main(["bench", "batch-max", *typed, "--progress", "plain"]) == 0
+    assert main(["batch-max", *typed, "--progress", "plain"]) == 0
     assert json.loads(path.read_text())["tasks"] == report["tasks"], "known from the journal"
     assert "winnow: accuracy" not in capsys.readouterr().err
-    assert main(["bench", "batch-max", *typed, "--seed", "1"]) == 2
-    assert "was begun with other settings: seed was 0 and is 1" in capsys.readouterr().err
+    assert main(["batch-max", *typed, "--seed", "1"]) == 2
+    assert "with other settings: seed was 0 and is 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -278,6 +290,6 @@ def test_the_command_runs_the_whole_protocol(tmp_path: Path, capsys: pytest.Capt
     ],
 )
 def test_what_is_unusable_is_one_line(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "batch-max", "--progress", "off", *typed.split()]) == 2
+    assert main(["batch-max", "--progress", "off", *typed.split()]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 and message in told[0]

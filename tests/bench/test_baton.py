@@ -12,16 +12,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_llama import save_tiny_llama
 
-from winnow.bench.baton.bars import BARS
-from winnow.bench.baton.cells import MODES, PAGED, Cell, Cells
-from winnow.bench.baton.charts import draw_all
-from winnow.bench.baton.experiment import Experiment
-from winnow.bench.baton.measured import Measured, Row, find, read_rows
-from winnow.bench.baton.paper import MIXED, SHORT, published_gain
-from winnow.bench.baton.queries import Lengths, draw_lengths, with_text
-from winnow.bench.baton.run import Run, Trace
-from winnow.bench.baton.tables import all_tables, bars, differing_lines, spread_lines
-from winnow.cli.main import main
+from benchmarks.papers.__main__ import main
+from benchmarks.papers.baton.protocol import (
+    MIXED,
+    MODES,
+    PAGED,
+    SHORT,
+    Cell,
+    Cells,
+    Experiment,
+    Lengths,
+    Measured,
+    Run,
+    Trace,
+    draw_lengths,
+    published_gain,
+    with_text,
+)
+from benchmarks.papers.baton.results import (
+    BARS,
+    Row,
+    all_tables,
+    bars,
+    differing_lines,
+    draw_all,
+    find,
+    read_rows,
+    spread_lines,
+)
 from winnow.errors import ConfigError
 
 TALLY = {"passes": 100, "positions": 400, "idle": 100, "columns_held": 60, "columns_needed": 40}
@@ -236,7 +254,6 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_for_nobody(
 ) -> None:
     report = tmp_path / "report.json"
     typed = [
-        "bench",
         "baton",
         "--model",
         str(model),
@@ -297,15 +314,15 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_for_nobody(
     ],
 )
 def test_what_is_unusable_is_one_line(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "baton", *typed.split()]) == 2
+    assert main(["baton", *typed.split()]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 and message in told[0]
 
 
 def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["bench", "baton", "--help"])
+        main(["baton", "--help"])
     assert stop.value.code == 0
     told = capsys.readouterr().out
-    assert "examples:\n  winnow bench baton" in told and "--prefill-group" in told
+    assert "examples:\n  python -m benchmarks.papers baton" in told and "--prefill-group" in told
     assert "--padded-mode" not in told

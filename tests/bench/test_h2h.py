@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from winnow.bench.h2h.continuations import ROUND_EVERY, Continuations, text_presets
-from winnow.bench.h2h.published import LONGBENCH, PERPLEXITIES
-from winnow.bench.h2h.tables import longbench_tables, perplexity_table
-from winnow.cli.main import main
+from benchmarks.papers.__main__ import main
+from benchmarks.papers.h2h.protocol import LONGBENCH, PERPLEXITIES, ROUND_EVERY, Continuations, text_presets
+from benchmarks.papers.h2h.results import longbench_tables, perplexity_table
 from winnow.errors import EvaluationError
 from winnow.evaluate.cell import FULL_CELL, Cell
 from winnow.evaluate.outcome import Outcome
@@ -107,16 +106,16 @@ class TestContinuations:
 
 def test_the_command_and_a_second_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = (
-        "--presets h2o-once,winnow --compression 4 --samples 1 --tokens 200 --windows 1 --window-tokens 64"
+        "--presets h2o-once,leverage --compression 4 --samples 1 --tokens 200 --windows 1 --window-tokens 64"
     )
     work = tmp_path / "work"
-    command = ["bench", "h2h", *small.split(), "--kv-memory", "16MiB", "--progress", "off"]
+    command = ["h2h", *small.split(), "--kv-memory", "16MiB", "--progress", "off"]
     command += ["-o", str(tmp_path), "--journal", str(work)]
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert "Share of the full cache's mean score" in shown or "does not discriminate" in shown
     data = json.loads((tmp_path / "h2h.json").read_text())
-    assert [each["name"] for each in data["perplexity"]] == [*text_presets(), "winnow"]
+    assert [each["name"] for each in data["perplexity"]] == [*text_presets(), "leverage"]
     assert all(each["windows"][0]["rounds"] >= 2 for each in data["perplexity"][1:])
     page = (tmp_path / "h2h.md").read_text()
     assert "## Perplexity with a quarter of the KVs" in page

@@ -8,15 +8,27 @@ from typing import Any
 import pytest
 from tiny_llama import save_tiny_llama
 
-from winnow.bench.kv_compress.charts import draw_all
-from winnow.bench.kv_compress.grid import FULL, P_AND_D, WHOLE_PROMPT, Cell, Grid
-from winnow.bench.kv_compress.paper import BEST_GAIN, PUBLISHED
-from winnow.bench.kv_compress.prompts import TimedPrompt, random_prompts
-from winnow.bench.kv_compress.row import Row, read_rows
-from winnow.bench.kv_compress.run import Run
-from winnow.bench.kv_compress.study import Study
-from winnow.bench.kv_compress.tables import all_tables, beside_the_paper
-from winnow.cli.main import main
+from benchmarks.papers.__main__ import main
+from benchmarks.papers.kv_compress.protocol import (
+    FULL,
+    P_AND_D,
+    WHOLE_PROMPT,
+    Cell,
+    Grid,
+    Run,
+    Study,
+    TimedPrompt,
+    random_prompts,
+)
+from benchmarks.papers.kv_compress.results import (
+    BEST_GAIN,
+    PUBLISHED,
+    Row,
+    all_tables,
+    beside_the_paper,
+    draw_all,
+    read_rows,
+)
 from winnow.errors import ConfigError
 from winnow.evaluate.sample import Question
 
@@ -222,7 +234,7 @@ WORK = "--dtype float32 --progress off --requests 12"
 
 def run(path: Path, *typed: str) -> dict[str, Any]:
     """The report of the command."""
-    assert main(["bench", "kv-compress", *WORK.split(), *typed, "--json", str(path)]) == 0
+    assert main(["kv-compress", *WORK.split(), *typed, "--json", str(path)]) == 0
     report: dict[str, Any] = json.loads(path.read_text())
     return report
 
@@ -292,17 +304,17 @@ def test_what_is_unusable_is_one_line(
     junk = tmp_path / "junk.json"
     junk.write_text("[]")
     words = typed.format(model=model, junk=junk).split()
-    assert main(["bench", "kv-compress", *WORK.split(), *words]) == 2
+    assert main(["kv-compress", *WORK.split(), *words]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 and message in told[0]
 
 
 def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["bench", "kv-compress", "--help"])
+        main(["kv-compress", "--help"])
     assert stop.value.code == 0
     told = capsys.readouterr().out
-    assert "examples:\n  winnow bench kv-compress" in told and "--kv-floor" in told
+    assert "examples:\n  python -m benchmarks.papers kv-compress" in told and "--kv-floor" in told
     assert "--kv-memory" not in told
 
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.papers.__main__ import main
+from benchmarks.papers.kvpress import run as run_module
+from benchmarks.papers.kvpress.compare import Comparison, QuestionJudged
+from benchmarks.papers.kvpress.presses import PACKAGE, PRESSES
+from benchmarks.papers.kvpress.run import KvpressRun, PressCell
 from winnow import LLM, SamplingParams
 from winnow.bench.environment import Environment, PeerError
-from winnow.bench.kvpress import run as run_module
-from winnow.bench.kvpress.compare import Comparison, QuestionJudged
-from winnow.bench.kvpress.presses import PACKAGE, PRESSES
-from winnow.bench.kvpress.run import KvpressRun, PressCell
-from winnow.cli.main import main
 from winnow.evaluate.prompt import PromptMaker
 from winnow.evaluate.settings import settings_for
 from winnow.evaluate.tasks import load_task
@@ -146,9 +146,7 @@ def test_presets_and_presses_stand_in_one_evaluation(llm: LLM, played: Environme
 
 def test_the_command(played: Environment, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, folder = tmp_path / "out", tmp_path / "folder"
-    command = (
-        "bench kvpress --presets winnow --presses KeyDiff,TOVA --compression 4 --query agnostic --samples 1"
-    )
+    command = "kvpress --presets winnow --presses KeyDiff,TOVA --compression 4 --query agnostic --samples 1"
     typed = [
         *command.split(),
         "--tokens",
@@ -173,7 +171,7 @@ def test_the_command(played: Environment, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_an_unknown_press_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "kvpress", "--presses", "KeyDif"]) == 2
+    assert main(["kvpress", "--presses", "KeyDif"]) == 2
     assert "no press 'KeyDif'; did you mean KeyDiff? Known: KeyDiff, AdaKV+SnapKV" in capsys.readouterr().err
 
 

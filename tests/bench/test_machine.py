@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import benchmarks.papers.__main__ as papers
+from benchmarks.papers.page import results_json
 from winnow.bench.machine import Machine, cpu_cache_bytes, report_head
-from winnow.bench.results_json import results_json
-from winnow.cli.bench.report import typed_command
+from winnow.cli.report import typed_command
 
 
 def write_cpu(folder: Path, cpu: int, shared_by: str) -> None:
@@ -41,6 +42,11 @@ def test_without_a_gpu_auto_is_the_processor(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_command_is_told_as_a_user_types_it(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [program, "bench", "h2h"])
     assert typed_command() == ["winnow", "bench", "h2h"]
+
+
+def test_a_package_is_told_as_python_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [papers.__file__, "h2h"])
+    assert typed_command() == ["python", "-m", "benchmarks.papers", "h2h"]
 
 
 def test_a_report_can_be_placed() -> None:

@@ -45,10 +45,6 @@ def test_every_command_has_help(words: str, names: Iterable[str], capsys: pytest
             "run",
             "generate",
             "inspect",
-            "baton",
-            "kv-compress",
-            "kvpress",
-            "batch-max",
             "throughput",
         ):
             assert "--threads N" in told
@@ -262,10 +258,6 @@ def test_what_is_read_is_never_written_over(
         "eval demo -o model --overwrite --model model": "-o must not be --model",
         "eval lm-eval --tasks x -o model --overwrite --model model": "-o must not be --model",
         "bench throughput --json model/config.json --model model": "--json must not be a file of --model",
-        "bench baton --json model/config.json --model model": "--json must not be a file of --model",
-        "bench kv-compress --json page/kv_compress.md --out page": "--json and the page of --out must not be",
-        "bench kv-compress --json x --out model --model model": "--out must not be --model",
-        "bench h2h --journal model --model model": "--journal must not be --model",
     }
     for words, message in commands.items():
         assert main(words.split()) == 2, words

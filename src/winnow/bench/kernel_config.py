@@ -1,8 +1,8 @@
 """What `winnow bench kernel` measures."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from winnow.bench.lists import names
+from winnow.bench.lists import names, require_counts, require_names
 from winnow.config import ATTENTION_BACKENDS, DTYPES, option, optional_int
 from winnow.errors import ConfigError
 
@@ -43,17 +43,8 @@ class KernelConfig:
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
-        for field in fields(self):
-            value, least = getattr(self, field.name), 0 if field.name == "seed" else 1
-            if type(value) is int and value < least:
-                raise ConfigError(f"{field.name} must be at least {least}, got {value}")
-        for backend in self.backends:
-            if backend not in ATTENTION_BACKENDS:
-                raise ConfigError(
-                    f"attention_backend must name some of {', '.join(ATTENTION_BACKENDS)}, got {backend!r}"
-                )
-        if len(set(self.backends)) < len(self.backends):
-            raise ConfigError(f"attention_backend must name each once, got {self.attention_backend!r}")
+        require_counts(self, zero=("seed",))
+        require_names("attention_backend", self.backends, ATTENTION_BACKENDS)
         if self.query_heads % self.kv_heads:
             raise ConfigError(
                 f"query_heads must be a multiple of kv_heads ({self.kv_heads}), got {self.query_heads}"

@@ -4,15 +4,13 @@ import hashlib
 import json
 import resource
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from winnow.bench.answering import OnStep, answer_all, fixed_length
 from winnow.bench.workload import Workload
 from winnow.llm import LLM
-from winnow.outputs import EngineStats, RequestOutput
-from winnow.sampling import SamplingParams
 
 _WARM_UP_TOKENS = 8
 
@@ -102,10 +100,6 @@ class ThroughputReport:
         }
 
 
-OnStep = Callable[[int, EngineStats], None]
-"""Is told how many requests are done, after every step."""
-
-
 def measure_throughput(
     llm: LLM, workload: Workload, vocab_size: int, repeat: int, on_step: OnStep
 ) -> ThroughputReport:
@@ -115,7 +109,7 @@ def measure_throughput(
         InvalidRequestError: a request does not fit into the model's context or the KV memory.
     """
     prompts = workload.prompts(vocab_size)
-    llm.generate(prompts[0][:_WARM_UP_TOKENS], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+    llm.generate(prompts[0][:_WARM_UP_TOKENS], fixed_length(2))
     passes = tuple(_once(llm, workload, prompts, on_step) for _ in range(repeat))
     # Linux counts in KiB.
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
@@ -123,39 +117,21 @@ def measure_throughput(
 
 
 def _once(llm: LLM, workload: Workload, prompts: list[list[int]], on_step: OnStep) -> Pass:
-    params = SamplingParams(
-        temperature=0.0, max_tokens=workload.new_tokens, ignore_eos=True, detokenize=False
-    )
-    before = llm.stats()
-    start = time.perf_counter()
-    ids = [llm.submit(prompt, params, final_only=True) for prompt in prompts]
-    finished: dict[str, RequestOutput] = {}
-    running = []
-    while llm.has_unfinished:
-        ended = llm.step()
-        stats = llm.stats()
-        # Those that ended with this step held KVs in it.
-        running.append(stats.num_running + len(ended))
-        finished |= {output.request_id: output for output in ended}
-        on_step(len(finished), stats)
-    seconds = time.perf_counter() - start
-    after = llm.stats()
-    for output in finished.values():
-        output.raise_for_error()
-    answers = [finished[request_id].outputs[0].token_ids for request_id in ids]
-    assert all(len(answer) == workload.new_tokens for answer in answers), "an answer is short"
-    waits = [finished[request_id].metrics.time_to_first_token for request_id in ids]
+    params = fixed_length(workload.new_tokens)
+    done = answer_all(llm, [(prompt, params) for prompt in prompts], on_step, final_only=True)
+    waits = [output.metrics.time_to_first_token for output in done.outputs]
     return Pass(
         workload=workload,
-        seconds=seconds,
+        seconds=done.seconds,
         first_token_seconds=statistics.median(wait for wait in waits if wait is not None),
-        running=tuple(running),
-        steps=after.num_steps - before.num_steps,
-        computed_prompt_tokens=after.prompt_tokens - before.prompt_tokens,
-        preemptions=after.num_preemptions - before.num_preemptions,
-        eviction_rounds=after.num_rounds - before.num_rounds,
-        kv_bytes_freed=after.kv_bytes_freed - before.kv_bytes_freed,
-        parts={part: after.elapsed[part] - before.elapsed.get(part, 0.0) for part in after.elapsed},
-        kv_bytes_peak=after.kv_bytes_peak,
-        tokens_sha256=hashlib.sha256(json.dumps(answers).encode()).hexdigest(),
+        # Those that ended with a step held KVs in it.
+        running=tuple(step.stats.num_running + step.outputs for step in done.steps),
+        steps=done.counted("num_steps"),
+        computed_prompt_tokens=done.counted("prompt_tokens"),
+        preemptions=done.counted("num_preemptions"),
+        eviction_rounds=done.counted("num_rounds"),
+        kv_bytes_freed=done.counted("kv_bytes_freed"),
+        parts=done.parts,
+        kv_bytes_peak=done.steps[-1].stats.kv_bytes_peak,
+        tokens_sha256=hashlib.sha256(json.dumps(done.answers).encode()).hexdigest(),
     )

@@ -1,10 +1,10 @@
 """Fixed work: so many requests of so many tokens."""
 
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from winnow.bench.lists import require_counts
 from winnow.config import option
-from winnow.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,7 @@ class Workload:
     prompt_seed: int = option(0, "of the prompts")
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), int(field.name != "prompt_seed")
-            if value < least:
-                raise ConfigError(f"{field.name} must be at least {least}, got {value}")
+        require_counts(self, zero=("prompt_seed",))
 
     @property
     def sequence_tokens(self) -> int:

@@ -7,10 +7,9 @@ import argparse
 import difflib
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
-from types import ModuleType
 from typing import Any, NoReturn
 
 from winnow.cli.errors import UsageError
@@ -51,6 +50,11 @@ _OF_THE_MACHINE = frozenset(
 class Parser(argparse.ArgumentParser):
     """A parser that raises what is wrong instead of printing the usage, and knows the nearest flag."""
 
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
+
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError`."""
         raise UsageError(f"{message} (see `{self.prog} --help`)")
@@ -69,10 +73,15 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return its exit code."""
+    return exit_code(lambda: _dispatch(sys.argv[1:] if argv is None else argv))
+
+
+def exit_code(run: Callable[[], int]) -> int:
+    """What `run` returns; where it raises what a user can mend, one line on standard error and the code for it."""
     occupy_standard_streams()
     try:
         with named_standard_output():
-            code = _dispatch(sys.argv[1:] if argv is None else argv)
+            code = run()
             if sys.stdout is not None:
                 sys.stdout.flush()  # at exit it would be too late for an error of ours
         return code
@@ -100,23 +109,31 @@ def _refuse(message: str) -> int:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    parser = Parser(
-        prog="winnow",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="winnow", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"winnow {version('winnow-llm')}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    return run_command(parser, COMMANDS, "winnow.cli.{}", argv)
+
+
+def run_command(parser: Parser, commands: Mapping[str, str], modules: str, argv: Sequence[str]) -> int:
+    """Run one of `commands`, and return its exit code.
+
+    Args:
+        parser: of the whole program.
+        commands: what each command does, by name.
+        modules: name of a command's module, with {} for the command's name. Only the module of the command that runs is
+            imported: each brings libraries that take their time.
+        argv: without the program's name.
+
+    Raises:
+        UsageError: the arguments are unusable.
+    """
+    choices = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     chosen = parser
-    for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(
-            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-        )
+    for name, summary in commands.items():
+        subparser = choices.add_parser(name, help=summary)
         if name in argv[:1]:
             chosen = subparser
-            command = _load(name)
+            command = import_module(modules.format(name.replace("-", "_")))
             command.configure(chosen)
             chosen.set_defaults(execute=command.execute)
     namespace, unknown = parser.parse_known_args(argv)
@@ -130,8 +147,3 @@ def _dispatch(argv: Sequence[str]) -> int:
         raise UsageError("cannot write to standard output: it is closed")
     code: int = namespace.execute(namespace)
     return code
-
-
-def _load(name: str) -> ModuleType:
-    """The module of a command. Only the one that runs is imported: each brings libraries that take their time."""
-    return import_module(f"winnow.cli.{name}")

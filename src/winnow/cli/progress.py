@@ -13,7 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from winnow.cli.meter import Snapshot
+from winnow.cli.meter import Meter, Snapshot
+from winnow.outputs import EngineStats
 from winnow.units import format_bytes
 
 MODES = ("auto", "rich", "plain", "off")
@@ -51,6 +52,24 @@ def open_progress(mode: str, stream: TextIO) -> Progress:
     if mode == "rich":
         return LiveProgress(stream)
     return PlainProgress(stream, every=PLAIN_SECONDS if mode == "plain" else float("inf"))
+
+
+def show_steps(
+    progress: Progress, meter: Meter, total: int, before: int = 0, at: str = ""
+) -> Callable[[int, EngineStats], None]:
+    """What to call after each step with the number of requests that are done; it shows how they stand when it is time.
+
+    Args:
+        meter: of the engine that answers them.
+        total: requests that are counted together, of which `before` were done before.
+        at: what is being worked on.
+    """
+
+    def show(done: int, stats: EngineStats) -> None:
+        if progress.due():
+            progress.show(meter.snapshot(before + done, total, 0, stats, at))
+
+    return show
 
 
 class PlainProgress:

@@ -18,15 +18,3 @@ def origin(head: Mapping[str, Any]) -> list[str]:
         f"- commit {head['commit'] or 'unknown'}, {head['date']}, {device_name(machine)}, "
         f"torch {machine['torch_version']}",
     ]
-
-
-def origin_of_run(head: Mapping[str, Any]) -> list[str]:
-    """The same as code with a line below, for pages that several commands wrote; ends with an empty line."""
-    machine = head["machine"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch_version']}"
-    return [
-        f"    {shlex.join(head['command'])}",
-        "",
-        f"(commit {head['commit']}; {where}; {head['date'][:10]})",
-        "",
-    ]

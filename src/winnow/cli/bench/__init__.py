@@ -2,7 +2,7 @@
 
 import argparse
 
-from winnow.cli.bench import batch_max, baton, h2h, kernel, kv_compress, kvpress, throughput
+from winnow.cli.bench import kernel, throughput
 
 DESCRIPTION = """\
 Measure how fast Winnow is here, with the machine's own limits beside it.
@@ -15,30 +15,22 @@ examples:
   winnow bench kernel
   winnow bench throughput --preset w1
   winnow bench throughput --help
-docs/benchmarks.md says what the columns mean, and how to compare with other engines.
+docs/benchmarks.md says what the columns mean, and how to compare with other engines. The experiments of
+the KV-Compress, Batch-Max and BATON papers, and policies beside each other and beside kvpress, run from
+a checkout: python -m benchmarks.papers --help
 """
-BENCHES = {
-    "kernel": kernel,
-    "throughput": throughput,
-    "kv-compress": kv_compress,
-    "batch-max": batch_max,
-    "baton": baton,
-    "h2h": h2h,
-    "kvpress": kvpress,
-}
+BENCHES = {"kernel": kernel, "throughput": throughput}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the benches and their arguments."""
-    parser.usage = "winnow bench kernel|throughput|kv-compress|batch-max|baton|h2h|kvpress [options]"
+    parser.usage = "winnow bench kernel|throughput [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     benches = parser.add_subparsers(
         title="benches", metavar="BENCH", dest="bench", required=True, prog="winnow bench"
     )
     for name, bench in BENCHES.items():
-        subparser = benches.add_parser(
-            name, help=bench.SUMMARY, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-        )
+        subparser = benches.add_parser(name, help=bench.SUMMARY)
         bench.configure(subparser)
         subparser.set_defaults(parser=subparser)
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from winnow.bench.kernel_config import KernelConfig
-from winnow.cli.bench.report import check_json_path, console, typed_command, write_json
 from winnow.cli.options import add_flags, given
+from winnow.cli.report import check_json_path, console, typed_command, write_json
 from winnow.units import format_bytes
 
 if TYPE_CHECKING:

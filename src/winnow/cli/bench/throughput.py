@@ -11,14 +11,13 @@ from rich.table import Table
 
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.workload import Workload
-from winnow.cli.bench.report import check_json_path, check_written, console, typed_command, write_json
 from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
-from winnow.cli.progress import add_progress_flag, open_progress
+from winnow.cli.progress import add_progress_flag, open_progress, show_steps
+from winnow.cli.report import check_json_path, check_written, console, typed_command, write_json
 from winnow.config import EngineConfig
-from winnow.outputs import EngineStats
 from winnow.units import format_bytes
 
 if TYPE_CHECKING:
@@ -128,12 +127,7 @@ def _measure(plan: _Plan, options: dict[str, Any], mode: str) -> "ThroughputRepo
 
     model = model_path(options)
     with open_llm(options) as llm, open_progress(mode, sys.stderr) as progress:
-        meter = Meter()
-
-        def show(done: int, stats: EngineStats) -> None:
-            if progress.due():
-                progress.show(meter.snapshot(done, plan.workload.requests, 0, stats))
-
+        show = show_steps(progress, Meter(), plan.workload.requests)
         return measure_throughput(llm, plan.workload, vocab_size(model), plan.repeat, show)
 
 

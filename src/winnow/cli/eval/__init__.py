@@ -31,21 +31,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     for name in TASKS:
         loaded = load_task(name)
-        subparser = tasks.add_parser(
-            name,
-            help=loaded.summary,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        subparser = tasks.add_parser(name, help=loaded.summary)
         task.configure(subparser, name, loaded)
         subparser.set_defaults(parser=subparser)
     for name, command in OTHERS.items():
-        subparser = tasks.add_parser(
-            name,
-            help=command.SUMMARY,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        subparser = tasks.add_parser(name, help=command.SUMMARY)
         command.configure(subparser)
         subparser.set_defaults(parser=subparser)
 

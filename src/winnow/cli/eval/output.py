@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.cli.bench.report import console, print_tables, typed_command
 from winnow.cli.engine import model_files
 from winnow.cli.errors import UsageError
 from winnow.cli.paths import require_distinct, require_writable
 from winnow.cli.progress import add_progress_flag
+from winnow.cli.report import console, print_tables, typed_command
 
 if TYPE_CHECKING:
     from winnow.llm import LLM

@@ -1,0 +1,1 @@
+"""Measurements that need a checkout; none of this is in the wheel."""

@@ -1,0 +1,58 @@
+"""Results as files: a page of Markdown with figures, and JSON that shows in a diff which entries changed."""
+
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from winnow.json_values import dump_json
+from winnow.text_table import TextTable
+
+
+def page(
+    title: str,
+    heads: Sequence[Mapping[str, Any]],
+    facts: Sequence[str],
+    notes: str,
+    tables: Sequence[TextTable],
+    figures: Sequence[Path] = (),
+) -> str:
+    """Everything that a reader of the results needs.
+
+    Args:
+        heads: of `report_head`, one for each command and commit that measured something.
+        facts: sentences about the work.
+        notes: what columns mean; Markdown that ends a line.
+        figures: files beside the page; of those that are there in two formats the PNG is shown.
+    """
+    lines = [f"# {title}", ""]
+    for head in heads:
+        lines += _origin(head)
+    lines += [*facts, "", notes]
+    for table in tables:
+        lines += table.markdown()
+    shown = [path for path in figures if path.suffix == ".png" or path.with_suffix(".png") not in figures]
+    lines += [text for path in shown for text in (f"![{path.stem.replace('_', ' ')}]({path.name})", "")]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def results_json(numbers: Mapping[str, Any], lists: Collection[str] = ("cells",)) -> str:
+    """A line for each field, and for each entry of the fields in `lists`."""
+    parts = []
+    for name, value in numbers.items():
+        text = "[\n" + ",\n".join(map(dump_json, value)) + "\n]" if name in lists else dump_json(value)
+        parts.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _origin(head: Mapping[str, Any]) -> list[str]:
+    """Where numbers come from: the command as code, with a line below; ends with an empty line."""
+    machine = head["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch_version']}"
+    return [
+        f"    {shlex.join(head['command'])}",
+        "",
+        f"(commit {head['commit']}; {where}; {head['date'][:10]})",
+        "",
+    ]

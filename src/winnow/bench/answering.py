@@ -1,0 +1,116 @@
+"""Requests through an engine, all submitted at once, and what every step brought."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from winnow.llm import LLM
+from winnow.outputs import EngineStats, RequestOutput
+from winnow.sampling import SamplingParams
+
+OnStep = Callable[[int, EngineStats], None]
+"""Called after every step with the number of requests that are done, and the engine's counters."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step brought.
+
+    Attributes:
+        seconds: since the first submission.
+        outputs: requests that got a token; with `final_only` those that ended.
+        finished: requests that have ended up to now.
+        stats: of the engine behind the step.
+    """
+
+    seconds: float
+    outputs: int
+    finished: int
+    stats: EngineStats
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Requests with all their tokens.
+
+    Attributes:
+        before: the engine's counters before the first submission.
+        outputs: in the order of the requests.
+    """
+
+    before: EngineStats
+    steps: tuple[Step, ...]
+    outputs: tuple[RequestOutput, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the first submission to the last token."""
+        return self.steps[-1].seconds
+
+    @property
+    def answers(self) -> list[Sequence[int]]:
+        """Token ids, in the order of the requests."""
+        return [output.outputs[0].token_ids for output in self.outputs]
+
+    @property
+    def kv_bytes_peak(self) -> int:
+        """Most bytes of the KV cache in use after a step."""
+        return max(step.stats.kv_bytes_used for step in self.steps)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds by part of the step: schedule, evict, execute, output."""
+        after = self.steps[-1].stats.elapsed
+        return {part: after[part] - self.before.elapsed.get(part, 0.0) for part in after}
+
+    def counted(self, counter: str) -> int:
+        """How far a counter of `EngineStats` went up."""
+        return int(getattr(self.steps[-1].stats, counter) - getattr(self.before, counter))
+
+
+def fixed_length(tokens: int, **options: Any) -> SamplingParams:
+    """Parameters of a greedy answer of exactly `tokens` tokens, past the end of text."""
+    return SamplingParams(
+        temperature=0.0, max_tokens=tokens, ignore_eos=True, **{"detokenize": False} | options
+    )
+
+
+def answer_all(
+    llm: LLM,
+    requests: Iterable[tuple[Sequence[int], SamplingParams]],
+    on_step: OnStep = lambda done, stats: None,
+    *,
+    final_only: bool = False,
+) -> Answered:
+    """Submit all requests at once and step until each has `max_tokens` tokens.
+
+    Args:
+        requests: token ids and parameters, with `ignore_eos`.
+        final_only: steps give no outputs of requests that go on.
+
+    Raises:
+        InvalidRequestError: a request does not fit into the model's context or the KV memory.
+    """
+    before = llm.stats()
+    steps: list[Step] = []
+    finished: dict[str, RequestOutput] = {}
+    asked = {}
+    start = time.perf_counter()
+    for token_ids, params in requests:
+        request_id = llm.submit(list(token_ids), params, final_only=final_only)
+        asked[request_id] = params.max_tokens
+    while llm.has_unfinished:
+        outputs = llm.step()
+        for output in outputs:
+            if output.finished:
+                output.raise_for_error()
+                finished[output.request_id] = output
+        stats = llm.stats()
+        steps.append(Step(time.perf_counter() - start, len(outputs), len(finished), stats))
+        on_step(len(finished), stats)
+    answered = Answered(before, tuple(steps), tuple(finished[request_id] for request_id in asked))
+    assert list(map(len, answered.answers)) == list(asked.values()), (
+        "an answer has not the length that was asked for"
+    )
+    return answered
