@@ -10,7 +10,7 @@ from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.request import ReplayTally, Request, Sequence, Watch
-from winnow.engine.roster import Roster
+from winnow.engine.request_table import RequestTable
 from winnow.engine.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EngineStats, RequestMetrics, RequestOutput
@@ -42,7 +42,7 @@ class Engine:
         self._admission = admission
         self._kv_memory = kv_memory
         self._clock = clock
-        self._requests = Roster(tokenizer, eos_token_ids, clock)
+        self._requests = RequestTable(tokenizer, eos_token_ids, clock)
         self._num_steps = 0
         self._replay = ReplayTally()
         self._elapsed = {"schedule": 0.0, "execute": 0.0, "output": 0.0}

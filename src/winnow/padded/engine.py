@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from winnow.engine.answer import Finish
 from winnow.engine.request import Request, Sequence, Watch
-from winnow.engine.roster import Roster
+from winnow.engine.request_table import RequestTable
 from winnow.errors import InvalidRequestError
 from winnow.outputs import RequestMetrics, RequestOutput
 from winnow.padded.admission import PaddedAdmission
@@ -35,7 +35,7 @@ class PaddedEngine:
         self._executor = executor
         self._admission = admission
         self._clock = clock
-        self._requests = Roster(tokenizer, eos_token_ids, clock)
+        self._requests = RequestTable(tokenizer, eos_token_ids, clock)
         self._num_steps = 0
 
     @property

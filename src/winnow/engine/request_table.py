@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Roster:
+class RequestTable:
     """Whom an engine serves: by name, with answers and times. When and how they are computed is the engine's.
 
     Args:
