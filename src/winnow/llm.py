@@ -11,8 +11,8 @@ from typing import Any, Self, Unpack, cast
 from winnow.chat import Message, TokenizedPrompt, apply_template
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
+from winnow.engine.build import build_engine
 from winnow.engine.interface import RequestEngine
-from winnow.engine.open import open_paged_engine
 from winnow.engine.request import Watch
 from winnow.engine.shared import NewRequest, OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
@@ -359,7 +359,7 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestEngine]:
         return plain, open_padded_engine(plain, config, time.monotonic)
     policy = preset_of(config.eviction.chosen).policy
     loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
-    return loaded, open_paged_engine(loaded, config, time.monotonic)
+    return loaded, build_engine(loaded, config, time.monotonic)
 
 
 def _is_token_ids(value: Any) -> bool:

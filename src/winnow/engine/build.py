@@ -12,7 +12,7 @@ from winnow.engine.torch_executor import TorchExecutor
 from winnow.models import LoadedModel
 
 
-def open_paged_engine(loaded: LoadedModel, config: EngineConfig, clock: Callable[[], float]) -> Engine:
+def build_engine(loaded: LoadedModel, config: EngineConfig, clock: Callable[[], float]) -> Engine:
     """Set up cache, scheduler and admission around a model."""
     backend = open_backend(config.model.attention_backend, loaded.device)
     executor = TorchExecutor(loaded, config, backend)
