@@ -93,9 +93,9 @@ class Scheduler:
         self._rounds.start_step()
         while True:
             drop_finished(self._cache, self.running)
-            self._part_siblings(budgets_differ=True)
+            self._unshare_samples(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
-            self._part_siblings(budgets_differ=False)
+            self._unshare_samples(budgets_differ=False)
             self._make_room()
             plan = self._plan(waits | replaying(self._cache, self.running)[0])
             if plan.entries or not self.has_unfinished:
@@ -171,7 +171,7 @@ class Scheduler:
         left = min(sequence.eviction.blocks_after(self._cache.layout, sequence.num_tokens), held)
         return held - left + self._soon_needed(sequence, held) - self._soon_needed(sequence, left)
 
-    def _part_siblings(self, *, budgets_differ: bool) -> None:
+    def _unshare_samples(self, *, budgets_differ: bool) -> None:
         """Give samples of one prompt KVs of their own, where their policies will act on each of them apart.
 
         Those with different budgets part before the round, the others after it: then there is less to copy.
