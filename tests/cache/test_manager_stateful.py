@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from winnow.attention import PagedCache, ReferenceBackend, Spans
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
-from winnow.eviction.round import moves
+from winnow.eviction.evict import moves
 
 LAYERS, HEADS, DIM = 2, 2, 4
 MAX_SEQS, MAX_LEN = 5, 200

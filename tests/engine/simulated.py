@@ -12,7 +12,7 @@ from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import Scheduler
-from winnow.eviction import EvictionPolicy, Instruction, Member, replay_passes, settle
+from winnow.eviction import EvictionPolicy, EvictionTarget, Instruction, replay_passes, settle
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams
 
@@ -38,7 +38,7 @@ class SimulatedExecutor:
         self.clock = clock
         self.plans: list[StepPlan] = []
         self.released: list[int] = []
-        self.rounds: list[list[Member]] = []
+        self.rounds: list[list[EvictionTarget]] = []
         self.num_copied = 0
 
     def settle(self, params: SamplingParams) -> SamplingParams:
@@ -56,7 +56,7 @@ class SimulatedExecutor:
     def copy(self, copies: BlockCopies) -> None:
         self.num_copied += len(copies.source)
 
-    def evict(self, members: SequenceType[Member]) -> list[int]:
+    def evict(self, members: SequenceType[EvictionTarget]) -> list[int]:
         """Rows shrink alike, to the target, or the first ones keep all of a budget that rows compete for.
 
         Which KVs stay is of no matter here.

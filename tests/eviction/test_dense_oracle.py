@@ -39,6 +39,7 @@ from winnow.eviction import (
     Cumulative,
     EqualHeads,
     EvictionPolicy,
+    EvictionTarget,
     ExpectedAttention,
     Fixed,
     Keep,
@@ -48,7 +49,6 @@ from winnow.eviction import (
     LazyLayers,
     Leverage,
     MeanDeviation,
-    Member,
     Pyramid,
     Recency,
     Recipes,
@@ -585,7 +585,7 @@ def test_the_round_after_a_prompt_takes_in_all(
     members: list[int] = []
     evict = TorchExecutor.evict
 
-    def counted(executor: TorchExecutor, taking_part: list[Member]) -> list[int]:
+    def counted(executor: TorchExecutor, taking_part: list[EvictionTarget]) -> list[int]:
         members.append(len(taking_part))
         return evict(executor, taking_part)
 

@@ -17,10 +17,10 @@ from winnow.attention.observation import smooth
 from winnow.attention.reference import ReferenceBackend
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.eviction import KeyDifference, Leverage, Score
+from winnow.eviction.evict import moves
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.ranking import Ranking
-from winnow.eviction.round import moves
-from winnow.eviction.rows import LayerRows, Round, RoundRows
+from winnow.eviction.rows import LayerRows, RoundInputs, RoundRows
 from winnow.eviction.scores.keys import key_difference
 from winnow.eviction.scores.leverage import leverage
 
@@ -62,7 +62,7 @@ class Case:
         order = torch.randperm(pool.position.numel(), generator=generator)
         pool.position.copy_(order.view_as(pool.position) * 37)
         column = torch.zeros(len(slots), dtype=torch.int64)
-        round_ = Round(
+        round_ = RoundInputs(
             tuple(slots), column, column, 0, column, tuple(() for _ in slots), column, torch.empty(0)
         )
         return RoundRows(PagedCache(pool, manager), round_, longest, None)

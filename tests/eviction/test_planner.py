@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from winnow.eviction.budgets.heads import cheapest_blocks, length_without, without_best
+from winnow.eviction.evict import moves
 from winnow.eviction.ranking import Ranking, ranks, sort_rows
-from winnow.eviction.round import moves
 
 # A row: its KVs as (worth, protected). Few different worths, so that ties are common.
 Row = list[tuple[float, bool]]

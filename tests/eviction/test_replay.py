@@ -19,7 +19,15 @@ from winnow.attention.native import NativeBackend
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.engine.instructor import Instructor
 from winnow.errors import ContextLengthError, InvalidRequestError
-from winnow.eviction import PRESETS, Instruction, Member, Reconstruction, Replay, ReplayPass, replay_passes
+from winnow.eviction import (
+    PRESETS,
+    EvictionTarget,
+    Instruction,
+    Reconstruction,
+    Replay,
+    ReplayPass,
+    replay_passes,
+)
 from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, _slots, observe_replay
 
 BLOCK = 4
@@ -360,7 +368,7 @@ def test_scores_are_those_of_full_attention(directory: Path, name: str, options:
         told = []
         evict = executor.evict
 
-        def look_then_evict(members: list[Member]) -> list[int]:
+        def look_then_evict(members: list[EvictionTarget]) -> list[int]:
             for layer in range(executor.cache.layout.num_layers):
                 place = _slots(executor._paged, members[0].slot, layer, len(document))
                 told.append(executor.pool.score[0].flatten()[place].clone())

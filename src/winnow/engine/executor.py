@@ -5,7 +5,7 @@ from typing import Protocol
 
 from winnow.cache import BlockCopies, CacheManager
 from winnow.engine.plan import StepPlan, StepResult
-from winnow.eviction import EvictionPolicy, Member
+from winnow.eviction import EvictionPolicy, EvictionTarget
 from winnow.sampling import SamplingParams
 
 
@@ -32,7 +32,7 @@ class Executor(Protocol):
     def copy(self, copies: BlockCopies) -> None:
         """Copy blocks at once."""
 
-    def evict(self, members: Sequence[Member]) -> list[int]:
+    def evict(self, members: Sequence[EvictionTarget]) -> list[int]:
         """Shrink sequences to their budgets at once. Returns the blocks that each gave back."""
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceType
 from winnow.engine.executor import Executor
 from winnow.engine.replays import siblings
 from winnow.engine.request import RoundTally, Sequence
-from winnow.eviction import Member, SequenceEviction
+from winnow.eviction import EvictionTarget, SequenceEviction
 
 
 class Rounds:
@@ -140,7 +140,7 @@ class Rounds:
             for sibling in same[leader]:
                 self._cache.clear(sibling.running_slot)
         freed = self._executor.evict(
-            [Member(s.running_slot, _eviction(s), s.num_computed, s.shift) for s in leaders]
+            [EvictionTarget(s.running_slot, _eviction(s), s.num_computed, s.shift) for s in leaders]
         )
         for leader in leaders:
             for sibling in same[leader]:

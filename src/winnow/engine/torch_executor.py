@@ -19,7 +19,7 @@ from winnow.engine.query_signals import WatchedQueries
 from winnow.engine.request import Sequence
 from winnow.engine.signals import EngineSignals
 from winnow.errors import InvalidRequestError, UnsupportedModelError
-from winnow.eviction import EvictionPolicy, Member, preset_of, shrink
+from winnow.eviction import EvictionPolicy, EvictionTarget, preset_of, shrink
 from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
 from winnow.models import LoadedModel
 from winnow.models.hub import locate_model
@@ -176,7 +176,7 @@ class TorchExecutor:
     def copy(self, copies: BlockCopies) -> None:
         self.pool.copy_blocks(copies.source, copies.target)
 
-    def evict(self, members: SequenceType[Member]) -> list[int]:
+    def evict(self, members: SequenceType[EvictionTarget]) -> list[int]:
         freed = [0] * len(members)
         for policy, indices in _by_policy(members).items():
             together = shrink(
@@ -329,7 +329,7 @@ def _replay_spans(plan: StepPlan) -> tuple[ReplaySpan, ...]:
     return tuple(spans)
 
 
-def _by_policy(members: SequenceType[Member]) -> dict[EvictionPolicy, list[int]]:
+def _by_policy(members: SequenceType[EvictionTarget]) -> dict[EvictionPolicy, list[int]]:
     """The indices of the members under each policy."""
     groups: dict[EvictionPolicy, list[int]] = {}
     for index, member in enumerate(members):

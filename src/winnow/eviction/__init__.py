@@ -14,11 +14,11 @@ from winnow.eviction.budgets import (
     Recipes,
 )
 from winnow.eviction.budgets.recipes import PUNCTUATION, SPECIAL
+from winnow.eviction.evict import EvictionTarget, shrink
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import PRESETS, Preset, find_preset
 from winnow.eviction.replay import Instruction, Replay, ReplayPass, replay_passes
-from winnow.eviction.round import Member, shrink
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores import (
     Average,
@@ -64,6 +64,7 @@ __all__ = [
     "EqualHeads",
     "EqualLayers",
     "EvictionPolicy",
+    "EvictionTarget",
     "ExpectedAttention",
     "Fitted",
     "Fixed",
@@ -78,7 +79,6 @@ __all__ = [
     "LazyLayers",
     "Leverage",
     "MeanDeviation",
-    "Member",
     "Needs",
     "Preset",
     "Pyramid",

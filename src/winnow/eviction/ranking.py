@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from winnow.eviction.rows import Round, RoundRows
+from winnow.eviction.rows import RoundInputs, RoundRows
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Ranking:
     told: Tensor
 
     @property
-    def round(self) -> Round:
+    def round(self) -> RoundInputs:
         return self.rows.round
 
     @property

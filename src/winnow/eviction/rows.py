@@ -13,7 +13,7 @@ from winnow.eviction.signals import QueryMoments, Signals
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundInputs:
     """The sequences that one policy shrinks together. B of them.
 
     Attributes:
@@ -53,7 +53,7 @@ class RoundRows:
     def __init__(
         self,
         cache: PagedCache,
-        round_: Round,
+        round_: RoundInputs,
         longest: int,
         kinds: Tensor | None,
         signals: Signals | None = None,

@@ -11,13 +11,13 @@ from winnow.attention.native import NativeBackend
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.positions import Rotation, reassign
 from winnow.eviction.ranking import Ranking
-from winnow.eviction.rows import Round, RoundRows
+from winnow.eviction.rows import RoundInputs, RoundRows
 from winnow.eviction.sequence import SequenceEviction
 from winnow.eviction.signals import Signals
 
 
 @dataclass(frozen=True)
-class Member:
+class EvictionTarget:
     """A sequence that takes part in a round; it shares no blocks."""
 
     slot: int
@@ -33,7 +33,7 @@ def shrink(
     cache: PagedCache,
     backend: AttentionBackend,
     policy: EvictionPolicy,
-    members: Sequence[Member],
+    members: Sequence[EvictionTarget],
     signals: Signals,
     rotation: Rotation | None = None,
 ) -> list[int]:
@@ -86,14 +86,16 @@ def moves(stays: Tensor, kept: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
     return slot[stays & ~front], slot[front & ~stays]
 
 
-def _round(cache: PagedCache, policy: EvictionPolicy, members: Sequence[Member], signals: Signals) -> Round:
+def _round(
+    cache: PagedCache, policy: EvictionPolicy, members: Sequence[EvictionTarget], signals: Signals
+) -> RoundInputs:
     device = cache.pool.k.device
 
     def column(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
 
     slots = tuple(member.slot for member in members)
-    return Round(
+    return RoundInputs(
         slots=slots,
         now=column([member.computed - member.shift - 1 for member in members]).int(),
         budget=column([member.eviction.target for member in members]),
