@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from winnow.cache import BlockCopies, CacheLayout, Demand, OutOfBlocksError
 from winnow.config import SchedulerConfig
+from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastUrgent, PreemptionMethod, Recompute, VictimPolicy
 from winnow.engine.queue import PriorityQueue, WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
-from winnow.engine.rounds import Rounds
 from winnow.units import format_bytes
 
 
@@ -45,7 +45,7 @@ class Scheduler:
         self._clock = clock
         self._victims = victims or LeastUrgent()
         self._method = method or Recompute()
-        self._rounds = Rounds(executor, clock, max_round_kvs)
+        self._rounds = EvictionScheduler(executor, clock, max_round_kvs)
         self._failed: list[Sequence] = []
 
     @property

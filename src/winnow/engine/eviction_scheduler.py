@@ -9,7 +9,7 @@ from winnow.engine.request import RoundTally, Sequence
 from winnow.eviction import EvictionTarget, SequenceEviction
 
 
-class Rounds:
+class EvictionScheduler:
     """Decides who takes part in a round, and keeps the books of each sequence.
 
     A round ranks at most `max_kvs` KVs, over all layers and heads. Who has waited longest since its last round goes
