@@ -13,7 +13,7 @@ from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
 from winnow.engine.build import build_engine
 from winnow.engine.interface import RequestEngine
-from winnow.engine.request import Watch
+from winnow.engine.request import RequestObserver
 from winnow.engine.shared import NewRequest, OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
 from winnow.eviction import preset_of
@@ -150,21 +150,21 @@ class LLM:
         if params.max_tokens == 1:
             params = replace(params, max_tokens=2)
         text, token_ids, _ = self._tokenize(prompt)
-        watch = Watch()
-        [output] = self._finish([NewRequest(text, token_ids, params, watch=watch, final_only=True)])
+        observer = RequestObserver()
+        [output] = self._finish([NewRequest(text, token_ids, params, observer=observer, final_only=True)])
         output.raise_for_error()
         answer = output.outputs[0]
         [config] = requested_eviction(self.config.eviction, params)
         eviction = config.chosen
         # The last token of an answer is never computed, so no row holds it.
-        at_end = Held.of(watch.at_end, len(token_ids) + len(answer.token_ids) - 1)
+        at_end = Held.of(observer.at_end, len(token_ids) + len(answer.token_ids) - 1)
         return Inspection(
             policy=eviction if isinstance(eviction, str) else "own",
             parts=brief_policy(preset_of(eviction).policy),
             tokens=read_tokens(self.tokenizer, [*token_ids, *answer.token_ids]),
             num_prompt_tokens=len(token_ids),
             answer=answer.text,
-            after_prompt=Held.of(watch.after_prompt or watch.at_end, len(token_ids)),
+            after_prompt=Held.of(observer.after_prompt or observer.at_end, len(token_ids)),
             at_end=at_end,
             report=answer.eviction,
         )

@@ -9,7 +9,7 @@ from winnow.engine.answer import Finish
 from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
 from winnow.engine.plan import StepPlan, StepResult
-from winnow.engine.request import ReplayTally, Request, Sequence, Watch
+from winnow.engine.request import ReplayTally, Request, RequestObserver, Sequence
 from winnow.engine.request_table import RequestTable
 from winnow.engine.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
@@ -57,11 +57,11 @@ class Engine:
         prompt: str | None,
         token_ids: list[int],
         params: SamplingParams,
-        watch: Watch | None = None,
+        observer: RequestObserver | None = None,
         priority: int = 0,
         final_only: bool = False,
     ) -> None:
-        """Queue a request; a greater priority is served first. `watch` is filled while it runs.
+        """Queue a request; a greater priority is served first. `observer` is filled while it runs.
 
         With `final_only`, steps tell of it once, when it is finished.
 
@@ -73,7 +73,7 @@ class Engine:
         for eviction in granted.evictions:
             if eviction is not None:
                 self._executor.prepare(eviction.policy)
-            if watch is not None and eviction is not None and eviction.policy.reassign_positions:
+            if observer is not None and eviction is not None and eviction.policy.reassign_positions:
                 raise InvalidRequestError(
                     "inspect cannot follow re-assigned positions: after a round of this policy "
                     "they are no token indices"
@@ -87,7 +87,7 @@ class Engine:
             RequestMetrics(arrival_time=self._clock()),
             granted.evictions,
             granted.policy_name,
-            watch,
+            observer,
             priority,
             final_only=final_only,
         )
@@ -204,17 +204,17 @@ class Engine:
         for index, found in result.prompt_logprobs.items():
             requests.take_prompt_logprobs(plan.entries[index].sequence.request, found)
         for index, sequence in enumerate(plan.samplers):
-            watch = sequence.request.watch
+            observer = sequence.request.observer
             touched[sequence.request] = None
-            if watch is not None and sequence.num_output_tokens == 1:
-                watch.after_prompt = self._executor.kept_positions(sequence.running_slot)
+            if observer is not None and sequence.num_output_tokens == 1:
+                observer.after_prompt = self._executor.kept_positions(sequence.running_slot)
             if index in result.errors:
                 reason: Finish | None = requests.fail(sequence, result.errors[index])
             else:
                 reason = requests.take(sequence, result.token_ids[index], result.logprobs[index], now)
             if reason is not None:
-                if watch is not None:
-                    watch.at_end = self._executor.kept_positions(sequence.running_slot)
+                if observer is not None:
+                    observer.at_end = self._executor.kept_positions(sequence.running_slot)
                 self._finish(sequence, *reason)
         return list(touched)
 

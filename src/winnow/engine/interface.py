@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from winnow.engine.request import Watch
+from winnow.engine.request import RequestObserver
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
 
@@ -20,7 +20,7 @@ class RequestEngine(Protocol):
         prompt: str | None,
         token_ids: list[int],
         params: SamplingParams,
-        watch: Watch | None = None,
+        observer: RequestObserver | None = None,
         priority: int = 0,
         final_only: bool = False,
     ) -> None:

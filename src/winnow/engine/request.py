@@ -12,7 +12,7 @@ from winnow.sampling import SamplingParams
 
 
 @dataclass
-class Watch:
+class RequestObserver:
     """Asks for the token indices whose KVs a request's first sample holds, by layer and head, at two moments."""
 
     after_prompt: list[list[list[int]]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Request:
     """One for all samples, or one each; None: nothing will ever be evicted."""
     policy_name: str | None = None
     """Of the policy that was asked for, also where the budget leaves it nothing to do."""
-    watch: Watch | None = None
+    observer: RequestObserver | None = None
     priority: int = 0
     """The greater is served first."""
     arrival: int = 0

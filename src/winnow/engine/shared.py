@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from winnow.engine.interface import RequestEngine
 from winnow.engine.interrupts import DeferredInterrupt
-from winnow.engine.request import Watch
+from winnow.engine.request import RequestObserver
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError
 from winnow.outputs import RequestOutput
 from winnow.sampling import SamplingParams
@@ -34,7 +34,7 @@ class NewRequest:
     params: SamplingParams
     request_id: str | None = None
     """None: one is made up."""
-    watch: Watch | None = None
+    observer: RequestObserver | None = None
     priority: int = 0
     final_only: bool = False
 
@@ -273,7 +273,7 @@ class SharedEngine:
             request.prompt,
             request.token_ids,
             request.params,
-            request.watch,
+            request.observer,
             request.priority,
             request.final_only,
         )

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from winnow.engine.answer import Finish
-from winnow.engine.request import Request, Sequence, Watch
+from winnow.engine.request import Request, RequestObserver, Sequence
 from winnow.engine.request_table import RequestTable
 from winnow.errors import InvalidRequestError
 from winnow.outputs import RequestMetrics, RequestOutput
@@ -48,7 +48,7 @@ class PaddedEngine:
         prompt: str | None,
         token_ids: list[int],
         params: SamplingParams,
-        watch: Watch | None = None,
+        observer: RequestObserver | None = None,
         priority: int = 0,
         final_only: bool = False,
     ) -> None:
@@ -58,7 +58,7 @@ class PaddedEngine:
             InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
         """
         self._requests.require_new(request_id)
-        if watch is not None:
+        if observer is not None:
             raise InvalidRequestError("inspect needs engine=paged: a padded cache keeps all KVs of a query")
         request = Request(
             request_id,
