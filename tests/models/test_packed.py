@@ -24,7 +24,7 @@ from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models import load_model, pack_model
 from winnow.models.fused.kernels import LayerKernels
-from winnow.models.packed import apart
+from winnow.models.packed import extract
 from winnow.models.packed.decoder import RotaryEmbedding
 from winnow.models.packed.files import DESCRIPTION, OTHERS, PACKED
 from winnow.models.packed.write import write_packed
@@ -78,7 +78,7 @@ def code_of_transformers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
 
     def compute(path: Path, **options: Any) -> list[Any]:
         with monkeypatch.context() as patch:
-            patch.setattr(apart, "take_apart", refuse)
+            patch.setattr(extract, "extract_parts", refuse)
             assert load_model(ModelConfig(path)).decoder is None
             return answers(path, **options)
 

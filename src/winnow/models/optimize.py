@@ -45,7 +45,7 @@ def optimize_model(
     from winnow.models.fused.norm import FusedNorm
     from winnow.models.fused.parts import read_norm
     from winnow.models.fused.probe import record_calls, selection_is_harmless
-    from winnow.models.packed.apart import take_apart
+    from winnow.models.packed.extract import extract_parts
 
     layer_kernels = LayerKernels(kernels)
     make_linear = linear_maker(layer_kernels, model.dtype, native=native)
@@ -70,7 +70,7 @@ def optimize_model(
     _pack_head(model, layer_kernels, make_linear, trained_len)
     trim_heap()
     try:
-        return take_apart(model, geometry.num_layers, trained_len)
+        return extract_parts(model, geometry.num_layers, trained_len)
     except UnsupportedModelError:
         return None
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from winnow.attention.native_step import NativeStep
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.fused.norm import FusedNorm
-from winnow.models.packed.whole import WholeDecoder
+from winnow.models.packed.native_decoder import NativeDecoder
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.residuals import watching
 
@@ -70,7 +70,7 @@ class PackedDecoder(nn.Module):
         super().__init__()
         self.embedding, self.rotary, self.norm, self.head = embedding, rotary, norm, head
         self.layers = nn.ModuleList(layers)
-        self._whole = WholeDecoder(embedding, layers, norm, head)
+        self._whole = NativeDecoder(embedding, layers, norm, head)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from winnow.models.fused.kernels import NormWeight
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.loaded import LoadedModel
-from winnow.models.packed.apart import take_apart
 from winnow.models.packed.decoder import PackedDecoder
 from winnow.models.packed.description import FORMAT, NORMS, Description, LayerNumbers, NormNumbers
+from winnow.models.packed.extract import extract_parts
 from winnow.models.packed.files import OTHERS, PACKED
 from winnow.models.packed_embedding import PackedEmbedding, panel_shape
 from winnow.models.packed_linear import PackedLinear
@@ -31,7 +31,7 @@ def write_packed(loaded: LoadedModel, source: Path, out: Path) -> None:
     Raises:
         UnsupportedModelError: the model computes something that packing would lose; nothing is written.
     """
-    decoder = take_apart(loaded.model, loaded.geometry.num_layers, loaded.trained_len)
+    decoder = extract_parts(loaded.model, loaded.geometry.num_layers, loaded.trained_len)
     description = describe(decoder, loaded, source.resolve().name)
     out.mkdir(parents=True, exist_ok=True)
     if source.is_file():

@@ -16,7 +16,7 @@ from winnow.models.residuals import decoder_layers
 
 
 @torch.inference_mode()
-def take_apart(model: Any, num_layers: int, trained_len: int) -> PackedDecoder:
+def extract_parts(model: Any, num_layers: int, trained_len: int) -> PackedDecoder:
     """A decoder of the parts of an optimized model of transformers: they are shared, the code between them is not.
 
     Raises:

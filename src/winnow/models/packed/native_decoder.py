@@ -12,7 +12,7 @@ from winnow.models.fused.norm import FusedNorm
 from winnow.models.packed_linear import PackedLinear
 
 
-class WholeDecoder:
+class NativeDecoder:
     """Computes what its parts, all of them native, would compute one after the other.
 
     Args:
