@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from winnow.padded.cache import Extent, PaddedCache, QueryKVs
+from winnow.padded.cache import PaddedCache, QueryKVs, Shape
 from winnow.padded.shape import KVShape, LayerShape
 
 SHAPE = KVShape((LayerShape(2, 3, 4, torch.float32), LayerShape(1, 5, 5, torch.float64)))
@@ -42,7 +42,7 @@ class Model:
     def room(self, rows: int, left: int, right: int) -> None:
         if not self.cache.has_room(rows, left, right):
             columns = left + self.cache.columns + right
-            self.cache.resize(Extent(max(rows, self.cache.rows), columns), left)
+            self.cache.resize(Shape(max(rows, self.cache.rows), columns), left)
 
     def write_columns(self, grid: list[list[int]]) -> None:
         """What a forward pass does: every row's new columns, padding being -1."""
@@ -127,7 +127,7 @@ def test_random_actions(actions: list[str], seed: int) -> None:
             assert held == [layer.keys.data_ptr() for layer in cache.layers], "nothing is copied"
         elif action == "resize":
             cache.resize(
-                Extent(cache.rows + rng.randint(0, 2), cache.columns + rng.randint(2, 9)), rng.randint(0, 2)
+                Shape(cache.rows + rng.randint(0, 2), cache.columns + rng.randint(2, 9)), rng.randint(0, 2)
             )
         model.check()
 
@@ -179,11 +179,11 @@ def test_an_interrupted_pass_leaves_no_trace() -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_bytes(rows: int) -> None:
     cache = PaddedCache(SHAPE, CPU)
-    cache.resize(Extent(rows, 10))
+    cache.resize(Shape(rows, 10))
     held = sum(tensor.nbytes for layer in cache.layers for tensor in layer.tensors)
     assert cache.nbytes == held == rows * 10 * SHAPE.nbytes
     assert SHAPE.nbytes == 2 * (3 + 4) * 4 + 1 * (5 + 5) * 8
     cache.add_rows(rows)
     before = cache.nbytes
-    peak = cache.resize(Extent(rows, 20))
+    peak = cache.resize(Shape(rows, 20))
     assert max(before, cache.nbytes) < peak <= cache.nbytes + rows * 20 * SHAPE.largest_layer

@@ -2,7 +2,7 @@
 
 from winnow.engine.admission import answer_limit, check_tokens
 from winnow.errors import CapacityError, InvalidRequestError
-from winnow.padded.room import Room
+from winnow.padded.memory_budget import MemoryBudget
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
 
@@ -13,7 +13,7 @@ _EVICTION = ("eviction", "compression", "kv_budget", "context_tokens")
 class PaddedAdmission:
     """Checks requests against model and memory: whatever passes can be computed, alone if need be."""
 
-    def __init__(self, room: Room, vocab_size: int, max_model_len: int) -> None:
+    def __init__(self, room: MemoryBudget, vocab_size: int, max_model_len: int) -> None:
         self._room = room
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len

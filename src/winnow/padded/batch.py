@@ -7,9 +7,9 @@ from torch import Tensor
 
 from winnow.engine.request import Sequence
 from winnow.padded.cache import PaddedCache, QueryKVs
+from winnow.padded.counters import Counters
+from winnow.padded.memory_budget import MemoryBudget
 from winnow.padded.model import PaddedModel, span_mask
-from winnow.padded.room import Room
-from winnow.padded.tally import Tally
 
 
 class Batch:
@@ -22,7 +22,9 @@ class Batch:
         peak_bytes: the most that tensors have taken, `elsewhere` included.
     """
 
-    def __init__(self, model: PaddedModel, room: Room, tally: Tally, *, keeps_gaps: bool = False) -> None:
+    def __init__(
+        self, model: PaddedModel, room: MemoryBudget, tally: Counters, *, keeps_gaps: bool = False
+    ) -> None:
         self._model = model
         self._room = room
         self._tally = tally

@@ -18,7 +18,7 @@ from winnow.padded.shape import KVShape, LayerShape
 
 
 @dataclass(frozen=True)
-class Extent:
+class Shape:
     """Rows and columns of a tensor."""
 
     rows: int
@@ -82,12 +82,12 @@ class PaddedLayer(CacheLayerMixin):
         self.pending = 0
         """Columns that the forward pass in progress has written behind the window."""
         self._window = window
-        self.resize(Extent(0, 0), 0)
+        self.resize(Shape(0, 0), 0)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise AssertionError("tensors are made by the cache, which knows how much room there is")
 
-    def resize(self, extent: Extent, start: int) -> None:
+    def resize(self, extent: Shape, start: int) -> None:
         """Move the window into tensors of another size, to column `start`; all else in them is zero."""
         window, shape = self._window, self.shape
         live = slice(window.start, window.end)
@@ -159,7 +159,7 @@ class PaddedCache(Cache):
         self.shape = shape
         self.lengths: list[int] = []
         self.gaps: list[int] = []
-        self.extent = Extent(0, 0)
+        self.extent = Shape(0, 0)
 
     # -- what is held ----------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class PaddedCache(Cache):
         window = self._window
         return rows <= self.extent.rows and left <= window.start and window.end + right <= self.extent.columns
 
-    def resize(self, extent: Extent, left: int = 0) -> int:
+    def resize(self, extent: Shape, left: int = 0) -> int:
         """Exchange the tensors for ones of another size, layer by layer; `left` columns stay free before the window.
 
         Returns the most bytes that were held meanwhile.

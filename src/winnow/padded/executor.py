@@ -11,10 +11,10 @@ from torch import Tensor
 from winnow.engine.request import Sequence
 from winnow.outputs import LogprobDict
 from winnow.padded.background import Background, Underway
-from winnow.padded.cache import Extent
+from winnow.padded.batch_state import BatchState
+from winnow.padded.cache import Shape
 from winnow.padded.model import PaddedModel
 from winnow.padded.modes import Mode, Prefill
-from winnow.padded.places import Places
 from winnow.padded.prefill import Prefilled, prefill
 from winnow.padded.stats import PaddedStats
 from winnow.sampling import SamplingParams
@@ -49,7 +49,7 @@ class PaddedExecutor:
         self,
         model: PaddedModel,
         mode: Mode,
-        places: Places,
+        places: BatchState,
         clock: Callable[[], float],
         prefill_chunk: int | None,
         background: Background | None,
@@ -174,7 +174,7 @@ class PaddedExecutor:
         """Prefill a group apart from the batch. None: it is under way in the background."""
         batch, room = self._batch, self._room
         width = max(sequence.num_tokens for sequence in sequences)
-        extent = Extent(len(sequences), width)
+        extent = Shape(len(sequences), width)
         if not batch.running and not self._mode.prefills_first:  # it will be the batch
             roomy = room.extent(len(sequences), width)
             assert roomy is not None, "what was admitted fits alone"

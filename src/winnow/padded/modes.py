@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from winnow.engine.request import Sequence
-from winnow.padded.places import Places
+from winnow.padded.batch_state import BatchState
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Mode(Protocol):
     keeps_gaps: bool
     """Whether the padding that running queries get behind their token while another is prefilled is kept."""
 
-    def next(self, places: Places) -> Step:
+    def next(self, places: BatchState) -> Step:
         """The next step, out of at least one unfinished query. There is always one."""
 
 
@@ -48,7 +48,7 @@ class Static:
     prefills_first = False
     keeps_gaps = False
 
-    def next(self, places: Places) -> Step:
+    def next(self, places: BatchState) -> Step:
         if places.batch.running:
             return Decode()
         places.embed_parked()
@@ -64,7 +64,7 @@ class PrefillDecode:
     prefills_first = True
     keeps_gaps = False
 
-    def next(self, places: Places) -> Step:
+    def next(self, places: BatchState) -> Step:
         queue = places.queue
         if places.batch.running:
             return Decode()
@@ -84,7 +84,7 @@ class Shaping:
     prefills_first = False
     keeps_gaps = False
 
-    def next(self, places: Places) -> Step:
+    def next(self, places: BatchState) -> Step:
         places.embed_parked()
         queue, batch = places.queue, places.batch
         if not places.waiting_is_urgent:
@@ -98,7 +98,7 @@ class Shaping:
             return Prefill([first])
         return Decode(tuple(self._joiners(places)))
 
-    def _joiners(self, places: Places) -> Iterator[Sequence]:
+    def _joiners(self, places: BatchState) -> Iterator[Sequence]:
         """The first waiting queries that find rows, and memory for the columns that their pass appends."""
         rows, width, columns = len(places.batch.rows), 0, places.batch.columns
         for sequence in places.queue.waiting:
@@ -132,7 +132,7 @@ class Embedding:
     prefills_first = False
     keeps_gaps = False
 
-    def next(self, places: Places) -> Step:
+    def next(self, places: BatchState) -> Step:
         places.embed_parked()
         queue, batch, room = places.queue, places.batch, places.room
         if not places.waiting_is_urgent:
@@ -154,12 +154,12 @@ class Embedding:
         return Prefill(places.grouping.choose(queue.waiting, fits))
 
 
-def _fits_alone(places: Places) -> Callable[[int, int], bool]:
+def _fits_alone(places: BatchState) -> Callable[[int, int], bool]:
     """Whether rows and columns fit while the batch is empty."""
     return lambda rows, columns: rows <= places.max_rows and places.room.admits(rows, columns)
 
 
-def _first_that_fit(places: Places) -> list[Sequence]:
+def _first_that_fit(places: BatchState) -> list[Sequence]:
     """As many of the oldest waiting queries as make a batch together."""
     group: list[Sequence] = []
     width = 0

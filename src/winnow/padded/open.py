@@ -9,17 +9,17 @@ from winnow.models import PlainModel
 from winnow.padded.admission import PaddedAdmission
 from winnow.padded.background import Background
 from winnow.padded.batch import Batch
+from winnow.padded.batch_state import BatchState
+from winnow.padded.counters import Counters
 from winnow.padded.engine import PaddedEngine
 from winnow.padded.executor import PaddedExecutor
 from winnow.padded.groups import Grouping
+from winnow.padded.memory_budget import MemoryBudget
 from winnow.padded.model import PaddedModel
 from winnow.padded.modes import MODES
-from winnow.padded.places import Places
 from winnow.padded.queue import Queue
-from winnow.padded.room import Room
-from winnow.padded.seats import Seats
+from winnow.padded.sampler_slots import SamplerSlots
 from winnow.padded.shape import probe_shape
-from winnow.padded.tally import Tally
 from winnow.padded.trial import check_padding
 from winnow.sampling import Sampler
 
@@ -40,7 +40,7 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
     shape = probe_shape(loaded.model)
     if config.model.verify_model:
         check_padding(model, shape, loaded.vocab_size)
-    room = Room(
+    room = MemoryBudget(
         shape,
         config.cache.kv_memory,
         scheduler.max_num_seqs,
@@ -54,17 +54,17 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
         loaded.eos_token_ids,
         seed=config.model.seed,
     )
-    tally, mode = Tally(), MODES[padded.padded_mode]
+    tally, mode = Counters(), MODES[padded.padded_mode]
     if mode.keeps_gaps and not model.takes_positions:
         raise UnsupportedModelError(
             f"{type(loaded.model).__name__} takes positions from columns, so padded_mode={padded.padded_mode} would "
             "change them"
         )
-    places = Places(
+    places = BatchState(
         Queue(padded.park_memory or config.cache.kv_memory, tally),
         Batch(model, room, tally, keeps_gaps=mode.keeps_gaps),
         room,
-        Seats(sampler, scheduler.max_num_seqs),
+        SamplerSlots(sampler, scheduler.max_num_seqs),
         tally,
         Grouping(
             padded.prefill_group,

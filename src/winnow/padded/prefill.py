@@ -9,11 +9,11 @@ from torch import Tensor
 
 from winnow.engine.request import Sequence
 from winnow.outputs import LogprobDict
-from winnow.padded.cache import Extent, PaddedCache
+from winnow.padded.cache import PaddedCache, Shape
+from winnow.padded.counters import Counters
 from winnow.padded.inputs import PaddedInputs
 from winnow.padded.model import PaddedModel
 from winnow.padded.shape import KVShape
-from winnow.padded.tally import Tally
 from winnow.sampling import prompt_logprobs
 
 
@@ -27,7 +27,7 @@ class Prefilled:
     """Of each sequence's last token, [n, V]."""
     prompt_logprobs: dict[Sequence, list[LogprobDict]]
     """Of those that ask for them: one for each token of the prompt but the first."""
-    tally: Tally
+    tally: Counters
     """What it took."""
 
     @property
@@ -44,7 +44,7 @@ def prefill(
     model: PaddedModel,
     sequences: SequenceType[Sequence],
     shape: KVShape,
-    extent: Extent,
+    extent: Shape,
     chunk: int | None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Prefilled:
@@ -60,7 +60,7 @@ def prefill(
     Raises:
         PrefillStoppedError: it was.
     """
-    tally = Tally(prefills=1)
+    tally = Counters(prefills=1)
     inputs = PaddedInputs.of([sequence.token_ids for sequence in sequences], model.device)
     cache = PaddedCache(shape, model.device)
     cache.resize(extent)

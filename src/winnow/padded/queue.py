@@ -6,7 +6,7 @@ from itertools import count
 
 from winnow.engine.request import Sequence
 from winnow.padded.cache import QueryKVs
-from winnow.padded.tally import Tally
+from winnow.padded.counters import Counters
 
 
 class Queue:
@@ -20,7 +20,7 @@ class Queue:
         parked: with KVs: prefilled before there was a row for them, or taken out of the batch. In order.
     """
 
-    def __init__(self, park_memory: int, tally: Tally) -> None:
+    def __init__(self, park_memory: int, tally: Counters) -> None:
         self.waiting: list[Sequence] = []
         self.parked: list[Sequence] = []
         self.park_memory = park_memory

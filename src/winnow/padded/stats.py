@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from winnow.outputs import EngineStats
-from winnow.padded.tally import Tally
+from winnow.padded.counters import Counters
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PaddedStats(EngineStats):
     """Columns of the batch now."""
     columns_needed: int = 0
     """The longest unfinished query in it: the least that could be held."""
-    tally: Tally = field(default_factory=Tally)
+    tally: Counters = field(default_factory=Counters)
     """Counters of forward passes, joins and parks."""
 
     @property

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from winnow.errors import UnsupportedModelError
 from winnow.models.damage import first_line
-from winnow.padded.cache import Extent, PaddedCache
+from winnow.padded.cache import PaddedCache, Shape
 from winnow.padded.inputs import PaddedInputs
 from winnow.padded.model import PaddedModel
 from winnow.padded.shape import KVShape
@@ -68,7 +68,7 @@ def _logits(model: PaddedModel, shape: KVShape, queries: list[list[int]]) -> Ten
     """Logits of each query's last token, float32 [n, V]; it is computed by itself over the KVs of those before it."""
     inputs = PaddedInputs.of(queries, model.device)
     cache = PaddedCache(shape, model.device)
-    cache.resize(Extent(len(queries), inputs.width))
+    cache.resize(Shape(len(queries), inputs.width))
     cache.add_rows(len(queries))
     last = inputs.width - 1
     if last:

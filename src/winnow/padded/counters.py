@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass
-class Tally:
+class Counters:
     """Counters that only grow."""
 
     passes: int = 0
@@ -39,7 +39,7 @@ class Tally:
         self.positions += rows * width
         self.idle += rows * width - tokens
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "Counters") -> None:
         """Add another's counters."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))

@@ -4,23 +4,23 @@ from dataclasses import dataclass
 
 from winnow.engine.request import Sequence
 from winnow.padded.batch import Batch
+from winnow.padded.counters import Counters
 from winnow.padded.groups import Grouping
+from winnow.padded.memory_budget import MemoryBudget
 from winnow.padded.prefill import Prefilled
 from winnow.padded.queue import Queue
-from winnow.padded.room import Room
-from winnow.padded.seats import Seats
-from winnow.padded.tally import Tally
+from winnow.padded.sampler_slots import SamplerSlots
 
 
 @dataclass(frozen=True)
-class Places:
+class BatchState:
     """What modes decide upon."""
 
     queue: Queue
     batch: Batch
-    room: Room
-    seats: Seats
-    tally: Tally
+    room: MemoryBudget
+    seats: SamplerSlots
+    tally: Counters
     grouping: Grouping
     max_columns: int | None
     """Columns that the model allows at most; None: any number."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from winnow.padded.cache import Extent
+from winnow.padded.cache import Shape
 from winnow.padded.shape import KVShape
 
 # Columns kept free behind the batch, so that tensors are exchanged once in so many steps: a part of those in use,
@@ -12,7 +12,7 @@ _LEAST_SLACK, _MOST_SLACK = 32, 256
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryBudget:
     """The KV memory, in rows and columns of a model's cache."""
 
     shape: KVShape
@@ -51,16 +51,16 @@ class Room:
         needed = self.nbytes(rows, columns + _slack(columns)) + elsewhere
         return needed <= int(self.kv_memory * self.admit_below)
 
-    def extent(self, rows: int, columns: int, elsewhere: int = 0) -> Extent | None:
+    def extent(self, rows: int, columns: int, elsewhere: int = 0) -> Shape | None:
         """The size of tensors to make for a batch, with room to grow where there is any; None: it does not fit."""
         if not self.fits(rows, columns, elsewhere):
             return None
         roomy = columns + _slack(columns)
         more_rows = min(1 << (rows - 1).bit_length(), max(self.max_rows, rows))
         if self.fits(more_rows, roomy, elsewhere):
-            return Extent(more_rows, roomy)
+            return Shape(more_rows, roomy)
         most = (self.limit - elsewhere) // (rows * self.column_bytes)
-        return Extent(rows, min(roomy, most))
+        return Shape(rows, min(roomy, most))
 
 
 def _slack(columns: int) -> int:

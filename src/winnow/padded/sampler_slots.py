@@ -10,7 +10,7 @@ from winnow.sampling.faults import Fault
 from winnow.sampling.sampler import SamplerOutput
 
 
-class Seats:
+class SamplerSlots:
     """Samples for sequences, wherever their rows are.
 
     The sampler needs a slot only from one token to the next: what it knows of a sequence follows from its tokens, so a
