@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -85,7 +86,7 @@ class Llama:
 
     def project(self, layer: int, hidden: Array) -> tuple[Array, Array, Array]:
         """Queries [H, g, d], keys [H, d] and values [H, d], none rotated."""
-        normed = self._norm(f"model.layers.{layer}.input_layernorm", hidden)
+        normed = self.normed(layer, hidden)
         q, k, v = (self._linear(f"model.layers.{layer}.self_attn.{x}_proj", normed) for x in "qkv")
         rows = (self.num_heads, self.head_dim)
         return q.reshape(self.num_heads, self.group, self.head_dim), k.reshape(rows), v.reshape(rows)
@@ -93,6 +94,10 @@ class Llama:
     def join(self, layer: int, attended: Array) -> Array:
         """What attention adds to the hidden state."""
         return self._linear(f"model.layers.{layer}.self_attn.o_proj", attended.ravel())
+
+    def normed(self, layer: int, hidden: Array) -> Array:
+        """What attention is computed from."""
+        return self._norm(f"model.layers.{layer}.input_layernorm", hidden)
 
     def output_of(self, layer: int, head: int) -> Array:
         """What a query head adds to the hidden state for what it read, [hidden, d]."""
@@ -514,24 +519,33 @@ class DenseSequence:
             if start and self._asks[1]:
                 words = [*self._asks[1], *context[max(start - replay.starting, 0) : start]]
             sinks = range(min(self.policy.keep.sinks, start))
-            for name, paid in self._repeat([*words, *(context[j] for j in chunk)], [*sinks, *chunk]):
+            token_ids = [*words, *(context[j] for j in chunk)]
+            for name, paid in self._repeat(token_ids, [*sinks, *chunk], normalized=score.normalized):
                 for j, p in paid.items():
                     told[name][j] = max(told[name][j], p)
         return {name: {j: _relative(p, 4) for j, p in row.items()} for name, row in told.items()}
 
     def _repeat(
-        self, token_ids: Sequence[int], judged: Sequence[int]
+        self, token_ids: Sequence[int], judged: Sequence[int], *, normalized: bool
     ) -> Iterator[tuple[tuple[int, int], dict[int, float]]]:
         """Compute tokens behind the context, and forget them.
 
         Yields for each of them and each row what the group pays at most to the KVs of `judged`, in a softmax over
-        those and the tokens computed here.
+        those and the tokens computed here; `normalized`: times |W v| / |h|.
         """
         model, keys, values = self._model, {}, {}
         for row in self.all_rows:
             name = row.layer, row.head
             keys[name] = [row.rotated[j] for j in row.tokens]
             values[name] = [row.value[j] for j in row.tokens]
+
+        @cache
+        def outputs_of(row: Row) -> Array:
+            """|W v| of each query head for each token of the context, [g, n]."""
+            heads = range(row.head * model.group, (row.head + 1) * model.group)
+            weights = np.stack([model.output_of(row.layer, head) for head in heads])
+            return np.linalg.norm(weights @ row.value[: self.context_len].T, axis=1)
+
         for position, token_id in enumerate(token_ids, start=self.computed):
             hidden = model.embed(token_id)
             for layer, rows in enumerate(self.rows):
@@ -545,8 +559,11 @@ class DenseSequence:
                     logits = turned_q[row.head] @ np.array(keys[name]).T / math.sqrt(model.head_dim)
                     attended.append(_softmax(logits) @ np.array(values[name]))
                     seen = [*judged, *range(self.context_len, len(keys[name]))]
-                    paid = _softmax(logits[:, seen]).max(axis=0)
-                    yield name, {j: float(p) for j, p in zip(judged, paid, strict=False)}
+                    paid = _softmax(logits[:, seen])[:, : len(judged)]
+                    if normalized:
+                        outputs = outputs_of(row)
+                        paid = paid * outputs[:, list(judged)] / np.linalg.norm(model.normed(layer, hidden))
+                    yield name, {j: float(p) for j, p in zip(judged, paid.max(axis=0), strict=True)}
                 after = hidden + model.join(layer, np.stack(attended))
                 hidden = after + model.feed(layer, after)
 
