@@ -22,8 +22,7 @@ def empty_in_large_pages(
     """An uninitialised tensor; on a CPU under Linux its memory asks for large pages.
 
     Blocks of a row lie anywhere in the pool, so nearly every one is on another page, and looking pages up costs as much
-    as reading them: with large pages decode attention is a fifth faster and scores are added up in half the time
-    (docs/performance.md). Pages are taken from the system when they are first touched.
+    as reading them. Pages are taken from the system when they are first touched.
     """
     count = math.prod(shape)
     nbytes = count * dtype.itemsize
