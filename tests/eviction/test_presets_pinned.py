@@ -182,7 +182,7 @@ KVZIP: Row = {
 
 PINNED: dict[str, Row] = {
     "full": {**RECENCY, **EQUAL},
-    "winnow": {**KVZIP, "keep.recent": (16, "own: an answer goes on where the prompt ends")},
+    "winnow": KVZIP,
     "leverage": LEVERAGE,
     "leverage-pd": {
         **LEVERAGE,

@@ -76,9 +76,7 @@ _STREAMING = EvictionPolicy(
 
 PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),
-    "winnow": Preset(
-        replace(_KVZIP, keep=Keep(sinks=4, recent=16)), "Winnow's own: KVzip, and the last tokens stay"
-    ),
+    "winnow": Preset(_KVZIP, "what wins on a real model (docs/results/real.md): KVzip, by blocks"),
     "leverage": Preset(_LEVERAGE, "leverage of keys (Compactor, exact) under KV-Compress's budget"),
     "leverage-pd": Preset(
         replace(_LEVERAGE, when=When(after_prefill=True, prefill_every=256, decode_every=16, pressure=True)),
