@@ -18,7 +18,6 @@ import argparse
 import hashlib
 import json
 import math
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -327,14 +326,12 @@ def _query_tables(query: str, shown: Sequence[Row], full: dict[str, Row]) -> Ite
         tuple(lines),
     )
     for amount in amounts:
+        held = [m for m in methods if any((name, m, amount) in at for name in names)]
         table = [
-            (
-                name,
-                tuple(_scored(each) for each in (full[name], *(at.get((name, m, amount)) for m in methods))),
-            )
+            (name, tuple(_scored(each) for each in (full[name], *(at.get((name, m, amount)) for m in held))))
             for name in names
         ]
-        yield TextTable(f"{label}, {amount:g}x", "category", ("full cache", *methods), tuple(table)).upright()
+        yield TextTable(f"{label}, {amount:g}x", "category", ("full cache", *held), tuple(table)).upright()
     timed = [row for row in shown if row.seconds is not None]
     if timed:
         references = {row.work: full[row.work] for row in timed}
@@ -482,7 +479,9 @@ def main() -> None:
         kv_floor=1,
         num_scores=num_scores(cells),
     ) as llm:
-        head = report_head([shlex.join(sys.argv)], Machine.here("cpu")) | {
+        head = report_head(
+            [shlex.join(["python", "-m", "benchmarks.real_eval", *sys.argv[1:]])], Machine.here("cpu")
+        ) | {
             "model": Path(arguments.model).name,
             "engine": llm.config.settings(),
         }
