@@ -479,9 +479,7 @@ def main() -> None:
         kv_floor=1,
         num_scores=num_scores(cells),
     ) as llm:
-        head = report_head(
-            [shlex.join(["python", "-m", "benchmarks.real_eval", *sys.argv[1:]])], Machine.here("cpu")
-        ) | {
+        head = report_head(["python", "-m", "benchmarks.real_eval", *sys.argv[1:]], Machine.here("cpu")) | {
             "model": Path(arguments.model).name,
             "engine": llm.config.settings(),
         }
