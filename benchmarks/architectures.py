@@ -88,8 +88,8 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """As the table shows it."""
         paged, padded = (cell.replace(f"{self.class_name} is not supported: ", "") for cell in self.engines)
-        told = "the same" if paged == padded != "served" else padded
-        return (f"`{self.model_type}`", f"`{self.class_name}`", paged, told)
+        reported = "the same" if paged == padded != "served" else padded
+        return (f"`{self.model_type}`", f"`{self.class_name}`", paged, reported)
 
     @property
     def engines(self) -> tuple[str, str]:

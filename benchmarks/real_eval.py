@@ -232,8 +232,8 @@ class RealEvaluation:
             else:
                 run.answer(Environment(arguments.kvpress), cells, arguments.threads)
             for cell, result in zip(shown, run.results(shown, query, self._llm.tokenizer), strict=True):
-                told = run.seconds(cell) if work.questions > 1 else None
-                self.rows.append(row_of(work, result, None if told is None else told[1]))
+                reported = run.seconds(cell) if work.questions > 1 else None
+                self.rows.append(row_of(work, result, None if reported is None else reported[1]))
 
     def _seconds(self, work: Work, cell: Cell) -> float | None:
         """Of the first context with all its questions, by itself, where a context has many."""

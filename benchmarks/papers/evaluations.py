@@ -57,8 +57,8 @@ def write_evaluation(
         numbers: lists that NAME.json holds besides the cells.
     """
     path = directory / f"{name}.json"
-    told = {**head, **evaluation.to_json(), **numbers}
-    path.write_text(results_json(told, ("cells", *numbers)), encoding="utf-8")
+    reported = {**head, **evaluation.to_json(), **numbers}
+    path.write_text(results_json(reported, ("cells", *numbers)), encoding="utf-8")
     print(f"winnow: wrote {path}", file=sys.stderr)
     lengths = " and ".join(f"{length:,}" for length in evaluation.lengths)
     task, prompts = f"tasks of `winnow eval {evaluation.task}`", f"{evaluation.prompts} prompts per cell"

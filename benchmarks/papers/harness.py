@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _Cell = TypeVar("_Cell")
 _Row = TypeVar("_Row")
 Columns = Mapping[str, Callable[[_Row], str | None]]
-"""How the entries of a row are told, by the head of their column."""
+"""How the entries of a row are written, by the head of their column."""
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def tabulate(
     return TextTable(title, corner, tuple(columns), lines)
 
 
-def told(value: float | None, form: str) -> str:
+def formatted(value: float | None, form: str) -> str:
     """`value` as `form` prints it, such as "{:.2f}x"; empty where there is none."""
     return "" if value is None else form.format(value)
 

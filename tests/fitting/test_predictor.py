@@ -32,8 +32,8 @@ def drawn(seed: int, *, bent: bool = False) -> Collected:
 
 def test_ridge_regression_finds_a_linear_rule() -> None:
     predictor = train([drawn(1), drawn(2)], Training(hidden=0, ridge=1e-3))
-    told, text = predicted(predictor, drawn(3)), drawn(3)
-    assert torch.allclose(told, targets(text.scores), atol=0.01)
+    guessed, text = predicted(predictor, drawn(3)), drawn(3)
+    assert torch.allclose(guessed, targets(text.scores), atol=0.01)
     assert judge(predictor, [text]).recall > 0.99
 
 
@@ -121,9 +121,9 @@ def test_the_score_is_the_predictors(model: Path) -> None:
     with LLM(model, kv_memory="4MiB", dtype="float32", eviction="fitted", block_size=1) as llm:
         text = collect_tokens(llm, TOKENS[:200], 200)
         found = llm.inspect(TOKENS[:200], params)
-    told = predicted(Predictor.load(predictor_path(model)), text)
-    free = told[:, :, : 200 - SINKS - 16]
-    kept = torch.zeros(told.shape, dtype=torch.bool)
+    guessed = predicted(Predictor.load(predictor_path(model)), text)
+    free = guessed[:, :, : 200 - SINKS - 16]
+    kept = torch.zeros(guessed.shape, dtype=torch.bool)
     for layer, heads in enumerate(found.after_prompt.rows):
         for head, positions in enumerate(heads):
             kept[layer, head, [p - SINKS for p in positions if p >= SINKS]] = True

@@ -142,7 +142,7 @@ def measure_accuracy(
 
     Args:
         bar: stop once the mean can no longer reach it, however the other prompts are answered.
-        on_wave: is told how many prompts are done.
+        on_wave: receives how many prompts are done.
     """
     scores: list[float] = []
     accuracy = Accuracy((), len(asks))

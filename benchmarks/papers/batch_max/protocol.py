@@ -31,7 +31,7 @@ from winnow.errors import ConfigError
 from winnow.llm import LLM
 
 OnStage = Callable[[str], None]
-"""Is told what is being done now."""
+"""Is reported what is being done now."""
 
 _MOST_SEQS = 64
 _WARM_UP = 8

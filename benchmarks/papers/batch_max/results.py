@@ -146,9 +146,9 @@ class TaskResult:
         }
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> "TaskResult":
-        """The result that `to_json` told."""
-        asked = len(told["full"]["scores"])
+    def from_json(cls, reported: dict[str, Any]) -> "TaskResult":
+        """The result that `to_json` gave."""
+        asked = len(reported["full"]["scores"])
 
         def accuracy(each: dict[str, Any]) -> Accuracy:
             return Accuracy(tuple(each["scores"]), asked)
@@ -158,11 +158,11 @@ class TaskResult:
             return Trial(each["rule"], method, each["batch"], accuracy(each["accuracy"]), each["held"])
 
         return cls(
-            **told
+            **reported
             | {
-                "full": accuracy(told["full"]),
-                "trials": tuple(map(trial, told["trials"])),
-                "controls": {int(kvs): accuracy(each) for kvs, each in told["controls"].items()},
+                "full": accuracy(reported["full"]),
+                "trials": tuple(map(trial, reported["trials"])),
+                "controls": {int(kvs): accuracy(each) for kvs, each in reported["controls"].items()},
             }
         )
 
@@ -274,8 +274,8 @@ def task_table(report: BatchMaxReport) -> TextTable:
         rows += [("", _rule_entries(report, task, rule)) for rule in report.config.rule_names]
     for rule in report.config.rule_names:
         gain = report.mean_gain(rule)
-        told = "" if gain is None else _percent(gain)
-        rows.append(("mean", (f"BM {rule}", "", "", "", "", "", told, "")))
+        reported = "" if gain is None else _percent(gain)
+        rows.append(("mean", (f"BM {rule}", "", "", "", "", "", reported, "")))
     columns = ("method", "b", "|kv|", "accuracy", "of FKV", "tokens/s", "beside ED", "latest KVs")
     title = f"Accuracy within {report.config.within:g} % of the full cache: the largest batch of each rule"
     return TextTable(title, "task", columns, tuple(rows), words=(0,))
@@ -347,8 +347,8 @@ def paper_table(report: BatchMaxReport) -> TextTable:
 
 
 def _accuracy(accuracy: Accuracy) -> str:
-    told = f"{accuracy.mean:.3f}"
-    return told if accuracy.complete else f"{told} of the first {len(accuracy.scores)}"
+    reported = f"{accuracy.mean:.3f}"
+    return reported if accuracy.complete else f"{reported} of the first {len(accuracy.scores)}"
 
 
 def _percent(share: float) -> str:

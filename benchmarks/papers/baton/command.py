@@ -103,8 +103,8 @@ def execute(namespace: argparse.Namespace) -> int:
     tables = all_tables(rows)
     show_results([head], [" ".join(facts)], tables)
     report = {"settings": cells.settings, "engine": EngineConfig.from_options(options).settings()}
-    told = {"rows": [row.to_json() for row in rows], "runs": [each.to_json() for each in measured]}
-    write_json(namespace.json, head | report | told)
+    reported = {"rows": [row.to_json() for row in rows], "runs": [each.to_json() for each in measured]}
+    write_json(namespace.json, head | report | reported)
     if page is not None:
         heads = {(*each.head["command"], each.head["commit"]): each.head for each in measured}
         write_page(page, TITLE, list(heads.values()), facts, NOTES, tables, draw_all(rows, page.parent))

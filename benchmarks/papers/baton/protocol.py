@@ -255,10 +255,10 @@ class Run:
         return self.tally["columns_held"] / self.tally["columns_needed"] if self.tally else None
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> "Run":
-        """The run whose `asdict` gave `told`."""
-        trace = Trace(**{name: tuple(values) for name, values in told["trace"].items()})
-        return cls(**told | {"digests": tuple(told["digests"]), "trace": trace})
+    def from_json(cls, reported: dict[str, Any]) -> "Run":
+        """The run whose `asdict` gave `reported`."""
+        trace = Trace(**{name: tuple(values) for name, values in reported["trace"].items()})
+        return cls(**reported | {"digests": tuple(reported["digests"]), "trace": trace})
 
 
 def run_cell(llm: LLM, queries: Sequence[Query], on_step: OnStep) -> Run:
@@ -327,9 +327,9 @@ class Measured:
         return {"cell": asdict(self.cell), "head": dict(self.head), "run": asdict(self.run)}
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> "Measured":
-        """The run that `to_json` told."""
-        return cls(Cell(**told["cell"]), Run.from_json(told["run"]), told["head"])
+    def from_json(cls, reported: dict[str, Any]) -> "Measured":
+        """The run that `to_json` gave."""
+        return cls(Cell(**reported["cell"]), Run.from_json(reported["run"]), reported["head"])
 
 
 Open = Callable[[dict[str, Any]], AbstractContextManager[LLM]]

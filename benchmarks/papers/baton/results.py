@@ -17,7 +17,7 @@ from benchmarks.papers.baton.protocol import (
     Trace,
     published_gain,
 )
-from benchmarks.papers.harness import Columns, save_figures, tabulate, told
+from benchmarks.papers.harness import Columns, formatted, save_figures, tabulate
 from winnow.figures import Axis, Line, Panel, line_chart
 from winnow.text_table import TextTable
 from winnow.units import format_bytes
@@ -185,14 +185,14 @@ def details(query_set: str, rows: Sequence[Row]) -> TextTable:
 
 
 _DETAILS: Columns[Row] = {
-    "passes": lambda row: told(row.first.tally.get("passes"), "{:.0f}"),
-    "by passes": lambda row: told(row.pass_gain, "{:.2f}x"),
-    "prefill s": lambda row: told(row.first.tally.get("prefill_seconds"), "{:.2f}"),
-    "decode s": lambda row: told(row.first.tally.get("decode_seconds"), "{:.2f}"),
-    "idle": lambda row: told(row.first.idle_share, "{:.1%}"),
-    "columns": lambda row: told(row.first.column_share, "{:.2f}"),
+    "passes": lambda row: formatted(row.first.tally.get("passes"), "{:.0f}"),
+    "by passes": lambda row: formatted(row.pass_gain, "{:.2f}x"),
+    "prefill s": lambda row: formatted(row.first.tally.get("prefill_seconds"), "{:.2f}"),
+    "decode s": lambda row: formatted(row.first.tally.get("decode_seconds"), "{:.2f}"),
+    "idle": lambda row: formatted(row.first.idle_share, "{:.1%}"),
+    "columns": lambda row: formatted(row.first.column_share, "{:.2f}"),
     "KV peak": lambda row: format_bytes(row.first.kv_bytes_peak),
-    "differ": lambda row: told(row.differing, "{}"),
+    "differ": lambda row: formatted(row.differing, "{}"),
 }
 
 
@@ -212,7 +212,9 @@ def bars(rows: Sequence[Row]) -> TextTable:
         if gain < bar.least and bar.cause:
             notes.append(f"{name}, {gain:.2f}x: {bar.cause}")
         entries = (f"{bar.least:.2f}x", f"{gain:.2f}x", missed, f"{passes:.2f}x")
-        lines.append((name, (*entries, told(most, "{:.2f}x"), told(fast.first.idle_share, "{:.1%}"))))
+        lines.append(
+            (name, (*entries, formatted(most, "{:.2f}x"), formatted(fast.first.idle_share, "{:.1%}")))
+        )
     columns = ("paper", "here", "", "by passes", "at most", "idle")
     return TextTable("Beside what the paper reports", "", columns, tuple(lines), tuple(notes))
 
@@ -221,12 +223,12 @@ def _brief(row: Row | None) -> str:
     if row is None:
         return ""
     paper = published_gain(row.cell.query_set, row.cell.mode, row.cell.batch)
-    parts = (f"{row.seconds:.2f} s", told(row.gain, "{:.2f}x"), told(paper, "({:.2f}x)"))
+    parts = (f"{row.seconds:.2f} s", formatted(row.gain, "{:.2f}x"), formatted(paper, "({:.2f}x)"))
     return " ".join(filter(None, parts))
 
 
 def spread_lines(rows: Sequence[Row]) -> list[str]:
-    """How often cells were run, and how much the machine wavered."""
+    """How often cells were run, and how far repeated runs differ."""
     counts = sorted({len(row.runs) for row in rows})
     if counts[-1:] == [1]:
         return ["Each cell was run once."]

@@ -126,7 +126,7 @@ ROUND_EVERY = 16
 
 @dataclass(frozen=True)
 class Continuations:
-    """So many windows of a text; a quarter is the prompt, the rest is forced, with a round every few tokens."""
+    """Windows of a text; a quarter is the prompt, the rest is forced, with a round every few tokens."""
 
     windows: int
     tokens: int

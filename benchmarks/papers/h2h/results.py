@@ -79,9 +79,9 @@ def perplexity_table(found: Sequence[Perplexity], continuations: Continuations) 
     full = found[0]
     rows = []
     for each in found:
-        told = [(p.policy, p.perplexity, p.ratio) for p in PERPLEXITIES if p.preset == each.name]
+        quoted = [(p.policy, p.perplexity, p.ratio) for p in PERPLEXITIES if p.preset == each.name]
         policy, theirs, ratio = (
-            (told[0][0], f"{told[0][1]:.2f}", f"{told[0][2]:.3f}") if told else ("-", "-", "-")
+            (quoted[0][0], f"{quoted[0][1]:.2f}", f"{quoted[0][2]:.3f}") if quoted else ("-", "-", "-")
         )
         change = each.over(full)
         error = "" if change is None or change.error is None else f" +- {change.error:.3f}"

@@ -141,10 +141,10 @@ class Grid:
 
     def settings(self) -> dict[str, Any]:
         """What runs must share to be compared. How often they are repeated is not among it."""
-        told = asdict(self)
-        del told["repeat"], told["new_tokens"]
-        told["answer_tokens"] = [self.answer_tokens(context) for context in self.contexts]
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
+        reported = asdict(self)
+        del reported["repeat"], reported["new_tokens"]
+        reported["answer_tokens"] = [self.answer_tokens(context) for context in self.contexts]
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in reported.items()}
 
 
 RANDOM = LlamaShape(
@@ -174,10 +174,10 @@ class TimedPrompt:
         """
         if self.question is None:
             return None
-        told = list(answer[: self.question.max_tokens])
-        if tokenizer.eos_token_id in told:
-            told = told[: told.index(tokenizer.eos_token_id)]
-        text = tokenizer.decode(told, skip_special_tokens=True)
+        reported = list(answer[: self.question.max_tokens])
+        if tokenizer.eos_token_id in reported:
+            reported = reported[: reported.index(tokenizer.eos_token_id)]
+        text = tokenizer.decode(reported, skip_special_tokens=True)
         return score(self.question.metric, text, self.question.references, self.question.classes)
 
 
@@ -316,11 +316,11 @@ class Study:
                         f"and is {ours.get(name)!r}"
                     )
         self.heads += report["measured"]
-        for told in report["runs"]:
+        for reported in report["runs"]:
             cell = Cell(
-                **{name: told.pop(name) for name in ("context", "preset", "compression", "prefill_only")}
+                **{name: reported.pop(name) for name in ("context", "preset", "compression", "prefill_only")}
             )
-            self.add(cell, Run(**told | {"scores": tuple(told["scores"])}))
+            self.add(cell, Run(**reported | {"scores": tuple(reported["scores"])}))
 
 
 def measure(

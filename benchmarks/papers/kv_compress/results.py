@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.papers.harness import Columns, median_and_range, save_figures, tabulate, told
+from benchmarks.papers.harness import Columns, formatted, median_and_range, save_figures, tabulate
 from benchmarks.papers.kv_compress.protocol import FULL, Cell, Grid, Run, Study
 from winnow.figures import Axis, Line, Panel, line_chart
 from winnow.text_table import TextTable
@@ -188,7 +188,7 @@ _DETAILS: Columns[Row] = {
     "tokens/s": lambda row: f"{row.rates[0]:,.0f}",
     "spread": _spread,
     "bound": lambda row: f"{row.bound:.2f}x",
-    "own": lambda row: told(row.own_bound, "{:.2f}x"),
+    "own": lambda row: formatted(row.own_bound, "{:.2f}x"),
     "mean": lambda row: f"{row.first.mean_batch:.1f}",
     "most": lambda row: f"{row.first.most_batch}",
     "preempt": lambda row: f"{row.first.preemptions}",
@@ -225,7 +225,7 @@ def beside_the_paper(grid: Grid, rows: Sequence[Row]) -> TextTable:
 
 def _brief(row: Row) -> list[str]:
     run = row.first
-    return [f"{row.gain:.2f}x", f"{row.share:.0%}", f"{run.most_batch}", told(run.accuracy, "{:.2f}")]
+    return [f"{row.gain:.2f}x", f"{row.share:.0%}", f"{run.most_batch}", formatted(run.accuracy, "{:.2f}")]
 
 
 _COMPRESSION = Axis("compression asked for", "log2")

@@ -173,18 +173,18 @@ class KvpressRun:
     def _result(
         self, cell: PressCell, query: str, tokenizer: Any, known: dict[str, dict[str, Any]]
     ) -> CellResult:
-        told = []
+        reported = []
         for place, shared in enumerate(self._shared):
             key = _key(cell.ask(place, shared.context, shared.besides))
             if key not in known:
                 raise PeerError(f"kvpress left {cell.press.name} unanswered on prompt {place}")
-            told.append(known[key])
-        errors = [each["error"] for each in told if "error" in each]
+            reported.append(known[key])
+        errors = [each["error"] for each in reported if "error" in each]
         if errors:
             return CellResult(cell.named(query), (), Refusal(errors[0], len(errors)))
         outcomes = tuple(
             _outcome(cell.named(query), shared, each, found, tokenizer)
-            for shared, found in zip(self._shared, told, strict=True)
+            for shared, found in zip(self._shared, reported, strict=True)
             for each in range(len(shared.places))
         )
         return CellResult(cell.named(query), outcomes)
@@ -194,10 +194,12 @@ class KvpressRun:
         where nothing was answered."""
         known = self._found()
         keys = [_key(cell.ask(place, each.context, each.besides)) for place, each in enumerate(self._shared)]
-        told = [known[key] for key in keys if "answers" in known.get(key, {})]
-        if not told:
+        reported = [known[key] for key in keys if "answers" in known.get(key, {})]
+        if not reported:
             return None
-        return fmean(each["compress_seconds"] for each in told), fmean(each["seconds"] for each in told)
+        return fmean(each["compress_seconds"] for each in reported), fmean(
+            each["seconds"] for each in reported
+        )
 
     def _found(self) -> dict[str, dict[str, Any]]:
         if not self._answers.exists():
@@ -213,9 +215,9 @@ class KvpressRun:
                 file.truncate(sum(len(line) for line in whole_lines(file)))
 
 
-def _outcome(cell: Cell, shared: _Shared, place: int, told: dict[str, Any], tokenizer: Any) -> Outcome:
+def _outcome(cell: Cell, shared: _Shared, place: int, reported: dict[str, Any], tokenizer: Any) -> Outcome:
     """The outcome of one of the questions on a context."""
-    sample, answer = shared.sample, told["answers"][place]
+    sample, answer = shared.sample, reported["answers"][place]
     question = sample.questions[shared.places[place]]
     text = until_stop(tokenizer.decode(answer, skip_special_tokens=True), question.stop)
     return Outcome(
@@ -228,8 +230,8 @@ def _outcome(cell: Cell, shared: _Shared, place: int, told: dict[str, Any], toke
         answer=text,
         prompt_tokens=len(shared.prompts[place].token_ids),
         answer_tokens=len(answer),
-        reached=shared.context / told["seen"],
-        kv_bytes=told["kv_bytes"],
+        reached=shared.context / reported["seen"],
+        kv_bytes=reported["kv_bytes"],
     )
 
 

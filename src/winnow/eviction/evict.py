@@ -111,11 +111,11 @@ def _round(
 
 def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
     """Look at the layers one by one, so that nothing as large as the keys is held for more than one."""
-    worth, protected, told = [], [], []
+    worth, protected, stats = [], [], []
     for layer in map(rows.layer, range(len(rows.slot))):
         value = policy.score.worth(layer).float()
         worth.append(value.mean(dim=1, keepdim=True).expand_as(value) if policy.score.per_layer else value)
-        pinned, tells = policy.budget.pin(layer), policy.budget.tell(layer)
+        pinned, of_layer = policy.budget.pin(layer), policy.budget.layer_stats(layer)
         protected.append(layer.protected if pinned is None else layer.protected | pinned)
-        told.append(value.new_empty(0) if tells is None else tells)
-    return Ranking(rows, torch.stack(worth), torch.stack(protected), torch.stack(told, dim=1))
+        stats.append(value.new_empty(0) if of_layer is None else of_layer)
+    return Ranking(rows, torch.stack(worth), torch.stack(protected), torch.stack(stats, dim=1))

@@ -76,7 +76,7 @@ class Predictor:
             OSError: the file cannot be written.
         """
         named = {name: tensor.contiguous().cpu() for name, tensor in self._tensors()}
-        # As any file is written: safetensors' own writer makes files that nobody else may read.
+        # As any file is written: safetensors' own writer makes files that only their owner may read.
         path.write_bytes(save(named, {"format": FORMAT, "notes": json.dumps(dict(self.notes))}))
 
     @classmethod

@@ -19,13 +19,13 @@ class Ranking:
         rows: what is known of the KVs, layers first.
         value: float32 [L, B, H, N], what the score says of each KV; arbitrary past the length.
         must_stay: bool [L, B, H, N], False past the length.
-        told: float32 [B, L, H], what the budget's `tell` said; empty if nothing.
+        stats: float32 [B, L, H], what the budget's `layer_stats` gave; empty if nothing.
     """
 
     rows: RoundRows
     value: Tensor
     must_stay: Tensor
-    told: Tensor
+    stats: Tensor
 
     @property
     def round(self) -> RoundInputs:

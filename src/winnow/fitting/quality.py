@@ -48,24 +48,24 @@ def predicted(predictor: Predictor, text: Collected) -> Tensor:
     )
 
 
-def recall(told: Tensor, true: Tensor) -> float:
-    """Share of the best quarter of `true`, [..., T], that the best quarter of `told` holds; the mean over rows."""
+def recall(guessed: Tensor, true: Tensor) -> float:
+    """Share of the best quarter of `true`, [..., T], that the best quarter of `guessed` holds; the mean over rows."""
     count = max(1, round(true.shape[-1] * SHARE))
-    held = torch.zeros(true.shape, dtype=torch.bool).scatter_(-1, told.topk(count).indices, True)
+    held = torch.zeros(true.shape, dtype=torch.bool).scatter_(-1, guessed.topk(count).indices, True)
     return float(held.gather(-1, true.topk(count).indices).float().mean())
 
 
 def _of_text(predictor: Predictor, text: Collected) -> tuple[float, float, float, float]:
-    told = predicted(predictor, text)
+    guessed = predicted(predictor, text)
     return (
-        recall(told.flatten(), text.scores.flatten()),
-        recall(told, text.scores),
-        _spearman(told.flatten(), text.scores.flatten()),
+        recall(guessed.flatten(), text.scores.flatten()),
+        recall(guessed, text.scores),
+        _spearman(guessed.flatten(), text.scores.flatten()),
         recall(text.baseline, text.scores),
     )
 
 
-def _spearman(told: Tensor, true: Tensor) -> float:
+def _spearman(guessed: Tensor, true: Tensor) -> float:
     """Correlation of ranks."""
-    ranks = torch.stack([each.argsort().argsort().double() for each in (told, true)])
+    ranks = torch.stack([each.argsort().argsort().double() for each in (guessed, true)])
     return float(torch.corrcoef(ranks)[0, 1])

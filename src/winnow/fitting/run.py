@@ -43,7 +43,7 @@ def fit(llm: LLM, texts: Sequence[str], training: Training, *, chat: bool, tell:
     Args:
         texts: at least 2; one of 4, and at least 1, is held out.
         chat: texts stand in the model's chat template as a user's message.
-        tell: is told of progress, a line at a time.
+        tell: called with progress, a line at a time.
 
     Raises:
         InvalidRequestError: the model does not allow replays, or a text does not fit.

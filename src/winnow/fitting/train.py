@@ -11,7 +11,7 @@ from winnow.eviction.predictor import Predictor, features
 from winnow.fitting.collect import Collected, joined
 
 LEAST_SCORE = 1e-5
-"""Attention below it counts as it: who gets none need not be told from who gets next to none."""
+"""Attention below it counts as it: who gets none need not be distinguished from who gets next to none."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Training:
         epochs: times that each KV is looked at.
         batch: KVs of a row in one step.
         rate: of Adam, falling to 0 along half a cosine.
-        ridge: in KVs: so many count as saying that the features say nothing.
+        ridge: in KVs: this many count as saying that the features say nothing.
         seed: of the network's first weights and of the order of KVs.
     """
 
@@ -47,7 +47,7 @@ def train(
     """Fit a predictor to texts.
 
     Args:
-        on_layer: told each layer that is done.
+        on_layer: called with each layer that is done.
     """
     parts: list[tuple[Tensor, ...]] = []
     for layer in range(len(texts[0].scores)):
@@ -107,9 +107,9 @@ def _network(x: Tensor, y: Tensor, training: Training, seed: int) -> tuple[Tenso
         for step in range(steps):
             chosen = order[step::steps]
             part = functional.silu(x[:, chosen] @ inner + bias[:, None])
-            told = (part @ outer[..., None])[..., 0] + offset[:, None]
+            guessed = (part @ outer[..., None])[..., 0] + offset[:, None]
             loss = (
-                functional.mse_loss(told, y[:, chosen]) * heads
+                functional.mse_loss(guessed, y[:, chosen]) * heads
             )  # heads are apart: none's rate depends on the others
             adam.zero_grad()
             loss.backward()

@@ -123,9 +123,12 @@ class GgufFile:
         return tokenizer
 
     def end_tokens(self, config: PretrainedConfig) -> list[int]:
-        told = getattr(config.get_text_config(), "eos_token_id", None) or []
+        ends_named = getattr(config.get_text_config(), "eos_token_id", None) or []
         ends = (self._values.get(f"tokenizer.ggml.{name}") for name in _ENDS)
-        return [*([told] if isinstance(told, int) else told), *(end for end in ends if end is not None)]
+        return [
+            *([ends_named] if isinstance(ends_named, int) else ends_named),
+            *(end for end in ends if end is not None),
+        ]
 
     @property
     def _file(self) -> str:

@@ -39,7 +39,7 @@ class Budget(Floors, ABC):
         """KVs of a layer that must stay in this round besides the protected ones, bool [B, H, N]."""
         return None
 
-    def tell(self, rows: LayerRows) -> Tensor | None:
+    def layer_stats(self, rows: LayerRows) -> Tensor | None:
         """What `targets` must know of a layer's KVs, float32 [B, H]."""
         return None
 

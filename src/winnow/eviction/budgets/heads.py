@@ -119,11 +119,11 @@ class LazyLayers(Budget):
     bounded: ClassVar[bool] = False
     threshold: float = 0.9
 
-    def tell(self, rows: LayerRows) -> Tensor:
+    def layer_stats(self, rows: LayerRows) -> Tensor:
         return rows.score[0].masked_fill(~rows.protected, 0.0).sum(dim=-1)
 
     def targets(self, ranking: Ranking) -> Tensor:
-        lazy = ranking.told.mean(dim=2, keepdim=True) > self.threshold
+        lazy = ranking.stats.mean(dim=2, keepdim=True) > self.threshold
         kept = torch.where(lazy, ranking.round.budget[:, None, None], ranking.length)
         return torch.maximum(kept, self.row_least(ranking))
 

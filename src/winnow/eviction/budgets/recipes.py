@@ -51,11 +51,11 @@ class Recipes(Budget):
             found |= recovers
         return chosen
 
-    def tell(self, rows: LayerRows) -> Tensor:
+    def layer_stats(self, rows: LayerRows) -> Tensor:
         return self.pin(rows).sum(dim=-1).float()
 
     def targets(self, ranking: Ranking) -> Tensor:
-        return torch.maximum(ranking.told.long(), self.row_least(ranking))
+        return torch.maximum(ranking.stats.long(), self.row_least(ranking))
 
     def _ladder(self, rows: LayerRows, mass: Tensor) -> list[Tensor]:
         special = rows.protected | (rows.valid & (rows.kind == SPECIAL))
