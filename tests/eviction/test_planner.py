@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnow.eviction.budgets.heads import cheapest_blocks, length_without, without_best
+from winnow.eviction.budgets.heads import above_floor, block_costs, cheapest_blocks, length_without
 from winnow.eviction.evict import moves
 from winnow.eviction.ranking import Ranking, ranks, sort_rows
 
@@ -68,7 +68,7 @@ def test_frees_what_is_asked_at_the_least_cost(
 ) -> None:
     excess = [data.draw(st.integers(0, 12)) for _ in batch]
     worth, length = tensors(batch)
-    freed = cheapest_blocks(worth, length, torch.tensor(excess), block_size)
+    freed = cheapest_blocks(block_costs(worth, length, block_size), torch.tensor(excess))
     kept = length_without(length, freed, block_size)
     for b, rows in enumerate(batch):
         count, cost = cheapest(rows, excess[b], block_size)
@@ -126,9 +126,10 @@ def test_frees_what_is_asked_at_the_least_cost_above_floors(
     flat, length = tensors([[row for rows in layers for row in rows]])
     shape = (1, len(layers), len(layers[0]))
     worth, length = flat.view(*shape, -1), length.view(shape)
-    guarded = without_best(worth, length, torch.minimum(torch.tensor([least]), length))
-    freed = cheapest_blocks(guarded, length, torch.tensor([excess]), block_size, torch.tensor([most]))
-    count, cost = cheapest_of_layers(layers, least, most, excess, block_size)
+    cost = block_costs(worth, length, block_size)
+    guarded = above_floor(cost, length, torch.minimum(torch.tensor([least]), length), block_size)
+    freed = cheapest_blocks(guarded, torch.tensor([excess]), torch.tensor([most]))
+    count, least_cost = cheapest_of_layers(layers, least, most, excess, block_size)
     taken = freed[0].tolist()
     assert sum(map(sum, taken)) == count, "it gives up what it was asked, or all that floors let go"
     paid = sum(
@@ -136,7 +137,7 @@ def test_frees_what_is_asked_at_the_least_cost_above_floors(
         for rows, ns in zip(layers, taken, strict=True)
         for row, n in zip(rows, ns, strict=True)
     )
-    assert paid == pytest.approx(cost)
+    assert paid == pytest.approx(least_cost)
     for rows, ns, floors, limit in zip(layers, taken, least, most, strict=True):
         assert sum(ns) <= limit
         for row, n, floor in zip(rows, ns, floors, strict=True):
@@ -147,7 +148,7 @@ def test_four_sequences_of_one_round_each_give_up_sixteen_blocks() -> None:
     # The published code frees 16, 8, 0, 0 here: it counts from the batch's first block instead of the sequence's.
     worth = torch.rand(4, 2, 2, 128).sort(dim=-1).values
     length = torch.full((4, 2, 2), 128)
-    freed = cheapest_blocks(worth, length, torch.tensor([16, 16, 16, 16]), 4)
+    freed = cheapest_blocks(block_costs(worth, length, 4), torch.tensor([16, 16, 16, 16]))
     assert freed.sum(dim=(1, 2)).tolist() == [16, 16, 16, 16]
 
 
@@ -219,7 +220,7 @@ def test_the_lowest_are_the_first_of_the_order(rows: list[Row], data: st.DataObj
     valid = torch.arange(longest) < length[..., None]
     sorted_worth, order = sort_rows(worth, position.int(), protected, valid)
     known = SimpleNamespace(position=position.int(), valid=valid)
-    ranking = Ranking(known, worth, protected, torch.empty(0))  # type: ignore[arg-type]
+    ranking = Ranking(known, worth, protected, None)  # type: ignore[arg-type]
     lowest = ranking.lowest(count, int(count.max()))
     for r in range(len(rows)):
         assert set(lowest[0, 0, r].nonzero()[:, 0].tolist()) == set(order[0, 0, r, : count[0, 0, r]].tolist())

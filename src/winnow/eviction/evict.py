@@ -51,7 +51,8 @@ def shrink(
     kinds = signals.kinds(slots) if policy.budget.needs_kinds else None
     rows = RoundRows(cache, _round(cache, policy, members, signals), int(lengths.max()), kinds, signals)
     ranking = _rank(policy, rows)
-    kept = torch.minimum(torch.maximum(policy.budget.targets(ranking), ranking.protected), ranking.length)
+    targets = policy.budget.allot(policy.budget.costs(ranking))
+    kept = torch.minimum(torch.maximum(targets, ranking.protected), ranking.length)
     lengths_after = kept.to(torch.int32).cpu().numpy()
     stay = kept.transpose(0, 1)
     if isinstance(backend, NativeBackend):
@@ -117,5 +118,8 @@ def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
         worth.append(value.mean(dim=1, keepdim=True).expand_as(value) if policy.score.per_layer else value)
         pinned, of_layer = policy.budget.pin(layer), policy.budget.layer_stats(layer)
         protected.append(layer.protected if pinned is None else layer.protected | pinned)
-        stats.append(value.new_empty(0) if of_layer is None else of_layer)
-    return Ranking(rows, torch.stack(worth), torch.stack(protected), torch.stack(stats, dim=1))
+        if of_layer is not None:
+            stats.append(of_layer)
+    return Ranking(
+        rows, torch.stack(worth), torch.stack(protected), torch.stack(stats, dim=1) if stats else None
+    )

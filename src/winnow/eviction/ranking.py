@@ -19,13 +19,13 @@ class Ranking:
         rows: what is known of the KVs, layers first.
         value: float32 [L, B, H, N], what the score says of each KV; arbitrary past the length.
         must_stay: bool [L, B, H, N], False past the length.
-        stats: float32 [B, L, H], what the budget's `layer_stats` gave; empty if nothing.
+        stats: float32 [B, L, H], what the budget's `layer_stats` returned; None if it has none.
     """
 
     rows: RoundRows
     value: Tensor
     must_stay: Tensor
-    stats: Tensor
+    stats: Tensor | None
 
     @property
     def round(self) -> RoundInputs:
@@ -39,19 +39,6 @@ class Ranking:
     def length(self) -> Tensor:
         """KVs of each row, int64 [B, L, H]."""
         return self.rows.length.transpose(0, 1).long()
-
-    @property
-    def num_layers(self) -> int:
-        return self.length.shape[1]
-
-    @property
-    def num_heads(self) -> int:
-        return self.length.shape[2]
-
-    @property
-    def blocks(self) -> Tensor:
-        """Blocks of each row, int64 [B, L, H]."""
-        return -(-self.length // self.block_size)
 
     @cached_property
     def protected(self) -> Tensor:
