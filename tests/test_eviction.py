@@ -625,3 +625,12 @@ def test_an_amount_without_a_policy_means_winnow(directory: Path) -> None:
     assert {report.kept for report in reports if report is not None} == {reports[0].kept}  # type: ignore[union-attr]
     assert full.outputs[0].eviction is None
     assert full.outputs[0].token_ids == never.outputs[0].token_ids
+
+
+def test_an_amount_for_a_policy_that_takes_none_is_refused_when_the_engine_opens(directory: Path) -> None:
+    for options in ({"compression": 4.0}, {"kv_budget": 80}):
+        with pytest.raises(ConfigError, match=f"{next(iter(options))} cannot be chosen: 'fastgen'"):
+            LLM(directory, kv_memory="4MiB", eviction="fastgen", **options)
+    with LLM(directory, kv_memory="4MiB", kv_budget=80) as llm:  # a request's own policy takes no engine's amount
+        [output] = llm.generate(prompt(100), greedy(eviction="fastgen"))
+    assert output.error is None

@@ -12,7 +12,7 @@ from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import Scheduler
-from winnow.eviction import EvictionPolicy, EvictionTarget, Instruction, replay_passes, settle
+from winnow.eviction import EvictionPolicy, EvictionTarget, Instruction, replay_passes, resolve_policy
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams
 
@@ -123,7 +123,7 @@ class Simulation:
         eviction = None
         if policy is not None:
             config = EvictionConfig(eviction=policy, kv_budget=budget)
-            eviction = settle(config, prompt_len, prompt_len + max_tokens - 1)
+            eviction = resolve_policy(config).for_prompt(prompt_len, prompt_len + max_tokens - 1)
             replay = policy.score.replay
             if eviction is not None and replay is not None and prompt_len > eviction.target:
                 passes = replay_passes(replay, [3] * prompt_len, Instruction(), 0, 400)

@@ -9,13 +9,23 @@ from winnow.engine.engine import Engine
 from winnow.engine.instructor import Instructor
 from winnow.engine.scheduler import Scheduler
 from winnow.engine.torch_executor import TorchExecutor
+from winnow.eviction import EvictionPolicy
 from winnow.models import LoadedModel
 
 
-def build_engine(loaded: LoadedModel, config: EngineConfig, clock: Callable[[], float]) -> Engine:
-    """Set up cache, scheduler and admission around a model."""
+def build_engine(
+    loaded: LoadedModel, config: EngineConfig, policy: EvictionPolicy, clock: Callable[[], float]
+) -> Engine:
+    """Set up cache, scheduler and admission around a model.
+
+    Args:
+        policy: the engine's own, which decides how many accumulators there are if the configuration does not say it.
+    """
+    num_scores = config.eviction.num_scores
+    if num_scores is None:
+        num_scores = max(policy.score.num_scores, 1)
     backend = open_backend(config.model.attention_backend, loaded.device)
-    executor = TorchExecutor(loaded, config, backend)
+    executor = TorchExecutor(loaded, config, backend, num_scores)
     scheduler = Scheduler(config.scheduler, executor, clock, max_round_kvs=config.eviction.max_round_kvs)
     admission = Admission(
         executor.cache,

@@ -19,7 +19,7 @@ from winnow.engine.query_signals import WatchedQueries
 from winnow.engine.request import Sequence
 from winnow.engine.signals import EngineSignals
 from winnow.errors import InvalidRequestError, UnsupportedModelError
-from winnow.eviction import EvictionPolicy, EvictionTarget, preset_of, shrink
+from winnow.eviction import EvictionPolicy, EvictionTarget, shrink
 from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
 from winnow.models import LoadedModel
 from winnow.models.hub import locate_model
@@ -92,14 +92,16 @@ class _AttentionStep:
 
 
 class TorchExecutor:
-    """Owns the model, the pool of KVs and the sampler."""
+    """Owns the model, the pool of KVs and the sampler.
 
-    def __init__(self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend) -> None:
+    Args:
+        num_scores: accumulators per KV, 0 to 2.
+    """
+
+    def __init__(
+        self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend, num_scores: int = 1
+    ) -> None:
         geometry = model.geometry
-        policy = preset_of(config.eviction.chosen).policy
-        num_scores = config.eviction.num_scores
-        if num_scores is None:
-            num_scores = max(policy.score.num_scores, 1)
         layout = CacheLayout(
             geometry.num_layers,
             geometry.num_kv_heads,

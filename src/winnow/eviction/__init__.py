@@ -19,6 +19,7 @@ from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import PRESETS, Preset, find_preset
 from winnow.eviction.replay import Instruction, Replay, ReplayPass, replay_passes
+from winnow.eviction.resolve import OWN, ResolvedPolicy, resolve_policy
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores import (
     Average,
@@ -43,11 +44,11 @@ from winnow.eviction.scores import (
     Window,
 )
 from winnow.eviction.sequence import SequenceEviction
-from winnow.eviction.settle import preset_of, settle
 from winnow.eviction.signals import Needs, QueryMoments, Signals
 from winnow.eviction.when import When
 
 __all__ = [
+    "OWN",
     "PRESETS",
     "PUNCTUATION",
     "SPECIAL",
@@ -89,6 +90,7 @@ __all__ = [
     "Reconstruction",
     "Replay",
     "ReplayPass",
+    "ResolvedPolicy",
     "Score",
     "SequenceEviction",
     "Signals",
@@ -96,8 +98,7 @@ __all__ = [
     "When",
     "Window",
     "find_preset",
-    "preset_of",
     "replay_passes",
-    "settle",
+    "resolve_policy",
     "shrink",
 ]
