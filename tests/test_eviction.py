@@ -631,6 +631,8 @@ def test_an_amount_for_a_policy_that_takes_none_is_refused_when_the_engine_opens
     for options in ({"compression": 4.0}, {"kv_budget": 80}):
         with pytest.raises(ConfigError, match=f"{next(iter(options))} cannot be chosen: 'fastgen'"):
             LLM(directory, kv_memory="4MiB", eviction="fastgen", **options)
-    with LLM(directory, kv_memory="4MiB", kv_budget=80) as llm:  # a request's own policy takes no engine's amount
+    with LLM(
+        directory, kv_memory="4MiB", kv_budget=80
+    ) as llm:  # a request's own policy takes no engine's amount
         [output] = llm.generate(prompt(100), greedy(eviction="fastgen"))
     assert output.error is None
