@@ -8,7 +8,7 @@ metrics are drawn only, so those here are others of the same order.
 import pytest
 import torch
 
-from winnow.eviction.budgets.heads import cheapest_blocks, length_without
+from winnow.eviction.budgets.heads import block_costs, cheapest_blocks, length_without
 from winnow.eviction.evict import moves
 
 BLOCK, HELD = 2, (5, 2)
@@ -23,7 +23,7 @@ def schedule(excess: int) -> tuple[list[int], list[int]]:
     for head, metrics in enumerate(METRICS):
         worth[0, 0, head, : len(metrics)] = torch.tensor(sorted(metrics))
     length = torch.tensor([[HELD]])
-    freed = cheapest_blocks(worth, length, torch.tensor([excess]), BLOCK)
+    freed = cheapest_blocks(block_costs(worth, length, BLOCK), torch.tensor([excess]))
     return freed[0, 0].tolist(), length_without(length, freed, BLOCK)[0, 0].tolist()
 
 

@@ -15,13 +15,11 @@ from winnow.eviction import (
     AdaptiveRows,
     Budget,
     EqualHeads,
-    EvictionPolicy,
     Fixed,
     LayerGroups,
     LazyLayers,
     Pyramid,
     Recipes,
-    evict,
 )
 from winnow.eviction.costs import RowCosts
 from winnow.eviction.ranking import Ranking
@@ -141,19 +139,19 @@ def test_two_ranks_allot_what_a_preset_allots(
 ) -> None:
     """The rounds of a running engine, each planned by one rank and by two."""
     rounds = 0
-    rank = evict._rank
-
-    def checked(policy: EvictionPolicy, rows: evict.RoundRows) -> Ranking:
-        nonlocal rounds
-        ranking = rank(policy, rows)
-        expected = policy.budget.allot(policy.budget.costs(ranking))
-        assert torch.equal(over_ranks(policy.budget, ranking, 1), expected)
-        rounds += 1
-        return ranking
-
-    monkeypatch.setattr(evict, "_rank", checked)
     rng = random.Random(name)
     policy = small(PRESETS[name].policy, rng)
+    costs = type(policy.budget).costs
+
+    def checked(budget: Budget, ranking: Ranking) -> RowCosts:
+        nonlocal rounds
+        rounds += 1
+        ranks = [costs(budget, heads_of(ranking, heads)) for heads in (slice(1), slice(1, None))]
+        alone = costs(budget, ranking)
+        assert torch.equal(budget.allot(RowCosts.join(ranks)), budget.allot(alone))
+        return alone
+
+    monkeypatch.setattr(type(policy.budget), "costs", checked)
     with open_llm(model, 0, prefill_chunk=None) as llm:
         for asked in (ask(policy, rng, 12) for _ in range(2)):
             llm.submit(asked.prompt, asked.params)
