@@ -39,7 +39,7 @@ from winnow.eviction import (
     Recipes,
     Reconstruction,
     Replay,
-    Score,
+    Scorer,
     When,
     Window,
 )
@@ -576,8 +576,8 @@ class TestBadRequests:
 
 @pytest.mark.parametrize("window", [3, 40])
 def test_a_score_of_ones_own(llm: LLM, window: int) -> None:
-    class EvenPositions(Score):
-        def worth(self, rows: LayerRows) -> torch.Tensor:
+    class EvenPositions(Scorer):
+        def score(self, rows: LayerRows) -> torch.Tensor:
             return (rows.position % 2 == 0).float()
 
     policy = EvictionPolicy(EvenPositions(), EqualHeads(), Keep(recent=window), When(after_prefill=True))

@@ -47,7 +47,7 @@ from winnow.eviction import (
     Recency,
     Recipes,
     Reconstruction,
-    Score,
+    Scorer,
     ValueAware,
     Window,
 )
@@ -401,7 +401,7 @@ class DenseSequence:
             for j in row.tokens
         }
 
-    def _worths(self, row: Row, score: Score) -> dict[int, Worth]:
+    def _worths(self, row: Row, score: Scorer) -> dict[int, Worth]:
         if isinstance(score, ByValueNorm | ByOutputNorm):
             return self._times_factor(row, score)
         if isinstance(score, ExpectedAttention):
@@ -443,7 +443,7 @@ class DenseSequence:
 
     def _times_factor(self, row: Row, score: ByValueNorm | ByOutputNorm) -> dict[int, Worth]:
         worths = {}
-        for j, worth in self._worths(row, score.score).items():
+        for j, worth in self._worths(row, score.inner).items():
             if isinstance(score, ByValueNorm):
                 factor = float(np.linalg.norm(row.value[j]))
             else:

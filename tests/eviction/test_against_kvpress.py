@@ -32,7 +32,7 @@ from winnow.eviction import (
     LayerSplit,
     Pyramid,
     Recency,
-    Score,
+    Scorer,
     When,
     Window,
 )
@@ -92,7 +92,7 @@ class KvpressHeads(Budget):
     share: float
 
     def costs(self, ranking: Ranking) -> RowCosts:
-        return RowCosts.of(ranking, ranking.worth)
+        return RowCosts.of(ranking, ranking.sorted_score)
 
     def allot(self, costs: RowCosts) -> Tensor:
         assert costs.cost is not None
@@ -105,7 +105,7 @@ class KvpressHeads(Budget):
         return costs.length - (cost <= last_to_go[..., None]).sum(dim=-1)
 
 
-def score_and_keep(press: str, parameters: dict[str, Any]) -> tuple[Score, Keep]:
+def score_and_keep(press: str, parameters: dict[str, Any]) -> tuple[Scorer, Keep]:
     if press in ("SnapKVPress", "PyramidKVPress"):
         pool = Pool(parameters["kernel_size"], "average", per_query_head=True, skip_window=True)
         window = parameters["window_size"]

@@ -19,11 +19,11 @@ METRICS = ((3.0, 6.0, 1.0, 2.0, 4.0), (5.0, 4.5))
 
 def schedule(excess: int) -> tuple[list[int], list[int]]:
     """Blocks that each head gives up, and KVs that it keeps."""
-    worth = torch.full((1, 1, 2, max(HELD)), torch.inf)
+    score = torch.full((1, 1, 2, max(HELD)), torch.inf)
     for head, metrics in enumerate(METRICS):
-        worth[0, 0, head, : len(metrics)] = torch.tensor(sorted(metrics))
+        score[0, 0, head, : len(metrics)] = torch.tensor(sorted(metrics))
     length = torch.tensor([[HELD]])
-    freed = cheapest_blocks(block_costs(worth, length, BLOCK), torch.tensor([excess]))
+    freed = cheapest_blocks(block_costs(score, length, BLOCK), torch.tensor([excess]))
     return freed[0, 0].tolist(), length_without(length, freed, BLOCK)[0, 0].tolist()
 
 

@@ -16,7 +16,7 @@ from winnow.attention.native import NativeBackend
 from winnow.attention.observation import smooth
 from winnow.attention.reference import ReferenceBackend
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
-from winnow.eviction import KeyDifference, Leverage, Score
+from winnow.eviction import KeyDifference, Leverage, Scorer
 from winnow.eviction.evict import moves
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.ranking import Ranking
@@ -189,11 +189,11 @@ def test_keys_that_are_all_alike_are_worth_nothing_by_leverage(name: str) -> Non
 
 
 @pytest.mark.parametrize("score", [Leverage(), Leverage(pool=Pool(3, "average")), KeyDifference()])
-def test_scores_agree_without_the_kernels(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_agree_without_the_kernels(score: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Case([[90, 33]], 64, torch.bfloat16).rows()
-    by_kernels = score.worth(rows)
+    by_kernels = score.score(rows)
     monkeypatch.setattr("winnow.eviction.kernels.native_kernels", lambda: None)
-    torch.testing.assert_close(by_kernels[rows.valid], score.worth(rows)[rows.valid], rtol=5e-4, atol=5e-4)
+    torch.testing.assert_close(by_kernels[rows.valid], score.score(rows)[rows.valid], rtol=5e-4, atol=5e-4)
 
 
 @pytest.mark.parametrize("isa", KERNELS)

@@ -141,9 +141,9 @@ STREAMING: Row = {
 def expected() -> Row:
     return {
         "score.class": ("ByValueNorm", "kvpress expected_attention_press.py: use_vnorm"),
-        "score.score.class": ("ExpectedAttention", "Expected Attention"),
-        "score.score.horizon": (512, "kvpress expected_attention_press.py: n_future_positions 512"),
-        "score.score.skip": (4, "kvpress expected_attention_press.py: n_sink 4"),
+        "score.inner.class": ("ExpectedAttention", "Expected Attention"),
+        "score.inner.horizon": (512, "kvpress expected_attention_press.py: n_future_positions 512"),
+        "score.inner.skip": (4, "kvpress expected_attention_press.py: n_sink 4"),
         "keep.sinks": (4, "kvpress expected_attention_press.py: sinks get the largest score"),
     }
 

@@ -64,7 +64,7 @@ def heads_of(ranking: Ranking, heads: slice) -> Ranking:
     )
     return Ranking(
         local,  # type: ignore[arg-type]
-        ranking.value[:, :, heads, :room],
+        ranking.score[:, :, heads, :room],
         ranking.must_stay[:, :, heads, :room],
         None if ranking.stats is None else ranking.stats[:, :, heads],
     )

@@ -39,7 +39,7 @@ from winnow.eviction.scores import (
     Random,
     Recency,
     Reconstruction,
-    Score,
+    Scorer,
     ValueAware,
     Window,
 )
@@ -91,7 +91,7 @@ __all__ = [
     "Replay",
     "ReplayPass",
     "ResolvedPolicy",
-    "Score",
+    "Scorer",
     "SequenceEviction",
     "Signals",
     "ValueAware",

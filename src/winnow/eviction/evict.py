@@ -56,7 +56,7 @@ def shrink(
     lengths_after = kept.to(torch.int32).cpu().numpy()
     stay = kept.transpose(0, 1)
     if isinstance(backend, NativeBackend):
-        backend.keep_best(cache.pool, rows.block, rows.length, stay, ranking.value, ranking.must_stay)
+        backend.keep_best(cache.pool, rows.block, rows.length, stay, ranking.score, ranking.must_stay)
     else:
         goes = ranking.lowest(rows.length - stay, int((lengths - lengths_after).max()))
         backend.compact(cache.pool, *moves(rows.valid & ~goes, stay, rows.slot))
@@ -112,14 +112,14 @@ def _round(
 
 def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
     """Look at the layers one by one, so that nothing as large as the keys is held for more than one."""
-    worth, protected, stats = [], [], []
+    scores, protected, stats = [], [], []
     for layer in map(rows.layer, range(len(rows.slot))):
-        value = policy.score.worth(layer).float()
-        worth.append(value.mean(dim=1, keepdim=True).expand_as(value) if policy.score.per_layer else value)
+        score = policy.score.score(layer).float()
+        scores.append(score.mean(dim=1, keepdim=True).expand_as(score) if policy.score.per_layer else score)
         pinned, of_layer = policy.budget.pin(layer), policy.budget.layer_stats(layer)
         protected.append(layer.protected if pinned is None else layer.protected | pinned)
         if of_layer is not None:
             stats.append(of_layer)
     return Ranking(
-        rows, torch.stack(worth), torch.stack(protected), torch.stack(stats, dim=1) if stats else None
+        rows, torch.stack(scores), torch.stack(protected), torch.stack(stats, dim=1) if stats else None
     )

@@ -17,13 +17,13 @@ class Ranking:
 
     Attributes:
         rows: what is known of the KVs, layers first.
-        value: float32 [L, B, H, N], what the score says of each KV; arbitrary past the length.
+        score: float32 [L, B, H, N], of each KV; arbitrary past the length.
         must_stay: bool [L, B, H, N], False past the length.
         stats: float32 [B, L, H], what the budget's `layer_stats` returned; None if it has none.
     """
 
     rows: RoundRows
-    value: Tensor
+    score: Tensor
     must_stay: Tensor
     stats: Tensor | None
 
@@ -46,13 +46,13 @@ class Ranking:
         return self.must_stay.sum(dim=-1).transpose(0, 1)
 
     @cached_property
-    def worth(self) -> Tensor:
+    def sorted_score(self) -> Tensor:
         """float32 [B, L, H, N], ascending; +inf for protected KVs and past the length."""
         return _worth_of(self._sorted).transpose(0, 1)
 
     @cached_property
     def _key(self) -> Tensor:
-        return sort_key(self.value, self.rows.position, self.must_stay, self.rows.valid)
+        return sort_key(self.score, self.rows.position, self.must_stay, self.rows.valid)
 
     @cached_property
     def _sorted(self) -> Tensor:
@@ -74,15 +74,15 @@ class Ranking:
         return (self._key <= last) & (count > 0)[..., None]
 
 
-def sort_rows(worth: Tensor, position: Tensor, protected: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort each row by worth, the older first among equals, protected KVs last, then what is not valid.
+def sort_rows(score: Tensor, position: Tensor, protected: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort each row by score, the older first among equals, protected KVs last, then what is not valid.
 
     All arguments [..., N].
 
     Returns:
-        Sorted worth (+inf for protected and not valid) and the order, int64, both [..., N].
+        Sorted scores (+inf for protected and not valid) and the order, int64, both [..., N].
     """
-    key, order = sort_key(worth, position, protected, valid).sort(dim=-1)
+    key, order = sort_key(score, position, protected, valid).sort(dim=-1)
     return _worth_of(key), order
 
 

@@ -72,7 +72,7 @@ class AdaptiveHeads(Budget):
         return self.layers.needs_similarity
 
     def costs(self, ranking: Ranking) -> RowCosts:
-        return RowCosts.of(ranking, ranking.worth)
+        return RowCosts.of(ranking, ranking.sorted_score)
 
     def allot(self, costs: RowCosts) -> Tensor:
         assert costs.cost is not None, "`costs` gives them"
@@ -97,7 +97,7 @@ class AdaptiveRows(Budget):
     """
 
     def costs(self, ranking: Ranking) -> RowCosts:
-        return RowCosts.of(ranking, block_costs(ranking.worth, ranking.length, ranking.block_size))
+        return RowCosts.of(ranking, block_costs(ranking.sorted_score, ranking.length, ranking.block_size))
 
     def allot(self, costs: RowCosts) -> Tensor:
         assert costs.cost is not None, "`costs` gives them"

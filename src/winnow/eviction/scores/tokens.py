@@ -7,26 +7,26 @@ import torch
 from torch import Tensor
 
 from winnow.eviction.rows import LayerRows
-from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.base import Scorer
 
 
 @dataclass(frozen=True)
-class Recency(Score):
+class Recency(Scorer):
     """The newer, the better (StreamingLLM)."""
 
     factors: ClassVar[bool] = False
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         return rows.position.float()
 
 
 @dataclass(frozen=True)
-class Random(Score):
+class Random(Scorer):
     """A number drawn for each KV from the seed, its position, layer and head: the same in every batch."""
 
     seed: int = 0
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         head = torch.arange(rows.position.shape[1], device=rows.position.device)[None, :, None]
         x = (
             rows.position.long() * 0x9E3779B1
