@@ -233,7 +233,7 @@ class DenseSequence:
         self._last_inner_round = 0  # within the context; windows do not reach back over it
         self._round_before_question_end = 0
         self.num_rounds = 0
-        self.shift = 0
+        self.position_offset = 0
         self.logprobs: list[Array] = []
         self.unsure_from: int | None = None
         self.token_ids: list[int] = []
@@ -273,7 +273,7 @@ class DenseSequence:
 
     def _compute(self, token_id: int) -> None:
         token, model = self.computed, self._model
-        position = token - self.shift
+        position = token - self.position_offset
         hidden = model.embed(token_id)
         for layer, rows in enumerate(self.rows):
             q, k, v = model.project(layer, hidden)
@@ -331,7 +331,7 @@ class DenseSequence:
                     kv.position = place
                     row.rotated[kv.token] = self._model.rotate(row.key[kv.token], place)
         if self.policy.reassign_positions:
-            self.shift = self.computed - len(self.rows[0][0].held)
+            self.position_offset = self.computed - len(self.rows[0][0].held)
         self.last_round = self.computed
         if self.computed < self.context_len:
             self._last_inner_round = self.computed
@@ -357,7 +357,7 @@ class DenseSequence:
         end = self.question_end if self.question_end < self.computed <= self.context_len else self.computed
         return (
             kv.position < self.policy.keep.sinks
-            or end - 1 - self.shift - kv.position < self.recent
+            or end - 1 - self.position_offset - kv.position < self.recent
             or self.question_end <= kv.token < self.context_len
             or any(start <= kv.position < end for start, end in self._spans)
         )

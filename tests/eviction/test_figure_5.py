@@ -1,7 +1,7 @@
 """KV-Compress's worked example (Figure 5 and its text in 4.2.2), from metrics to moved KVs.
 
 One layer, two KV heads, blocks of two. The heads hold five and two KVs, and the sequence must give up two blocks: both
-come from the first head, and a third would be the lone block of the second. The text tells these numbers; the figure's
+come from the first head, and a third would be the lone block of the second. The text gives these numbers; the figure's
 metrics are drawn only, so those here are others of the same order.
 """
 

@@ -24,8 +24,8 @@ class EvictionTarget:
     eviction: SequenceEviction
     computed: int
     """Tokens in the cache, less what rounds took."""
-    shift: int = 0
-    """What re-assigned positions lie below token indices."""
+    position_offset: int = 0
+    """Token index minus stored position, of the KVs that re-assigned positions moved; else 0."""
 
 
 @torch.inference_mode()
@@ -60,7 +60,7 @@ def shrink(
     else:
         goes = ranking.lowest(rows.length - stay, int((lengths - lengths_after).max()))
         backend.compact(cache.pool, *moves(rows.valid & ~goes, stay, rows.slot))
-    if policy.score.forgets:
+    if policy.score.resets_accumulators:
         cache.pool.score.flatten(1)[: policy.score.num_scores, rows.slot[rows.valid]] = 0.0
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
@@ -98,7 +98,7 @@ def _round(
     slots = tuple(member.slot for member in members)
     return RoundInputs(
         slots=slots,
-        now=column([member.computed - member.shift - 1 for member in members]).int(),
+        now=column([member.computed - member.position_offset - 1 for member in members]).int(),
         budget=column([member.eviction.target for member in members]),
         sinks=policy.keep.sinks,
         recent=column([member.eviction.recent_at(member.computed) for member in members]),

@@ -157,7 +157,7 @@ class BelowAverage(Scorer):
         return -rows.score[0]
 
     @property
-    def forgets(self) -> bool:
+    def resets_accumulators(self) -> bool:
         return True
 
 

@@ -57,6 +57,6 @@ class Scorer(ABC):
         """Float32 [B, H, N] of finite numbers, higher is worth more; ignored where a slot is not valid."""
 
     @property
-    def forgets(self) -> bool:
+    def resets_accumulators(self) -> bool:
         """Whether the accumulators start anew after each round."""
         return False

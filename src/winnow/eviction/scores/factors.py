@@ -59,8 +59,8 @@ class Factor(Scorer):
         return self.inner.observe(decoding=decoding)
 
     @property
-    def forgets(self) -> bool:
-        return self.inner.forgets
+    def resets_accumulators(self) -> bool:
+        return self.inner.resets_accumulators
 
     def score(self, rows: LayerRows) -> Tensor:
         return (self.inner.score(rows) + self.epsilon) * self.factor(rows)

@@ -33,8 +33,8 @@ class Random(Scorer):
             + (rows.layer * 8191 + head) * 0x85EBCA77
             + self.seed * 0xC2B2AE3D
         )
-        for shift, factor in ((15, 0x2C1B3C6D), (12, 0x297A2D39), (15, 1)):  # Wang-style avalanche on 32 bits
-            x = ((x ^ ((x & _MASK) >> shift)) * factor) & _MASK
+        for bits, factor in ((15, 0x2C1B3C6D), (12, 0x297A2D39), (15, 1)):  # Wang-style avalanche on 32 bits
+            x = ((x ^ ((x & _MASK) >> bits)) * factor) & _MASK
         return (x >> 8).float() / 2**24
 
 
