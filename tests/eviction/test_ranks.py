@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_dense_oracle import ask, build, open_llm, small
+from lockstep import ask, build, open_llm, small
 from torch import Tensor
 
 from winnow.eviction import (
