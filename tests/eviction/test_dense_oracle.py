@@ -23,7 +23,6 @@ from winnow import LLM, SamplingParams
 from winnow.attention import Group, Pool
 from winnow.cache import KVPool
 from winnow.engine.request import Sequence
-from winnow.engine.torch_executor import TorchExecutor
 from winnow.eviction import (
     PRESETS,
     PUNCTUATION,
@@ -57,6 +56,7 @@ from winnow.eviction import (
     When,
     Window,
 )
+from winnow.executor.torch_executor import TorchExecutor
 from winnow.outputs import EngineStats, RequestOutput
 
 SEEDS = range(int(os.environ.get("WINNOW_SEEDS", "1")))
@@ -202,7 +202,7 @@ class Watched:
         """Bring the oracle to where the engine is."""
         oracle, sequence = self.oracle, self.sequence
         when = self.asked.policy.when
-        pressed = sequence.last_round == oracle.computed > 0 and when != when.alone
+        pressed = sequence.kv.last_round == oracle.computed > 0 and when != when.alone
         if pressed and oracle.computed >= oracle.prompt_len and oracle.holds_too_much():
             oracle.shrink()
         oracle.advance(sequence.token_ids, sequence.num_computed)
@@ -212,7 +212,7 @@ class Watched:
         if (
             not self.sure
             or sequence.slot is None
-            or sequence.replayed
+            or sequence.kv.replayed
             or sequence.num_computed != oracle.computed
         ):
             return
@@ -239,14 +239,14 @@ def submit(llm: LLM, model: Llama, asked: Asked) -> list[Watched]:
 def pool_of(llm: LLM) -> KVPool:
     executor = llm._engine._executor
     assert isinstance(executor, TorchExecutor)
-    return executor.pool
+    return executor.cache.pool
 
 
 def rows_of(llm: LLM, slot: int, oracle: DenseSequence) -> Iterator[tuple[Row, torch.Tensor]]:
     """The rows of the oracle, and where the engine holds the KVs of each: slots of the pool, by position."""
-    cache, position = llm._engine._executor.cache, pool_of(llm).position.flatten()
-    for layer, lengths in enumerate(cache.host_lengths[slot].tolist()):
-        blocks = cache.tables.lookup(torch.tensor([slot]), layer, -(-max(lengths) // BLOCK))[0].long()
+    tables, position = llm._engine._executor.cache.tables, pool_of(llm).position.flatten()
+    for layer, lengths in enumerate(tables.host_lengths[slot].tolist()):
+        blocks = tables.lookup(torch.tensor([slot]), layer, -(-max(lengths) // BLOCK))[0].long()
         places = (blocks[:, :, None] * BLOCK + torch.arange(BLOCK)).flatten(1)
         for head, length in enumerate(lengths):
             place = places[head, :length]
@@ -638,7 +638,7 @@ def tight(models: Callable[[int], Model], seed: int, kvs: int) -> int:
     """Memory for about so many KVs a row, of all sequences together."""
     path, _ = models(seed)
     with open_llm(path, seed) as llm:
-        layout = llm._engine._executor.cache.layout
+        layout = llm._engine._scheduler.ledger.layout
     return layout.blocks_for(kvs) * layout.block_bytes + 10_000
 
 

@@ -8,10 +8,10 @@ from winnow.engine.admission import Admission
 from winnow.engine.answer import Finish
 from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
-from winnow.engine.plan import StepPlan, StepResult
+from winnow.engine.plan import StepResult
 from winnow.engine.request import ReplayTally, Request, RequestObserver, Sequence
 from winnow.engine.request_table import RequestTable
-from winnow.engine.scheduler import Scheduler
+from winnow.engine.scheduler import ScheduledStep, Scheduler
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EngineStats, RequestMetrics, RequestOutput
 from winnow.sampling import SamplingParams
@@ -82,7 +82,7 @@ class Engine:
             request_id,
             prompt,
             token_ids,
-            self._executor.settle(params),
+            self._executor.with_seed(params),
             granted.max_tokens,
             RequestMetrics(arrival_time=self._clock()),
             granted.evictions,
@@ -110,7 +110,8 @@ class Engine:
         If it fails or is interrupted, requests lose time and nothing else: call it again.
         """
         start = self._clock()
-        plan = self._scheduler.schedule()
+        scheduled_step = self._scheduler.schedule()
+        plan = scheduled_step.plan
         if not plan.entries:
             return self._outputs(self._take_failed())
         scheduled = self._clock()
@@ -120,9 +121,9 @@ class Engine:
             self._scheduler.start_anew()
             raise
         executed = self._clock()
-        self._scheduler.advance(plan)
-        self._count_replays(plan, executed - scheduled)
-        touched = self._take(plan, result, executed)
+        self._scheduler.advance(scheduled_step)
+        self._count_replays(scheduled_step, executed - scheduled)
+        touched = self._take(scheduled_step, result, executed)
         touched += [request for request in self._take_failed() if request not in touched]
         outputs = self._outputs(request for request in touched if request.tells)
         self._num_steps += 1
@@ -133,13 +134,13 @@ class Engine:
         return outputs
 
     def stats(self) -> EngineStats:
-        cache, rounds = self._executor.cache, self._scheduler.rounds
+        ledger, rounds = self._scheduler.ledger, self._scheduler.rounds
         schedule = self._elapsed["schedule"] - rounds.seconds  # rounds run while a step is scheduled
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
-            kv_bytes_used=cache.used_bytes,
-            kv_bytes_peak=cache.peak_bytes,
+            kv_bytes_used=ledger.used_bytes,
+            kv_bytes_peak=ledger.peak_bytes,
             kv_bytes_budget=self._kv_memory,
             prompt_tokens=self._requests.prompt_tokens,
             generated_tokens=self._requests.generated_tokens,
@@ -147,74 +148,76 @@ class Engine:
             num_steps=self._num_steps,
             num_rounds=rounds.rounds,
             replay_tokens=self._replay.tokens,
-            kv_bytes_freed=rounds.freed_blocks * cache.layout.block_bytes,
+            kv_bytes_freed=rounds.freed_blocks * ledger.layout.block_bytes,
             replay_seconds=self._replay.seconds,
             elapsed=self._elapsed | {"schedule": schedule, "evict": rounds.seconds},
         )
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
-        layout = self._executor.cache.layout
+        layout = self._executor.layout
         return layout.blocks_for(num_kvs) * layout.block_bytes
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
-        self._executor.cache.check_integrity()
-        cache = self._executor.cache
+        ledger = self._scheduler.ledger
+        ledger.check_integrity()
+        self._executor.apply(ledger.take_update())
+        self._executor.check_integrity(ledger)
         for sequence in self._scheduler.running:
-            computed = sequence.num_computed + sequence.replayed
-            assert (cache.host_lengths[sequence.slot] <= computed).all(), "a row holds more than was computed"
-        assert all(sequence.slot is None for sequence in self._scheduler.waiting), (
+            computed = sequence.kv.num_computed + sequence.kv.replayed
+            assert (ledger.lengths[sequence.kv.slot] <= computed).all(), "a row holds more than was computed"
+        assert all(sequence.kv.slot is None for sequence in self._scheduler.waiting), (
             "a waiting sequence has a slot"
         )
         for sequence in self._scheduler.running:
             self._check_rows(sequence)
-        slots = [sequence.slot for sequence in self._scheduler.running]
+        slots = [sequence.kv.slot for sequence in self._scheduler.running]
         assert len(set(slots)) == len(slots), "two sequences share a slot"
-        assert len(slots) + cache.num_free_slots == cache.size.max_num_seqs, "a slot is lost"
+        assert len(slots) + ledger.num_free_slots == ledger.size.max_num_seqs, "a slot is lost"
 
     def _check_rows(self, sequence: Sequence) -> None:
         """Assert that each row holds a token once, and all that is protected."""
         eviction = sequence.eviction
         protected: set[int] = set()
-        if eviction is not None and sequence.last_round:
+        if eviction is not None and sequence.kv.last_round:
             for start, end in ((0, eviction.policy.keep.sinks), *eviction.spans):
-                protected.update(range(start, min(end, sequence.last_round)))
-        for layer in self._executor.kept_positions(sequence.running_slot):
+                protected.update(range(start, min(end, sequence.kv.last_round)))
+        for layer in self._executor.kept_positions(sequence.kv.running_slot):
             for row in layer:
                 assert len(set(row)) == len(row), "a row holds a token twice"
                 assert protected.issubset(row), "a row lost a protected KV"
 
-    def _count_replays(self, plan: StepPlan, seconds: float) -> None:
-        """Tell each sequence what its replay took of a step's time, by tokens."""
-        for entry in plan.entries:
+    def _count_replays(self, step: ScheduledStep, seconds: float) -> None:
+        """Count for each sequence what its replay took of a step's time, by tokens."""
+        for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
             if entry.replay is not None:
-                share = seconds * entry.count / plan.num_tokens
-                for tally in (entry.sequence.replay, self._replay):
+                share = seconds * entry.count / step.plan.num_tokens
+                for tally in (sequence.replay, self._replay):
                     tally.add(entry.count, share)
 
-    def _take(self, plan: StepPlan, result: StepResult, now: float) -> list[Request]:
+    def _take(self, step: ScheduledStep, result: StepResult, now: float) -> list[Request]:
         """Hand the step's tokens to their sequences. Returns the requests concerned, each once."""
         requests = self._requests
         touched: dict[Request, None] = {}
-        for entry in plan.entries:
-            prompt_len = entry.sequence.prompt_len
+        for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
+            prompt_len = sequence.prompt_len
             if entry.replay is None and entry.start < prompt_len:
                 requests.prompt_tokens += min(entry.end, prompt_len) - entry.start
         for index, found in result.prompt_logprobs.items():
-            requests.take_prompt_logprobs(plan.entries[index].sequence.request, found)
-        for index, sequence in enumerate(plan.samplers):
+            requests.take_prompt_logprobs(step.sequences[index].request, found)
+        for index, sequence in enumerate(step.samplers):
             observer = sequence.request.observer
             touched[sequence.request] = None
             if observer is not None and sequence.num_output_tokens == 1:
-                observer.after_prompt = self._executor.kept_positions(sequence.running_slot)
+                observer.after_prompt = self._executor.kept_positions(sequence.kv.running_slot)
             if index in result.errors:
                 reason: Finish | None = requests.fail(sequence, result.errors[index])
             else:
                 reason = requests.take(sequence, result.token_ids[index], result.logprobs[index], now)
             if reason is not None:
                 if observer is not None:
-                    observer.at_end = self._executor.kept_positions(sequence.running_slot)
+                    observer.at_end = self._executor.kept_positions(sequence.kv.running_slot)
                 self._finish(sequence, *reason)
         return list(touched)
 
@@ -230,5 +233,5 @@ class Engine:
         self._requests.end(sequence)
 
     def _outputs(self, requests: Iterable[Request]) -> list[RequestOutput]:
-        report, output = partial(eviction_report, layout=self._executor.cache.layout), self._requests.output
+        report, output = partial(eviction_report, layout=self._executor.layout), self._requests.output
         return [output(request, report) for request in requests]
