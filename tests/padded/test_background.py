@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from padded_models import PROMPTS, Case, case, prompt
 
+from winnow.engine.new_request import NewRequest
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.padded import background, executor
 from winnow.padded.engine import PaddedEngine
@@ -86,10 +87,10 @@ def turnstile(monkeypatch: pytest.MonkeyPatch) -> Turnstile:
 def underway(max_num_seqs: int = 3, later: tuple[int, ...] = (4,), **options: Any) -> PaddedEngine:
     """An engine in which "first" runs, and queries "0", "1", ... of these lengths are under way."""
     engine = llama().open("embedding", overlap_prefill=True, max_num_seqs=max_num_seqs, **options)
-    engine.add("first", None, PROMPTS[3], greedy(16))
+    engine.add(NewRequest("first", None, PROMPTS[3], greedy(16)))
     engine.step()
     for index, length in enumerate(later):
-        engine.add(str(index), None, prompt(length, index), greedy(8))
+        engine.add(NewRequest(str(index), None, prompt(length, index), greedy(8)))
     engine.step()
     engine.check_integrity()
     assert [s.request.request_id for s in engine._executor._computing] == [str(i) for i in range(len(later))]
@@ -109,7 +110,7 @@ def finish(engine: PaddedEngine) -> dict[str, list[int]]:
 
 def alone(tokens: list[int], max_tokens: int) -> list[int]:
     engine = llama().open("static")
-    engine.add("", None, tokens, greedy(max_tokens))
+    engine.add(NewRequest("", None, tokens, greedy(max_tokens)))
     return finish(engine)[""]
 
 
@@ -153,10 +154,10 @@ def test_who_needs_memory_waits_and_nobody_is_parked_for_it(turnstile: Turnstile
         "embedding", overlap_prefill=True, max_num_seqs=4, kv_memory=300 * column_bytes, admit_below=1.0
     )
     for name in ("a", "b", "c"):
-        engine.add(name, None, prompt(5), greedy(100))
+        engine.add(NewRequest(name, None, prompt(5), greedy(100)))
     while engine.stats().num_running < 3:
         engine.step()
-    engine.add("late", None, prompt(20), greedy(3))
+    engine.add(NewRequest("late", None, prompt(20), greedy(3)))
     waited_at = None
     while waited_at is None:
         assert engine.step()
@@ -232,7 +233,7 @@ class TestFailures:
 
 def test_the_more_urgent_that_arrives_meanwhile_is_next(turnstile: Turnstile) -> None:
     engine = underway(max_num_seqs=2)
-    engine.add("urgent", None, PROMPTS[2], greedy(3), priority=1)
+    engine.add(NewRequest("urgent", None, PROMPTS[2], greedy(3), priority=1))
     assert engine._executor._underway is not None
     engine._executor._underway.wait()
     turnstile.open()
@@ -285,7 +286,7 @@ def test_outputs_do_not_depend_on_who_is_faster(
             while pending or engine.has_unfinished:
                 while pending and pending[0][1][1] <= steps["all"]:
                     index, (which, _, priority) = pending.pop(0)
-                    engine.add(str(index), None, PROMPTS[which], params, priority=priority)
+                    engine.add(NewRequest(str(index), None, PROMPTS[which], params, priority=priority))
                 for output in engine.step():
                     answers[output.request_id] = [
                         [c.token_ids for c in output.outputs],
@@ -332,6 +333,10 @@ def test_streams_side_by_side_give_the_same_tokens() -> None:
             kv_memory=400 * llama().open("static")._executor._room.column_bytes,
         )
         for index in range(60):
-            engine.add(str(index), None, prompt(1 + 37 * index % 110, index), greedy(30), priority=index % 3)
+            engine.add(
+                NewRequest(
+                    str(index), None, prompt(1 + 37 * index % 110, index), greedy(30), priority=index % 3
+                )
+            )
         found.append(finish(engine))
     assert found[0] == found[1]

@@ -8,13 +8,13 @@ from winnow.engine.admission import Admission
 from winnow.engine.answer import Finish
 from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
+from winnow.engine.new_request import NewRequest
 from winnow.engine.plan import StepPlan, StepResult
-from winnow.engine.request import ReplayTally, Request, RequestObserver, Sequence
+from winnow.engine.request import ReplayTally, Request, Sequence
 from winnow.engine.request_table import RequestTable
 from winnow.engine.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
-from winnow.outputs import EngineStats, RequestMetrics, RequestOutput
-from winnow.sampling import SamplingParams
+from winnow.outputs import EngineStats, RequestOutput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,45 +51,29 @@ class Engine:
     def has_unfinished(self) -> bool:
         return len(self._requests) > 0
 
-    def add(
-        self,
-        request_id: str,
-        prompt: str | None,
-        token_ids: list[int],
-        params: SamplingParams,
-        observer: RequestObserver | None = None,
-        priority: int = 0,
-        final_only: bool = False,
-    ) -> None:
-        """Queue a request; a greater priority is served first. `observer` is filled while it runs.
-
-        With `final_only`, steps tell of it once, when it is finished.
+    def add(self, new: NewRequest) -> None:
+        """Queue a request.
 
         Raises:
-            InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
+            InvalidRequestError (or a subclass): the request cannot be served. Other requests are unaffected.
         """
-        self._requests.require_new(request_id)
-        granted = self._admission.admit(token_ids, params)
+        self._requests.require_new(new.request_id)
+        granted = self._admission.admit(new.token_ids, new.params)
         for eviction in granted.evictions:
             if eviction is not None:
                 self._executor.prepare(eviction.policy)
-            if observer is not None and eviction is not None and eviction.policy.reassign_positions:
+            if new.observer is not None and eviction is not None and eviction.policy.reassign_positions:
                 raise InvalidRequestError(
                     "inspect cannot follow re-assigned positions: after a round of this policy "
                     "they are no token indices"
                 )
-        request = Request(
-            request_id,
-            prompt,
-            token_ids,
-            self._executor.settle(params),
+        request = Request.of(
+            new,
+            self._executor.settle(new.params),
             granted.max_tokens,
-            RequestMetrics(arrival_time=self._clock()),
+            self._clock(),
             granted.evictions,
             granted.policy_name,
-            observer,
-            priority,
-            final_only=final_only,
         )
         self._requests.add(request)
         self._scheduler.add(request)
@@ -207,14 +191,14 @@ class Engine:
             observer = sequence.request.observer
             touched[sequence.request] = None
             if observer is not None and sequence.num_output_tokens == 1:
-                observer.after_prompt = self._executor.kept_positions(sequence.running_slot)
+                observer.first_token(self._executor.kept_positions(sequence.running_slot))
             if index in result.errors:
                 reason: Finish | None = requests.fail(sequence, result.errors[index])
             else:
                 reason = requests.take(sequence, result.token_ids[index], result.logprobs[index], now)
             if reason is not None:
                 if observer is not None:
-                    observer.at_end = self._executor.kept_positions(sequence.running_slot)
+                    observer.finished(self._executor.kept_positions(sequence.running_slot))
                 self._finish(sequence, *reason)
         return list(touched)
 

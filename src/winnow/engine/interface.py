@@ -2,9 +2,8 @@
 
 from typing import Protocol
 
-from winnow.engine.request import RequestObserver
+from winnow.engine.new_request import NewRequest
 from winnow.outputs import EngineStats, RequestOutput
-from winnow.sampling import SamplingParams
 
 
 class RequestEngine(Protocol):
@@ -14,20 +13,11 @@ class RequestEngine(Protocol):
     def has_unfinished(self) -> bool:
         """Whether a step has anything to compute."""
 
-    def add(
-        self,
-        request_id: str,
-        prompt: str | None,
-        token_ids: list[int],
-        params: SamplingParams,
-        observer: RequestObserver | None = None,
-        priority: int = 0,
-        final_only: bool = False,
-    ) -> None:
-        """Queue a request; with `final_only`, steps tell of it once, when it is finished.
+    def add(self, new: NewRequest) -> None:
+        """Queue a request.
 
         Raises:
-            InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
+            InvalidRequestError (or a subclass): the request cannot be served. Other requests are unaffected.
         """
 
     def abort(self, request_id: str) -> RequestOutput | None:

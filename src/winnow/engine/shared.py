@@ -14,29 +14,14 @@ from typing import TypeVar
 
 from winnow.engine.interface import RequestEngine
 from winnow.engine.interrupts import DeferredInterrupt
-from winnow.engine.request import RequestObserver
+from winnow.engine.new_request import NewRequest
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError
 from winnow.outputs import RequestOutput
-from winnow.sampling import SamplingParams
 
 T = TypeVar("T")
 
 # Seconds after which a waiting thread looks for itself: a notification may be lost to a KeyboardInterrupt.
 _RECHECK = 1.0
-
-
-@dataclass(frozen=True)
-class NewRequest:
-    """A request on its way to the engine; see `RequestEngine.add`."""
-
-    prompt: str | None
-    token_ids: list[int]
-    params: SamplingParams
-    request_id: str | None = None
-    """None: one is made up."""
-    observer: RequestObserver | None = None
-    priority: int = 0
-    final_only: bool = False
 
 
 @dataclass(eq=False)
@@ -112,14 +97,16 @@ class SharedEngine:
 
         return self.call(whole)
 
+    def new_id(self) -> str:
+        """A request id that no other call of this returns."""
+        return f"request-{next(self._numbers)}"
+
     def mailbox(self) -> Mailbox:
         """An empty mailbox."""
         return Mailbox(Condition(self._mail))
 
-    def submit(
-        self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = ""
-    ) -> list[str]:
-        """Queue requests, all of them or none. Returns their ids.
+    def submit(self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = "") -> None:
+        """Queue requests, all of them or none.
 
         Args:
             box: where their outputs go; None: to the caller of `step`.
@@ -129,21 +116,19 @@ class SharedEngine:
             InvalidRequestError (or a subclass): a request cannot be served. Other requests are unaffected.
         """
 
-        def add(engine: RequestEngine) -> list[str]:
-            ids: list[str] = []
+        def add(engine: RequestEngine) -> None:
             for index, request in enumerate(requests):
                 try:
-                    ids.append(self._add(engine, request, box))
+                    self._add(engine, request, box)
                 except BaseException as error:
-                    for request_id in ids:
-                        self._forget(request_id)
-                        engine.abort(request_id)
+                    for added in requests[:index]:
+                        self._forget(added.request_id)
+                        engine.abort(added.request_id)
                     if label and isinstance(error, InvalidRequestError):
                         raise type(error)(f"{label}[{index}]: {error}") from None
                     raise
-            return ids
 
-        return self.change(add)
+        self.change(add)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns what it had, or None if there is no such request.
@@ -264,23 +249,11 @@ class SharedEngine:
                 self._forget(output.request_id)
             box.arrived.notify_all()
 
-    def _add(self, engine: RequestEngine, request: NewRequest, box: Mailbox | None) -> str:
-        request_id = request.request_id
-        if request_id is None:
-            request_id = f"request-{next(self._numbers)}"
-        engine.add(
-            request_id,
-            request.prompt,
-            request.token_ids,
-            request.params,
-            request.observer,
-            request.priority,
-            request.final_only,
-        )
+    def _add(self, engine: RequestEngine, request: NewRequest, box: Mailbox | None) -> None:
+        engine.add(request)
         if box is not None:  # no step comes before this: the caller is inside
-            box.unfinished.add(request_id)
-            self._mailboxes[request_id] = box
-        return request_id
+            box.unfinished.add(request.request_id)
+            self._mailboxes[request.request_id] = box
 
     def _forget(self, request_id: str) -> None:
         box = self._mailboxes.pop(request_id, None)

@@ -7,14 +7,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from winnow.engine.answer import Finish
-from winnow.engine.request import Request, RequestObserver, Sequence
+from winnow.engine.new_request import NewRequest
+from winnow.engine.request import Request, Sequence
 from winnow.engine.request_table import RequestTable
 from winnow.errors import InvalidRequestError
-from winnow.outputs import RequestMetrics, RequestOutput
+from winnow.outputs import RequestOutput
 from winnow.padded.admission import PaddedAdmission
 from winnow.padded.executor import PaddedExecutor, Sampled
 from winnow.padded.stats import PaddedStats
-from winnow.sampling import SamplingParams
 
 
 class PaddedEngine:
@@ -42,34 +42,17 @@ class PaddedEngine:
     def has_unfinished(self) -> bool:
         return len(self._requests) > 0
 
-    def add(
-        self,
-        request_id: str,
-        prompt: str | None,
-        token_ids: list[int],
-        params: SamplingParams,
-        observer: RequestObserver | None = None,
-        priority: int = 0,
-        final_only: bool = False,
-    ) -> None:
-        """Queue a request; a greater priority is served first. With `final_only`, steps tell of it once, at its end.
+    def add(self, new: NewRequest) -> None:
+        """Queue a request.
 
         Raises:
-            InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
+            InvalidRequestError (or a subclass): the request cannot be served. Other requests are unaffected.
         """
-        self._requests.require_new(request_id)
-        if observer is not None:
+        self._requests.require_new(new.request_id)
+        if new.observer is not None:
             raise InvalidRequestError("inspect needs engine=paged: a padded cache keeps all KVs of a query")
-        request = Request(
-            request_id,
-            prompt,
-            token_ids,
-            self._executor.settle(params),
-            self._admission.admit(token_ids, params),
-            RequestMetrics(arrival_time=self._clock()),
-            priority=priority,
-            final_only=final_only,
-        )
+        max_tokens = self._admission.admit(new.token_ids, new.params)
+        request = Request.of(new, self._executor.settle(new.params), max_tokens, self._clock())
         self._requests.add(request)
         self._executor.add(request.sequences[0])
 
