@@ -12,7 +12,7 @@ from winnow.chat import Message, TokenizedPrompt, apply_template
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
 from winnow.engine.build import build_engine
-from winnow.engine.interface import RequestEngine
+from winnow.engine.loop import RequestLoop
 from winnow.engine.new_request import NewRequest
 from winnow.engine.shared import OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
@@ -251,7 +251,7 @@ class LLM:
     # -- inside --------------------------------------------------------------------------------------------------
 
     @property
-    def _engine(self) -> RequestEngine:
+    def _engine(self) -> RequestLoop:
         return self._shared.engine
 
     def _require_usable(self) -> None:
@@ -354,7 +354,7 @@ class LLM:
             return apply_template(self.tokenizer, messages)
 
 
-def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestEngine]:
+def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:
     if config.model.engine == "padded":
         # It works with transformers' own caches, whose import a packed model does without.
         from winnow.padded import open_padded_engine

@@ -265,6 +265,16 @@ class TestPriorities:
         assert list(finish(engine)) == ["first", "second"]
         assert engine.stats().tally.parks == 0
 
+    def test_samples_keep_the_place_of_their_request(self) -> None:
+        """Beside "runs" two rows are free, and the three sequences are prefilled before any of them has one."""
+        engine = llama().open("embedding", max_num_seqs=3)
+        engine.add(NewRequest("runs", None, PROMPTS[2], greedy(40)))
+        engine.step()
+        engine.step()
+        engine.add(NewRequest("samples", None, PROMPTS[2], SamplingParams(n=2, **GREEDY)))
+        engine.add(NewRequest("later", None, prompt(5, 1), greedy(2)))
+        assert list(finish(engine)) == ["samples", "later", "runs"]
+
     @pytest.mark.parametrize("mode", ["static", "pd"])
     def test_a_batch_that_runs_to_completion_is_not_interrupted(self, mode: str) -> None:
         engine = llama().open(mode, max_num_seqs=1)

@@ -1,31 +1,25 @@
-"""The loop: requests come in, a step is scheduled and computed, answers go out."""
+"""The paged engine: a scheduler plans steps over the blocks of a KV cache, an executor computes them."""
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from winnow.engine.admission import Admission
-from winnow.engine.answer import Finish
 from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
-from winnow.engine.new_request import NewRequest
-from winnow.engine.plan import StepPlan, StepResult
+from winnow.engine.loop import RequestLoop, Sampled
+from winnow.engine.new_request import KeptPositions, NewRequest
+from winnow.engine.plan import StepPlan
 from winnow.engine.request import ReplayTally, Request, Sequence
-from winnow.engine.request_table import RequestTable
 from winnow.engine.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
-from winnow.outputs import EngineStats, RequestOutput
+from winnow.outputs import EngineStats, EvictionReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Engine:
-    """Requests in, answers out, one step at a time.
-
-    Args:
-        clock: seconds, monotonic; intervals in metrics are differences of it.
-    """
+class Engine(RequestLoop):
+    """Serves requests from a paged KV cache that may be compressed; see `RequestLoop`."""
 
     def __init__(
         self,
@@ -37,88 +31,17 @@ class Engine:
         kv_memory: int,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(tokenizer, eos_token_ids, clock)
         self._executor = executor
         self._scheduler = scheduler
         self._admission = admission
         self._kv_memory = kv_memory
-        self._clock = clock
-        self._requests = RequestTable(tokenizer, eos_token_ids, clock)
-        self._num_steps = 0
         self._replay = ReplayTally()
-        self._elapsed = {"schedule": 0.0, "execute": 0.0, "output": 0.0}
-
-    @property
-    def has_unfinished(self) -> bool:
-        return len(self._requests) > 0
-
-    def add(self, new: NewRequest) -> None:
-        """Queue a request.
-
-        Raises:
-            InvalidRequestError (or a subclass): the request cannot be served. Other requests are unaffected.
-        """
-        self._requests.require_new(new.request_id)
-        granted = self._admission.admit(new.token_ids, new.params)
-        for eviction in granted.evictions:
-            if eviction is not None:
-                self._executor.prepare(eviction.policy)
-            if new.observer is not None and eviction is not None and eviction.policy.reassign_positions:
-                raise InvalidRequestError(
-                    "inspect cannot follow re-assigned positions: after a round of this policy "
-                    "they are no token indices"
-                )
-        request = Request.of(
-            new,
-            self._executor.settle(new.params),
-            granted.max_tokens,
-            self._clock(),
-            granted.evictions,
-            granted.policy_name,
-        )
-        self._requests.add(request)
-        self._scheduler.add(request)
-
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request at once. Returns what it had, or None if there is no such request."""
-        if request_id not in self._requests:
-            return None
-        request = self._requests[request_id]
-        for sequence in request.sequences:
-            if not sequence.finished:
-                self._finish(sequence, "abort")
-        return self._outputs([request])[0]
-
-    def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns the requests that got tokens or finished, as they stand; see `add`.
-
-        If it fails or is interrupted, requests lose time and nothing else: call it again.
-        """
-        start = self._clock()
-        plan = self._scheduler.schedule()
-        if not plan.entries:
-            return self._outputs(self._take_failed())
-        scheduled = self._clock()
-        try:
-            result = self._executor.execute(plan)
-        except BaseException:  # also an impatient Ctrl-C: whatever comes next finds a sound engine
-            self._scheduler.start_anew()
-            raise
-        executed = self._clock()
-        self._scheduler.advance(plan)
-        self._count_replays(plan, executed - scheduled)
-        touched = self._take(plan, result, executed)
-        touched += [request for request in self._take_failed() if request not in touched]
-        outputs = self._outputs(request for request in touched if request.tells)
-        self._num_steps += 1
-        for part, seconds in zip(
-            self._elapsed, (scheduled - start, executed - scheduled, self._clock() - executed), strict=True
-        ):
-            self._elapsed[part] += seconds
-        return outputs
+        self._seconds = {"schedule": 0.0, "execute": 0.0}
 
     def stats(self) -> EngineStats:
         cache, rounds = self._executor.cache, self._scheduler.rounds
-        schedule = self._elapsed["schedule"] - rounds.seconds  # rounds run while a step is scheduled
+        schedule = self._seconds["schedule"] - rounds.seconds  # rounds run while a step is scheduled
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
@@ -133,7 +56,12 @@ class Engine:
             replay_tokens=self._replay.tokens,
             kv_bytes_freed=rounds.freed_blocks * cache.layout.block_bytes,
             replay_seconds=self._replay.seconds,
-            elapsed=self._elapsed | {"schedule": schedule, "evict": rounds.seconds},
+            elapsed={
+                "schedule": schedule,
+                "execute": self._seconds["execute"],
+                "output": self._output_seconds,
+                "evict": rounds.seconds,
+            },
         )
 
     def kv_bytes(self, num_kvs: int) -> int:
@@ -157,6 +85,70 @@ class Engine:
         assert len(set(slots)) == len(slots), "two sequences share a slot"
         assert len(slots) + cache.num_free_slots == cache.size.max_num_seqs, "a slot is lost"
 
+    # -- hooks of the loop -----------------------------------------------------------------------------------------
+
+    def _admit(self, new: NewRequest) -> Request:
+        granted = self._admission.admit(new.token_ids, new.params)
+        for eviction in granted.evictions:
+            if eviction is not None:
+                self._executor.prepare(eviction.policy)
+            if new.observer is not None and eviction is not None and eviction.policy.reassign_positions:
+                raise InvalidRequestError(
+                    "inspect cannot follow re-assigned positions: after a round of this policy "
+                    "they are no token indices"
+                )
+        return Request.of(
+            new,
+            self._executor.settle(new.params),
+            granted.max_tokens,
+            self._clock(),
+            granted.evictions,
+            granted.policy_name,
+        )
+
+    def _enqueue(self, request: Request) -> None:
+        self._scheduler.add(request)
+
+    def _compute(self) -> Sampled | None:
+        start = self._clock()
+        plan = self._scheduler.schedule()
+        if not plan.entries:
+            return None
+        scheduled = self._clock()
+        try:
+            result = self._executor.execute(plan)
+        except BaseException:  # also on KeyboardInterrupt
+            self._scheduler.start_anew()
+            raise
+        executed = self._clock()
+        self._scheduler.advance(plan)
+        self._count_replays(plan, executed - scheduled)
+        self._seconds["schedule"] += scheduled - start
+        self._seconds["execute"] += executed - scheduled
+        return Sampled(
+            plan.samplers,
+            result.token_ids,
+            result.logprobs,
+            result.errors,
+            _count_prompt_tokens(plan),
+            {plan.entries[index].sequence: found for index, found in result.prompt_logprobs.items()},
+            executed,
+        )
+
+    def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
+        self._scheduler.finish(sequence, reason, stop_reason)
+
+    def _take_failed(self) -> list[Sequence]:
+        return self._scheduler.take_failed()
+
+    def _kept_positions(self, sequence: Sequence) -> KeptPositions:
+        return self._executor.kept_positions(sequence.running_slot)
+
+    def _report(self, sequence: Sequence) -> EvictionReport | None:
+        return eviction_report(sequence, self._executor.cache.layout)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
     def _check_rows(self, sequence: Sequence) -> None:
         """Assert that each row holds a token once, and all that is protected."""
         eviction = sequence.eviction
@@ -170,49 +162,19 @@ class Engine:
                 assert protected.issubset(row), "a row lost a protected KV"
 
     def _count_replays(self, plan: StepPlan, seconds: float) -> None:
-        """Tell each sequence what its replay took of a step's time, by tokens."""
+        """Add to each replay its share of a step's seconds, by tokens."""
         for entry in plan.entries:
             if entry.replay is not None:
                 share = seconds * entry.count / plan.num_tokens
                 for tally in (entry.sequence.replay, self._replay):
                     tally.add(entry.count, share)
 
-    def _take(self, plan: StepPlan, result: StepResult, now: float) -> list[Request]:
-        """Hand the step's tokens to their sequences. Returns the requests concerned, each once."""
-        requests = self._requests
-        touched: dict[Request, None] = {}
-        for entry in plan.entries:
-            prompt_len = entry.sequence.prompt_len
-            if entry.replay is None and entry.start < prompt_len:
-                requests.prompt_tokens += min(entry.end, prompt_len) - entry.start
-        for index, found in result.prompt_logprobs.items():
-            requests.take_prompt_logprobs(plan.entries[index].sequence.request, found)
-        for index, sequence in enumerate(plan.samplers):
-            observer = sequence.request.observer
-            touched[sequence.request] = None
-            if observer is not None and sequence.num_output_tokens == 1:
-                observer.first_token(self._executor.kept_positions(sequence.running_slot))
-            if index in result.errors:
-                reason: Finish | None = requests.fail(sequence, result.errors[index])
-            else:
-                reason = requests.take(sequence, result.token_ids[index], result.logprobs[index], now)
-            if reason is not None:
-                if observer is not None:
-                    observer.finished(self._executor.kept_positions(sequence.running_slot))
-                self._finish(sequence, *reason)
-        return list(touched)
 
-    def _take_failed(self) -> list[Request]:
-        """End the answers that the scheduler has given up. Returns the requests concerned, each once."""
-        failed = [s for s in self._scheduler.take_failed() if self._requests.holds(s.request)]
-        for sequence in failed:
-            self._requests.end(sequence)
-        return list(dict.fromkeys(sequence.request for sequence in failed))
-
-    def _finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
-        self._scheduler.finish(sequence, reason, stop_reason)
-        self._requests.end(sequence)
-
-    def _outputs(self, requests: Iterable[Request]) -> list[RequestOutput]:
-        report, output = partial(eviction_report, layout=self._executor.cache.layout), self._requests.output
-        return [output(request, report) for request in requests]
+def _count_prompt_tokens(plan: StepPlan) -> int:
+    """Prompt tokens that a plan computes; recomputed ones count again."""
+    computed = 0
+    for entry in plan.entries:
+        prompt_len = entry.sequence.prompt_len
+        if entry.replay is None and entry.start < prompt_len:
+            computed += min(entry.end, prompt_len) - entry.start
+    return computed

@@ -12,8 +12,8 @@ from itertools import count
 from threading import Condition, Lock
 from typing import TypeVar
 
-from winnow.engine.interface import RequestEngine
 from winnow.engine.interrupts import DeferredInterrupt
+from winnow.engine.loop import RequestLoop
 from winnow.engine.new_request import NewRequest
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError
 from winnow.outputs import RequestOutput
@@ -46,8 +46,8 @@ class SharedEngine:
         ForkedError: the engine belongs to another process.
     """
 
-    def __init__(self, engine: RequestEngine, release_thread: Callable[[], None] = lambda: None) -> None:
-        self._open: RequestEngine | None = engine
+    def __init__(self, engine: RequestLoop, release_thread: Callable[[], None] = lambda: None) -> None:
+        self._open: RequestLoop | None = engine
         self._release_thread = release_thread
         self._pid = os.getpid()
         # The holder of `_inside` uses the engine. A thread that wants it holds the entrance; the one that steps passes
@@ -67,7 +67,7 @@ class SharedEngine:
         self._numbers = count()
 
     @property
-    def engine(self) -> RequestEngine:
+    def engine(self) -> RequestLoop:
         """The engine itself, unguarded; raises if it cannot be used."""
         if os.getpid() != self._pid:
             raise ForkedError(
@@ -78,7 +78,7 @@ class SharedEngine:
             raise ClosedError("this LLM is closed, and requests in progress were lost: create a new one")
         return self._open
 
-    def call(self, action: Callable[[RequestEngine], T]) -> T:
+    def call(self, action: Callable[[RequestLoop], T]) -> T:
         """Run `action` on the engine, between two steps."""
         _ = self.engine  # before any lock: after a fork a thread that does not exist may hold it
         with self._entrance, self._inside:
@@ -88,10 +88,10 @@ class SharedEngine:
                     self._drop_abandoned(engine)
             return action(engine)
 
-    def change(self, action: Callable[[RequestEngine], T]) -> T:
+    def change(self, action: Callable[[RequestLoop], T]) -> T:
         """As `call`, for an action that must not be interrupted half-way."""
 
-        def whole(engine: RequestEngine) -> T:
+        def whole(engine: RequestLoop) -> T:
             with DeferredInterrupt():
                 return action(engine)
 
@@ -116,7 +116,7 @@ class SharedEngine:
             InvalidRequestError (or a subclass): a request cannot be served. Other requests are unaffected.
         """
 
-        def add(engine: RequestEngine) -> None:
+        def add(engine: RequestLoop) -> None:
             for index, request in enumerate(requests):
                 try:
                     self._add(engine, request, box)
@@ -136,7 +136,7 @@ class SharedEngine:
         Who waits for it gets the same output.
         """
 
-        def end(engine: RequestEngine) -> RequestOutput | None:
+        def end(engine: RequestLoop) -> RequestOutput | None:
             output = engine.abort(request_id)
             if output is not None and request_id in self._mailboxes:
                 self._outputs.append(output)
@@ -249,7 +249,7 @@ class SharedEngine:
                 self._forget(output.request_id)
             box.arrived.notify_all()
 
-    def _add(self, engine: RequestEngine, request: NewRequest, box: Mailbox | None) -> None:
+    def _add(self, engine: RequestLoop, request: NewRequest, box: Mailbox | None) -> None:
         engine.add(request)
         if box is not None:  # no step comes before this: the caller is inside
             box.unfinished.add(request.request_id)
@@ -260,7 +260,7 @@ class SharedEngine:
         if box is not None:
             box.unfinished.discard(request_id)
 
-    def _drop_abandoned(self, engine: RequestEngine) -> None:
+    def _drop_abandoned(self, engine: RequestLoop) -> None:
         while self._abandoned:
             with self._mail:
                 self._sort()

@@ -32,8 +32,8 @@ class BatchState:
     @property
     def waiting_is_urgent(self) -> bool:
         """Whether the first waiting query comes before all that are parked."""
-        waiting, parked = self.queue.waiting, self.queue.parked
-        return bool(waiting) and (not parked or waiting[0].request.priority > parked[0].request.priority)
+        first, parked = self.queue.waiting.first, self.queue.parked
+        return first is not None and (not parked or first.request.priority > parked[0].request.priority)
 
     def admits(self, length: int, elsewhere: int = 0) -> bool:
         """Whether one more query of so many KVs may enter the batch beside others, or enter an empty one."""

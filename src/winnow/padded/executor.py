@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
-from winnow.engine.request import Sequence
+from winnow.engine.loop import Sampled
+from winnow.engine.request import Request, Sequence
 from winnow.outputs import LogprobDict
 from winnow.padded.background import Background, Underway
 from winnow.padded.batch_state import BatchState
@@ -18,20 +18,6 @@ from winnow.padded.modes import Mode, Prefill
 from winnow.padded.prefill import Prefilled, prefill
 from winnow.padded.stats import PaddedStats
 from winnow.sampling import SamplingParams
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """What a step brought."""
-
-    sequences: list[Sequence]
-    token_ids: list[int]
-    logprobs: list[LogprobDict | None]
-    prompt_tokens: int
-    """Prompt tokens computed."""
-    prompt_logprobs: dict[Sequence, list[LogprobDict]]
-    errors: dict[int, str]
-    """By index: why a sequence got no token. Its request fails alone."""
 
 
 class PaddedExecutor:
@@ -72,9 +58,9 @@ class PaddedExecutor:
         """Decide what the parameters leave open, once, when a request arrives."""
         return self._seats.settle(params)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a request's first sequence; its siblings follow when the prompt is computed."""
-        self._queue.add(sequence)
+    def add(self, request: Request) -> None:
+        """Queue a request's first sample; the others follow when the prompt is computed."""
+        self._queue.waiting.add(request)
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence has ended, wherever it was."""
@@ -84,7 +70,6 @@ class PaddedExecutor:
         elif sequence in queue:
             queue.take(sequence)
         self._seats.leave(sequence)
-        queue.forget(sequence)
         if underway is not None and all(each.finished for each in underway.sequences):
             underway.cancel()
             self._underway, batch.elsewhere = None, 0
@@ -106,7 +91,7 @@ class PaddedExecutor:
         for sequence in unfinished:
             if sequence not in safe:
                 sequence.slot = None
-                queue.add(sequence)
+                queue.put_back(sequence)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -131,7 +116,7 @@ class PaddedExecutor:
             batch.elsewhere = 0
             for sequence in underway.sequences:
                 if not sequence.finished:
-                    self._queue.add(sequence)
+                    self._queue.put_back(sequence)
             return underway.failure
         self._arrived, seconds = underway.take()
         self._tally.overlapped_seconds += max(seconds - waited, 0.0)
@@ -241,7 +226,13 @@ class PaddedExecutor:
         found = self._seats.sample(sequences, logits)
         errors = {index: fault.explain(self._model.dtype) for index, fault in found.faults.items()}
         return Sampled(
-            sequences, found.token_ids, found.logprobs, prompt_tokens, prompt_logprobs or {}, errors
+            sequences,
+            found.token_ids,
+            found.logprobs,
+            errors,
+            prompt_tokens,
+            prompt_logprobs or {},
+            self._clock(),
         )
 
     def _note_start(self, sequences: SequenceType[Sequence]) -> None:

@@ -91,7 +91,8 @@ class Shaping:
             return Decode()
         if not batch.running:
             return Prefill(_first_that_fit(places))
-        first = queue.waiting[0]
+        first = queue.waiting.first
+        assert first is not None, "an urgent sequence waits"
         if not places.make_way(first, first.num_tokens):
             return Decode()
         if not batch.running or first.request.wants_prompt_logprobs:
@@ -139,7 +140,8 @@ class Embedding:
             return Decode()
         if not batch.running:
             return Prefill(places.grouping.choose(queue.waiting, _fits_alone(places)))
-        oldest = queue.waiting[0]
+        oldest = queue.waiting.first
+        assert oldest is not None, "an urgent sequence waits"
         alone = room.nbytes(1, oldest.num_tokens)
         if not places.make_way(oldest, oldest.num_tokens, alone):
             return Decode()

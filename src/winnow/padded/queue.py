@@ -2,33 +2,31 @@
 
 from bisect import insort
 from collections.abc import Sequence as SequenceType
-from itertools import count
 
+from winnow.engine.queue import PriorityQueue, WaitingQueue, serving_order
 from winnow.engine.request import Sequence
 from winnow.padded.cache import QueryKVs
 from winnow.padded.counters import Counters
 
 
 class Queue:
-    """First come, first served, among those of equal priority.
+    """Serves who waits and who is parked in `serving_order`.
 
     Args:
         park_memory: bytes of host memory that KVs may take. What does not fit is dropped and computed again.
 
     Attributes:
-        waiting: without KVs; in the order in which they are served.
+        waiting: without KVs.
         parked: with KVs: prefilled before there was a row for them, or taken out of the batch. In order.
     """
 
     def __init__(self, park_memory: int, tally: Counters) -> None:
-        self.waiting: list[Sequence] = []
+        self.waiting: WaitingQueue = PriorityQueue()
         self.parked: list[Sequence] = []
         self.park_memory = park_memory
         self._tally = tally
         self._kvs: dict[Sequence, QueryKVs] = {}
         self._loose: set[Sequence] = set()
-        self._arrivals: dict[Sequence, int] = {}
-        self._clock = count()
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.parked)
@@ -66,11 +64,10 @@ class Queue:
 
     # -- in and out ------------------------------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait without KVs, its tokens so far its prompt. One that comes back takes its old place."""
+    def put_back(self, sequence: Sequence) -> None:
+        """Queue a sequence of a request that came before, without KVs: all its tokens are to be computed."""
         sequence.num_computed = 0
-        self._arrivals.setdefault(sequence, next(self._clock))
-        insort(self.waiting, sequence, key=self._order)
+        self.waiting.put_back(sequence)
 
     def hold(self, sequence: Sequence, kvs: QueryKVs) -> None:
         """Keep a sequence whose KVs lie in a cache, until it is taken or they are stowed."""
@@ -97,7 +94,7 @@ class Queue:
         else:
             self._tally.drops += len(sequences)
             for sequence in sequences:
-                self.add(sequence)
+                self.put_back(sequence)
 
     def take(self, sequence: Sequence) -> QueryKVs | None:
         """Take a sequence out. Returns its KVs, or None where it was waiting without."""
@@ -106,13 +103,9 @@ class Queue:
         (self.waiting if kvs is None else self.parked).remove(sequence)
         return kvs
 
-    def forget(self, sequence: Sequence) -> None:
-        """A sequence has ended, wherever it was."""
-        self._arrivals.pop(sequence, None)
-
     def least(self, sequences: SequenceType[Sequence]) -> Sequence:
-        """Who gives way: the lowest priority, and among equals the one that came last."""
-        return max(sequences, key=self._order)
+        """Return the sequence that is served last of all: the one to park."""
+        return max(sequences, key=serving_order)
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._kvs or sequence in self.waiting
@@ -124,9 +117,5 @@ class Queue:
         return sum(each.nbytes for each in kvs.values())
 
     def _keep(self, sequence: Sequence, kvs: QueryKVs) -> None:
-        self._arrivals.setdefault(sequence, next(self._clock))
         self._kvs[sequence] = kvs
-        insort(self.parked, sequence, key=self._order)
-
-    def _order(self, sequence: Sequence) -> tuple[int, int]:
-        return -sequence.request.priority, self._arrivals[sequence]
+        insort(self.parked, sequence, key=serving_order)
