@@ -6,8 +6,8 @@ from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from winnow.engine.answer import Finish
 from winnow.engine.new_request import KeptPositions, NewRequest
+from winnow.engine.output_state import FinishReason
 from winnow.engine.request import Request, Sequence
 from winnow.engine.request_table import RequestTable
 from winnow.errors import describe_error
@@ -101,7 +101,7 @@ class RequestLoop(ABC):
             if self._requests.holds(sequence.request):
                 self._requests.end(sequence)
                 touched[sequence.request] = None
-        outputs = self._outputs(request for request in touched if request.tells)
+        outputs = self._outputs(request for request in touched if request.has_output)
         if sampled is not None:
             self._num_steps += 1
             self._output_seconds += self._clock() - sampled.time
@@ -160,18 +160,18 @@ class RequestLoop(ABC):
         touched: dict[Request, None] = {}
         requests.prompt_tokens += sampled.prompt_tokens
         for sequence, found in sampled.prompt_logprobs.items():
-            requests.take_prompt_logprobs(sequence.request, found)
+            requests.append_prompt_logprobs(sequence.request, found)
         errors = sampled.errors
         for index, sequence in enumerate(sampled.sequences):
             request = sequence.request
             touched[request] = None
             if request.observer is not None and sequence.num_output_tokens == 1:
                 self._observe(sequence, request.observer.first_token)
-            reason: Finish | None
+            reason: FinishReason | None
             if index in errors:
                 reason = requests.fail(sequence, errors[index])
             else:
-                reason = requests.take(
+                reason = requests.append_token(
                     sequence, sampled.token_ids[index], sampled.logprobs[index], sampled.time
                 )
             if reason is not None:

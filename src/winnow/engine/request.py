@@ -82,7 +82,7 @@ class Request:
             return len(self.prompt_token_ids)
         return eviction.context_len
 
-    def note(self, **changes: Any) -> None:
+    def update_metrics(self, **changes: Any) -> None:
         """Change fields of its metrics, in a copy: those that went out with a token stay as they were."""
         self.metrics = replace(self.metrics, **changes)
 
@@ -91,7 +91,7 @@ class Request:
         return None not in [sequence.finish_reason for sequence in self.sequences]
 
     @property
-    def tells(self) -> bool:
+    def has_output(self) -> bool:
         """Whether a step that computed something of it has an output to give."""
         return not self.final_only or self.finished
 

@@ -228,7 +228,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         sequence.slot = self._cache.open()
         if sequence.request.metrics.first_scheduled_time is None:
-            sequence.request.note(first_scheduled_time=self._clock())
+            sequence.request.update_metrics(first_scheduled_time=self._clock())
         self.running.append(sequence)
         return count
 
@@ -308,7 +308,7 @@ class Scheduler:
                 return
             victim.lonely_at = victim.num_tokens
         self._put_back(victim, self._method)
-        victim.request.note(num_preemptions=victim.request.metrics.num_preemptions + 1)
+        victim.request.update_metrics(num_preemptions=victim.request.metrics.num_preemptions + 1)
         self.num_preemptions += 1
 
     def _put_back(self, sequence: Sequence, method: PreemptionMethod) -> None:

@@ -122,7 +122,7 @@ class SharedEngine:
                     self._add(engine, request, box)
                 except BaseException as error:
                     for added in requests[:index]:
-                        self._forget(added.request_id)
+                        self._drop(added.request_id)
                         engine.abort(added.request_id)
                     if label and isinstance(error, InvalidRequestError):
                         raise type(error)(f"{label}[{index}]: {error}") from None
@@ -246,7 +246,7 @@ class SharedEngine:
             box.outputs.append(output)
             self._outputs.popleft()
             if output.finished:
-                self._forget(output.request_id)
+                self._drop(output.request_id)
             box.arrived.notify_all()
 
     def _add(self, engine: RequestLoop, request: NewRequest, box: Mailbox | None) -> None:
@@ -255,7 +255,7 @@ class SharedEngine:
             box.unfinished.add(request.request_id)
             self._mailboxes[request.request_id] = box
 
-    def _forget(self, request_id: str) -> None:
+    def _drop(self, request_id: str) -> None:
         box = self._mailboxes.pop(request_id, None)
         if box is not None:
             box.unfinished.discard(request_id)
@@ -266,7 +266,7 @@ class SharedEngine:
                 self._sort()
             box = self._abandoned[0]
             for request_id in list(box.unfinished):
-                self._forget(request_id)
+                self._drop(request_id)
                 engine.abort(request_id)
             self._abandoned.popleft()
 

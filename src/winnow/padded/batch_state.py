@@ -78,7 +78,7 @@ class BatchState:
         self.batch.leave(sequence, keep_row=False)
         self.seats.leave(sequence)
         self.tally.parks += 1
-        sequence.request.note(num_preemptions=sequence.request.metrics.num_preemptions + 1)
+        sequence.request.update_metrics(num_preemptions=sequence.request.metrics.num_preemptions + 1)
 
     def enter(self, group: Prefilled, *, keep_rows: bool) -> None:
         """Put a group that was prefilled apart into the batch, as far as there is room. An empty batch becomes it."""

@@ -238,7 +238,7 @@ class PaddedExecutor:
     def _note_start(self, sequences: SequenceType[Sequence]) -> None:
         for sequence in sequences:
             if sequence.request.metrics.first_scheduled_time is None:
-                sequence.request.note(first_scheduled_time=self._clock())
+                sequence.request.update_metrics(first_scheduled_time=self._clock())
 
     # -- what is told ----------------------------------------------------------------------------------------------
 
