@@ -357,10 +357,10 @@ class LLM:
 def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:
     if config.model.engine == "padded":
         # It works with transformers' own caches, whose import a packed model does without.
-        from winnow.padded import open_padded_engine
+        from winnow.padded import build_padded_engine
 
         plain = load_plain_model(config.model)
-        return plain, open_padded_engine(plain, config, time.monotonic)
+        return plain, build_padded_engine(plain, config, time.monotonic)
     policy = preset_of(config.eviction.chosen).policy
     loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
     return loaded, build_engine(loaded, config, time.monotonic)

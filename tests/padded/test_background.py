@@ -116,12 +116,12 @@ def alone(tokens: list[int], max_tokens: int) -> list[int]:
 
 def test_the_batch_goes_on_meanwhile(turnstile: Turnstile) -> None:
     engine = underway()
-    passes = engine.stats().tally.passes
+    passes = engine.stats().counters.passes
     for _ in range(5):
         assert [output.request_id for output in engine.step()] == ["first"]
         engine.check_integrity()
     stats = engine.stats()
-    assert stats.tally.passes == passes + 5
+    assert stats.counters.passes == passes + 5
     assert (stats.num_running, stats.num_waiting) == (1, 1)
     assert stats.kv_bytes_used == engine._executor._batch.nbytes + engine.kv_bytes(4), "it counts already"
     turnstile.open()
@@ -129,18 +129,18 @@ def test_the_batch_goes_on_meanwhile(turnstile: Turnstile) -> None:
         "first": llama().answers[3],
         "0": alone(prompt(4), 8),
     }
-    tally = engine.stats().tally
-    assert tally.prefills == 2
-    assert tally.overlapped_seconds > 0
+    counters = engine.stats().counters
+    assert counters.prefills == 2
+    assert counters.overlapped_seconds > 0
 
 
 def test_an_empty_batch_waits_instead_of_turning(turnstile: Turnstile) -> None:
     engine = underway()
     engine.abort("first")
-    steps, before = engine.stats().num_steps, engine.stats().tally
+    steps, before = engine.stats().num_steps, engine.stats().counters
     [output] = engine.step()
     assert output.request_id == "0"
-    after = engine.stats().tally
+    after = engine.stats().counters
     assert engine.stats().num_steps == steps + 1
     assert after.prefill_seconds > before.prefill_seconds
     assert after.decode_seconds == before.decode_seconds
@@ -149,7 +149,7 @@ def test_an_empty_batch_waits_instead_of_turning(turnstile: Turnstile) -> None:
 
 def test_who_needs_memory_waits_and_nobody_is_parked_for_it(turnstile: Turnstile) -> None:
     """Three queries would outgrow the memory beside the group that is under way."""
-    column_bytes = llama().open("static")._executor._room.column_bytes
+    column_bytes = llama().open("static")._executor._budget.column_bytes
     engine = llama().open(
         "embedding", overlap_prefill=True, max_num_seqs=4, kv_memory=300 * column_bytes, admit_below=1.0
     )
@@ -166,7 +166,7 @@ def test_who_needs_memory_waits_and_nobody_is_parked_for_it(turnstile: Turnstile
             waited_at = engine.stats()
     # Another column for three rows beside the group's 20 would not have fit, and nothing else ends the hold.
     assert 3 * (waited_at.columns_needed + 1) + 20 * 0.5 > 300 - 20
-    assert waited_at.tally.parks == 0
+    assert waited_at.counters.parks == 0
     answers = finish(engine)
     assert answers["late"] == alone(prompt(20), 3)
     assert answers["a"] == answers["b"] == answers["c"] == alone(prompt(5), 100)
@@ -182,7 +182,7 @@ class TestAborts:
         engine.check_integrity()
         assert engine.stats().kv_bytes_used == engine._executor._batch.nbytes
         assert finish(engine) == {"first": llama().answers[3]}
-        assert engine.stats().tally.prefills == 1
+        assert engine.stats().counters.prefills == 1
 
     def test_of_one_leaves_the_others(self, turnstile: Turnstile) -> None:
         engine = underway(later=(4, 4))
@@ -228,7 +228,9 @@ class TestFailures:
         engine.check_integrity()
         assert len(engine._executor._computing) == 1
         assert finish(engine) == {"first": llama().answers[3], "0": alone(prompt(4), 8)}
-        assert engine.stats().tally.prefills == 3, "the first one's, again the first one's, and the group's"
+        assert engine.stats().counters.prefills == 3, (
+            "the first one's, again the first one's, and the group's"
+        )
 
 
 def test_the_more_urgent_that_arrives_meanwhile_is_next(turnstile: Turnstile) -> None:
@@ -239,7 +241,7 @@ def test_the_more_urgent_that_arrives_meanwhile_is_next(turnstile: Turnstile) ->
     turnstile.open()
     answers = finish(engine)
     assert list(answers).index("urgent") < list(answers).index("0"), "which gave way"
-    assert engine.stats().tally.prefills == 3, "what was computed meanwhile is kept"
+    assert engine.stats().counters.prefills == 3, "what was computed meanwhile is kept"
     assert answers == {
         "urgent": llama().answers[2][:3],
         "first": llama().answers[3],
@@ -279,7 +281,7 @@ def test_outputs_do_not_depend_on_who_is_faster(
         turnstile = Turnstile(patch)
         turnstile.holds = iter(holds)
         for overlap in (True, False):
-            memory = columns * llama().open("static")._executor._room.column_bytes
+            memory = columns * llama().open("static")._executor._budget.column_bytes
             engine = llama().open("embedding", overlap_prefill=overlap, max_num_seqs=3, kv_memory=memory)
             pending = sorted(enumerate(arrivals), key=lambda item: item[1][1])
             answers, steps = {}, Counter[str]()
@@ -330,7 +332,7 @@ def test_streams_side_by_side_give_the_same_tokens() -> None:
             overlap_prefill=overlap,
             max_num_seqs=4,
             prefill_chunk=16,
-            kv_memory=400 * llama().open("static")._executor._room.column_bytes,
+            kv_memory=400 * llama().open("static")._executor._budget.column_bytes,
         )
         for index in range(60):
             engine.add(

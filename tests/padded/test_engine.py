@@ -35,7 +35,7 @@ def greedy(max_tokens: int, **options: object) -> SamplingParams:
 
 
 def column_bytes() -> int:
-    return llama().open("static")._executor._room.column_bytes
+    return llama().open("static")._executor._budget.column_bytes
 
 
 def finish(engine: PaddedEngine) -> dict[str, list[int]]:
@@ -87,18 +87,18 @@ class TestIdleComputation:
         assert mixed_stats("embedding", 120).idle_share < 0.02
 
     def test_as_the_paper_orders_the_modes(self) -> None:
-        idle = {mode: mixed_stats(mode).tally.idle for mode in PADDED_MODES}
+        idle = {mode: mixed_stats(mode).counters.idle for mode in PADDED_MODES}
         assert idle["embedding"] < idle["pd"] < idle["static"]
         assert idle["embedding"] < idle["shaping"]
 
     @pytest.mark.parametrize("mode", [*PADDED_MODES, *BENCH_PADDED_MODES])
     def test_positions_add_up(self, mode: str) -> None:
         """All tokens but each answer's last are computed once; whatever is more is counted as idle."""
-        tally = mixed_stats(mode).tally
-        assert tally.positions - tally.idle == sum(len(t) + n - 1 for t, n in mixed_queries(40))
+        counters = mixed_stats(mode).counters
+        assert counters.positions - counters.idle == sum(len(t) + n - 1 for t, n in mixed_queries(40))
 
     def test_fewer_passes_where_queries_join(self) -> None:
-        passes = {mode: mixed_stats(mode).tally.passes for mode in PADDED_MODES}
+        passes = {mode: mixed_stats(mode).counters.passes for mode in PADDED_MODES}
         assert passes["embedding"] < 0.8 * passes["static"]
 
 
@@ -107,7 +107,7 @@ class TestColumns:
     def test_no_more_than_the_longest_needs(self, mode: str) -> None:
         stats = mixed_stats(mode)
         assert stats.column_share == 1.0
-        assert stats.tally.released > 0
+        assert stats.counters.released > 0
 
     def test_gaps_are_kept_as_in_the_paper(self) -> None:
         """4.1: each running query gets as many columns as the one that joins, and keeps them until its row ends."""
@@ -128,7 +128,7 @@ class TestColumns:
         assert not done & {"runs"}
         mixed = mixed_stats("shaping-gaps")
         assert mixed.column_share > 1.2
-        assert mixed.tally.passes == mixed_stats("shaping").tally.passes
+        assert mixed.counters.passes == mixed_stats("shaping").counters.passes
 
     def test_gaps_change_no_token(self) -> None:
         found = []
@@ -159,11 +159,11 @@ class TestMemory:
         assert finish(engine) == finish(roomy)
         stats = engine.stats()
         assert 0 < stats.kv_bytes_peak <= 150 * column_bytes()
-        assert stats.num_preemptions == stats.tally.parks
-        assert roomy.stats().tally.parks == 0
+        assert stats.num_preemptions == stats.counters.parks
+        assert roomy.stats().counters.parks == 0
         if mode == "embedding":
-            assert stats.tally.parks > 0, "the memory was meant to be too small"
-            assert (stats.tally.drops > 0) == (park_columns == 0), "as was that of the host"
+            assert stats.counters.parks > 0, "the memory was meant to be too small"
+            assert (stats.counters.drops > 0) == (park_columns == 0), "as was that of the host"
 
     def test_the_parked_find_room_in_host_memory_or_are_computed_again(self) -> None:
         """One query after the other gives way to a more urgent one; there is room for the KVs of some of them."""
@@ -181,11 +181,13 @@ class TestMemory:
             answers = finish(engine)
             assert list(answers) == ["4", "3", "2", "1", "0"]
             assert all(answer == llama().answers[4][:12] for answer in answers.values())
-            tally = engine.stats().tally
-            assert tally.parks == 4
-            assert tally.prefills == 5 + tally.drops, "who was dropped is computed again, and nobody else"
+            counters = engine.stats().counters
+            assert counters.parks == 4
+            assert counters.prefills == 5 + counters.drops, (
+                "who was dropped is computed again, and nobody else"
+            )
             assert max(held) <= limit
-            dropped.append(tally.drops)
+            dropped.append(counters.drops)
         assert dropped == [0, 2, 4]
 
     @pytest.mark.parametrize("mode", ["pd", "embedding"])
@@ -194,7 +196,7 @@ class TestMemory:
         for index in range(9):
             engine.add(NewRequest(str(index), None, prompt(6, index), greedy(4 + index)))
         assert len(finish(engine)) == 9
-        assert engine.stats().tally.drops == 0
+        assert engine.stats().counters.drops == 0
 
     def test_the_threshold_is_what_parks(self) -> None:
         """The same queries and memory; only `park_above` differs."""
@@ -207,7 +209,7 @@ class TestMemory:
                 engine.add(NewRequest(str(index), None, prompt(4, index), greedy(60)))
             finish(engine)
             assert engine.stats().kv_bytes_peak <= park_above * 500 * column_bytes()
-            parks.append(engine.stats().tally.parks)
+            parks.append(engine.stats().counters.parks)
         assert parks[0] == 0 < parks[1]
 
     def test_under_the_threshold_more_are_admitted(self) -> None:
@@ -256,14 +258,14 @@ class TestPriorities:
                 for now, held in zip(batch.view(victim).layers, before.layers, strict=True):
                     assert all(torch.equal(n[:, : h.shape[1]], h) for n, h in zip(now, held, strict=True))
         assert order == ["urgent", "slow", "slower"]
-        assert engine.stats().tally.parks == 1
+        assert engine.stats().counters.parks == 1
 
     def test_equals_do_not_displace_each_other(self) -> None:
         engine = llama().open("embedding", max_num_seqs=1)
         for name in ("first", "second"):
             engine.add(NewRequest(name, None, PROMPTS[2], greedy(5), priority=3))
         assert list(finish(engine)) == ["first", "second"]
-        assert engine.stats().tally.parks == 0
+        assert engine.stats().counters.parks == 0
 
     def test_samples_keep_the_place_of_their_request(self) -> None:
         """Beside "runs" two rows are free, and the three sequences are prefilled before any of them has one."""
@@ -298,7 +300,7 @@ class TestFailures:
             engine.add(NewRequest(str(index), None, tokens, SamplingParams(n=2, **GREEDY)))
         owner, name, failing = {
             "second layer": (model.model.model.layers[1], "forward", (1, 4, 9)),
-            "sampling": (engine._executor._seats, "sample", (1, 4, 9)),
+            "sampling": (engine._executor._sampler_slots, "sample", (1, 4, 9)),
             "exchanging tensors": (PaddedCache, "resize", (1, 2, 4)),
         }[part]
         works, calls = getattr(owner, name), 0

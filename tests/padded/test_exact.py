@@ -58,7 +58,7 @@ def test_tokens_equal_generate_alone(
     """`columns` and `park_columns` are KV and host memory in columns of one row: one long query, a few, or all; and
     nothing at all."""
     mode, *background = mode.split(", ")
-    column_bytes = each_case.open(mode)._executor._room.column_bytes
+    column_bytes = each_case.open(mode)._executor._budget.column_bytes
     engine = each_case.open(
         mode,
         overlap_prefill=bool(background),

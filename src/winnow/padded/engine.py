@@ -61,7 +61,7 @@ class PaddedEngine(RequestLoop):
         if new.observer is not None:
             raise InvalidRequestError("inspect needs engine=paged: a padded cache keeps all KVs of a query")
         max_tokens = self._admission.admit(new.token_ids, new.params)
-        return Request.of(new, self._executor.settle(new.params), max_tokens, self._clock())
+        return Request.of(new, self._executor.with_seed(new.params), max_tokens, self._clock())
 
     def _enqueue(self, request: Request) -> None:
         self._executor.add(request)

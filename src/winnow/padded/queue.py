@@ -20,13 +20,13 @@ class Queue:
         parked: with KVs: prefilled before there was a row for them, or taken out of the batch. In order.
     """
 
-    def __init__(self, park_memory: int, tally: Counters) -> None:
+    def __init__(self, park_memory: int, counters: Counters) -> None:
         self.waiting: WaitingQueue = PriorityQueue()
         self.parked: list[Sequence] = []
         self.park_memory = park_memory
-        self._tally = tally
+        self._counters = counters
         self._kvs: dict[Sequence, QueryKVs] = {}
-        self._loose: set[Sequence] = set()
+        self._on_device: set[Sequence] = set()
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.parked)
@@ -34,29 +34,29 @@ class Queue:
     # -- what is parked --------------------------------------------------------------------------------------------
 
     @property
-    def loose(self) -> list[Sequence]:
+    def on_device(self) -> list[Sequence]:
         """Parked sequences whose KVs still lie in a cache, in order."""
-        return [sequence for sequence in self.parked if sequence in self._loose]
+        return [sequence for sequence in self.parked if sequence in self._on_device]
 
     @property
-    def loose_bytes(self) -> int:
+    def on_device_bytes(self) -> int:
         """Of those KVs; samples that share a prompt's count once."""
-        return self._nbytes(self.loose)
+        return self._nbytes(self.on_device)
 
     @property
-    def stowed(self) -> list[Sequence]:
+    def offloaded(self) -> list[Sequence]:
         """Parked sequences whose KVs are in host memory, in order."""
-        return [sequence for sequence in self.parked if sequence not in self._loose]
+        return [sequence for sequence in self.parked if sequence not in self._on_device]
 
     @property
-    def stowed_bytes(self) -> int:
+    def offloaded_bytes(self) -> int:
         """Of those KVs, counted likewise."""
-        return self._nbytes(self.stowed)
+        return self._nbytes(self.offloaded)
 
     @property
     def free_bytes(self) -> int:
         """Host memory that is left."""
-        return self.park_memory - self.stowed_bytes
+        return self.park_memory - self.offloaded_bytes
 
     def length_parked(self, sequence: Sequence) -> int:
         """KVs of a parked sequence."""
@@ -70,19 +70,19 @@ class Queue:
         self.waiting.put_back(sequence)
 
     def hold(self, sequence: Sequence, kvs: QueryKVs) -> None:
-        """Keep a sequence whose KVs lie in a cache, until it is taken or they are stowed."""
-        self._loose.add(sequence)
+        """Keep a sequence whose KVs lie in a cache, until it is taken or they are offloaded."""
+        self._on_device.add(sequence)
         self._keep(sequence, kvs)
 
-    def stow(self) -> None:
+    def offload(self) -> None:
         """Park those whose KVs still lie in a cache, samples that share them together."""
         sharing: dict[int, list[Sequence]] = {}
-        for sequence in self.loose:
+        for sequence in self.on_device:
             sharing.setdefault(id(self._kvs[sequence]), []).append(sequence)
         for sequences in sharing.values():
             kvs = self._kvs[sequences[0]]
             for sequence in sequences:
-                self.take(sequence)
+                self.pop(sequence)
             self.park(sequences, kvs)
 
     def park(self, sequences: SequenceType[Sequence], kvs: QueryKVs) -> None:
@@ -92,18 +92,18 @@ class Queue:
             for sequence in sequences:
                 self._keep(sequence, copy)
         else:
-            self._tally.drops += len(sequences)
+            self._counters.drops += len(sequences)
             for sequence in sequences:
                 self.put_back(sequence)
 
-    def take(self, sequence: Sequence) -> QueryKVs | None:
+    def pop(self, sequence: Sequence) -> QueryKVs | None:
         """Take a sequence out. Returns its KVs, or None where it was waiting without."""
         kvs = self._kvs.pop(sequence, None)
-        self._loose.discard(sequence)
+        self._on_device.discard(sequence)
         (self.waiting if kvs is None else self.parked).remove(sequence)
         return kvs
 
-    def least(self, sequences: SequenceType[Sequence]) -> Sequence:
+    def choose_victim(self, sequences: SequenceType[Sequence]) -> Sequence:
         """Return the sequence that is served last of all: the one to park."""
         return max(sequences, key=serving_order)
 
