@@ -18,6 +18,7 @@ from winnow.attention import ReferenceBackend
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
+from winnow.engine.new_request import NewRequest
 from winnow.engine.scheduler import Scheduler
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel, ModelGeometry
@@ -75,7 +76,7 @@ def measure(engine: Engine, sequences: int, prompt: int, steps: int) -> dict[str
     """Median seconds of each part of a step in which every sequence decodes."""
     params = SamplingParams(temperature=0.0, max_tokens=steps + 1, ignore_eos=True)
     for index in range(sequences):
-        engine.add(str(index), None, list(range(3, 3 + prompt)), params)
+        engine.add(NewRequest(str(index), None, list(range(3, 3 + prompt)), params))
     samples: dict[str, list[float]] = {part: [] for part in (*PARTS, "step")}
     while engine.has_unfinished:
         before = engine.stats()

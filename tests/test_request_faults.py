@@ -7,7 +7,7 @@ import pytest
 from winnow import LLM, SamplingParams
 from winnow.cache import Ledger
 from winnow.engine.admission import Admission, Admitted
-from winnow.engine.answer import Answer
+from winnow.engine.output_state import OutputState
 from winnow.outputs import RequestOutput
 from winnow.sampling import TextStream
 from winnow.sampling import logprobs as sampling_logprobs
@@ -104,7 +104,7 @@ def test_an_answer_that_cannot_begin_leaves_nothing_behind(
     with open_llm(**options) as llm:
         running = llm.submit(HEALTHY[0], GREEDY)
         with monkeypatch.context() as patched:
-            patched.setattr(Answer, "__init__", raises)
+            patched.setattr(OutputState, "__init__", raises)
             with pytest.raises(KeyError):
                 llm.submit(FAULTY, GREEDY, request_id="a")
         assert llm.abort("a") is None

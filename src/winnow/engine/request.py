@@ -1,25 +1,16 @@
 """A request, and the sequences that answer it."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from winnow.engine.kv_state import KVState
+from winnow.engine.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
-
-
-@dataclass
-class RequestObserver:
-    """Asks for the token indices whose KVs a request's first sample holds, by layer and head, at two moments."""
-
-    after_prompt: list[list[list[int]]] = field(default_factory=list)
-    """When the answer's first token was computed, which is after the prompt's last round; empty: it never was."""
-    at_end: list[list[list[int]]] = field(default_factory=list)
-    """When the answer ended."""
 
 
 @dataclass(eq=False)
@@ -40,6 +31,8 @@ class Request:
     observer: RequestObserver | None = None
     priority: int = 0
     """The greater is served first."""
+    tenant: str | None = None
+    """On whose account it runs; None: nobody's in particular."""
     arrival: int = 0
     """How many requests came before it; set by the queue."""
     final_only: bool = False
@@ -48,6 +41,32 @@ class Request:
     error: str | None = None
     """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
     sequences: list["Sequence"] = field(init=False)
+
+    @classmethod
+    def of(
+        cls,
+        new: NewRequest,
+        params: SamplingParams,
+        max_tokens: int,
+        arrival_time: float,
+        evictions: tuple[SequenceEviction | None, ...] = (None,),
+        policy_name: str | None = None,
+    ) -> Self:
+        """Make the engine's record of an admitted request; `params` are the request's own with all choices made."""
+        return cls(
+            new.request_id,
+            new.prompt,
+            new.token_ids,
+            params,
+            max_tokens,
+            RequestMetrics(arrival_time),
+            evictions,
+            policy_name,
+            new.observer,
+            new.priority,
+            new.tenant,
+            final_only=new.final_only,
+        )
 
     def __post_init__(self) -> None:
         if self.params.prompt_logprobs is not None:
@@ -64,7 +83,7 @@ class Request:
             return len(self.prompt_token_ids)
         return eviction.context_len
 
-    def note(self, **changes: Any) -> None:
+    def update_metrics(self, **changes: Any) -> None:
         """Change fields of its metrics, in a copy: those that went out with a token stay as they were."""
         self.metrics = replace(self.metrics, **changes)
 
@@ -73,7 +92,7 @@ class Request:
         return None not in [sequence.finish_reason for sequence in self.sequences]
 
     @property
-    def tells(self) -> bool:
+    def has_output(self) -> bool:
         """Whether a step that computed something of it has an output to give."""
         return not self.final_only or self.finished
 

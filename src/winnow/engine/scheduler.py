@@ -244,7 +244,7 @@ class Scheduler:
         sequence.kv.slot = self.ledger.open()
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
-            sequence.request.note(first_scheduled_time=self._clock())
+            sequence.request.update_metrics(first_scheduled_time=self._clock())
         self.running.append(sequence)
         return count
 
@@ -341,7 +341,7 @@ class Scheduler:
                 return
             victim.lonely_at = victim.num_tokens
         self._put_back(victim, self._method)
-        victim.request.note(num_preemptions=victim.request.metrics.num_preemptions + 1)
+        victim.request.update_metrics(num_preemptions=victim.request.metrics.num_preemptions + 1)
         self.num_preemptions += 1
 
     def _put_back(self, sequence: Sequence, method: PreemptionMethod) -> None:

@@ -18,20 +18,20 @@ class Batch:
     Attributes:
         rows: the sequence of each row; None: the row's query is finished, and the row is computed for nobody.
         keeps_gaps: whether padding that rows get while others join stays (`ShapingWithGaps`).
-        elsewhere: bytes of a group on the device that is prefilled apart and not yet embedded.
-        peak_bytes: the most that tensors have taken, `elsewhere` included.
+        reserved_bytes: bytes of a group on the device that is prefilled apart and not yet embedded.
+        peak_bytes: the most that tensors have taken, `reserved_bytes` included.
     """
 
     def __init__(
-        self, model: PaddedModel, room: MemoryBudget, tally: Counters, *, keeps_gaps: bool = False
+        self, model: PaddedModel, budget: MemoryBudget, counters: Counters, *, keeps_gaps: bool = False
     ) -> None:
         self._model = model
-        self._room = room
-        self._tally = tally
+        self._budget = budget
+        self._counters = counters
         self.keeps_gaps = keeps_gaps
-        self.cache = PaddedCache(room.shape, model.device)
+        self.cache = PaddedCache(budget.kv_shape, model.device)
         self.rows: list[Sequence | None] = []
-        self.elsewhere = 0
+        self.reserved_bytes = 0
         self.peak_bytes = 0
 
     # -- who is in it ----------------------------------------------------------------------------------------------
@@ -52,13 +52,13 @@ class Batch:
         """Let everybody go, and the memory too."""
         for sequence in self.running:
             sequence.slot = None
-        self.cache = PaddedCache(self._room.shape, self._model.device)
+        self.cache = PaddedCache(self._budget.kv_shape, self._model.device)
         self.rows = []
 
     def adopt(self, cache: PaddedCache, rows: SequenceType[Sequence | None]) -> None:
         """Go on with a prefilled group as the batch, which is empty: nothing is copied."""
         assert not self.running
-        self.cache, self.elsewhere = cache, 0
+        self.cache, self.reserved_bytes = cache, 0
         self.rows = [None] * len(rows)
         for row, sequence in enumerate(rows):
             if sequence is None:
@@ -100,34 +100,34 @@ class Batch:
     def reserve(self, rows: int, left: int, right: int) -> bool:
         """Make tensors reach for so many rows and columns more on each side. False: the memory does not suffice."""
         cache = self.cache
-        allowed = self._room.fits(cache.extent.rows, cache.extent.columns, self.elsewhere)
+        allowed = self._budget.fits(cache.shape.rows, cache.shape.columns, self.reserved_bytes)
         if allowed and cache.has_room(rows, left, right):
             return True
-        extent = self._room.extent(rows, left + cache.columns + right, self.elsewhere)
-        if extent is None:
+        shape = self._budget.tensor_shape(rows, left + cache.columns + right, self.reserved_bytes)
+        if shape is None:
             return False
-        self._note_peak(cache.resize(extent, left))
+        self._note_peak(cache.resize(shape, left))
         return True
 
-    def lend(self, nbytes: int) -> None:
+    def reserve_bytes(self, nbytes: int) -> None:
         """Leave memory to a group that is prefilled apart, which must have been found to fit; shrink for it if need be.
 
-        It is given back by setting `elsewhere` to 0.
+        It is given back by setting `reserved_bytes` to 0.
         """
         cache = self.cache
         self.release_front()
-        if not self._room.fits(cache.extent.rows, cache.extent.columns, nbytes):
-            extent = self._room.extent(len(self.rows), self.columns, nbytes)
-            assert extent is not None, "what is prefilled beside the batch has been found to fit"
-            self._note_peak(cache.resize(extent))
-        self.elsewhere = nbytes
+        if not self._budget.fits(cache.shape.rows, cache.shape.columns, nbytes):
+            shape = self._budget.tensor_shape(len(self.rows), self.columns, nbytes)
+            assert shape is not None, "what is prefilled beside the batch has been found to fit"
+            self._note_peak(cache.resize(shape))
+        self.reserved_bytes = nbytes
         self._note_peak(cache.nbytes)
 
     def release_front(self) -> None:
         """Cut leading columns that are padding for everyone."""
         before = self.columns
         self.cache.release_front()
-        self._tally.released += before - self.columns
+        self._counters.released += before - self.columns
 
     # -- forward passes --------------------------------------------------------------------------------------------
 
@@ -188,16 +188,16 @@ class Batch:
             else:
                 assert sequence.slot == row, "a sequence does not know its row"
                 assert cache.lengths[row] == sequence.num_computed == sequence.num_tokens - 1
-        assert cache.longest <= cache.least_columns <= cache.columns <= cache.extent.columns
-        assert cache.rows <= cache.extent.rows
+        assert cache.longest <= cache.least_columns <= cache.columns <= cache.shape.columns
+        assert cache.rows <= cache.shape.rows
         for layer in cache.layers:
             for tensor in layer.tensors:
-                assert tensor.shape[:3:2] == (cache.extent.rows, cache.extent.columns)
+                assert tensor.shape[:3:2] == (cache.shape.rows, cache.shape.columns)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _note_peak(self, nbytes: int) -> None:
-        self.peak_bytes = max(self.peak_bytes, nbytes + self.elsewhere)
+        self.peak_bytes = max(self.peak_bytes, nbytes + self.reserved_bytes)
 
     def _take_row(self, left: int) -> int:
         """A row that holds nothing: one that is computed for nobody, or a new one."""
@@ -213,7 +213,7 @@ class Batch:
     def _enter(self, sequence: Sequence, row: int) -> None:
         self.rows[row] = sequence
         sequence.slot = row
-        self._tally.joins += 1
+        self._counters.joins += 1
 
     def _drop(self, row: int) -> None:
         moved = self.cache.drop(row)
@@ -225,11 +225,11 @@ class Batch:
                 last.slot = row
 
     def _count(self, width: int, tokens: int) -> None:
-        tally = self._tally
-        tally.count(len(self.rows), width, tokens)
-        tally.passes += 1
-        tally.columns_held += self.columns
-        tally.columns_needed += self.cache.longest
+        counters = self._counters
+        counters.count(len(self.rows), width, tokens)
+        counters.passes += 1
+        counters.columns_held += self.columns
+        counters.columns_needed += self.cache.longest
 
     def _forward(
         self,
