@@ -196,7 +196,7 @@ class Watched:
     @property
     def ready(self) -> bool:
         """Whether the next step computes the token sampled last."""
-        return self.sequence.num_computed >= len(self.asked.prompt) and not self.sequence.finished
+        return self.sequence.kv.num_computed >= len(self.asked.prompt) and not self.sequence.finished
 
     def follow(self) -> None:
         """Bring the oracle to where the engine is."""
@@ -205,22 +205,22 @@ class Watched:
         pressed = sequence.kv.last_round == oracle.computed > 0 and when != when.alone
         if pressed and oracle.computed >= oracle.prompt_len and oracle.holds_too_much():
             oracle.shrink()
-        oracle.advance(sequence.token_ids, sequence.num_computed)
+        oracle.advance(sequence.token_ids, sequence.kv.num_computed)
 
     def compare_rows(self, llm: LLM) -> None:
         oracle, sequence = self.oracle, self.sequence
         if (
             not self.sure
-            or sequence.slot is None
+            or sequence.kv.slot is None
             or sequence.kv.replayed
-            or sequence.num_computed != oracle.computed
+            or sequence.kv.num_computed != oracle.computed
         ):
             return
         fresh = oracle.computed == oracle.last_round + 1 and oracle.num_rounds < 4
         everything = fresh or oracle.computed % 16 == 0
         pool = pool_of(llm)
         position, k, v = pool.position.flatten(), pool.k.flatten(0, 1), pool.v.flatten(0, 1)
-        for row, place in rows_of(llm, sequence.slot, oracle):
+        for row, place in rows_of(llm, sequence.kv.slot, oracle):
             where = f"layer {row.layer} head {row.head} with {oracle.computed} tokens computed"
             assert position[place].tolist() == [kv.position for kv in row.held], where
             if everything:
@@ -659,9 +659,9 @@ def test_value_aware_worth_of_a_kv_that_takes_nearly_everything(
         [watched] = submit(llm, Llama(model), Asked(prompt, policy, 20, 10))
         llm.step()
         watched.follow()
-        assert watched.sequence.slot is not None
+        assert watched.sequence.kv.slot is not None
         score = pool_of(llm).score[0].flatten()
-        for row, place in rows_of(llm, watched.sequence.slot, watched.oracle):
+        for row, place in rows_of(llm, watched.sequence.kv.slot, watched.oracle):
             worths = watched.oracle.worths(row)
             expected = [worths[j].value for j in row.tokens]
             np.testing.assert_allclose(score[place], expected, rtol=0.1, atol=1e-6)

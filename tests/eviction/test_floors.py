@@ -60,7 +60,7 @@ def test_no_more_blocks_than_promised(seed: int, model: Path) -> None:
         promised = sequence.eviction.peak_blocks(cache.layout, len(prompt) + 30)
         while llm.has_unfinished:
             llm.step()
-            if sequence.slot is not None:
+            if sequence.kv.slot is not None:
                 lengths = cache.lengths[sequence.kv.slot]
                 assert (-(-lengths // cache.layout.block_size)).sum() <= promised, budget
         llm.check_integrity()

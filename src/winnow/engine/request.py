@@ -217,23 +217,3 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
-
-    @property
-    def slot(self) -> int | None:
-        return self.kv.slot
-
-    @slot.setter
-    def slot(self, slot: int | None) -> None:
-        self.kv.slot = slot
-
-    @property
-    def num_computed(self) -> int:
-        return self.kv.num_computed
-
-    @num_computed.setter
-    def num_computed(self, count: int) -> None:
-        self.kv.num_computed = count
-
-    @property
-    def running_slot(self) -> int:
-        return self.kv.running_slot

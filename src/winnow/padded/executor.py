@@ -65,7 +65,7 @@ class PaddedExecutor:
     def remove(self, sequence: Sequence) -> None:
         """A sequence has ended, wherever it was."""
         batch, queue, underway = self._batch, self._queue, self._underway
-        if sequence.slot is not None:
+        if sequence.kv.slot is not None:
             batch.leave(sequence, keep_row=self._mode.keeps_rows)
         elif sequence in queue:
             queue.pop(sequence)
@@ -90,7 +90,7 @@ class PaddedExecutor:
         safe |= {fork for sequence in unfinished for fork in sequence.forks}
         for sequence in unfinished:
             if sequence not in safe:
-                sequence.slot = None
+                sequence.kv.slot = None
                 queue.put_back(sequence)
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -184,8 +184,8 @@ class PaddedExecutor:
         for row, sequence in enumerate(group.sequences):
             if sequence.finished:  # aborted meanwhile
                 continue
-            sequence.num_computed = sequence.num_tokens
-            prompt_tokens += min(sequence.num_computed, sequence.prompt_len)
+            sequence.kv.num_computed = sequence.num_tokens
+            prompt_tokens += min(sequence.kv.num_computed, sequence.prompt_len)
             kvs = group.cache.view(row)
             for each in (sequence, *_fork(sequence)):
                 self._queue.hold(each, kvs)
@@ -211,7 +211,7 @@ class PaddedExecutor:
             if forks:
                 self._queue.park(forks, batch.view(sequence))
                 asking += [(fork, sequences.index(sequence)) for fork in forks]
-        prompt_tokens = sum(min(sequence.num_computed, sequence.prompt_len) for sequence in joiners)
+        prompt_tokens = sum(min(sequence.kv.num_computed, sequence.prompt_len) for sequence in joiners)
         return self._sample(asking, logits, prompt_tokens)
 
     def _sample(
@@ -281,7 +281,7 @@ class PaddedExecutor:
         assert set(placed) == set(unfinished), "a sequence is lost"
         batch.check_integrity()
         for sequence in queue.parked:
-            assert queue.length_parked(sequence) == sequence.num_computed, "a parked query lacks KVs"
+            assert queue.length_parked(sequence) == sequence.kv.num_computed, "a parked query lacks KVs"
         assert batch.reserved_bytes == 0 or self._underway or self._group, "memory is held for nobody"
         assert batch.peak_bytes <= self._budget.kv_memory, "the KV memory was exceeded"
         assert queue.free_bytes >= 0, "the host memory for parked queries was exceeded"
@@ -291,5 +291,5 @@ def _fork(sequence: Sequence) -> list[Sequence]:
     """The samples that share what a first sequence has computed; from now on they go their own ways."""
     forks, sequence.forks = sequence.forks, []
     for fork in forks:
-        fork.num_computed = sequence.num_computed
+        fork.kv.num_computed = sequence.kv.num_computed
     return forks
