@@ -37,7 +37,6 @@ from lockstep import (
 )
 
 from winnow.attention import Group, Pool
-from winnow.engine.torch_executor import TorchExecutor
 from winnow.eviction import (
     PRESETS,
     AdaptiveHeads,
@@ -68,6 +67,7 @@ from winnow.eviction import (
     When,
     Window,
 )
+from winnow.executor.torch_executor import TorchExecutor
 
 SEEDS = range(int(os.environ.get("WINNOW_SEEDS", "1")))
 
@@ -381,9 +381,9 @@ def test_value_aware_score_of_a_kv_that_takes_nearly_everything(
         [watched] = submit(llm, Llama(model), Asked(prompt, policy, 20, 10))
         llm.step()
         watched.follow()
-        assert watched.sequence.slot is not None
+        assert watched.sequence.kv.slot is not None
         accumulated = pool_of(llm).score[0].flatten()
-        for row, place in rows_of(llm, watched.sequence.slot, watched.oracle):
+        for row, place in rows_of(llm, watched.sequence.kv.slot, watched.oracle):
             scores = watched.oracle.scores(row)
             expected = [scores[j].value for j in row.tokens]
             np.testing.assert_allclose(accumulated[place], expected, rtol=0.1, atol=1e-6)
