@@ -195,7 +195,7 @@ def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
     rest = torch.from_numpy(np.setdiff1d(np.arange(pool.num_blocks), held.numpy()))
     old = torch.cat([held, rest])
     pool.score.copy_(scores)
-    for blocks in (pool.kv, pool.position, pool.score[0]):
+    for blocks in (pool.storage, pool.position, pool.score[0]):
         blocks.copy_(blocks[old])
     tables.pages.copy_(torch.argsort(old)[tables.pages.long()])
     assert torch.equal(run(), scattered)

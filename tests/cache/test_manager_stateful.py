@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from winnow.attention import PagedCache, ReferenceBackend, Spans
+from winnow.attention.ranked_rows import moves
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
-from winnow.eviction.evict import moves
 
 LAYERS, HEADS, DIM = 2, 2, 4
 MAX_SEQS, MAX_LEN = 5, 200

@@ -22,7 +22,7 @@ from winnow.attention import (
 from winnow.attention.triton import TritonBackend
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.engine import decode_graph
-from winnow.engine.decode_graph import CapturableBackend, CudaCapture, DecodeGraphs
+from winnow.engine.decode_graph import CudaCapture, DecodeGraphs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAYERS, HEADS, GROUP, DIM, VOCAB = 2, 2, 2, 8, 11
@@ -62,7 +62,7 @@ class Engine:
         self.capture = StandIn()
         self.graphs = DecodeGraphs(
             self.forward,
-            lambda spans: isinstance(backend, CapturableBackend) and backend.capturable(spans, HEADS * GROUP),
+            lambda spans: backend.capturable(spans, HEADS * GROUP),
             MAX_SEQS,
             DEVICE,
             self.capture,

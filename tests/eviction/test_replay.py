@@ -14,8 +14,9 @@ from tokenizer_kinds import byte_level
 from transformers import AutoModelForCausalLM
 
 from winnow import LLM, RequestOutput, SamplingParams, _native
-from winnow.attention import AttentionSpec, PagedCache, ReferenceBackend
+from winnow.attention import AttentionSpec, JudgedKVs, PagedCache, ReferenceBackend
 from winnow.attention.native import NativeBackend
+from winnow.attention.replay import judged_slots
 from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.engine.instructor import Instructor
 from winnow.errors import ContextLengthError, InvalidRequestError
@@ -28,7 +29,7 @@ from winnow.eviction import (
     ReplayPass,
     replay_passes,
 )
-from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, _slots, observe_replay
+from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
 
 BLOCK = 4
 KVZIP = PRESETS["kvzip"].policy
@@ -109,7 +110,7 @@ def test_the_largest_probability_by_the_formula(
     spec: AttentionSpec, every: int, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "winnow.eviction.reconstruction._TEMPORARY", {True: 100, False: 100}
+        "winnow.attention.replay._TEMPORARY", {True: 100, False: 100}
     )  # a few queries at a time
     generator = torch.Generator().manual_seed(1)
     layout = CacheLayout(2, 2, 8, BLOCK, torch.float32, 1)
@@ -370,7 +371,8 @@ def test_scores_are_those_of_full_attention(directory: Path, name: str, options:
 
         def look_then_evict(members: list[EvictionTarget]) -> list[int]:
             for layer in range(executor.cache.layout.num_layers):
-                place = _slots(executor._paged, members[0].slot, layer, len(document))
+                n, slot = len(document), members[0].slot
+                place, _ = judged_slots(executor._paged, layer, slot, JudgedKVs(0, 0, n, n), n)
                 told.append(executor.pool.score[0].flatten()[place].clone())
             return evict(members)
 

@@ -185,7 +185,8 @@ def test_a_decoder_in_one_call(
     backend, native = NativeBackend(_native.Kernels(isa)), NativeSpec(spec)
     told = [OBSERVED[observe]] * len(counts)
     batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=told)
-    batch.cache.pool.kv.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
+    for field in batch.cache.pool.fields.values():
+        field.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
     generator = torch.Generator().manual_seed(1)
 
     def randn(*shape: int) -> Tensor:

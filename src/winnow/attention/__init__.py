@@ -1,8 +1,9 @@
 """HOW KVs are read: one small interface, and the backends that compute it."""
 
 from winnow.attention.backends import open_backend
-from winnow.attention.interface import AttentionBackend, AttentionSpec, PagedCache
+from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs, PagedCache
 from winnow.attention.observe import Group, Observe, Pool, Term
+from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.reference import ReferenceBackend
 from winnow.attention.spans import Spans
 
@@ -10,9 +11,11 @@ __all__ = [
     "AttentionBackend",
     "AttentionSpec",
     "Group",
+    "JudgedKVs",
     "Observe",
     "PagedCache",
     "Pool",
+    "RankedRows",
     "ReferenceBackend",
     "Spans",
     "Term",

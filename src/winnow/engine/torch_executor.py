@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionSpec, Observe, PagedCache, Spans
-from winnow.attention.native import NativeBackend
 from winnow.attention.native_step import NativeStep
 from winnow.cache import BlockCopies, CacheLayout, CacheManager, CacheSize, KVPool
 from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig
-from winnow.engine.decode_graph import CapturableBackend, CudaCapture, DecodeGraphs
+from winnow.engine.decode_graph import CudaCapture, DecodeGraphs
 from winnow.engine.plan import PlannedSequence, StepPlan, StepResult
 from winnow.engine.query_signals import WatchedQueries
 from winnow.engine.request import Sequence
@@ -127,7 +126,7 @@ class TorchExecutor:
         self._signals = EngineSignals(size.max_num_seqs, model, lambda: locate_model(config.model))
         self._watches_residuals = self._watches_inputs = False
         self._graphs: DecodeGraphs | None = None
-        if model.device.type == "cuda" and isinstance(backend, CapturableBackend):
+        if model.device.type == "cuda":
             self._graphs = DecodeGraphs(
                 self.decode_logits,
                 lambda spans: backend.capturable(spans, geometry.num_query_heads),
@@ -244,7 +243,7 @@ class TorchExecutor:
         return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(self._model.device)
 
     def _native_step(self, spans: Spans) -> NativeStep | None:
-        return self._backend.step(self._paged, spans) if isinstance(self._backend, NativeBackend) else None
+        return self._backend.step(self._paged, spans)
 
     def _forward(self, plan: StepPlan, spans: Spans, step: _AttentionStep, wanted: Tensor) -> Tensor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from winnow.attention.interface import AttentionSpec, PagedCache
 from winnow.attention.spans import Spans
+from winnow.attention.torch_backend import TorchBackend
 from winnow.attention.triton.attend import Attend
 from winnow.attention.triton.batch import Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
@@ -16,7 +17,7 @@ from winnow.cache import KVPool
 _MOVES_PER_PROGRAM = 16
 
 
-class TritonBackend:
+class TritonBackend(TorchBackend):
     """See `AttentionBackend` for shapes and meaning.
 
     Nothing here waits for the device, and no grid depends on what it holds: rows tell the kernels their lengths, and
