@@ -9,7 +9,7 @@ from winnow.cache.codec import Field
 from winnow.cache.layout import CacheLayout
 from winnow.cache.memory import empty_in_large_pages
 
-# Formats in which bytes are copied, the widest first: what is copied has no number format.
+# What bytes are copied as, the widest first.
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
@@ -24,6 +24,8 @@ class KVPool:
         fields: each field of the codec by name, [num_blocks, block_size, length], a view of `storage`. What is read
             together lies together: the keys of a block, then its values. Keys are stored rotated at their position.
         position: int32 [num_blocks, block_size], the token's index in its sequence.
+        words: `storage` as the widest integers that divide every field: [num_blocks, words of a block's KVs].
+        fields_in_words: of each field, the words before it in a block and its words in a slot.
         score: float32 [num_scores, num_blocks, block_size], what attention added up for each KV.
 
     Memory is left uninitialised: a slot is written before any length lets it be read.
@@ -40,11 +42,13 @@ class KVPool:
         }
         self.position = empty_in_large_pages(slots, torch.int32, device)
         self.score = empty_in_large_pages((layout.num_scores, *slots), torch.float32, device)
-        self._words = self.storage.view(_word_for((form.nbytes,)))
-        self._field_words = tuple(
-            self._view(field, offset, _word_for((form.nbytes, offset, field.slot_bytes)))
-            for field, offset in form.fields
+        sizes = [size for field, offset in form.fields for size in (offset, field.slot_bytes)]
+        word = next(word for word in _WORDS if all(n % word.itemsize == 0 for n in (form.nbytes, *sizes)))
+        self.words = self.storage.view(word)
+        self.fields_in_words = tuple(
+            (offset // word.itemsize, field.slot_bytes // word.itemsize) for field, offset in form.fields
         )
+        self._field_words = tuple(self._view(field, offset, word) for field, offset in form.fields)
 
     @property
     def k(self) -> Tensor:
@@ -126,7 +130,7 @@ class KVPool:
 
     def copy_blocks(self, source: Tensor, target: Tensor) -> None:
         """Copy whole blocks, int32 [n] each. No target may also be a source."""
-        for part in (self._words, self.position):
+        for part in (self.words, self.position):
             part[target] = part[source]
         self.score[:, target] = self.score[:, source]
 
@@ -162,11 +166,6 @@ class KVPool:
         for name, values in encoded.items():
             field = self.fields[name]
             field[place] = values.to(field.dtype)
-
-
-def _word_for(sizes: Iterable[int]) -> torch.dtype:
-    """The widest word that divides all of the byte counts."""
-    return next(word for word in _WORDS if all(size % word.itemsize == 0 for size in sizes))
 
 
 def _of_blocks(each: Tensor, block: Tensor) -> Tensor:

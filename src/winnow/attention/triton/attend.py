@@ -15,7 +15,7 @@ from winnow.attention.triton.batch import Chunks, Decodes, Watched
 from winnow.attention.triton.kernels.chunk import attend_chunk
 from winnow.attention.triton.kernels.decode import attend_split, merge_splits
 from winnow.attention.triton.kernels.observe import observe_chunk, observe_decode, replace_scores
-from winnow.attention.triton.launch import cache_layout, dot_format, padded
+from winnow.attention.triton.launch import cache_layout, dot_format, padded, product_dtype
 from winnow.attention.triton.tuning import Tuning
 from winnow.cache.layout import ceil_div
 
@@ -61,7 +61,7 @@ class Attend:
             "GROUP": self._group,
             "WINDOW": self._spec.window,
             "SOFTCAP": self._spec.softcap,
-            "DOT": dot_format(self._q.dtype),
+            "DOT": dot_format(product_dtype(self._q, self._cache.pool)),
         }
 
     # -- one query each ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from winnow.attention.torch_backend import TorchBackend
 from winnow.attention.triton.attend import Attend
 from winnow.attention.triton.batch import Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
-from winnow.attention.triton.launch import cache_layout, padded, require_device, unit_stride
+from winnow.attention.triton.launch import cache_layout, padded, product_dtype, require_device, unit_stride
 from winnow.attention.triton.tuning import Tuning, tuning_for
 from winnow.cache import KVPool
 
@@ -78,7 +78,7 @@ class TritonBackend(TorchBackend):
             )
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-        tuning = self._tuning or tuning_for(padded(q.shape[2]), q.dtype)
+        tuning = self._tuning or tuning_for(padded(q.shape[2]), product_dtype(q, cache.pool))
         call = Attend(cache, spans, layer, unit_stride(q), spec, tuning)
         if self._planned is None or self._planned[0] is not spans:
             self._planned = spans, Batch.plan(spans, q.shape[1], call.tile_queries)
@@ -95,8 +95,7 @@ class TritonBackend(TorchBackend):
             return
         with torch.cuda.device_of(source):
             move_kvs[(triton.cdiv(len(source), _MOVES_PER_PROGRAM),)](
-                pool.k,
-                pool.v,
+                pool.words,
                 pool.position,
                 pool.score,
                 source,
@@ -104,9 +103,11 @@ class TritonBackend(TorchBackend):
                 len(source),
                 pool.position.numel(),
                 BLOCK_SIZE=pool.layout.block_size,
-                HEAD_DIM=pool.layout.head_dim,
+                BLOCK_WORDS=pool.words.shape[1],
+                FIELDS=tuple(
+                    (offset, size, triton.next_power_of_2(size)) for offset, size in pool.fields_in_words
+                ),
                 NUM_SCORES=pool.layout.num_scores,
                 BLOCK_N=_MOVES_PER_PROGRAM,
-                BLOCK_D=padded(pool.layout.head_dim),
                 num_warps=4,
             )

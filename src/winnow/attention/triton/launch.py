@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from winnow.attention.interface import PagedCache
+from winnow.cache import KVPool
 from winnow.cache.layout import PAGE_ENTRIES
 from winnow.errors import ConfigError
 
@@ -46,8 +47,13 @@ def cache_layout(cache: PagedCache) -> dict[str, Any]:
     }
 
 
+def product_dtype(q: Tensor, pool: KVPool) -> torch.dtype:
+    """The dtype in which q, K, p and V are multiplied: one that holds the activations' and the KVs' exactly."""
+    return torch.promote_types(q.dtype, pool.k.dtype)
+
+
 def dot_format(dtype: torch.dtype) -> Any:
-    """The format in which q, K, p and V are multiplied. The interpreter has no bfloat16 arithmetic."""
+    """Triton's name for the dtype of products. The interpreter has no bfloat16 arithmetic."""
     return tl.float32 if interpreted() else _FORMATS[dtype]
 
 
