@@ -16,6 +16,7 @@ from winnow import _native
 from winnow.attention import AttentionSpec, Group, Observe, Pool, ReferenceBackend, Term
 from winnow.attention.native import NativeBackend
 from winnow.cache.layout import PAGE_ENTRIES
+from winnow.errors import ConfigError
 
 ISAS = _native.instruction_sets()
 TILE_ISAS = [isa for isa in ISAS if isa.startswith("amx")]
@@ -230,6 +231,12 @@ def test_below_average(isa: str, window: int | None, exclude_first: int) -> None
     observe = Observe((Term.BELOW_AVERAGE,), Group.SUM, exclude_first)
     batch = paged_batch(1, [1, 1, 30], longest=300, observe=[observe] * 3)
     compare(batch, isa, AttentionSpec(0.3, window))
+
+
+def test_queries_in_another_dtype_than_kvs_are_refused() -> None:
+    batch = paged_batch(1, [1, 3], dtype=torch.bfloat16, kv_dtype=torch.float32)
+    with pytest.raises(ConfigError, match=r"KVs' dtype \(float32\), got torch.bfloat16"):
+        backend(ISAS[0]).attend(batch.cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
 
 
 @pytest.mark.parametrize("isa", ISAS)

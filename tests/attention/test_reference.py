@@ -40,7 +40,9 @@ def build(
     num_scores: int,
     dtype: torch.dtype,
     observe: Observe | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> Case:
+    kv_dtype = kv_dtype or dtype
     generator = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
 
@@ -48,7 +50,7 @@ def build(
         return torch.randn(*shape, generator=generator).to(dtype)
 
     counts = sorted(counts, key=lambda n: n > 1)  # decodes first
-    layout = CacheLayout(LAYERS, heads, DIM, BLOCK, dtype, num_scores)
+    layout = CacheLayout(LAYERS, heads, DIM, BLOCK, kv_dtype, num_scores)
     manager = CacheManager(layout, CacheSize.fit(layout, 2**20, 8, 300))
     pool = KVPool(layout, manager.size.num_blocks)
     # what a row never wrote may be anything, also not a number
@@ -69,7 +71,7 @@ def build(
         for head in range(heads):
             n = int(kept[LAYER, head])
             positions = np.sort(rng.choice(start, size=n, replace=False)) if n else []
-            row = [(int(p), randn(DIM), randn(DIM)) for p in positions]
+            row = [(int(p), randn(DIM).to(kv_dtype), randn(DIM).to(kv_dtype)) for p in positions]
             blocks = manager.tables.lookup(torch.tensor([slot]), LAYER, max(1, -(-start // BLOCK)))[0, head]
             for i, (position, k, v) in enumerate(row):
                 place = (int(blocks[i // BLOCK]), i % BLOCK)
@@ -102,9 +104,8 @@ def build(
     for sequence, count in enumerate(counts):
         for i in range(count):
             for head in range(heads):
-                case.rows[sequence][head].append(
-                    (starts[sequence] + i, case.k[token, head], case.v[token, head])
-                )
+                k, v = case.k[token, head].to(kv_dtype), case.v[token, head].to(kv_dtype)
+                case.rows[sequence][head].append((starts[sequence] + i, k, v))
             token += 1
     return case
 
@@ -318,6 +319,22 @@ def test_low_precision_rounds_only_its_output(dtype: torch.dtype) -> None:
     expected, _ = naive(case, 0.3, None, None, None)
     assert out.dtype == dtype
     assert torch.allclose(out.double(), expected, rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str
+)
+def test_activations_and_kvs_may_differ_in_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """KVs are read as they were stored, not as the activations would round them, and only the output is rounded."""
+    case = build(3, [1, 1, 7], 2, 2, 1, dtype, Observe(), kv_dtype)
+    out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
+    expected, observed = naive(case, 0.3, None, None, None)
+    assert (out.dtype, case.cache.pool.k.dtype) == (dtype, kv_dtype)
+    rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (2**-7, 1e-3)
+    assert torch.allclose(out.double(), expected, rtol=rtol, atol=atol)
+    for (n, *kv), value in scores(case).items():
+        added = naive_score(Term.ATTENTION, Group.SUM, False, observed.get(tuple(kv), {}))
+        assert n == 0 and value == pytest.approx(added, rel=1e-5, abs=1e-6)
 
 
 def test_without_observe_scores_stay() -> None:

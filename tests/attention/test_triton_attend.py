@@ -8,6 +8,7 @@ from triton_case import DEVICE, SMALL, build, compare, compute
 
 from winnow.attention import AttentionSpec, Observe, ReferenceBackend, Spans, backends, open_backend
 from winnow.attention.triton import TritonBackend, batch
+from winnow.attention.triton.launch import product_dtype
 from winnow.cache import CacheLayout, KVPool
 from winnow.errors import ConfigError
 
@@ -46,6 +47,27 @@ def test_a_feature_left_out_would_be_noticed(feature: str, counts: list[int]) ->
 )
 def test_low_precision_and_odd_shapes(dtype: torch.dtype, sizes: dict[str, int]) -> None:
     compare(build(7, [1, 1, 5], dtype=dtype, **sizes), AttentionSpec(0.3, softcap=2.0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16), (torch.float16, torch.float32)],
+    ids=str,
+)
+def test_activations_and_kvs_may_differ_in_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    case = build(7, [1, 1, 5], dtype=dtype, kv_dtype=kv_dtype, observe=[Observe()] * 3)
+    assert (case.q.dtype, case.cache.pool.k.dtype) == (dtype, kv_dtype)
+    compare(case, AttentionSpec(0.3, softcap=2.0))
+
+
+def test_products_hold_activations_and_kvs_exactly() -> None:
+    formats = {
+        (torch.bfloat16, torch.bfloat16): torch.bfloat16,
+        (torch.float16, torch.bfloat16): torch.float32,
+    }
+    for (dtype, kv_dtype), products in formats.items():
+        pool = KVPool(CacheLayout(1, 1, 8, 4, kv_dtype), 1)
+        assert product_dtype(torch.empty(1, dtype=dtype), pool) == products
 
 
 def test_a_row_does_not_feel_the_batch() -> None:

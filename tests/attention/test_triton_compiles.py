@@ -12,7 +12,9 @@ SMALLEST = 99 * 1024
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("formats", [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")])
+@pytest.mark.parametrize(
+    "formats", [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")]
+)
 def test_kernels_compile_for_hopper_and_fit_smaller_ones(formats: tuple[str, str], tmp_path: Path) -> None:
     """Of activations and of KVs."""
     dtype, kv_dtype = formats

@@ -28,7 +28,9 @@ INT32 = {"pages", "page_table", "lengths", "index", "position_pool", "extents", 
 FLOAT32 = {"partial", "statistics", "raw", "merged", "exact", "score", "target", "values"}
 
 
-def variants(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
+def variants(
+    dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int
+) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
     """Each kernel, plain and with all that it may be asked for; constants, warps, stages."""
     products = torch.promote_types(dtype, kv_dtype)
     tuning = tuning_for(head_dim, products)
@@ -62,7 +64,11 @@ def variants(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> Iterat
     yield observe.replace_scores, {**LAYOUT, "BLOCK_N": 128}, 4, 3
     yield move.write_kvs, {**LAYOUT, **sizes, "NUM_SCORES": 2, "BLOCK_H": 8}, 4, 3
     words = head_dim * kv_dtype.itemsize // 8
-    of_pool = {"BLOCK_SIZE": 16, "BLOCK_WORDS": 32 * words, "FIELDS": ((0, words, words), (16 * words, words, words))}
+    of_pool = {
+        "BLOCK_SIZE": 16,
+        "BLOCK_WORDS": 32 * words,
+        "FIELDS": ((0, words, words), (16 * words, words, words)),
+    }
     yield move.move_kvs, {**of_pool, "NUM_SCORES": 2, "BLOCK_N": 16}, 4, 3
 
 
