@@ -3,18 +3,21 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scaled_keys import ScaledKeys
 from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
 from winnow import _native
-from winnow.attention import AttentionSpec, Group, Observe, Pool, ReferenceBackend, Term
+from winnow.attention import AttentionSpec, Group, Observe, PagedCache, Pool, ReferenceBackend, Term
 from winnow.attention.native import NativeBackend
+from winnow.cache import KVPool
 from winnow.cache.layout import PAGE_ENTRIES
 from winnow.errors import ConfigError
 
@@ -237,6 +240,14 @@ def test_queries_in_another_dtype_than_kvs_are_refused() -> None:
     batch = paged_batch(1, [1, 3], dtype=torch.bfloat16, kv_dtype=torch.float32)
     with pytest.raises(ConfigError, match=r"KVs' dtype \(float32\), got torch.bfloat16"):
         backend(ISAS[0]).attend(batch.cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
+
+
+def test_kvs_that_kernels_cannot_read_are_refused() -> None:
+    batch = paged_batch(1, [1, 3])
+    layout = replace(batch.cache.pool.layout, kv_format=ScaledKeys())
+    cache = PagedCache(KVPool(layout, batch.cache.pool.num_blocks), batch.cache.manager)
+    with pytest.raises(ConfigError, match=r"native reads KVs stored as one of float32, .*, got scaled"):
+        backend(ISAS[0]).write(cache, batch.spans, batch.layer, batch.k, batch.v)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -1,15 +1,25 @@
 """Attention, write and compact of the Triton backend against the reference; real shapes where there is a GPU."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
+from scaled_keys import ScaledKeys
 from triton_case import DEVICE, SMALL, build, compare, compute
 
-from winnow.attention import AttentionSpec, Observe, ReferenceBackend, Spans, backends, open_backend
+from winnow.attention import (
+    AttentionSpec,
+    Observe,
+    PagedCache,
+    ReferenceBackend,
+    Spans,
+    backends,
+    open_backend,
+)
 from winnow.attention.triton import TritonBackend, batch
 from winnow.attention.triton.launch import product_dtype
-from winnow.cache import CacheLayout, KVPool
+from winnow.cache import CacheLayout, KVCodec, KVPool
 from winnow.errors import ConfigError
 
 SPECS = {
@@ -99,20 +109,34 @@ def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
 
 
 @pytest.mark.parametrize("moves", [0, 3, 37])
-def test_compact_moves_all_of_a_kv(moves: int) -> None:
-    layout = CacheLayout(1, 1, 8, 4, torch.bfloat16, num_scores=2)
-    pool = KVPool(layout, 25, DEVICE)
-    for field in (pool.k, pool.v, pool.score):
-        field.normal_()
-    pool.position.random_(0, 1000)
+@pytest.mark.parametrize("kv_format", ["bfloat16", ScaledKeys()], ids=str)
+@pytest.mark.parametrize("head_dim", [8, 5])
+def test_compact_moves_all_of_a_kv(moves: int, kv_format: KVCodec | str, head_dim: int) -> None:
+    pool = KVPool(CacheLayout(1, 1, head_dim, 4, kv_format, num_scores=2), 25, DEVICE)
+    slots = torch.arange(100, device=DEVICE)
+    pool.write(
+        slots, *torch.randn(2, 100, head_dim, device=DEVICE), torch.randint(1000, (100,), device=DEVICE)
+    )
+    pool.score.normal_()
     expected = copy.deepcopy(pool)
     source, target = torch.randperm(100, device=DEVICE)[: 2 * moves].chunk(2) if moves else [
         torch.empty(0, dtype=torch.int64, device=DEVICE)
     ] * 2  # fmt: skip
     TritonBackend(DEVICE).compact(pool, source, target)
     ReferenceBackend().compact(expected, source, target)
-    for name in ("k", "v", "position", "score"):
+    for name in ("storage", "position", "score"):
         assert torch.equal(getattr(pool, name), getattr(expected, name)), name
+
+
+def test_kvs_that_kernels_cannot_read_are_refused() -> None:
+    case = build(7, [1, 5])
+    layout = replace(case.cache.pool.layout, kv_format=ScaledKeys())
+    cache = PagedCache(KVPool(layout, case.cache.pool.num_blocks, DEVICE), case.cache.manager)
+    backend = TritonBackend(DEVICE)
+    with pytest.raises(ConfigError, match=r"triton reads KVs stored as one of float32, .*, got scaled"):
+        backend.write(cache, case.spans, case.layer, case.k, case.v)
+    with pytest.raises(ConfigError, match=r"triton reads KVs stored as one of float32, .*, got scaled"):
+        backend.attend(cache, case.spans, case.layer, case.q, AttentionSpec(1.0))
 
 
 @pytest.mark.gpu

@@ -11,6 +11,7 @@ from winnow.attention.observe import Observe
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool
+from winnow.cache.codec import plain_format
 from winnow.cache.layout import PAGE_ENTRIES
 from winnow.errors import ConfigError
 
@@ -245,12 +246,7 @@ def _kv_format(pool: KVPool) -> "_native.DType":
     from winnow import _native
 
     formats = {"float32": _native.DType.f32, "bfloat16": _native.DType.bf16, "float16": _native.DType.f16}
-    name = pool.layout.codec.name
-    if name not in formats:
-        raise ConfigError(
-            f"attention_backend native reads KVs stored as one of {', '.join(formats)}, got {name}"
-        )
-    return formats[name]
+    return formats[plain_format(pool.layout.codec, "attention_backend native")]
 
 
 def _queries(pool: KVPool, q: Tensor) -> Tensor:

@@ -18,8 +18,6 @@ ITEM_BYTES: Mapping[str, int] = {
     "float32": 4,
     "bfloat16": 2,
     "float16": 2,
-    "int32": 4,
-    "int16": 2,
     "int8": 1,
     "uint8": 1,
 }
@@ -150,6 +148,18 @@ class PlainCodec(KVCodec):
 
 CODECS: Mapping[str, KVCodec] = {name: PlainCodec(name) for name in ("float32", "bfloat16", "float16")}
 """The codecs by name."""
+
+
+def plain_format(codec: KVCodec, reader: str) -> str:
+    """The name of the format of plain vectors, for code that reads the fields `k` and `v` itself.
+
+    Raises:
+        ConfigError: the codec stores something else; names the `reader`.
+    """
+    if not isinstance(codec, PlainCodec):
+        plain = [name for name, known in CODECS.items() if isinstance(known, PlainCodec)]
+        raise ConfigError(f"{reader} reads KVs stored as one of {', '.join(plain)}, got {codec.name}")
+    return codec.dtype
 
 
 def codec_of(kind: "KVCodec | str | torch.dtype") -> KVCodec:

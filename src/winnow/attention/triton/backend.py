@@ -10,7 +10,14 @@ from winnow.attention.torch_backend import TorchBackend
 from winnow.attention.triton.attend import Attend
 from winnow.attention.triton.batch import Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
-from winnow.attention.triton.launch import cache_layout, padded, product_dtype, require_device, unit_stride
+from winnow.attention.triton.launch import (
+    cache_layout,
+    padded,
+    plain_dtype,
+    product_dtype,
+    require_device,
+    unit_stride,
+)
 from winnow.attention.triton.tuning import Tuning, tuning_for
 from winnow.cache import KVPool
 
@@ -47,6 +54,7 @@ class TritonBackend(TorchBackend):
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
         pool, manager = cache.pool, cache.manager
+        plain_dtype(pool)
         k, v = unit_stride(k), unit_stride(v)
         only_decodes = spans.num_decodes == len(spans.counts)
         with torch.cuda.device_of(k):

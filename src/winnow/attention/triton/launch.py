@@ -9,6 +9,7 @@ from torch import Tensor
 
 from winnow.attention.interface import PagedCache
 from winnow.cache import KVPool
+from winnow.cache.codec import plain_format
 from winnow.cache.layout import PAGE_ENTRIES
 from winnow.errors import ConfigError
 
@@ -49,7 +50,16 @@ def cache_layout(cache: PagedCache) -> dict[str, Any]:
 
 def product_dtype(q: Tensor, pool: KVPool) -> torch.dtype:
     """The dtype in which q, K, p and V are multiplied: one that holds the activations' and the KVs' exactly."""
-    return torch.promote_types(q.dtype, pool.k.dtype)
+    return torch.promote_types(q.dtype, plain_dtype(pool))
+
+
+def plain_dtype(pool: KVPool) -> torch.dtype:
+    """The dtype of the pool's vectors.
+
+    Raises:
+        ConfigError: the pool's codec stores something else.
+    """
+    return getattr(torch, plain_format(pool.layout.codec, "attention_backend triton"))
 
 
 def dot_format(dtype: torch.dtype) -> Any:
