@@ -11,15 +11,15 @@ from typing import Any, Self, Unpack, cast
 from winnow.chat import Message, TokenizedPrompt, apply_template
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
-from winnow.engine.build import build_engine
-from winnow.engine.interface import RequestEngine
-from winnow.engine.request import RequestObserver
-from winnow.engine.shared import NewRequest, OutputStream, SharedEngine
+from winnow.engine.loop import RequestLoop
+from winnow.engine.new_request import NewRequest
+from winnow.engine.shared import OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
 from winnow.eviction import preset_of
 from winnow.eviction.describe import brief_policy
+from winnow.executor.build import build_engine
 from winnow.fork import require_usable_torch
-from winnow.inspection import Held, Inspection, read_tokens
+from winnow.inspection import Held, Inspection, KeptTokens, read_tokens
 from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.options import EngineOptions
 from winnow.outputs import EngineStats, RequestOutput
@@ -149,9 +149,9 @@ class LLM:
             raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
         if params.max_tokens == 1:
             params = replace(params, max_tokens=2)
-        text, token_ids, _ = self._tokenize(prompt)
-        observer = RequestObserver()
-        [output] = self._finish([NewRequest(text, token_ids, params, observer=observer, final_only=True)])
+        tokenized = self._tokenize(prompt)
+        token_ids, observer = tokenized.token_ids, KeptTokens()
+        [output] = self._finish([self._request(tokenized, params, observer=observer, final_only=True)])
         output.raise_for_error()
         answer = output.outputs[0]
         [config] = requested_eviction(self.config.eviction, params)
@@ -251,7 +251,7 @@ class LLM:
     # -- inside --------------------------------------------------------------------------------------------------
 
     @property
-    def _engine(self) -> RequestEngine:
+    def _engine(self) -> RequestLoop:
         return self._shared.engine
 
     def _require_usable(self) -> None:
@@ -268,14 +268,15 @@ class LLM:
     ) -> str:
         if type(priority) is not int:
             raise InvalidRequestError(f"priority must be an integer, got {priority!r}")
-        request = _request(
+        request = self._request(
             prompt,
             params or self.get_default_sampling_params(),
-            request_id=request_id,
+            request_id,
             priority=priority,
             final_only=final_only,
         )
-        return self._shared.submit([request])[0]
+        self._shared.submit([request])
+        return request.request_id
 
     def _answer(
         self,
@@ -291,7 +292,7 @@ class LLM:
                 f"got {len(sampling_params)}"
             )
         requests = [
-            _request(prompt, params, final_only=True)
+            self._request(prompt, params, final_only=True)
             for prompt, params in zip(prompts, sampling_params, strict=True)
         ]
         return self._finish(requests, "prompts", progress)
@@ -305,21 +306,31 @@ class LLM:
 
         box = self._shared.mailbox()
         try:
-            ids = self._shared.submit(requests, box, label)
+            self._shared.submit(requests, box, label)
             with Progress(console=Console(stderr=True), disable=not progress, transient=True) as bar:
-                task = bar.add_task("requests", total=len(ids))
-                while len(box.outputs) < len(ids):
-                    self._shared.wait(box, len(box.outputs) + 1 if progress else len(ids))
+                task = bar.add_task("requests", total=len(requests))
+                while len(box.outputs) < len(requests):
+                    self._shared.wait(box, len(box.outputs) + 1 if progress else len(requests))
                     bar.update(task, completed=len(box.outputs))
         finally:
             self._shared.abandon(box)  # interrupted: leave nothing half done behind
         finished = {output.request_id: output for output in box.outputs}
-        return [finished[request_id] for request_id in ids]
+        return [finished[request.request_id] for request in requests]
 
     def _stream(self, prompt: TokenizedPrompt, params: SamplingParams | None) -> Iterator[RequestOutput]:
         box = self._shared.mailbox()
-        self._shared.submit([_request(prompt, params or self.get_default_sampling_params())], box)
+        self._shared.submit([self._request(prompt, params or self.get_default_sampling_params())], box)
         return OutputStream(self._shared, box)
+
+    def _request(
+        self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str | None = None, **options: Any
+    ) -> NewRequest:
+        """Make a request; its policy learns which tokens a chat template wrote after the question."""
+        if prompt.template_tail and params.template_tail is None:
+            params = replace(params, template_tail=prompt.template_tail)
+        if request_id is None:
+            request_id = self._shared.new_id()
+        return NewRequest(request_id, prompt.text, prompt.token_ids, params, **options)
 
     def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
         content: Any = prompt
@@ -343,20 +354,13 @@ class LLM:
             return apply_template(self.tokenizer, messages)
 
 
-def _request(prompt: TokenizedPrompt, params: SamplingParams, **options: Any) -> NewRequest:
-    """A request whose policy knows which tokens a chat template wrote behind the question."""
-    if prompt.template_tail and params.template_tail is None:
-        params = replace(params, template_tail=prompt.template_tail)
-    return NewRequest(prompt.text, prompt.token_ids, params, **options)
-
-
-def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestEngine]:
+def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:
     if config.model.engine == "padded":
         # It works with transformers' own caches, whose import a packed model does without.
-        from winnow.padded import open_padded_engine
+        from winnow.padded import build_padded_engine
 
         plain = load_plain_model(config.model)
-        return plain, open_padded_engine(plain, config, time.monotonic)
+        return plain, build_padded_engine(plain, config, time.monotonic)
     policy = preset_of(config.eviction.chosen).policy
     loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
     return loaded, build_engine(loaded, config, time.monotonic)

@@ -182,7 +182,7 @@ def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
     """Bit for bit: who else has blocks of the pool must not change a sequence's answer."""
     observe = [Observe((Term.ATTENTION,)), None, Observe((Term.SQUARED,), exclude_first=5)]
     batch = paged_batch(11, [1, 1, 2], longest=900, group=3, block_size=16, dtype=dtype, observe=observe)
-    pool, tables = batch.cache.pool, batch.cache.manager.tables
+    pool, tables = batch.cache.pool, batch.cache.tables
     computes = backend(isa)
 
     def run() -> Tensor:
@@ -245,7 +245,7 @@ def test_queries_in_another_dtype_than_kvs_are_refused() -> None:
 def test_kvs_that_kernels_cannot_read_are_refused() -> None:
     batch = paged_batch(1, [1, 3])
     layout = replace(batch.cache.pool.layout, kv_format=ScaledKeys())
-    cache = PagedCache(KVPool(layout, batch.cache.pool.num_blocks), batch.cache.manager)
+    cache = PagedCache(KVPool(layout, batch.cache.pool.num_blocks), batch.cache.tables)
     with pytest.raises(ConfigError, match=r"native reads KVs stored as one of float32, .*, got scaled"):
         backend(ISAS[0]).write(cache, batch.spans, batch.layer, batch.k, batch.v)
 

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from scaled_keys import ScaledKeys
@@ -101,7 +102,8 @@ def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
     if nobody:
         case.spans.slots[1] = -1
     else:
-        case.cache.manager.clear(int(case.spans.slots[1]))
+        slot = int(case.spans.slots[1])
+        case.cache.tables.set_lengths([slot], np.zeros_like(case.cache.tables.host_lengths[[slot]]))
     found = compute(TritonBackend(DEVICE, SMALL), case, SPECS["plain"])
     assert found.out[0].any() and not found.out[1].any()
     written = found.pool.position != case.cache.pool.position
@@ -131,7 +133,7 @@ def test_compact_moves_all_of_a_kv(moves: int, kv_format: KVCodec | str, head_di
 def test_kvs_that_kernels_cannot_read_are_refused() -> None:
     case = build(7, [1, 5])
     layout = replace(case.cache.pool.layout, kv_format=ScaledKeys())
-    cache = PagedCache(KVPool(layout, case.cache.pool.num_blocks, DEVICE), case.cache.manager)
+    cache = PagedCache(KVPool(layout, case.cache.pool.num_blocks, DEVICE), case.cache.tables)
     backend = TritonBackend(DEVICE)
     with pytest.raises(ConfigError, match=r"triton reads KVs stored as one of float32, .*, got scaled"):
         backend.write(cache, case.spans, case.layer, case.k, case.v)

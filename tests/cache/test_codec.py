@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scaled_keys import ScaledKeys
 from torch import Tensor
 
-from winnow.attention import AttentionSpec, PagedCache, RankedRows, ReferenceBackend, Spans
-from winnow.cache import CacheLayout, CacheManager, CacheSize, KVCodec, KVPool, codec_of
+from winnow.attention import AttentionSpec, RankedRows, ReferenceBackend, Spans
+from winnow.cache import CacheLayout, CacheSize, KVCodec, KVPool, LocalCache, codec_of
 from winnow.cache.codec import CODECS, BlockFormat, Field
 from winnow.errors import ConfigError
 
@@ -129,9 +129,9 @@ def test_attention_reads_what_is_stored() -> None:
     decoded = k
     for kv_format in (ScaledKeys(), "float32"):
         layout = CacheLayout(1, 2, 8, 4, kv_format)
-        manager = CacheManager(layout, CacheSize.of_blocks(layout, 20, 1, 40))
-        cache, slot = PagedCache(KVPool(layout, 20), manager), manager.open()
-        manager.append([slot], [11])
+        local = LocalCache(layout, CacheSize.of_blocks(layout, 20, 1, 40))
+        cache, slot = local.paged, local.ledger.open()
+        local.append([slot], [11])
         spans = Spans.build([slot], [0], [11], np.array([11]))
         backend = ReferenceBackend()
         backend.write(cache, spans, 0, decoded, v)

@@ -8,18 +8,10 @@ from torch import Tensor
 
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
-from winnow.cache import CacheManager, KVPool
+from winnow.cache import KVPool, PagedCache
 
 if TYPE_CHECKING:
     from winnow.attention.native_step import NativeStep
-
-
-@dataclass(frozen=True)
-class PagedCache:
-    """What a backend reads and writes: the memory, and the accounting that says whose it is."""
-
-    pool: KVPool
-    manager: CacheManager
 
 
 @dataclass(frozen=True)

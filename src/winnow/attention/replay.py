@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from winnow.attention.interface import AttentionSpec, JudgedKVs, PagedCache
+from winnow.attention.interface import AttentionSpec, JudgedKVs
+from winnow.cache import PagedCache
 from winnow.cache.layout import ceil_div
 
 # Elements of a part of the attention matrix by whether a CPU computes it: there, what a second-level cache holds.
@@ -58,7 +59,7 @@ def judged_slots(
     parts = ((0, judged.head), (judged.start, judged.end), (judged.context_len, end))
     device = cache.pool.device
     position = torch.cat([torch.arange(*part) for part in parts]).to(device)
-    blocks = cache.manager.tables.lookup(
+    blocks = cache.tables.lookup(
         torch.tensor([slot], device=device), layer, ceil_div(end, cache.pool.layout.block_size)
     )[0]
     return cache.pool.slots_of(blocks.long())[:, position], position

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs, PagedCache
+from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
 from winnow.attention.ranked_rows import RankedRows, moves
 from winnow.attention.replay import replay_rows
-from winnow.cache import KVPool
+from winnow.cache import KVPool, PagedCache
 
 
 class TorchBackend(AttentionBackend):

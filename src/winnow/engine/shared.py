@@ -12,31 +12,16 @@ from itertools import count
 from threading import Condition, Lock
 from typing import TypeVar
 
-from winnow.engine.interface import RequestEngine
 from winnow.engine.interrupts import DeferredInterrupt
-from winnow.engine.request import RequestObserver
+from winnow.engine.loop import RequestLoop
+from winnow.engine.new_request import NewRequest
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError
 from winnow.outputs import RequestOutput
-from winnow.sampling import SamplingParams
 
 T = TypeVar("T")
 
 # Seconds after which a waiting thread looks for itself: a notification may be lost to a KeyboardInterrupt.
 _RECHECK = 1.0
-
-
-@dataclass(frozen=True)
-class NewRequest:
-    """A request on its way to the engine; see `RequestEngine.add`."""
-
-    prompt: str | None
-    token_ids: list[int]
-    params: SamplingParams
-    request_id: str | None = None
-    """None: one is made up."""
-    observer: RequestObserver | None = None
-    priority: int = 0
-    final_only: bool = False
 
 
 @dataclass(eq=False)
@@ -61,8 +46,8 @@ class SharedEngine:
         ForkedError: the engine belongs to another process.
     """
 
-    def __init__(self, engine: RequestEngine, release_thread: Callable[[], None] = lambda: None) -> None:
-        self._open: RequestEngine | None = engine
+    def __init__(self, engine: RequestLoop, release_thread: Callable[[], None] = lambda: None) -> None:
+        self._open: RequestLoop | None = engine
         self._release_thread = release_thread
         self._pid = os.getpid()
         # The holder of `_inside` uses the engine. A thread that wants it holds the entrance; the one that steps passes
@@ -82,7 +67,7 @@ class SharedEngine:
         self._numbers = count()
 
     @property
-    def engine(self) -> RequestEngine:
+    def engine(self) -> RequestLoop:
         """The engine itself, unguarded; raises if it cannot be used."""
         if os.getpid() != self._pid:
             raise ForkedError(
@@ -93,7 +78,7 @@ class SharedEngine:
             raise ClosedError("this LLM is closed, and requests in progress were lost: create a new one")
         return self._open
 
-    def call(self, action: Callable[[RequestEngine], T]) -> T:
+    def call(self, action: Callable[[RequestLoop], T]) -> T:
         """Run `action` on the engine, between two steps."""
         _ = self.engine  # before any lock: after a fork a thread that does not exist may hold it
         with self._entrance, self._inside:
@@ -103,23 +88,25 @@ class SharedEngine:
                     self._drop_abandoned(engine)
             return action(engine)
 
-    def change(self, action: Callable[[RequestEngine], T]) -> T:
+    def change(self, action: Callable[[RequestLoop], T]) -> T:
         """As `call`, for an action that must not be interrupted half-way."""
 
-        def whole(engine: RequestEngine) -> T:
+        def whole(engine: RequestLoop) -> T:
             with DeferredInterrupt():
                 return action(engine)
 
         return self.call(whole)
 
+    def new_id(self) -> str:
+        """A request id that no other call of this returns."""
+        return f"request-{next(self._numbers)}"
+
     def mailbox(self) -> Mailbox:
         """An empty mailbox."""
         return Mailbox(Condition(self._mail))
 
-    def submit(
-        self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = ""
-    ) -> list[str]:
-        """Queue requests, all of them or none. Returns their ids.
+    def submit(self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = "") -> None:
+        """Queue requests, all of them or none.
 
         Args:
             box: where their outputs go; None: to the caller of `step`.
@@ -129,21 +116,19 @@ class SharedEngine:
             InvalidRequestError (or a subclass): a request cannot be served. Other requests are unaffected.
         """
 
-        def add(engine: RequestEngine) -> list[str]:
-            ids: list[str] = []
+        def add(engine: RequestLoop) -> None:
             for index, request in enumerate(requests):
                 try:
-                    ids.append(self._add(engine, request, box))
+                    self._add(engine, request, box)
                 except BaseException as error:
-                    for request_id in ids:
-                        self._forget(request_id)
-                        engine.abort(request_id)
+                    for added in requests[:index]:
+                        self._drop(added.request_id)
+                        engine.abort(added.request_id)
                     if label and isinstance(error, InvalidRequestError):
                         raise type(error)(f"{label}[{index}]: {error}") from None
                     raise
-            return ids
 
-        return self.change(add)
+        self.change(add)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns what it had, or None if there is no such request.
@@ -151,7 +136,7 @@ class SharedEngine:
         Who waits for it gets the same output.
         """
 
-        def end(engine: RequestEngine) -> RequestOutput | None:
+        def end(engine: RequestLoop) -> RequestOutput | None:
             output = engine.abort(request_id)
             if output is not None and request_id in self._mailboxes:
                 self._outputs.append(output)
@@ -261,39 +246,27 @@ class SharedEngine:
             box.outputs.append(output)
             self._outputs.popleft()
             if output.finished:
-                self._forget(output.request_id)
+                self._drop(output.request_id)
             box.arrived.notify_all()
 
-    def _add(self, engine: RequestEngine, request: NewRequest, box: Mailbox | None) -> str:
-        request_id = request.request_id
-        if request_id is None:
-            request_id = f"request-{next(self._numbers)}"
-        engine.add(
-            request_id,
-            request.prompt,
-            request.token_ids,
-            request.params,
-            request.observer,
-            request.priority,
-            request.final_only,
-        )
+    def _add(self, engine: RequestLoop, request: NewRequest, box: Mailbox | None) -> None:
+        engine.add(request)
         if box is not None:  # no step comes before this: the caller is inside
-            box.unfinished.add(request_id)
-            self._mailboxes[request_id] = box
-        return request_id
+            box.unfinished.add(request.request_id)
+            self._mailboxes[request.request_id] = box
 
-    def _forget(self, request_id: str) -> None:
+    def _drop(self, request_id: str) -> None:
         box = self._mailboxes.pop(request_id, None)
         if box is not None:
             box.unfinished.discard(request_id)
 
-    def _drop_abandoned(self, engine: RequestEngine) -> None:
+    def _drop_abandoned(self, engine: RequestLoop) -> None:
         while self._abandoned:
             with self._mail:
                 self._sort()
             box = self._abandoned[0]
             for request_id in list(box.unfinished):
-                self._forget(request_id)
+                self._drop(request_id)
                 engine.abort(request_id)
             self._abandoned.popleft()
 

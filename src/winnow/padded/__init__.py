@@ -15,8 +15,8 @@ How to drive and to measure it:
         stats.idle_share                           # padded or dead positions over all positions computed
         stats.column_share                         # columns held over max(live length), summed over passes
         stats.kv_bytes_used, stats.kv_bytes_peak   # of the batch's tensors, free columns included
-        stats.tally.positions, .idle, .passes, .prefills, .joins, .parks, .drops
-        stats.tally.prefill_seconds, .decode_seconds, .overlapped_seconds
+        stats.counters.positions, .idle, .passes, .prefills, .joins, .parks, .drops
+        stats.counters.prefill_seconds, .decode_seconds, .overlapped_seconds
 
 `padded_mode` is one of the paper's four (5.1):
 
@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING
 from winnow.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from winnow.padded.open import open_padded_engine
+    from winnow.padded.build import build_padded_engine
     from winnow.padded.stats import PaddedStats
 
-__all__ = ["PaddedStats", "open_padded_engine"]
+__all__ = ["PaddedStats", "build_padded_engine"]
 
 __getattr__ = lazy_exports(
     __name__,
-    {"PaddedStats": "winnow.padded.stats", "open_padded_engine": "winnow.padded.open"},
+    {"PaddedStats": "winnow.padded.stats", "build_padded_engine": "winnow.padded.build"},
 )

@@ -13,8 +13,8 @@ _EVICTION = ("eviction", "compression", "kv_budget", "context_tokens")
 class PaddedAdmission:
     """Checks requests against model and memory: whatever passes can be computed, alone if need be."""
 
-    def __init__(self, room: MemoryBudget, vocab_size: int, max_model_len: int) -> None:
-        self._room = room
+    def __init__(self, budget: MemoryBudget, vocab_size: int, max_model_len: int) -> None:
+        self._budget = budget
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
 
@@ -36,11 +36,11 @@ class PaddedAdmission:
             raise InvalidRequestError("protect needs engine=paged: a padded cache keeps all KVs of a query")
         max_tokens = answer_limit(len(token_ids), params, self._max_model_len)
         # The last token of an answer is never computed, so it needs no KV.
-        left = self._room.max_columns - len(token_ids) + 1
+        left = self._budget.max_columns - len(token_ids) + 1
         if left < max(params.num_forced, 1) or (params.max_tokens is not None and max_tokens > left):
             raise CapacityError(
                 f"prompt of {len(token_ids)} tokens with max_tokens {max_tokens} needs room for "
-                f"{len(token_ids) + max_tokens - 1} KVs, kv_memory {format_bytes(self._room.kv_memory)} holds "
-                f"{self._room.max_columns}"
+                f"{len(token_ids) + max_tokens - 1} KVs, kv_memory {format_bytes(self._budget.kv_memory)} holds "
+                f"{self._budget.max_columns}"
             )
         return min(max_tokens, left)

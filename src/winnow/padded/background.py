@@ -80,7 +80,7 @@ class Underway:
         """Once it is done: what it failed with."""
         return self._future.exception()
 
-    def take(self) -> tuple[Prefilled, float]:
+    def result(self) -> tuple[Prefilled, float]:
         """Once it is done without failure: the group, for the caller's stream, and the seconds it took."""
         group, seconds = self._future.result()
         if self._stream is not None:

@@ -18,20 +18,20 @@ class Batch:
     Attributes:
         rows: the sequence of each row; None: the row's query is finished, and the row is computed for nobody.
         keeps_gaps: whether padding that rows get while others join stays (`ShapingWithGaps`).
-        elsewhere: bytes of a group on the device that is prefilled apart and not yet embedded.
-        peak_bytes: the most that tensors have taken, `elsewhere` included.
+        reserved_bytes: bytes of a group on the device that is prefilled apart and not yet embedded.
+        peak_bytes: the most that tensors have taken, `reserved_bytes` included.
     """
 
     def __init__(
-        self, model: PaddedModel, room: MemoryBudget, tally: Counters, *, keeps_gaps: bool = False
+        self, model: PaddedModel, budget: MemoryBudget, counters: Counters, *, keeps_gaps: bool = False
     ) -> None:
         self._model = model
-        self._room = room
-        self._tally = tally
+        self._budget = budget
+        self._counters = counters
         self.keeps_gaps = keeps_gaps
-        self.cache = PaddedCache(room.shape, model.device)
+        self.cache = PaddedCache(budget.kv_shape, model.device)
         self.rows: list[Sequence | None] = []
-        self.elsewhere = 0
+        self.reserved_bytes = 0
         self.peak_bytes = 0
 
     # -- who is in it ----------------------------------------------------------------------------------------------
@@ -51,14 +51,14 @@ class Batch:
     def reset(self) -> None:
         """Let everybody go, and the memory too."""
         for sequence in self.running:
-            sequence.slot = None
-        self.cache = PaddedCache(self._room.shape, self._model.device)
+            sequence.kv.slot = None
+        self.cache = PaddedCache(self._budget.kv_shape, self._model.device)
         self.rows = []
 
     def adopt(self, cache: PaddedCache, rows: SequenceType[Sequence | None]) -> None:
         """Go on with a prefilled group as the batch, which is empty: nothing is copied."""
         assert not self.running
-        self.cache, self.elsewhere = cache, 0
+        self.cache, self.reserved_bytes = cache, 0
         self.rows = [None] * len(rows)
         for row, sequence in enumerate(rows):
             if sequence is None:
@@ -75,8 +75,8 @@ class Batch:
 
     def leave(self, sequence: Sequence, *, keep_row: bool) -> None:
         """A sequence is finished or taken out. Its row goes, or is kept and computed for nobody while others run."""
-        row = sequence.running_slot
-        sequence.slot = None
+        row = sequence.kv.running_slot
+        sequence.kv.slot = None
         self.rows[row] = None
         if keep_row:
             self.cache.clear(row)
@@ -87,7 +87,7 @@ class Batch:
 
     def view(self, sequence: Sequence) -> QueryKVs:
         """A running sequence's KVs where they lie."""
-        return self.cache.view(sequence.running_slot)
+        return self.cache.view(sequence.kv.running_slot)
 
     def drop_idle_rows(self) -> None:
         """Give up the rows that are computed for nobody."""
@@ -100,34 +100,34 @@ class Batch:
     def reserve(self, rows: int, left: int, right: int) -> bool:
         """Make tensors reach for so many rows and columns more on each side. False: the memory does not suffice."""
         cache = self.cache
-        allowed = self._room.fits(cache.extent.rows, cache.extent.columns, self.elsewhere)
+        allowed = self._budget.fits(cache.shape.rows, cache.shape.columns, self.reserved_bytes)
         if allowed and cache.has_room(rows, left, right):
             return True
-        extent = self._room.extent(rows, left + cache.columns + right, self.elsewhere)
-        if extent is None:
+        shape = self._budget.tensor_shape(rows, left + cache.columns + right, self.reserved_bytes)
+        if shape is None:
             return False
-        self._note_peak(cache.resize(extent, left))
+        self._note_peak(cache.resize(shape, left))
         return True
 
-    def lend(self, nbytes: int) -> None:
+    def reserve_bytes(self, nbytes: int) -> None:
         """Leave memory to a group that is prefilled apart, which must have been found to fit; shrink for it if need be.
 
-        It is given back by setting `elsewhere` to 0.
+        It is given back by setting `reserved_bytes` to 0.
         """
         cache = self.cache
         self.release_front()
-        if not self._room.fits(cache.extent.rows, cache.extent.columns, nbytes):
-            extent = self._room.extent(len(self.rows), self.columns, nbytes)
-            assert extent is not None, "what is prefilled beside the batch has been found to fit"
-            self._note_peak(cache.resize(extent))
-        self.elsewhere = nbytes
+        if not self._budget.fits(cache.shape.rows, cache.shape.columns, nbytes):
+            shape = self._budget.tensor_shape(len(self.rows), self.columns, nbytes)
+            assert shape is not None, "what is prefilled beside the batch has been found to fit"
+            self._note_peak(cache.resize(shape))
+        self.reserved_bytes = nbytes
         self._note_peak(cache.nbytes)
 
     def release_front(self) -> None:
         """Cut leading columns that are padding for everyone."""
         before = self.columns
         self.cache.release_front()
-        self._tally.released += before - self.columns
+        self._counters.released += before - self.columns
 
     # -- forward passes --------------------------------------------------------------------------------------------
 
@@ -141,14 +141,14 @@ class Batch:
         spans = [(last - length - 1, last) for length in cache.lengths]
         logits = self._forward(
             [[sequence.token_ids[-1] if sequence else 0] for sequence in self.rows],
-            [[sequence.num_computed if sequence else 0] for sequence in self.rows],
+            [[sequence.kv.num_computed if sequence else 0] for sequence in self.rows],
             spans,
             [0],
         )[:, 0]
         cache.advance(counts)
         for sequence in live:
-            sequence.num_computed += 1
-        return live, logits if len(live) == len(self.rows) else logits[[s.running_slot for s in live]]
+            sequence.kv.num_computed += 1
+        return live, logits if len(live) == len(self.rows) else logits[[s.kv.running_slot for s in live]]
 
     def decode_with(self, joiners: SequenceType[Sequence]) -> tuple[list[Sequence], Tensor]:
         """Prefill `joiners` in the pass in which the others decode (4.1): these are padded behind their token."""
@@ -159,22 +159,22 @@ class Batch:
         tokens, positions, spans, counts = [], [], [], []
         for row, sequence in enumerate(self.rows):
             assert sequence is not None, "rows for nobody are dropped before a query joins"
-            ids = sequence.token_ids[sequence.num_computed :]
+            ids = sequence.token_ids[sequence.kv.num_computed :]
             front = width - len(ids) if sequence in joiners else 0
             behind = width - len(ids) - front
             tokens.append([ids[0]] * front + ids + [ids[0]] * behind)
-            own = list(range(sequence.num_computed, sequence.num_tokens))
+            own = list(range(sequence.kv.num_computed, sequence.num_tokens))
             positions.append([0] * front + own + [0] * behind)
             first = cache.columns + front - cache.lengths[row]
             spans.append((first, cache.columns + front + len(ids)))
             counts.append(len(ids))
         self._count(width, sum(counts))
         logits = self._forward(tokens, positions, spans, sorted({0, width - 1}))
-        joined = [joiner.running_slot for joiner in joiners]
+        joined = [joiner.kv.running_slot for joiner in joiners]
         cache.advance_shaped(counts, joined, keep_gaps=self.keeps_gaps)
         live = self.running
         for sequence, count in zip(live, counts, strict=True):
-            sequence.num_computed += count
+            sequence.kv.num_computed += count
         kept = [-1 if sequence in joiners else 0 for sequence in live]
         return live, logits[torch.arange(len(live)), kept]
 
@@ -186,18 +186,18 @@ class Batch:
             if sequence is None:
                 assert cache.lengths[row] == 0, "a row for nobody holds KVs"
             else:
-                assert sequence.slot == row, "a sequence does not know its row"
-                assert cache.lengths[row] == sequence.num_computed == sequence.num_tokens - 1
-        assert cache.longest <= cache.least_columns <= cache.columns <= cache.extent.columns
-        assert cache.rows <= cache.extent.rows
+                assert sequence.kv.slot == row, "a sequence does not know its row"
+                assert cache.lengths[row] == sequence.kv.num_computed == sequence.num_tokens - 1
+        assert cache.longest <= cache.least_columns <= cache.columns <= cache.shape.columns
+        assert cache.rows <= cache.shape.rows
         for layer in cache.layers:
             for tensor in layer.tensors:
-                assert tensor.shape[:3:2] == (cache.extent.rows, cache.extent.columns)
+                assert tensor.shape[:3:2] == (cache.shape.rows, cache.shape.columns)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _note_peak(self, nbytes: int) -> None:
-        self.peak_bytes = max(self.peak_bytes, nbytes + self.elsewhere)
+        self.peak_bytes = max(self.peak_bytes, nbytes + self.reserved_bytes)
 
     def _take_row(self, left: int) -> int:
         """A row that holds nothing: one that is computed for nobody, or a new one."""
@@ -212,8 +212,8 @@ class Batch:
 
     def _enter(self, sequence: Sequence, row: int) -> None:
         self.rows[row] = sequence
-        sequence.slot = row
-        self._tally.joins += 1
+        sequence.kv.slot = row
+        self._counters.joins += 1
 
     def _drop(self, row: int) -> None:
         moved = self.cache.drop(row)
@@ -222,14 +222,14 @@ class Batch:
         if moved != row:
             self.rows[row] = last
             if last is not None:
-                last.slot = row
+                last.kv.slot = row
 
     def _count(self, width: int, tokens: int) -> None:
-        tally = self._tally
-        tally.count(len(self.rows), width, tokens)
-        tally.passes += 1
-        tally.columns_held += self.columns
-        tally.columns_needed += self.cache.longest
+        counters = self._counters
+        counters.count(len(self.rows), width, tokens)
+        counters.passes += 1
+        counters.columns_held += self.columns
+        counters.columns_needed += self.cache.longest
 
     def _forward(
         self,

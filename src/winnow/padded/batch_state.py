@@ -18,35 +18,37 @@ class BatchState:
 
     queue: Queue
     batch: Batch
-    room: MemoryBudget
-    seats: SamplerSlots
-    tally: Counters
+    budget: MemoryBudget
+    sampler_slots: SamplerSlots
+    counters: Counters
     grouping: Grouping
     max_columns: int | None
     """Columns that the model allows at most; None: any number."""
 
     @property
     def max_rows(self) -> int:
-        return self.room.max_rows
+        return self.budget.max_rows
 
     @property
     def waiting_is_urgent(self) -> bool:
         """Whether the first waiting query comes before all that are parked."""
-        waiting, parked = self.queue.waiting, self.queue.parked
-        return bool(waiting) and (not parked or waiting[0].request.priority > parked[0].request.priority)
+        first, parked = self.queue.waiting.first, self.queue.parked
+        return first is not None and (not parked or first.request.priority > parked[0].request.priority)
 
-    def admits(self, length: int, elsewhere: int = 0) -> bool:
+    def admits(self, length: int, reserved_bytes: int = 0) -> bool:
         """Whether one more query of so many KVs may enter the batch beside others, or enter an empty one."""
         batch = self.batch
         if not batch.running:
             return True  # whatever was admitted fits alone
         rows, columns = len(batch.rows) + 1, max(batch.columns, length)
-        return rows <= self.max_rows and self.room.admits(rows, columns, batch.elsewhere + elsewhere)
+        return rows <= self.max_rows and self.budget.admits(
+            rows, columns, batch.reserved_bytes + reserved_bytes
+        )
 
-    def make_way(self, sequence: Sequence, length: int, elsewhere: int = 0) -> bool:
+    def make_way(self, sequence: Sequence, length: int, reserved_bytes: int = 0) -> bool:
         """Park queries of lower priority until `sequence` may enter. False: there are none, or not enough."""
-        while not self.admits(length, elsewhere):
-            least = self.queue.least(self.batch.running)
+        while not self.admits(length, reserved_bytes):
+            least = self.queue.choose_victim(self.batch.running)
             if least.request.priority >= sequence.request.priority:
                 return False
             self.park(least)
@@ -70,15 +72,15 @@ class BatchState:
             elif len(batch.running) < len(batch.rows):
                 batch.drop_idle_rows()
             else:
-                self.park(self.queue.least(batch.running))
+                self.park(self.queue.choose_victim(batch.running))
 
     def park(self, sequence: Sequence) -> None:
         """Take a running sequence out, its KVs to host memory if that has room."""
         self.queue.park([sequence], self.batch.view(sequence))
         self.batch.leave(sequence, keep_row=False)
-        self.seats.leave(sequence)
-        self.tally.parks += 1
-        sequence.request.note(num_preemptions=sequence.request.metrics.num_preemptions + 1)
+        self.sampler_slots.leave(sequence)
+        self.counters.parks += 1
+        sequence.request.update_metrics(num_preemptions=sequence.request.metrics.num_preemptions + 1)
 
     def enter(self, group: Prefilled, *, keep_rows: bool) -> None:
         """Put a group that was prefilled apart into the batch, as far as there is room. An empty batch becomes it."""
@@ -89,8 +91,8 @@ class BatchState:
         rows = [None if sequence.finished else sequence for sequence in group.sequences]
         for sequence in rows:
             if sequence is not None:
-                queue.take(sequence)
-        queue.stow()
+                queue.pop(sequence)
+        queue.offload()
         batch.adopt(group.cache, rows)
         if not keep_rows:
             batch.drop_idle_rows()
@@ -106,6 +108,6 @@ class BatchState:
                 return
             if not self.make_way(first, queue.length_parked(first)):
                 return
-            kvs = queue.take(first)
+            kvs = queue.pop(first)
             assert kvs is not None, "only a parked sequence is embedded"
             self.batch.join(first, kvs)

@@ -74,10 +74,10 @@ class PaddedLayer(CacheLayerMixin):
     values: Tensor
     is_sliding = False  # sliding windows are left to the mask, which transformers makes from columns
 
-    def __init__(self, shape: LayerShape, window: Window, device: torch.device) -> None:
+    def __init__(self, kv_shape: LayerShape, window: Window, device: torch.device) -> None:
         super().__init__()
-        self.shape = shape
-        self.device, self.dtype = device, shape.dtype
+        self.kv_shape = kv_shape
+        self.device, self.dtype = device, kv_shape.dtype
         self.is_initialized = True
         self.pending = 0
         """Columns that the forward pass in progress has written behind the window."""
@@ -87,15 +87,15 @@ class PaddedLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise AssertionError("tensors are made by the cache, which knows how much room there is")
 
-    def resize(self, extent: Shape, start: int) -> None:
+    def resize(self, shape: Shape, start: int) -> None:
         """Move the window into tensors of another size, to column `start`; all else in them is zero."""
-        window, shape = self._window, self.shape
+        window, kv_shape = self._window, self.kv_shape
         live = slice(window.start, window.end)
         placed = slice(start, start + window.columns)
-        for name, dim in (("keys", shape.key_dim), ("values", shape.value_dim)):
+        for name, dim in (("keys", kv_shape.key_dim), ("values", kv_shape.value_dim)):
             old: Tensor | None = getattr(self, name)
             new = torch.zeros(
-                (extent.rows, shape.num_heads, extent.columns, dim), dtype=shape.dtype, device=self.device
+                (shape.rows, kv_shape.num_heads, shape.columns, dim), dtype=kv_shape.dtype, device=self.device
             )
             if old is not None and window.rows:
                 new[: window.rows, :, placed] = old[: window.rows, :, live]
@@ -143,7 +143,7 @@ class PaddedCache(Cache):
     """The cache that the model is given.
 
     Args:
-        shape: of one column.
+        kv_shape: of one column.
         device: where the tensors are.
 
     Attributes:
@@ -153,13 +153,13 @@ class PaddedCache(Cache):
 
     layers: list[PaddedLayer]
 
-    def __init__(self, shape: KVShape, device: torch.device) -> None:
+    def __init__(self, kv_shape: KVShape, device: torch.device) -> None:
         self._window = Window()
-        super().__init__(layers=[PaddedLayer(layer, self._window, device) for layer in shape.layers])
-        self.shape = shape
+        super().__init__(layers=[PaddedLayer(layer, self._window, device) for layer in kv_shape.layers])
+        self.kv_shape = kv_shape
         self.lengths: list[int] = []
         self.gaps: list[int] = []
-        self.extent = Shape(0, 0)
+        self.shape = Shape(0, 0)
 
     # -- what is held ----------------------------------------------------------------------------------------------
 
@@ -183,29 +183,29 @@ class PaddedCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        return self.extent.rows * self.extent.columns * self.shape.nbytes
+        return self.shape.rows * self.shape.columns * self.kv_shape.nbytes
 
     def has_room(self, rows: int, left: int, right: int) -> bool:
         """Whether the tensors reach for so many rows, and columns more on each side."""
         window = self._window
-        return rows <= self.extent.rows and left <= window.start and window.end + right <= self.extent.columns
+        return rows <= self.shape.rows and left <= window.start and window.end + right <= self.shape.columns
 
-    def resize(self, extent: Shape, left: int = 0) -> int:
+    def resize(self, shape: Shape, left: int = 0) -> int:
         """Exchange the tensors for ones of another size, layer by layer; `left` columns stay free before the window.
 
         Returns the most bytes that were held meanwhile.
         """
         window = self._window
-        assert extent.rows >= window.rows and extent.columns >= left + window.columns
-        new_bytes = extent.rows * extent.columns
+        assert shape.rows >= window.rows and shape.columns >= left + window.columns
+        new_bytes = shape.rows * shape.columns
         held = peak = self.nbytes
         for layer in self.layers:
-            more = new_bytes * layer.shape.nbytes
+            more = new_bytes * layer.kv_shape.nbytes
             peak = max(peak, held + more)
-            layer.resize(extent, left)
-            held += more - self.extent.rows * self.extent.columns * layer.shape.nbytes
+            layer.resize(shape, left)
+            held += more - self.shape.rows * self.shape.columns * layer.kv_shape.nbytes
         window.start, window.end = left, left + window.columns
-        self.extent = extent
+        self.shape = shape
         return peak
 
     # -- rows ------------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class PaddedCache(Cache):
     def add_rows(self, count: int) -> range:
         """Take `count` rows that hold nothing; there must be room for them."""
         first = self._window.rows
-        assert first + count <= self.extent.rows
+        assert first + count <= self.shape.rows
         self._window.rows += count
         self.lengths += [0] * count
         self.gaps += [0] * count

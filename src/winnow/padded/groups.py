@@ -1,7 +1,8 @@
 """Which waiting queries are prefilled together: those of similar length, so that little is padding (4.2)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from winnow.engine.request import Sequence
 
@@ -23,20 +24,20 @@ class Grouping:
     positions: int
     lookahead: int
 
-    def choose(self, waiting: list[Sequence], fits: Callable[[int, int], bool]) -> list[Sequence]:
+    def choose(self, waiting: Iterable[Sequence], fits: Callable[[int, int], bool]) -> list[Sequence]:
         """The next group, out of at least one query in the order in which they are served.
 
         Args:
             fits: whether there is memory for so many rows and columns beyond one row.
         """
-        oldest = waiting[0]
+        oldest, *rest = islice(waiting, max(self.lookahead, 1))
         if (
             oldest.request.wants_prompt_logprobs
         ):  # the logits of all its positions are kept: alone, it is enough
             return [oldest]
         others = [
             sequence
-            for sequence in waiting[1 : self.lookahead]
+            for sequence in rest
             if sequence.request.priority == oldest.request.priority
             and not sequence.request.wants_prompt_logprobs
         ]

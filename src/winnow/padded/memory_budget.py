@@ -15,7 +15,7 @@ _LEAST_SLACK, _MOST_SLACK = 32, 256
 class MemoryBudget:
     """The KV memory, in rows and columns of a model's cache."""
 
-    shape: KVShape
+    kv_shape: KVShape
     kv_memory: int
     max_rows: int
     park_above: float
@@ -31,7 +31,7 @@ class MemoryBudget:
     @property
     def column_bytes(self) -> int:
         """One column of one row. While tensors are exchanged for others, one layer's exist twice."""
-        return self.shape.nbytes + self.shape.largest_layer
+        return self.kv_shape.nbytes + self.kv_shape.largest_layer
 
     @property
     def max_columns(self) -> int:
@@ -42,24 +42,24 @@ class MemoryBudget:
         """Most bytes held by tensors of so many rows and columns."""
         return rows * columns * self.column_bytes
 
-    def fits(self, rows: int, columns: int, elsewhere: int = 0) -> bool:
-        """Whether a batch can have this size beside `elsewhere` bytes."""
-        return self.nbytes(rows, columns) + elsewhere <= self.limit
+    def fits(self, rows: int, columns: int, reserved_bytes: int = 0) -> bool:
+        """Whether a batch can have this size beside `reserved_bytes` bytes."""
+        return self.nbytes(rows, columns) + reserved_bytes <= self.limit
 
-    def admits(self, rows: int, columns: int, elsewhere: int = 0) -> bool:
+    def admits(self, rows: int, columns: int, reserved_bytes: int = 0) -> bool:
         """Whether a batch may grow to this size: with room to go on for a while without parking anybody."""
-        needed = self.nbytes(rows, columns + _slack(columns)) + elsewhere
+        needed = self.nbytes(rows, columns + _slack(columns)) + reserved_bytes
         return needed <= int(self.kv_memory * self.admit_below)
 
-    def extent(self, rows: int, columns: int, elsewhere: int = 0) -> Shape | None:
+    def tensor_shape(self, rows: int, columns: int, reserved_bytes: int = 0) -> Shape | None:
         """The size of tensors to make for a batch, with room to grow where there is any; None: it does not fit."""
-        if not self.fits(rows, columns, elsewhere):
+        if not self.fits(rows, columns, reserved_bytes):
             return None
         roomy = columns + _slack(columns)
         more_rows = min(1 << (rows - 1).bit_length(), max(self.max_rows, rows))
-        if self.fits(more_rows, roomy, elsewhere):
+        if self.fits(more_rows, roomy, reserved_bytes):
             return Shape(more_rows, roomy)
-        most = (self.limit - elsewhere) // (rows * self.column_bytes)
+        most = (self.limit - reserved_bytes) // (rows * self.column_bytes)
         return Shape(rows, min(roomy, most))
 
 

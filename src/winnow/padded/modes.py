@@ -37,7 +37,7 @@ class Mode(Protocol):
     keeps_gaps: bool
     """Whether the padding that running queries get behind their token while another is prefilled is kept."""
 
-    def next(self, places: BatchState) -> Step:
+    def next(self, state: BatchState) -> Step:
         """The next step, out of at least one unfinished query. There is always one."""
 
 
@@ -48,13 +48,13 @@ class Static:
     prefills_first = False
     keeps_gaps = False
 
-    def next(self, places: BatchState) -> Step:
-        if places.batch.running:
+    def next(self, state: BatchState) -> Step:
+        if state.batch.running:
             return Decode()
-        places.embed_parked()
-        if places.batch.running:
+        state.embed_parked()
+        if state.batch.running:
             return Decode()
-        return Prefill(_first_that_fit(places))
+        return Prefill(_first_that_fit(state))
 
 
 class PrefillDecode:
@@ -64,16 +64,16 @@ class PrefillDecode:
     prefills_first = True
     keeps_gaps = False
 
-    def next(self, places: BatchState) -> Step:
-        queue = places.queue
-        if places.batch.running:
+    def next(self, state: BatchState) -> Step:
+        queue = state.queue
+        if state.batch.running:
             return Decode()
-        if queue.waiting and (places.waiting_is_urgent or len(queue.parked) < places.max_rows):
-            group = places.grouping.choose(queue.waiting, _fits_alone(places))
+        if queue.waiting and (state.waiting_is_urgent or len(queue.parked) < state.max_rows):
+            group = state.grouping.choose(queue.waiting, _fits_alone(state))
             tokens = sum(sequence.num_tokens for sequence in group)
-            if places.waiting_is_urgent or places.room.shape.nbytes * tokens <= queue.free_bytes:
+            if state.waiting_is_urgent or state.budget.kv_shape.nbytes * tokens <= queue.free_bytes:
                 return Prefill(group)
-        places.embed_parked()
+        state.embed_parked()
         return Decode()
 
 
@@ -84,30 +84,31 @@ class Shaping:
     prefills_first = False
     keeps_gaps = False
 
-    def next(self, places: BatchState) -> Step:
-        places.embed_parked()
-        queue, batch = places.queue, places.batch
-        if not places.waiting_is_urgent:
+    def next(self, state: BatchState) -> Step:
+        state.embed_parked()
+        queue, batch = state.queue, state.batch
+        if not state.waiting_is_urgent:
             return Decode()
         if not batch.running:
-            return Prefill(_first_that_fit(places))
-        first = queue.waiting[0]
-        if not places.make_way(first, first.num_tokens):
+            return Prefill(_first_that_fit(state))
+        first = queue.waiting.first
+        assert first is not None, "an urgent sequence waits"
+        if not state.make_way(first, first.num_tokens):
             return Decode()
         if not batch.running or first.request.wants_prompt_logprobs:
             return Prefill([first])
-        return Decode(tuple(self._joiners(places)))
+        return Decode(tuple(self._joiners(state)))
 
-    def _joiners(self, places: BatchState) -> Iterator[Sequence]:
+    def _joiners(self, state: BatchState) -> Iterator[Sequence]:
         """The first waiting queries that find rows, and memory for the columns that their pass appends."""
-        rows, width, columns = len(places.batch.rows), 0, places.batch.columns
-        for sequence in places.queue.waiting:
+        rows, width, columns = len(state.batch.rows), 0, state.batch.columns
+        for sequence in state.queue.waiting:
             rows, width = rows + 1, max(width, sequence.num_tokens)
-            allowed = places.max_columns is None or columns + width <= places.max_columns
+            allowed = state.max_columns is None or columns + width <= state.max_columns
             if (
-                rows > places.max_rows
+                rows > state.max_rows
                 or not allowed
-                or not places.room.admits(rows, max(columns, width) + width)
+                or not state.budget.admits(rows, max(columns, width) + width)
             ):
                 return
             if sequence.request.wants_prompt_logprobs:
@@ -132,40 +133,41 @@ class Embedding:
     prefills_first = False
     keeps_gaps = False
 
-    def next(self, places: BatchState) -> Step:
-        places.embed_parked()
-        queue, batch, room = places.queue, places.batch, places.room
-        if not places.waiting_is_urgent:
+    def next(self, state: BatchState) -> Step:
+        state.embed_parked()
+        queue, batch, budget = state.queue, state.batch, state.budget
+        if not state.waiting_is_urgent:
             return Decode()
         if not batch.running:
-            return Prefill(places.grouping.choose(queue.waiting, _fits_alone(places)))
-        oldest = queue.waiting[0]
-        alone = room.nbytes(1, oldest.num_tokens)
-        if not places.make_way(oldest, oldest.num_tokens, alone):
+            return Prefill(state.grouping.choose(queue.waiting, _fits_alone(state)))
+        oldest = queue.waiting.first
+        assert oldest is not None, "an urgent sequence waits"
+        alone = budget.nbytes(1, oldest.num_tokens)
+        if not state.make_way(oldest, oldest.num_tokens, alone):
             return Decode()
         if not batch.running:
             return Prefill([oldest])
 
         def fits(rows: int, columns: int) -> bool:
             """One query is sure of its row; the others may have to be parked."""
-            parked_bytes = (rows - 1) * columns * room.shape.nbytes
-            return places.admits(columns, room.nbytes(rows, columns)) and parked_bytes <= queue.free_bytes
+            parked_bytes = (rows - 1) * columns * budget.kv_shape.nbytes
+            return state.admits(columns, budget.nbytes(rows, columns)) and parked_bytes <= queue.free_bytes
 
-        return Prefill(places.grouping.choose(queue.waiting, fits))
+        return Prefill(state.grouping.choose(queue.waiting, fits))
 
 
-def _fits_alone(places: BatchState) -> Callable[[int, int], bool]:
+def _fits_alone(state: BatchState) -> Callable[[int, int], bool]:
     """Whether rows and columns fit while the batch is empty."""
-    return lambda rows, columns: rows <= places.max_rows and places.room.admits(rows, columns)
+    return lambda rows, columns: rows <= state.max_rows and state.budget.admits(rows, columns)
 
 
-def _first_that_fit(places: BatchState) -> list[Sequence]:
+def _first_that_fit(state: BatchState) -> list[Sequence]:
     """As many of the oldest waiting queries as make a batch together."""
     group: list[Sequence] = []
     width = 0
-    for sequence in places.queue.waiting:
+    for sequence in state.queue.waiting:
         width = max(width, sequence.num_tokens)
-        if group and (len(group) == places.max_rows or not places.room.admits(len(group) + 1, width)):
+        if group and (len(group) == state.max_rows or not state.budget.admits(len(group) + 1, width)):
             break
         group.append(sequence)
         if sequence.request.wants_prompt_logprobs:

@@ -27,7 +27,7 @@ class Prefilled:
     """Of each sequence's last token, [n, V]."""
     prompt_logprobs: dict[Sequence, list[LogprobDict]]
     """Of those that ask for them: one for each token of the prompt but the first."""
-    tally: Counters
+    counters: Counters
     """What it took."""
 
     @property
@@ -43,8 +43,8 @@ class PrefillStoppedError(Exception):
 def prefill(
     model: PaddedModel,
     sequences: SequenceType[Sequence],
-    shape: KVShape,
-    extent: Shape,
+    kv_shape: KVShape,
+    shape: Shape,
     chunk: int | None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Prefilled:
@@ -53,17 +53,17 @@ def prefill(
     Reads the sequences and changes nothing, so that it may run beside a pass of the batch.
 
     Args:
-        extent: of the tensors to make, which must hold them.
+        shape: of the tensors to make, which must hold them.
         chunk: most columns of one forward pass; None: all at once.
         stopped: asked before each forward pass whether to give up.
 
     Raises:
         PrefillStoppedError: it was.
     """
-    tally = Counters(prefills=1)
+    counters = Counters(prefills=1)
     inputs = PaddedInputs.of([sequence.token_ids for sequence in sequences], model.device)
-    cache = PaddedCache(shape, model.device)
-    cache.resize(extent)
+    cache = PaddedCache(kv_shape, model.device)
+    cache.resize(shape)
     cache.add_rows(len(sequences))
     asked = [row for row, sequence in enumerate(sequences) if sequence.request.wants_prompt_logprobs]
     found: dict[Sequence, list[LogprobDict]] = {sequences[row]: [] for row in asked}
@@ -73,12 +73,12 @@ def prefill(
             raise PrefillStoppedError
         last = min(first + (chunk or inputs.width), inputs.width)
         logits = inputs.forward(model, cache, first, last, None if asked else [last - first - 1])
-        tally.count(len(sequences), last - first, sum(inputs.counts(first, last)))
+        counters.count(len(sequences), last - first, sum(inputs.counts(first, last)))
         for row in asked:
             found[sequences[row]] += _prompt_logprobs(
                 sequences[row], logits[row], first - inputs.padding[row]
             )
-    return Prefilled(tuple(sequences), cache, logits[:, -1], found, tally)
+    return Prefilled(tuple(sequences), cache, logits[:, -1], found, counters)
 
 
 def _prompt_logprobs(sequence: Sequence, logits: Tensor, first: int) -> list[LogprobDict]:

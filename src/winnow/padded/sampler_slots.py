@@ -14,16 +14,16 @@ class SamplerSlots:
     """Samples for sequences, wherever their rows are.
 
     The sampler needs a slot only from one token to the next: what it knows of a sequence follows from its tokens, so a
-    seat may be given up and taken again at any time.
+    slot may be given up and taken again at any time.
     """
 
     def __init__(self, sampler: Sampler, count: int) -> None:
         self._sampler = sampler
         self._count = count
-        self._seats: dict[Sequence, int] = {}
+        self._slots: dict[Sequence, int] = {}
         self._free = list(range(count))
 
-    def settle(self, params: SamplingParams) -> SamplingParams:
+    def with_seed(self, params: SamplingParams) -> SamplingParams:
         """Decide what the parameters leave open, once, when a request arrives."""
         return self._sampler.with_seed(params)
 
@@ -33,38 +33,38 @@ class SamplerSlots:
         faults: dict[int, Fault] = {}
         for first in range(0, len(sequences), self._count):
             some = sequences[first : first + self._count]
-            sampled = self._sampler.sample(logits[first : first + self._count], self._seat(some))
+            sampled = self._sampler.sample(logits[first : first + self._count], self._slots_of(some))
             token_ids += sampled.token_ids
             logprobs += sampled.logprobs
             faults |= {first + row: fault for row, fault in sampled.faults.items()}
         return SamplerOutput(token_ids, logprobs, faults)
 
     def leave(self, sequence: Sequence) -> None:
-        """Give up a sequence's seat, if it has one."""
-        seat = self._seats.pop(sequence, None)
-        if seat is not None:
-            self._sampler.remove(seat)
-            self._free.append(seat)
+        """Give up a sequence's slot, if it has one."""
+        slot = self._slots.pop(sequence, None)
+        if slot is not None:
+            self._sampler.remove(slot)
+            self._free.append(slot)
 
     def clear(self) -> None:
-        """Give up all seats."""
-        for sequence in list(self._seats):
+        """Give up all slots."""
+        for sequence in list(self._slots):
             self.leave(sequence)
 
-    def _seat(self, sequences: SequenceType[Sequence]) -> list[int]:
-        missing = [sequence for sequence in sequences if sequence not in self._seats]
+    def _slots_of(self, sequences: SequenceType[Sequence]) -> list[int]:
+        missing = [sequence for sequence in sequences if sequence not in self._slots]
         if len(missing) > len(self._free):
             wanted = set(sequences)
-            for other in [each for each in self._seats if each not in wanted]:
+            for other in [each for each in self._slots if each not in wanted]:
                 self.leave(other)
         for sequence in missing:
-            seat = self._free.pop()
+            slot = self._free.pop()
             self._sampler.add(
-                seat,
+                slot,
                 sequence.request.params,
                 sequence.request.prompt_token_ids,
                 sequence.output_token_ids,
                 sequence.index,
             )
-            self._seats[sequence] = seat
-        return [self._seats[sequence] for sequence in sequences]
+            self._slots[sequence] = slot
+        return [self._slots[sequence] for sequence in sequences]

@@ -22,15 +22,22 @@ class PaddedStats(EngineStats):
     """Columns of the batch now."""
     columns_needed: int = 0
     """The longest unfinished query in it: the least that could be held."""
-    tally: Counters = field(default_factory=Counters)
+    counters: Counters = field(default_factory=Counters)
     """Counters of forward passes, joins and parks."""
+
+    @property
+    def tally(self) -> Counters:
+        """Former name of `counters`."""
+        return self.counters
 
     @property
     def idle_share(self) -> float:
         """Part of all computed positions that were padding or belonged to nobody."""
-        return self.tally.idle / self.tally.positions if self.tally.positions else 0.0
+        return self.counters.idle / self.counters.positions if self.counters.positions else 0.0
 
     @property
     def column_share(self) -> float:
         """Columns held over columns needed, over all passes of the batch; 1 is the bound."""
-        return self.tally.columns_held / self.tally.columns_needed if self.tally.columns_needed else 1.0
+        return (
+            self.counters.columns_held / self.counters.columns_needed if self.counters.columns_needed else 1.0
+        )

@@ -13,12 +13,12 @@ from winnow.sampling.faults import Fault, sound_rows
 
 _LENGTHS = (7, 4, 1)
 # Largest difference, as a part of the norm of the logits. In half precision results differ by rounding, and in models
-# with experts by a token that goes elsewhere for it; a model that sees padding differs by more.
+# with experts by a token that goes to another expert for it; a model that sees padding differs by more.
 _FULL, _HALF = 1e-3, 0.2
 
 
 @torch.inference_mode()
-def check_padding(model: PaddedModel, shape: KVShape, vocab_size: int) -> None:
+def check_padding(model: PaddedModel, kv_shape: KVShape, vocab_size: int) -> None:
     """Compute three short queries in one padded batch and each alone.
 
     A query whose logits are not finite by itself proves nothing and is passed over: one token may be at fault.
@@ -31,8 +31,8 @@ def check_padding(model: PaddedModel, shape: KVShape, vocab_size: int) -> None:
     ]
     tolerance = _FULL if model.dtype == torch.float32 else _HALF
     try:
-        together = _logits(model, shape, queries)
-        each = [_logits(model, shape, [query])[0] for query in queries]
+        together = _logits(model, kv_shape, queries)
+        each = [_logits(model, kv_shape, [query])[0] for query in queries]
     # Models that use a cache in a way of their own stumble over this one in ways of their own.
     except Exception as error:
         raise UnsupportedModelError(
@@ -64,10 +64,10 @@ def _difference(logits: Tensor, expected: Tensor) -> float:
     return float((logits - expected)[possible].norm() / expected[possible].norm())
 
 
-def _logits(model: PaddedModel, shape: KVShape, queries: list[list[int]]) -> Tensor:
+def _logits(model: PaddedModel, kv_shape: KVShape, queries: list[list[int]]) -> Tensor:
     """Logits of each query's last token, float32 [n, V]; it is computed by itself over the KVs of those before it."""
     inputs = PaddedInputs.of(queries, model.device)
-    cache = PaddedCache(shape, model.device)
+    cache = PaddedCache(kv_shape, model.device)
     cache.resize(Shape(len(queries), inputs.width))
     cache.add_rows(len(queries))
     last = inputs.width - 1

@@ -4,7 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
-from winnow.attention.interface import AttentionSpec, PagedCache
+from winnow.attention.interface import AttentionSpec
 from winnow.attention.spans import Spans
 from winnow.attention.torch_backend import TorchBackend
 from winnow.attention.triton.attend import Attend
@@ -19,7 +19,7 @@ from winnow.attention.triton.launch import (
     unit_stride,
 )
 from winnow.attention.triton.tuning import Tuning, tuning_for
-from winnow.cache import KVPool
+from winnow.cache import KVPool, PagedCache
 
 _MOVES_PER_PROGRAM = 16
 
@@ -53,7 +53,7 @@ class TritonBackend(TorchBackend):
         return only_decodes and Batch.plan(spans, query_heads, tile_queries=1).uploads_nothing
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
-        pool, manager = cache.pool, cache.manager
+        pool, tables = cache.pool, cache.tables
         plain_dtype(pool)
         k, v = unit_stride(k), unit_stride(v)
         only_decodes = spans.num_decodes == len(spans.counts)
@@ -65,9 +65,9 @@ class TritonBackend(TorchBackend):
                 pool.v,
                 pool.position,
                 pool.score,
-                manager.tables.pages,
-                manager.tables.page_table,
-                manager.lengths,
+                tables.pages,
+                tables.page_table,
+                tables.lengths,
                 spans.device_slots if only_decodes else spans.token_slots,
                 None if only_decodes else spans.tokens_after,
                 spans.position,

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from winnow.attention.interface import PagedCache
-from winnow.cache import KVPool
+from winnow.cache import KVPool, PagedCache
 from winnow.cache.codec import plain_format
 from winnow.cache.layout import PAGE_ENTRIES
 from winnow.errors import ConfigError
@@ -44,7 +43,7 @@ def cache_layout(cache: PagedCache) -> dict[str, Any]:
         "KV_HEADS": layout.num_kv_heads,
         "BLOCK_SIZE": layout.block_size,
         "PAGE_ENTRIES": PAGE_ENTRIES,
-        "PAGES_PER_SEQ": cache.manager.size.pages_per_seq,
+        "PAGES_PER_SEQ": cache.tables.pages_per_seq,
     }
 
 

@@ -27,7 +27,7 @@ from winnow.sampling import Sampler
 _LOOKAHEAD = 8
 
 
-def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable[[], float]) -> PaddedEngine:
+def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable[[], float]) -> PaddedEngine:
     """Set up the padded engine around a model.
 
     Raises:
@@ -37,11 +37,11 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
     padded, scheduler = config.padded, config.scheduler
     require_memory(config.cache.kv_memory, config.cache.kv_memory, loaded.device)
     model = PaddedModel(loaded.model)
-    shape = probe_shape(loaded.model)
+    kv_shape = probe_shape(loaded.model)
     if config.model.verify_model:
-        check_padding(model, shape, loaded.vocab_size)
-    room = MemoryBudget(
-        shape,
+        check_padding(model, kv_shape, loaded.vocab_size)
+    budget = MemoryBudget(
+        kv_shape,
         config.cache.kv_memory,
         scheduler.max_num_seqs,
         padded.park_above,
@@ -54,18 +54,18 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
         loaded.eos_token_ids,
         seed=config.model.seed,
     )
-    tally, mode = Counters(), MODES[padded.padded_mode]
+    counters, mode = Counters(), MODES[padded.padded_mode]
     if mode.keeps_gaps and not model.takes_positions:
         raise UnsupportedModelError(
             f"{type(loaded.model).__name__} takes positions from columns, so padded_mode={padded.padded_mode} would "
             "change them"
         )
-    places = BatchState(
-        Queue(padded.park_memory or config.cache.kv_memory, tally),
-        Batch(model, room, tally, keeps_gaps=mode.keeps_gaps),
-        room,
+    state = BatchState(
+        Queue(padded.park_memory or config.cache.kv_memory, counters),
+        Batch(model, budget, counters, keeps_gaps=mode.keeps_gaps),
+        budget,
         SamplerSlots(sampler, scheduler.max_num_seqs),
-        tally,
+        counters,
         Grouping(
             padded.prefill_group,
             padded.group_padding,
@@ -78,7 +78,7 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
     executor = PaddedExecutor(
         model,
         mode,
-        places,
+        state,
         clock,
         scheduler.prefill_chunk,
         Background(model.device, clock) if _overlaps(padded, model) else None,
@@ -87,7 +87,7 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
         executor,
         loaded.tokenizer,
         loaded.eos_token_ids,
-        PaddedAdmission(room, loaded.vocab_size, loaded.max_model_len),
+        PaddedAdmission(budget, loaded.vocab_size, loaded.max_model_len),
         clock,
     )
 

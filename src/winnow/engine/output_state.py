@@ -9,10 +9,10 @@ from winnow.sampling.logprobs import decode_logprobs
 from winnow.sampling.token_table import TokenTable
 
 # Why an answer ends: the finish reason, and the stop string or token id where there is one.
-Finish = tuple[str, int | str | None]
+FinishReason = tuple[str, int | str | None]
 
 
-class Answer:
+class OutputState:
     """Takes the sampled or forced tokens of one sequence."""
 
     def __init__(self, sequence: Sequence, tokens: TokenTable | None, eos_token_ids: frozenset[int]) -> None:
@@ -25,7 +25,7 @@ class Answer:
         self._cumulative_logprob: float | None = None
         self._text = TextStream(tokens, params, sequence.request.prompt_token_ids)
 
-    def take(self, token: int, logprobs: LogprobDict | None) -> Finish | None:
+    def append_token(self, token: int, logprobs: LogprobDict | None) -> FinishReason | None:
         """Append a token. Returns why the answer ends with it, or None.
 
         If its text raises, tokens and logprobs are those from before.
