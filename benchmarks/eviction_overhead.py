@@ -57,7 +57,7 @@ def main() -> None:
     scoring = Stopwatch()
     for method in ("take", "store"):
         setattr(observation.Observation, method, scoring.around(getattr(observation.Observation, method)))
-    llm = LLM(kv_memory="1GiB", num_scores=2, kv_floor=1)
+    llm = LLM(kv_memory="1GiB", num_accumulators=2, kv_floor=1)
     llm.generate(prompts[0], SamplingParams(max_tokens=2, eviction="kv-compress"))  # warm up
 
     def run(**options: Any) -> tuple[float, float, float]:

@@ -26,7 +26,7 @@ class PagedBatch:
     def with_own_pool(self) -> PagedCache:
         """The same cache over a copy of the memory, for another backend to change."""
         pool = KVPool(self.cache.pool.layout, self.cache.pool.num_blocks, self.cache.pool.device)
-        for name in ("storage", "position", "score"):
+        for name in ("storage", "position", "accumulators"):
             getattr(pool, name).copy_(getattr(self.cache.pool, name))
         return PagedCache(pool, self.cache.tables)
 
@@ -42,7 +42,7 @@ def paged_batch(
     block_size: int = 4,
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
-    num_scores: int = 1,
+    num_accumulators: int = 1,
     observe: Sequence[Observe | None] | None = None,
     device: torch.device | str = "cpu",
 ) -> PagedBatch:
@@ -60,7 +60,7 @@ def paged_batch(
 
     layers, layer = 2, 1
     counts = sorted(counts, key=lambda count: count > 1)
-    layout = CacheLayout(layers, kv_heads, head_dim, block_size, kv_dtype or dtype, num_scores)
+    layout = CacheLayout(layers, kv_heads, head_dim, block_size, kv_dtype or dtype, num_accumulators)
     blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
     size = CacheSize(blocks, len(counts) * layout.pages_for(longest + max(counts)), len(counts), 10_000)
     local = LocalCache(layout, size, device)
@@ -71,7 +71,7 @@ def paged_batch(
     # What a row never wrote may be anything, also not a number.
     pool.k.fill_(math.nan)
     pool.v.fill_(math.nan)
-    pool.score.fill_(0.25)
+    pool.accumulators.fill_(0.25)
     slots, starts = [ledger.open() for _ in counts][::-1], []  # a slot is not the sequence's number
     for slot in slots:
         start = int(rng.integers(0, longest + 1))
@@ -90,7 +90,7 @@ def paged_batch(
                 where = (table[0, head].long()[:, None] * block_size + offset).flatten()[:n]
                 positions = torch.from_numpy(rng.choice(start, n, replace=False)).to(device)
                 pool.write(where, randn(n, head_dim), randn(n, head_dim), positions)
-                pool.score.flatten(1)[:, where] = 0.25
+                pool.accumulators.flatten(1)[:, where] = 0.25
         starts.append(start)
     local.append(slots, counts)
     spans = Spans.build(

@@ -43,16 +43,16 @@ def compare(batch: PagedBatch, isa: str, spec: AttentionSpec) -> None:
     for field in ("k", "v", "position"):
         a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-    score, expected = ours.pool.score, theirs.pool.score
+    score, expected = ours.pool.accumulators, theirs.pool.accumulators
     if any(kind and Term.VALUE_AWARE in kind.terms for kind in batch.spans.observe):
         # A KV alone is the output, and leaving it out weighs 1e12 times their difference: none, but for the reference's
         # rounding of it.
-        alone = (score == 0.0) | (score == batch.cache.pool.score)
+        alone = (score == 0.0) | (score == batch.cache.pool.accumulators)
         score = torch.where(alone & ((score - expected).abs() < 0.5), expected, score)
     torch.testing.assert_close(score, expected, rtol=max(tolerance, 1e-4), atol=max(tolerance, 1e-5))
 
 
-def observes(num_scores: int) -> st.SearchStrategy[Observe]:
+def observes(num_accumulators: int) -> st.SearchStrategy[Observe]:
     """All of `Observe` but thresholds, which rounding tips over: see test_below_average."""
     smooth_terms = [term for term in Term if term is not Term.BELOW_AVERAGE]
     pools = st.builds(
@@ -63,7 +63,7 @@ def observes(num_scores: int) -> st.SearchStrategy[Observe]:
         skip_window=st.booleans(),
     )
     fields = {
-        "terms": st.lists(st.sampled_from(smooth_terms), min_size=1, max_size=num_scores).map(tuple),
+        "terms": st.lists(st.sampled_from(smooth_terms), min_size=1, max_size=num_accumulators).map(tuple),
         "group": st.sampled_from(Group),
         "exclude_first": st.sampled_from([0, 1, 5]),
     }
@@ -88,7 +88,7 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
         head_dim=draw(st.sampled_from([4, 16, 20, 40, 64, 72, 80, 128])),
         block_size=draw(st.sampled_from([1, 4, 5, 16, 32])),
         dtype=draw(st.sampled_from(list(TOLERANCE))),
-        num_scores=2,
+        num_accumulators=2,
         observe=[draw(st.one_of(st.none(), observes(2))) for _ in counts],
     )
     sinks = torch.linspace(-1, 1, kv_heads * group) if draw(st.booleans()) else None
@@ -110,7 +110,7 @@ def test_a_probability_close_to_1_and_a_pool(isa: str) -> None:
         head_dim=72,
         block_size=16,
         dtype=torch.float16,
-        num_scores=2,
+        num_accumulators=2,
         observe=[observe, None],
     )
     compare(batch, isa, AttentionSpec(0.3))
@@ -134,7 +134,7 @@ def test_rests_of_tile_registers(isa: str, head_dim: int, group: int, longest: i
         group=group,
         head_dim=head_dim,
         dtype=torch.bfloat16,
-        num_scores=2,
+        num_accumulators=2,
         observe=[observe] * len(counts),
     )
     compare(batch, isa, AttentionSpec(0.3))
@@ -150,7 +150,7 @@ def test_tile_registers_multiply_chunks_alone(isa: str) -> None:
         computes = backend(isa)
         computes.write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
         out = computes.attend(batch.cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
-        return out, batch.cache.pool.score
+        return out, batch.cache.pool.accumulators
 
     def same_bits(counts: list[int], dtype: torch.dtype) -> tuple[bool, bool]:
         with_tiles, without = run(isa, counts, dtype), run("avx512_bf16", counts, dtype)
@@ -168,12 +168,12 @@ def test_a_kv_alone_is_the_output(isa: str, softcap: float | None) -> None:
         observe = [Observe((Term.VALUE_AWARE,))]
         batch = paged_batch(seed, [1], longest=0, kv_heads=2, group=3, head_dim=40, observe=observe)
         backend(isa).write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
-        before = batch.cache.pool.score.clone()
+        before = batch.cache.pool.accumulators.clone()
         out = backend(isa).attend(
             batch.cache, batch.spans, batch.layer, 4 * batch.q, AttentionSpec(0.3, softcap=softcap)
         )
         assert torch.equal(out, batch.v.repeat_interleave(3, dim=1))
-        assert torch.equal(batch.cache.pool.score, before), "no distance of the value from the output"
+        assert torch.equal(batch.cache.pool.accumulators, before), "no distance of the value from the output"
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -189,8 +189,8 @@ def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
         computes.write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
         return computes.attend(batch.cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
 
-    scores = pool.score.clone()
-    scattered, scattered_scores = run(), pool.score.clone()
+    scores = pool.accumulators.clone()
+    scattered, scattered_scores = run(), pool.accumulators.clone()
     # Now each row's blocks side by side, one after the other.
     slots = torch.tensor(batch.spans.slots)
     rows = tables.lookup_layers(slots, tables.page_table.shape[1] * PAGE_ENTRIES).flatten().long()
@@ -198,12 +198,12 @@ def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
     held = rows[torch.from_numpy(np.sort(order))]
     rest = torch.from_numpy(np.setdiff1d(np.arange(pool.num_blocks), held.numpy()))
     old = torch.cat([held, rest])
-    pool.score.copy_(scores)
-    for blocks in (pool.storage, pool.position, pool.score[0]):
+    pool.accumulators.copy_(scores)
+    for blocks in (pool.storage, pool.position, pool.accumulators[0]):
         blocks.copy_(blocks[old])
     tables.pages.copy_(torch.argsort(old)[tables.pages.long()])
     assert torch.equal(run(), scattered)
-    assert torch.equal(pool.score[0], scattered_scores[0][old])
+    assert torch.equal(pool.accumulators[0], scattered_scores[0][old])
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -257,7 +257,7 @@ def test_threads_change_nothing(isa: str, dtype: torch.dtype) -> None:
     observe = Observe((Term.ATTENTION, Term.SQUARED))
     pooled = Observe((Term.ATTENTION,), replace=True, pool=Pool(7))
     batch = paged_batch(
-        7, [1, 1, 1, 40, 150], longest=9000, dtype=dtype, num_scores=2, observe=[observe] * 4 + [pooled]
+        7, [1, 1, 1, 40, 150], longest=9000, dtype=dtype, num_accumulators=2, observe=[observe] * 4 + [pooled]
     )
     before = torch.get_num_threads()
     found = []
@@ -267,7 +267,7 @@ def test_threads_change_nothing(isa: str, dtype: torch.dtype) -> None:
             cache, computes = batch.with_own_pool(), backend(isa)
             computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
             out = computes.attend(cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
-            found.append((out, cache.pool.score))
+            found.append((out, cache.pool.accumulators))
     finally:
         torch.set_num_threads(before)
     for out, score in found[1:]:
@@ -296,13 +296,13 @@ def test_takes_tensors_as_models_lay_them_out(isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_compact_equals_the_reference(isa: str, dtype: torch.dtype) -> None:
-    batch = paged_batch(4, [1] * 8, longest=600, dtype=dtype, num_scores=2)
+    batch = paged_batch(4, [1] * 8, longest=600, dtype=dtype, num_accumulators=2)
     order = torch.randperm(1000)
     source, target = order[:400], order[400:800]
     ours, theirs = batch.with_own_pool().pool, batch.with_own_pool().pool
     backend(isa).compact(ours, source, target)
     ReferenceBackend().compact(theirs, source, target)
-    for field in ("k", "v", "position", "score"):
+    for field in ("k", "v", "position", "accumulators"):
         torch.testing.assert_close(
             getattr(ours, field), getattr(theirs, field), rtol=0, atol=0, equal_nan=True
         )

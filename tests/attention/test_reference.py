@@ -37,7 +37,7 @@ def build(
     counts: list[int],
     heads: int,
     group: int,
-    num_scores: int,
+    num_accumulators: int,
     dtype: torch.dtype,
     observe: Observe | None = None,
     kv_dtype: torch.dtype | None = None,
@@ -50,7 +50,7 @@ def build(
         return torch.randn(*shape, generator=generator).to(dtype)
 
     counts = sorted(counts, key=lambda n: n > 1)  # decodes first
-    layout = CacheLayout(LAYERS, heads, DIM, BLOCK, kv_dtype, num_scores)
+    layout = CacheLayout(LAYERS, heads, DIM, BLOCK, kv_dtype, num_accumulators)
     local = LocalCache(layout, CacheSize.fit(layout, 2**20, 8, 300))
     cache, ledger = local.paged, local.ledger
     pool, tables = cache.pool, cache.tables
@@ -77,7 +77,7 @@ def build(
             for i, (position, k, v) in enumerate(row):
                 place = (int(blocks[i // BLOCK]), i % BLOCK)
                 pool.k[place], pool.v[place], pool.position[place] = k, v, position
-                pool.score[(slice(None), *place)] = 0.0
+                pool.accumulators[(slice(None), *place)] = 0.0
             heads_rows.append(row)
         local.append([slot], [count])
         slots.append(slot)
@@ -201,7 +201,7 @@ def scores(case: Case) -> dict[tuple[int, int, int, int], float]:
         for head, row in enumerate(case.rows[sequence]):
             tables = case.cache.tables.lookup(torch.tensor([slot]), LAYER, -(-len(row) // BLOCK))[0, head]
             for i in range(len(row)):
-                for n, score in enumerate(case.cache.pool.score):
+                for n, score in enumerate(case.cache.pool.accumulators):
                     found[n, sequence, head, i] = float(score[int(tables[i // BLOCK]), i % BLOCK])
     return found
 
@@ -252,7 +252,7 @@ def test_equals_the_formula(
     observe = Observe(terms, aggregation, exclude_first, replace)
     case = build(seed, counts, heads, group, len(terms), torch.float32, observe)
     before = 0.25  # what the scores held, which only replacing takes away
-    case.cache.pool.score.fill_(before)
+    case.cache.pool.accumulators.fill_(before)
     sinks = torch.linspace(-1, 1, heads * group) if with_sinks else None
     with pytest.MonkeyPatch.context() as patch:
         if small_temporaries:  # every group and every block of queries is cut
@@ -348,18 +348,18 @@ def test_pooling_needs_all_queries_at_once() -> None:
 
 
 def test_compact_moves_all_of_a_kv() -> None:
-    layout = CacheLayout(1, 1, DIM, BLOCK, torch.float32, num_scores=2)
+    layout = CacheLayout(1, 1, DIM, BLOCK, torch.float32, num_accumulators=2)
     pool = KVPool(layout, 6)
     pool.k.normal_()
     pool.v.normal_()
     pool.position.copy_(torch.arange(24).view(6, 4))
-    pool.score.normal_()
-    before = [pool.k.clone(), pool.v.clone(), pool.position.clone(), pool.score.clone()]
+    pool.accumulators.normal_()
+    before = [pool.k.clone(), pool.v.clone(), pool.position.clone(), pool.accumulators.clone()]
     source, target = torch.tensor([23, 9]), torch.tensor([0, 5])
     ReferenceBackend().compact(pool, source, target)
     for field, old in zip([pool.k, pool.v], before[:2], strict=True):
         assert torch.equal(field.flatten(0, 1)[target], old.flatten(0, 1)[source])
     assert pool.position.flatten()[target].tolist() == [23, 9]
-    assert torch.equal(pool.score.flatten(1)[:, target], before[3].flatten(1)[:, source])
+    assert torch.equal(pool.accumulators.flatten(1)[:, target], before[3].flatten(1)[:, source])
     untouched = [i for i in range(24) if i not in (0, 5)]
     assert torch.equal(pool.k.flatten(0, 1)[untouched], before[0].flatten(0, 1)[untouched])

@@ -114,19 +114,19 @@ def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
 @pytest.mark.parametrize("kv_format", ["bfloat16", ScaledKeys()], ids=str)
 @pytest.mark.parametrize("head_dim", [8, 5])
 def test_compact_moves_all_of_a_kv(moves: int, kv_format: KVCodec | str, head_dim: int) -> None:
-    pool = KVPool(CacheLayout(1, 1, head_dim, 4, kv_format, num_scores=2), 25, DEVICE)
+    pool = KVPool(CacheLayout(1, 1, head_dim, 4, kv_format, num_accumulators=2), 25, DEVICE)
     slots = torch.arange(100, device=DEVICE)
     pool.write(
         slots, *torch.randn(2, 100, head_dim, device=DEVICE), torch.randint(1000, (100,), device=DEVICE)
     )
-    pool.score.normal_()
+    pool.accumulators.normal_()
     expected = copy.deepcopy(pool)
     source, target = torch.randperm(100, device=DEVICE)[: 2 * moves].chunk(2) if moves else [
         torch.empty(0, dtype=torch.int64, device=DEVICE)
     ] * 2  # fmt: skip
     TritonBackend(DEVICE).compact(pool, source, target)
     ReferenceBackend().compact(expected, source, target)
-    for name in ("storage", "position", "score"):
+    for name in ("storage", "position", "accumulators"):
         assert torch.equal(getattr(pool, name), getattr(expected, name)), name
 
 

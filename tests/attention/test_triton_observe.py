@@ -32,7 +32,7 @@ def of_six(observers: list[Observe]) -> list[list[Observe | None]]:
 
 @pytest.mark.parametrize("observe", of_six(EVERY))
 def test_equals_the_reference(observe: list[Observe | None]) -> None:
-    compare(build(23, [1, 1, 1, 3, 6, 11], num_scores=2, longest=24, observe=observe), SPEC)
+    compare(build(23, [1, 1, 1, 3, 6, 11], num_accumulators=2, longest=24, observe=observe), SPEC)
 
 
 @pytest.mark.parametrize("observe", of_six(POOLED))
@@ -64,8 +64,8 @@ def test_the_same_for_every_value_is_not_below_average() -> None:
     case.q.zero_()
     before = compute(ReferenceBackend(), with_observers(case, [None, None]), AttentionSpec(1.0)).pool
     after = compute(TritonBackend(DEVICE), case, AttentionSpec(1.0)).pool
-    changed = after.score != before.score
-    assert changed.any() and not after.score[changed].any()
+    changed = after.accumulators != before.accumulators
+    assert changed.any() and not after.accumulators[changed].any()
 
 
 @pytest.mark.parametrize("counts", [[1, 1], [7, 9]], ids=["decode", "chunks"])
@@ -82,8 +82,8 @@ def test_the_same_for_every_value_is_not_below_average() -> None:
 def test_another_observer_would_be_noticed(counts: list[int], told: Observe) -> None:
     right = Observe((Term.ATTENTION,), Group.MEAN, 2)
     case = build(47, counts, longest=20, observe=[right] * 2)
-    expected = compute(ReferenceBackend(), case, SPEC).pool.score
-    found = compute(TritonBackend(DEVICE), with_observers(case, [told] * 2), SPEC).pool.score
+    expected = compute(ReferenceBackend(), case, SPEC).pool.accumulators
+    found = compute(TritonBackend(DEVICE), with_observers(case, [told] * 2), SPEC).pool.accumulators
     with pytest.raises(AssertionError, match="not close"):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -93,7 +93,14 @@ def test_another_observer_would_be_noticed(counts: list[int], told: Observe) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("observe", [*of_six(EVERY), *of_six(POOLED)])
 def test_real_shapes(dtype: torch.dtype, observe: list[Observe | None]) -> None:
-    sizes = {"longest": 3000, "kv_heads": 4, "group": 4, "head_dim": 128, "block_size": 16, "num_scores": 2}
+    sizes = {
+        "longest": 3000,
+        "kv_heads": 4,
+        "group": 4,
+        "head_dim": 128,
+        "block_size": 16,
+        "num_accumulators": 2,
+    }
     case = build(53, [1, 1, 1, 3, 40, 300], dtype=dtype, observe=observe, **sizes)
     # Of millions of weights a few lie so near the average that rounding decides on which side.
     counts = any(o is not None and Term.BELOW_AVERAGE in o.terms for o in observe)

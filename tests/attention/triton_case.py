@@ -66,7 +66,7 @@ def compare(
     assert found.out.dtype == expected.out.dtype
     torch.testing.assert_close(found.out, expected.out, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(
-        found.pool.score, expected.pool.score, rtol=tolerance, atol=score_atol or tolerance
+        found.pool.accumulators, expected.pool.accumulators, rtol=tolerance, atol=score_atol or tolerance
     )
 
 

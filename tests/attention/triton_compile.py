@@ -25,7 +25,17 @@ OF_MODEL = {"q", "k", "v", "out", "sinks"}
 OF_POOL = {"k_pool", "v_pool"}
 INT64 = {"slots", "position", "token_slots", "tokens_after", "source", "words"}
 INT32 = {"pages", "page_table", "lengths", "index", "position_pool", "extents", "tiles"}
-FLOAT32 = {"partial", "statistics", "raw", "merged", "exact", "score", "target", "values"}
+FLOAT32 = {
+    "partial",
+    "statistics",
+    "raw",
+    "merged",
+    "exact",
+    "accumulators",
+    "accumulator",
+    "target",
+    "values",
+}
 
 
 def variants(
@@ -61,15 +71,15 @@ def variants(
     yield observe.observe_chunk, {**bent, **tiles, **summed}, *launch
     told = {**told, "TERM": "group squared", "AGGREGATE": "max"}
     yield observe.observe_decode, {**LAYOUT, **told, "GROUP": GROUP, "BLOCK_G": 4, "BLOCK_N": 128}, 4, 3
-    yield observe.replace_scores, {**LAYOUT, "BLOCK_N": 128}, 4, 3
-    yield move.write_kvs, {**LAYOUT, **sizes, "NUM_SCORES": 2, "BLOCK_H": 8}, 4, 3
+    yield observe.replace_accumulators, {**LAYOUT, "BLOCK_N": 128}, 4, 3
+    yield move.write_kvs, {**LAYOUT, **sizes, "NUM_ACCUMULATORS": 2, "BLOCK_H": 8}, 4, 3
     words = head_dim * kv_dtype.itemsize // 8
     of_pool = {
         "BLOCK_SIZE": 16,
         "BLOCK_WORDS": 32 * words,
         "FIELDS": ((0, words, words), (16 * words, words, words)),
     }
-    yield move.move_kvs, {**of_pool, "NUM_SCORES": 2, "BLOCK_N": 16}, 4, 3
+    yield move.move_kvs, {**of_pool, "NUM_ACCUMULATORS": 2, "BLOCK_N": 16}, 4, 3
 
 
 def argument(kernel: Any, name: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> str:

@@ -19,7 +19,7 @@ def pool_of(kv_format: KVCodec | str, blocks: int = 6, head_dim: int = 5, block_
     pool = KVPool(CacheLayout(1, 1, head_dim, block_size, kv_format, 2), blocks)
     slots = torch.arange(blocks * block_size)
     pool.write(slots, *torch.randn(2, len(slots), head_dim), slots * 7)
-    pool.score.normal_()
+    pool.accumulators.normal_()
     return pool
 
 
@@ -27,7 +27,7 @@ def content(pool: KVPool, slots: Tensor) -> list[Tensor]:
     """All that belongs to the KVs in slots, bit by bit."""
     place = pool.place(slots)
     fields = [field[place].clone() for field in pool.fields.values()]
-    return [*fields, pool.position[place].clone(), pool.score[:, *place].clone()]
+    return [*fields, pool.position[place].clone(), pool.accumulators[:, *place].clone()]
 
 
 def test_a_name_and_a_dtype_stand_for_a_codec() -> None:
@@ -79,7 +79,7 @@ def test_the_pool_holds_what_the_codec_says(kv_format: KVCodec | str) -> None:
     assert torch.equal(pool.values(slots), codec.values(stored))
     torch.testing.assert_close(pool.keys(slots), k, atol=0.02, rtol=0.01)
     assert pool.position[pool.place(slots)].tolist() == [[1, 2], [3, 4]]
-    assert not pool.score.flatten(1)[:, slots].any()
+    assert not pool.accumulators.flatten(1)[:, slots].any()
 
     values, turned = pool.values(slots), torch.randn(2, 2, 5)
     pool.set_keys(slots, turned)
@@ -89,7 +89,7 @@ def test_the_pool_holds_what_the_codec_says(kv_format: KVCodec | str) -> None:
     blocks = torch.tensor([[5, 1]])
     assert torch.equal(pool.keys_of(blocks), pool.keys(pool.slots_of(blocks)))
     assert torch.equal(pool.values_of(blocks), pool.values(pool.slots_of(blocks)))
-    assert torch.equal(pool.accumulated(blocks), pool.score.flatten(1)[:, pool.slots_of(blocks)])
+    assert torch.equal(pool.accumulated(blocks), pool.accumulators.flatten(1)[:, pool.slots_of(blocks)])
 
 
 @pytest.mark.parametrize("kv_format", [*CODECS, ScaledKeys()], ids=str)

@@ -10,7 +10,7 @@ import winnow
 
 SOURCE = Path(winnow.__file__).parent
 # What the pool holds as its codec stores it, and the accumulators.
-MEMORY = {"k", "v", "kv", "score", "storage", "fields"}
+MEMORY = {"k", "v", "kv", "accumulators", "storage", "fields", "words"}
 # What imports no torch when it is imported: the ledger, which is host arithmetic, stands on it.
 TORCH_FREE = ["cache/codec.py", "cache/layout.py"]
 

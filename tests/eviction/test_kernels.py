@@ -220,12 +220,12 @@ def test_those_stay_that_torch_would_keep(isa: str, case: Case, data: st.DataObj
         filling = torch.Generator().manual_seed(5)
         pool = rows.cache.pool
         pool.v.copy_(torch.randn(pool.v.shape, generator=filling))
-        pool.score.copy_(torch.randn(pool.score.shape, generator=filling))
+        pool.accumulators.copy_(torch.randn(pool.accumulators.shape, generator=filling))
 
     for backend, rows in ((NativeBackend(KERNELS[isa]), ours), (ReferenceBackend(), theirs)):
         ranked = Ranking(rows, worth, must_stay, torch.empty(0)).ranked
         backend.keep_best(rows.cache.pool, ranked, kept, int((rows.length - kept).max()))
-    for name in ("storage", "position", "score"):
+    for name in ("storage", "position", "accumulators"):
         assert torch.equal(getattr(ours.cache.pool, name), getattr(theirs.cache.pool, name)), name
 
 

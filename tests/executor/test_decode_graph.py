@@ -47,10 +47,10 @@ class Engine:
     """Two layers of nothing but attention, over a cache of their own."""
 
     def __init__(self, backend: AttentionBackend) -> None:
-        layout = CacheLayout(LAYERS, HEADS, DIM, 4, torch.float32, num_scores=1)
+        layout = CacheLayout(LAYERS, HEADS, DIM, 4, torch.float32, num_accumulators=1)
         self.cache = LocalCache(layout, CacheSize(400, 20, MAX_SEQS, 2), DEVICE)
         self.pool = self.cache.paged.pool
-        for part in (self.pool.k, self.pool.v, self.pool.score, self.pool.position):
+        for part in (self.pool.k, self.pool.v, self.pool.accumulators, self.pool.position):
             part.zero_()
         self.backend = backend
         generator = torch.Generator().manual_seed(0)
@@ -112,7 +112,7 @@ def test_equals_eager(observe: Observe | None, monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(
             getattr(graphs.pool, name), getattr(eager.pool, name), rtol=1e-4, atol=1e-5
         )
-    assert bool(eager.pool.score.any()) == (observe is not None)
+    assert bool(eager.pool.accumulators.any()) == (observe is not None)
     # 1 sequence of up to 4 KVs, then 4 of up to 16 (also where 3 run, in the same graph), then 2.
     assert graphs.capture.batches == [1, 4, 2]
 

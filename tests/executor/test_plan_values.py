@@ -131,7 +131,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> None:
     """In a pool that preempts, with samples that share blocks, penalties and logprobs."""
     rng = random.Random(name)
-    options: dict[str, Any] = {"kv_memory": 170_000, "max_num_seqs": 6, "prefill_chunk": 48, "num_scores": 2}
+    options: dict[str, Any] = {
+        "kv_memory": 170_000,
+        "max_num_seqs": 6,
+        "prefill_chunk": 48,
+        "num_accumulators": 2,
+    }
     with LLM(directory, **options) as llm:
         engine: Any = llm._engine
         backend = open_backend("auto", engine._executor._model.device)

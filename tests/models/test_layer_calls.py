@@ -139,7 +139,7 @@ def test_whole_layer_in_one_call(
         layer.native, batch.layer, x, rotation, rotation, NativeSpec(spec), step
     )
     assert torch.equal(found, in_two_calls(layer, backend, theirs, batch, x, rotation, spec))
-    for field in ("k", "v", "position", "score"):
+    for field in ("k", "v", "position", "accumulators"):
         a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
@@ -221,7 +221,7 @@ def test_a_decoder_in_one_call(
     assert torch.equal(found, expected if rows is None else expected[rows])
     with pytest.raises(IndexError, match="between 0 and 99, got 100"):
         kernels.decode(decoder, tokens.clone().fill_(VOCAB), cos, sin, step, rows, VOCAB)
-    for field in ("k", "v", "position", "score"):
+    for field in ("k", "v", "position", "accumulators"):
         a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 

@@ -57,16 +57,18 @@ class Observation:
         # [1, n] @ [n, N]: the sum over the queries that count
         return (counts[:, None, None, None, :].float() @ told)[..., 0, :]
 
-    def store(self, score: Tensor, slot: Tensor, position: Tensor, valid: Tensor, first: Tensor) -> None:
-        """Bring what was taken into the scores.
+    def store(
+        self, accumulators: Tensor, slot: Tensor, position: Tensor, valid: Tensor, first: Tensor
+    ) -> None:
+        """Add the sums to the accumulators, or replace them.
 
         Args:
-            score: float32 [num_scores, slots of the pool].
+            accumulators: float32 [num_accumulators, slots of the pool].
             slot: int64 [G, H, N], where each KV of the rows lies.
             position: int32 [G, H, N]; valid: bool [G, H, N], below the row's length.
             first: int64 [G], the first position whose query counts.
         """
-        for target, sums in zip(score, self._sums, strict=False):
+        for target, sums in zip(accumulators, self._sums, strict=False):
             added = aggregate_sums(sums, self._observe, position, valid, first)
             if self._observe.replace:
                 target[slot[valid]] = added[valid]

@@ -69,7 +69,11 @@ class ReferenceBackend(TorchBackend):
             out[group.tokens] = torch.cat(pieces, dim=1).flatten(0, 1).to(q.dtype)
             if observation is not None:
                 observation.store(
-                    cache.pool.score.flatten(1), rows.slot, rows.position, rows.valid, rows.observe_from
+                    cache.pool.accumulators.flatten(1),
+                    rows.slot,
+                    rows.position,
+                    rows.valid,
+                    rows.observe_from,
                 )
         return out
 

@@ -32,8 +32,8 @@ def replay_rows(
     queries = (q.float() * spec.scale).unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H, g, n, d]
     sinks = None if spec.sinks is None else spec.sinks.float().view(heads, -1, 1, 1)
     key_logs = None if key_logs is None else key_logs.unflatten(0, (heads, -1))
-    scores, place = cache.pool.score.flatten(1)[0], slots[:, : judged.count]
-    largest = scores[place]
+    accumulator, place = cache.pool.accumulators.flatten(1)[0], slots[:, : judged.count]
+    largest = accumulator[place]
     step = max(1, _TEMPORARY[q.device.type == "cpu"] // (queries.shape[1] * len(position)))
     for start in range(0, len(q), step):
         at = at_all[start : start + step]
@@ -46,7 +46,7 @@ def replay_rows(
             if key_logs is not None:
                 highest += key_logs[head]
             torch.maximum(largest[head], highest.amax(dim=0).exp_(), out=largest[head])
-    scores[place] = largest
+    accumulator[place] = largest
 
 
 def judged_slots(

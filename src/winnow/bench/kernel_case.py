@@ -41,7 +41,9 @@ class KernelCase:
         dtype, device = torch_dtype(config), torch_device(config)
         layer_bytes = config.layer_numbers * dtype.itemsize
         layers = max(2, ceil_div(_TIMES_CACHE * last_level_cache, layer_bytes))
-        layout = CacheLayout(layers, config.kv_heads, config.head_dim, config.block_size, dtype, num_scores=1)
+        layout = CacheLayout(
+            layers, config.kv_heads, config.head_dim, config.block_size, dtype, num_accumulators=1
+        )
         size = _room(layout, config)
         try:
             local = LocalCache(layout, size, device)

@@ -43,8 +43,8 @@ class CacheLayout:
     block_size: int
     kv_format: "KVCodec | str | torch.dtype"
     """How KVs are stored, whatever the dtype of the model: a codec, its name, or the torch dtype of plain vectors."""
-    num_scores: int = 0
-    """float32 score accumulators per slot: as many as the eviction policy asks for, 0 to 2."""
+    num_accumulators: int = 0
+    """float32 accumulators per slot: as many as the eviction policy asks for, 0 to 2."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_format", codec_of(self.kv_format))  # so that equal layouts compare equal
@@ -67,7 +67,7 @@ class CacheLayout:
     @property
     def block_bytes(self) -> int:
         """Keys, values, positions and accumulators of one block."""
-        return self.block_format.nbytes + self.block_size * (_INT32 + self.num_scores * _FLOAT32)
+        return self.block_format.nbytes + self.block_size * (_INT32 + self.num_accumulators * _FLOAT32)
 
     @property
     def page_bytes(self) -> int:

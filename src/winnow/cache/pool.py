@@ -26,7 +26,7 @@ class KVPool:
         position: int32 [num_blocks, block_size], the token's index in its sequence.
         words: `storage` as the widest integers that divide every field: [num_blocks, words of a block's KVs].
         fields_in_words: of each field, the words before it in a block and its words in a slot.
-        score: float32 [num_scores, num_blocks, block_size], what attention added up for each KV.
+        accumulators: float32 [num_accumulators, num_blocks, block_size], what attention added up for each KV.
 
     Memory is left uninitialised: a slot is written before any length lets it be read.
     """
@@ -41,7 +41,7 @@ class KVPool:
             for field, offset in form.fields
         }
         self.position = empty_in_large_pages(slots, torch.int32, device)
-        self.score = empty_in_large_pages((layout.num_scores, *slots), torch.float32, device)
+        self.accumulators = empty_in_large_pages((layout.num_accumulators, *slots), torch.float32, device)
         sizes = [size for field, offset in form.fields for size in (offset, field.slot_bytes)]
         word = next(word for word in _WORDS if all(n % word.itemsize == 0 for n in (form.nbytes, *sizes)))
         self.words = self.storage.view(word)
@@ -66,7 +66,7 @@ class KVPool:
 
     @property
     def nbytes(self) -> int:
-        return self.storage.nbytes + self.position.nbytes + self.score.nbytes
+        return self.storage.nbytes + self.position.nbytes + self.accumulators.nbytes
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class KVPool:
         place = self.place(slot)
         self._store(place, self.layout.codec.encode(k, v))
         self.position[place] = position.to(torch.int32)
-        self.score[:, *place] = 0.0
+        self.accumulators[:, *place] = 0.0
 
     def keys(self, slot: Tensor) -> Tensor:
         """The keys in slots, int64 [...], rotated at their positions: float32 [..., d]."""
@@ -119,12 +119,12 @@ class KVPool:
     # -- accumulators --------------------------------------------------------------------------------------------
 
     def accumulated(self, block: Tensor) -> Tensor:
-        """The accumulators of all slots of blocks, int64 [..., n]: float32 [num_scores, ..., n * block_size]."""
-        return _of_blocks(self.score, block)
+        """The accumulators of all slots of blocks, int64 [..., n]: float32 [num_accumulators, ..., n * block_size]."""
+        return _of_blocks(self.accumulators, block)
 
     def clear_accumulators(self, slot: Tensor, count: int) -> None:
         """Set the first `count` accumulators of slots, int64 [...], to 0."""
-        self.score.flatten(1)[:count, slot] = 0.0
+        self.accumulators.flatten(1)[:count, slot] = 0.0
 
     # -- moving --------------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class KVPool:
         """Copy whole blocks, int32 [n] each. No target may also be a source."""
         for part in (self.words, self.position):
             part[target] = part[source]
-        self.score[:, target] = self.score[:, source]
+        self.accumulators[:, target] = self.accumulators[:, source]
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy KVs from slots to slots with positions and accumulators, int64 [n] each; no slot is in both.
@@ -142,7 +142,7 @@ class KVPool:
         source_place, target_place = self.place(source), self.place(target)
         for part in (*self._field_words, self.position):
             part[target_place] = part[source_place]
-        self.score[:, *target_place] = self.score[:, *source_place]
+        self.accumulators[:, *target_place] = self.accumulators[:, *source_place]
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ def evict(
     stay = kept.transpose(0, 1)
     backend.keep_best(cache.pool, ranking.ranked, stay, int((lengths - lengths_after).max()))
     if policy.score.forgets:
-        cache.pool.clear_accumulators(rows.slot[rows.valid], policy.score.num_scores)
+        cache.pool.clear_accumulators(rows.slot[rows.valid], policy.score.num_accumulators)
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
         reassign(cache.pool, rows.slot.transpose(0, 1), kept, rotation)

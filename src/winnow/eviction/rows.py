@@ -125,8 +125,8 @@ class LayerRows:
         return self._rows.valid[self.layer]
 
     @cached_property
-    def score(self) -> Tensor:
-        """What attention told (`Observe`), float32 [num_scores, B, H, N]."""
+    def accumulators(self) -> Tensor:
+        """What attention told (`Observe`), float32 [num_accumulators, B, H, N]."""
         return self.pool.accumulated(self._block)
 
     @property

@@ -33,16 +33,16 @@ class TorchExecutor:
     def __init__(self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend) -> None:
         geometry = model.geometry
         policy = preset_of(config.eviction.chosen).policy
-        num_scores = config.eviction.num_scores
-        if num_scores is None:
-            num_scores = max(policy.score.num_scores, 1)
+        num_accumulators = config.eviction.num_accumulators
+        if num_accumulators is None:
+            num_accumulators = max(policy.score.num_accumulators, 1)
         layout = CacheLayout(
             geometry.num_layers,
             geometry.num_kv_heads,
             geometry.head_dim,
             config.cache.block_size,
             model.dtype,
-            num_scores,
+            num_accumulators,
         )
         size = CacheSize.fit(
             layout,

@@ -64,7 +64,7 @@ class TritonBackend(TorchBackend):
                 pool.k,
                 pool.v,
                 pool.position,
-                pool.score,
+                pool.accumulators,
                 tables.pages,
                 tables.page_table,
                 tables.lengths,
@@ -79,7 +79,7 @@ class TritonBackend(TorchBackend):
                 pool.position.numel(),
                 **cache_layout(cache),
                 HEAD_DIM=pool.layout.head_dim,
-                NUM_SCORES=pool.layout.num_scores,
+                NUM_ACCUMULATORS=pool.layout.num_accumulators,
                 BLOCK_H=triton.next_power_of_2(pool.layout.num_kv_heads),
                 BLOCK_D=padded(pool.layout.head_dim),
                 num_warps=4,
@@ -105,7 +105,7 @@ class TritonBackend(TorchBackend):
             move_kvs[(triton.cdiv(len(source), _MOVES_PER_PROGRAM),)](
                 pool.words,
                 pool.position,
-                pool.score,
+                pool.accumulators,
                 source,
                 target,
                 len(source),
@@ -115,7 +115,7 @@ class TritonBackend(TorchBackend):
                 FIELDS=tuple(
                     (offset, size, triton.next_power_of_2(size)) for offset, size in pool.fields_in_words
                 ),
-                NUM_SCORES=pool.layout.num_scores,
+                NUM_ACCUMULATORS=pool.layout.num_accumulators,
                 BLOCK_N=_MOVES_PER_PROGRAM,
                 num_warps=4,
             )

@@ -17,7 +17,7 @@ from winnow.eviction.scores.base import Score
 class Window(Score):
     """Attention of the last queries before a round (SnapKV; KV-Compress eq. 7-11 with power 2)."""
 
-    num_scores: ClassVar[int] = 1
+    num_accumulators: ClassVar[int] = 1
     size: int = 32
     power: int = 1
     pool: Pool | None = None
@@ -48,14 +48,14 @@ class Window(Score):
         return Observe((_TERM[self.power],), self.group, replace=True, pool=self.pool)
 
     def worth(self, rows: LayerRows) -> Tensor:
-        return rows.score[0]
+        return rows.accumulators[0]
 
 
 @dataclass(frozen=True)
 class Cumulative(Score):
     """Attention of all queries so far (H2O; KV-Compress eq. 19 with power 2 and exclude_first 10)."""
 
-    num_scores: ClassVar[int] = 1
+    num_accumulators: ClassVar[int] = 1
     power: int = 1
     exclude_first: int = 0
     group: Group = Group.SUM
@@ -67,7 +67,7 @@ class Cumulative(Score):
         return Observe((_TERM[self.power],), self.group, self.exclude_first)
 
     def worth(self, rows: LayerRows) -> Tensor:
-        return rows.score[0]
+        return rows.accumulators[0]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Average(Cumulative):
 
     def worth(self, rows: LayerRows) -> Tensor:
         seen = rows.age() + (1 - self.exclude_first)
-        return rows.score[0] / seen.clamp_min_(1)
+        return rows.accumulators[0] / seen.clamp_min_(1)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class MeanDeviation(Score):
     """
 
     factors: ClassVar[bool] = False
-    num_scores: ClassVar[int] = 2
+    num_accumulators: ClassVar[int] = 2
     group: Group = Group.MEAN
 
     def observe(self, *, decoding: bool) -> Observe:
@@ -96,8 +96,8 @@ class MeanDeviation(Score):
 
     def worth(self, rows: LayerRows) -> Tensor:
         seen = (rows.age() + 1).clamp_min(1)
-        mean = rows.score[0] / seen
-        deviation = (rows.score[1] / seen - mean.square()).clamp_min(0.0).sqrt()
+        mean = rows.accumulators[0] / seen
+        deviation = (rows.accumulators[1] / seen - mean.square()).clamp_min(0.0).sqrt()
         return torch.where(self._may_go(rows, deviation), mean, mean + _ABOVE_ANY_MEAN)
 
     def _may_go(self, rows: LayerRows, deviation: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ _ABOVE_ANY_MEAN = 1e6
 class LastQuery(Score):
     """Attention of the last query alone, averaged over all heads of the layer (TOVA)."""
 
-    num_scores: ClassVar[int] = 1
+    num_accumulators: ClassVar[int] = 1
     per_layer: ClassVar[bool] = True
 
     @property
@@ -131,7 +131,7 @@ class LastQuery(Score):
         return Observe((Term.ATTENTION,), Group.MEAN, replace=True)
 
     def worth(self, rows: LayerRows) -> Tensor:
-        return rows.score[0]
+        return rows.accumulators[0]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class BelowAverage(Score):
     """
 
     factors: ClassVar[bool] = False
-    num_scores: ClassVar[int] = 1
+    num_accumulators: ClassVar[int] = 1
     history: int = 400
     group: Group = Group.SUM
 
@@ -154,7 +154,7 @@ class BelowAverage(Score):
         return Observe((Term.BELOW_AVERAGE,), self.group, replace=not decoding)
 
     def worth(self, rows: LayerRows) -> Tensor:
-        return -rows.score[0]
+        return -rows.accumulators[0]
 
     @property
     def forgets(self) -> bool:
@@ -165,7 +165,7 @@ class BelowAverage(Score):
 class ValueAware(Score):
     """How far the outputs of the last queries would move without the KV: (p / (1 - p))^2 |v - o|^2 (DropKV)."""
 
-    num_scores: ClassVar[int] = 1
+    num_accumulators: ClassVar[int] = 1
     size: int = 32
     pool: Pool | None = None
     group: Group = Group.SUM
@@ -189,7 +189,7 @@ class ValueAware(Score):
         return Observe((Term.VALUE_AWARE,), self.group, replace=True, pool=self.pool)
 
     def worth(self, rows: LayerRows) -> Tensor:
-        return rows.score[0]
+        return rows.accumulators[0]
 
 
 _TERM = {1: Term.ATTENTION, 2: Term.SQUARED}

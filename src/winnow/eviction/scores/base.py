@@ -19,7 +19,7 @@ class Score(ABC):
     A new score is a frozen dataclass with `worth`, and `observe` if it needs attention: see examples/own_score.py.
     """
 
-    num_scores: ClassVar[int] = 0
+    num_accumulators: ClassVar[int] = 0
     """float32 accumulators that it needs per KV, 0 to 2."""
     per_layer: ClassVar[bool] = False
     """One token set for all heads of a layer: worth is averaged over them, and rows stay alike (TOVA)."""

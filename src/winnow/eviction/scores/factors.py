@@ -32,8 +32,8 @@ class Factor(Score):
             raise ConfigError(f"epsilon must be at least 0, got {self.epsilon}")
 
     @property
-    def num_scores(self) -> int:  # type: ignore[override]
-        return self.score.num_scores
+    def num_accumulators(self) -> int:  # type: ignore[override]
+        return self.score.num_accumulators
 
     @property
     def per_layer(self) -> bool:  # type: ignore[override]

@@ -13,7 +13,7 @@ def write_kvs(
     k_pool,
     v_pool,
     position_pool,
-    score,
+    accumulators,
     pages,
     page_table,
     lengths,
@@ -32,13 +32,13 @@ def write_kvs(
     PAGE_ENTRIES: tl.constexpr,
     PAGES_PER_SEQ: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    NUM_SCORES: tl.constexpr,
+    NUM_ACCUMULATORS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Store one token's KVs of all heads, and start their scores at 0. Grid (T).
+    """Store one token's KVs of all heads, and start their accumulators at 0. Grid (T).
 
-    score: float32 [NUM_SCORES, pool_slots]. Without `tokens_after` every token is the last of its row.
+    accumulators: float32 [NUM_ACCUMULATORS, pool_slots]. Without `tokens_after` every token is the last of its row.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(token_slots + token)
@@ -61,8 +61,8 @@ def write_kvs(
     tl.store(v_pool + at, value.to(v_pool.dtype.element_ty), shown)
     now = tl.load(position + token).to(tl.int32)
     tl.store(position_pool + flat, tl.zeros([BLOCK_H], tl.int32) + now, inside)
-    for number in tl.static_range(NUM_SCORES):
-        tl.store(score + number * pool_slots + flat, tl.zeros([BLOCK_H], tl.float32), inside)
+    for number in tl.static_range(NUM_ACCUMULATORS):
+        tl.store(accumulators + number * pool_slots + flat, tl.zeros([BLOCK_H], tl.float32), inside)
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def copy_words(source, target, inside, SIZE: tl.constexpr, BLOCK_W: tl.constexpr
 def move_kvs(
     words,
     position_pool,
-    score,
+    accumulators,
     source,
     target,
     moves,
@@ -85,7 +85,7 @@ def move_kvs(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_WORDS: tl.constexpr,
     FIELDS: tl.constexpr,
-    NUM_SCORES: tl.constexpr,
+    NUM_ACCUMULATORS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Move KVs between slots, whatever their codec; source and target int64 [moves]. Grid (blocks of moves).
@@ -104,6 +104,6 @@ def move_kvs(
         new_at = new_block + FIELDS[number][0] + new % BLOCK_SIZE * FIELDS[number][1]
         copy_words(old_at, new_at, inside, FIELDS[number][1], FIELDS[number][2])
     tl.store(position_pool + new, tl.load(position_pool + old, mask=inside), inside)
-    for number in tl.static_range(NUM_SCORES):
+    for number in tl.static_range(NUM_ACCUMULATORS):
         plane = number * pool_slots
-        tl.store(score + plane + new, tl.load(score + plane + old, mask=inside), inside)
+        tl.store(accumulators + plane + new, tl.load(accumulators + plane + old, mask=inside), inside)
