@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from winnow.attention import Observe, PagedCache, Spans
+from winnow.attention import AttentionObserver, PagedCache, Spans
 from winnow.cache import CacheLayout, CacheSize, KVPool, LocalCache
 
 
@@ -43,7 +43,7 @@ def paged_batch(
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
     num_accumulators: int = 1,
-    observe: Sequence[Observe | None] | None = None,
+    observe: Sequence[AttentionObserver | None] | None = None,
     device: torch.device | str = "cpu",
 ) -> PagedBatch:
     """Sequences that bring `counts` tokens, after up to `longest` older ones of which each row keeps some.

@@ -15,7 +15,7 @@ from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
 from winnow import _native
-from winnow.attention import AttentionSpec, Group, Observe, PagedCache, Pool, ReferenceBackend, Term
+from winnow.attention import AttentionObserver, AttentionSpec, Group, PagedCache, Pool, ReferenceBackend, Term
 from winnow.attention.native import NativeBackend
 from winnow.cache import KVPool
 from winnow.cache.layout import PAGE_ENTRIES
@@ -52,8 +52,8 @@ def compare(batch: PagedBatch, isa: str, spec: AttentionSpec) -> None:
     torch.testing.assert_close(score, expected, rtol=max(tolerance, 1e-4), atol=max(tolerance, 1e-5))
 
 
-def observes(num_accumulators: int) -> st.SearchStrategy[Observe]:
-    """All of `Observe` but thresholds, which rounding tips over: see test_below_average."""
+def observes(num_accumulators: int) -> st.SearchStrategy[AttentionObserver]:
+    """All of `AttentionObserver` but thresholds, which rounding tips over: see test_below_average."""
     smooth_terms = [term for term in Term if term is not Term.BELOW_AVERAGE]
     pools = st.builds(
         Pool,
@@ -67,8 +67,8 @@ def observes(num_accumulators: int) -> st.SearchStrategy[Observe]:
         "group": st.sampled_from(Group),
         "exclude_first": st.sampled_from([0, 1, 5]),
     }
-    added = st.builds(Observe, **fields)
-    replaced = st.builds(Observe, **fields, replace=st.just(True), pool=st.one_of(st.none(), pools))
+    added = st.builds(AttentionObserver, **fields)
+    replaced = st.builds(AttentionObserver, **fields, replace=st.just(True), pool=st.one_of(st.none(), pools))
     return st.one_of(added, replaced)
 
 
@@ -100,7 +100,7 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_probability_close_to_1_and_a_pool(isa: str) -> None:
     """p is .998 here, which (p / (1 - p))^2 magnifies: pooled scores need the very logits of attention, not others."""
-    observe = Observe((Term.VALUE_AWARE,), group=Group.SUM, replace=True, pool=Pool(1))
+    observe = AttentionObserver((Term.VALUE_AWARE,), group=Group.SUM, replace=True, pool=Pool(1))
     batch = paged_batch(
         6561107,
         [1, 1],
@@ -125,7 +125,7 @@ def test_rests_of_tile_registers(isa: str, head_dim: int, group: int, longest: i
     """One row and one key fewer and more than registers hold, and items hold; `most` is what a batch needs them for."""
     counts = [1, 5, 6, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97]
     counts = [count for count in counts if count <= most]
-    observe = Observe((Term.ATTENTION, Term.VALUE_AWARE))
+    observe = AttentionObserver((Term.ATTENTION, Term.VALUE_AWARE))
     batch = paged_batch(
         head_dim,
         counts,
@@ -145,7 +145,7 @@ def test_tile_registers_multiply_chunks_alone(isa: str) -> None:
     """Decoding is the same as without them, bit for bit; chunks are not, since they sum in another order."""
 
     def run(isa: str, counts: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        observe = [Observe((Term.ATTENTION,))] * len(counts)
+        observe = [AttentionObserver((Term.ATTENTION,))] * len(counts)
         batch = paged_batch(5, counts, longest=700, head_dim=64, dtype=dtype, observe=observe)
         computes = backend(isa)
         computes.write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
@@ -165,7 +165,7 @@ def test_tile_registers_multiply_chunks_alone(isa: str) -> None:
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_a_kv_alone_is_the_output(isa: str, softcap: float | None) -> None:
     for seed in range(20):
-        observe = [Observe((Term.VALUE_AWARE,))]
+        observe = [AttentionObserver((Term.VALUE_AWARE,))]
         batch = paged_batch(seed, [1], longest=0, kv_heads=2, group=3, head_dim=40, observe=observe)
         backend(isa).write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
         before = batch.cache.pool.accumulators.clone()
@@ -180,7 +180,11 @@ def test_a_kv_alone_is_the_output(isa: str, softcap: float | None) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
     """Bit for bit: who else has blocks of the pool must not change a sequence's answer."""
-    observe = [Observe((Term.ATTENTION,)), None, Observe((Term.SQUARED,), exclude_first=5)]
+    observe = [
+        AttentionObserver((Term.ATTENTION,)),
+        None,
+        AttentionObserver((Term.SQUARED,), exclude_first=5),
+    ]
     batch = paged_batch(11, [1, 1, 2], longest=900, group=3, block_size=16, dtype=dtype, observe=observe)
     pool, tables = batch.cache.pool, batch.cache.tables
     computes = backend(isa)
@@ -210,7 +214,7 @@ def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_many_query_heads_finish_long_rows(isa: str, dtype: torch.dtype) -> None:
     # So many that a decoding row of thousands of keys is one item.
-    observe = [Observe((Term.ATTENTION,)), Observe((Term.SQUARED,), exclude_first=5)]
+    observe = [AttentionObserver((Term.ATTENTION,)), AttentionObserver((Term.SQUARED,), exclude_first=5)]
     batch = paged_batch(
         3, [1, 1], longest=7000, kv_heads=1, group=40, block_size=16, dtype=dtype, observe=observe
     )
@@ -222,7 +226,7 @@ def test_many_query_heads_finish_long_rows(isa: str, dtype: torch.dtype) -> None
 def test_chunks_that_take_turns(isa: str, window: int | None) -> None:
     # So many of them that a thread takes several at a time and asks for the next one's KVs while it computes one.
     counts = [1, 1] + [21] * 60
-    observe = [Observe((Term.ATTENTION,))] * len(counts)
+    observe = [AttentionObserver((Term.ATTENTION,))] * len(counts)
     batch = paged_batch(7, counts, longest=90, group=2, dtype=torch.bfloat16, observe=observe)
     compare(batch, isa, AttentionSpec(0.25, window=window))
 
@@ -231,7 +235,7 @@ def test_chunks_that_take_turns(isa: str, window: int | None) -> None:
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("exclude_first", [0, 5])
 def test_below_average(isa: str, window: int | None, exclude_first: int) -> None:
-    observe = Observe((Term.BELOW_AVERAGE,), Group.SUM, exclude_first)
+    observe = AttentionObserver((Term.BELOW_AVERAGE,), Group.SUM, exclude_first)
     batch = paged_batch(1, [1, 1, 30], longest=300, observe=[observe] * 3)
     compare(batch, isa, AttentionSpec(0.3, window))
 
@@ -254,8 +258,8 @@ def test_kvs_that_kernels_cannot_read_are_refused() -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_threads_change_nothing(isa: str, dtype: torch.dtype) -> None:
     """Bit for bit, where rows are so long that several threads share one."""
-    observe = Observe((Term.ATTENTION, Term.SQUARED))
-    pooled = Observe((Term.ATTENTION,), replace=True, pool=Pool(7))
+    observe = AttentionObserver((Term.ATTENTION, Term.SQUARED))
+    pooled = AttentionObserver((Term.ATTENTION,), replace=True, pool=Pool(7))
     batch = paged_batch(
         7, [1, 1, 1, 40, 150], longest=9000, dtype=dtype, num_accumulators=2, observe=[observe] * 4 + [pooled]
     )

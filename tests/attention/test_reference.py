@@ -10,7 +10,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnow.attention import AttentionSpec, Group, Observe, PagedCache, Pool, ReferenceBackend, Spans, Term
+from winnow.attention import (
+    AttentionObserver,
+    AttentionSpec,
+    Group,
+    PagedCache,
+    Pool,
+    ReferenceBackend,
+    Spans,
+    Term,
+)
 from winnow.attention import reference as reference_module
 from winnow.cache import CacheLayout, CacheSize, KVPool, LocalCache
 
@@ -39,7 +48,7 @@ def build(
     group: int,
     num_accumulators: int,
     dtype: torch.dtype,
-    observe: Observe | None = None,
+    observe: AttentionObserver | None = None,
     kv_dtype: torch.dtype | None = None,
 ) -> Case:
     kv_dtype = kv_dtype or dtype
@@ -249,7 +258,7 @@ def test_equals_the_formula(
     replace: bool,
     small_temporaries: bool,
 ) -> None:
-    observe = Observe(terms, aggregation, exclude_first, replace)
+    observe = AttentionObserver(terms, aggregation, exclude_first, replace)
     case = build(seed, counts, heads, group, len(terms), torch.float32, observe)
     before = 0.25  # what the scores held, which only replacing takes away
     case.cache.pool.accumulators.fill_(before)
@@ -281,7 +290,7 @@ def test_pooling_smooths_over_neighbours_in_position(
     seed: int, group: int, aggregation: Group, size: int, kind: str, per_query_head: bool, skip_window: bool
 ) -> None:
     pool = Pool(size, kind, per_query_head, skip_window)
-    observe = Observe((Term.ATTENTION,), aggregation, replace=True, pool=pool)
+    observe = AttentionObserver((Term.ATTENTION,), aggregation, replace=True, pool=pool)
     heads, half = 2, size // 2
     case = build(seed, [6, 1], heads, group, 1, torch.float32, observe)
     ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
@@ -325,7 +334,7 @@ def test_low_precision_rounds_only_its_output(dtype: torch.dtype) -> None:
 )
 def test_activations_and_kvs_may_differ_in_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     """KVs are read as they were stored, not as the activations would round them, and only the output is rounded."""
-    case = build(3, [1, 1, 7], 2, 2, 1, dtype, Observe(), kv_dtype)
+    case = build(3, [1, 1, 7], 2, 2, 1, dtype, AttentionObserver(), kv_dtype)
     out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
     expected, observed = naive(case, 0.3, None, None, None)
     assert (out.dtype, case.cache.pool.k.dtype) == (dtype, kv_dtype)
@@ -344,7 +353,7 @@ def test_without_observe_scores_stay() -> None:
 
 def test_pooling_needs_all_queries_at_once() -> None:
     with pytest.raises(ValueError, match="replace must be True"):
-        Observe(pool=Pool(7))
+        AttentionObserver(pool=Pool(7))
 
 
 def test_compact_moves_all_of_a_kv() -> None:

@@ -10,8 +10,8 @@ from scaled_keys import ScaledKeys
 from triton_case import DEVICE, SMALL, build, compare, compute
 
 from winnow.attention import (
+    AttentionObserver,
     AttentionSpec,
-    Observe,
     PagedCache,
     ReferenceBackend,
     Spans,
@@ -66,7 +66,7 @@ def test_low_precision_and_odd_shapes(dtype: torch.dtype, sizes: dict[str, int])
     ids=str,
 )
 def test_activations_and_kvs_may_differ_in_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
-    case = build(7, [1, 1, 5], dtype=dtype, kv_dtype=kv_dtype, observe=[Observe()] * 3)
+    case = build(7, [1, 1, 5], dtype=dtype, kv_dtype=kv_dtype, observe=[AttentionObserver()] * 3)
     assert (case.q.dtype, case.cache.pool.k.dtype) == (dtype, kv_dtype)
     compare(case, AttentionSpec(0.3, softcap=2.0))
 
@@ -98,7 +98,7 @@ def test_a_row_does_not_feel_the_batch() -> None:
 @pytest.mark.parametrize("nobody", [False, True])
 def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
     """What a captured step is padded with: nothing is written, and zeros come out."""
-    case = build(13, [1, 1], observe=[Observe()] * 2)
+    case = build(13, [1, 1], observe=[AttentionObserver()] * 2)
     if nobody:
         case.spans.slots[1] = -1
     else:

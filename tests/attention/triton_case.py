@@ -8,7 +8,7 @@ import torch
 from paged import PagedBatch, paged_batch
 from torch import Tensor
 
-from winnow.attention import AttentionBackend, AttentionSpec, Observe, ReferenceBackend
+from winnow.attention import AttentionBackend, AttentionObserver, AttentionSpec, ReferenceBackend
 from winnow.attention.triton import TritonBackend
 from winnow.attention.triton.launch import interpreted
 from winnow.attention.triton.tuning import Launch, Tuning
@@ -70,6 +70,6 @@ def compare(
     )
 
 
-def with_observers(case: PagedBatch, observe: Sequence[Observe | None]) -> PagedBatch:
+def with_observers(case: PagedBatch, observe: Sequence[AttentionObserver | None]) -> PagedBatch:
     """The same case, its queries telling the scores something else."""
     return replace(case, spans=replace(case.spans, observe=tuple(observe)))

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from winnow.attention.triton.kernels import chunk, decode, move, observe
+from winnow.attention.triton.kernels import chunk, decode, move, observer
 from winnow.attention.triton.tuning import tuning_for
 
 FORMATS = {torch.bfloat16: (tl.bfloat16, "*bf16"), torch.float32: (tl.float32, "*fp32")}
@@ -67,11 +67,11 @@ def variants(
     told = {"AGGREGATE": "mean", "EXCLUDE_FIRST": 2, "REPLACE": False}
     added = {**told, "TERM": "below average", "SUMS": False, "HEADS": GROUP, "exact": None}
     summed = {**told, "TERM": "value aware", "SUMS": True, "HEADS": 1}
-    yield observe.observe_chunk, {**plain, **tiles, **added}, *launch
-    yield observe.observe_chunk, {**bent, **tiles, **summed}, *launch
+    yield observer.observe_chunk, {**plain, **tiles, **added}, *launch
+    yield observer.observe_chunk, {**bent, **tiles, **summed}, *launch
     told = {**told, "TERM": "group squared", "AGGREGATE": "max"}
-    yield observe.observe_decode, {**LAYOUT, **told, "GROUP": GROUP, "BLOCK_G": 4, "BLOCK_N": 128}, 4, 3
-    yield observe.replace_accumulators, {**LAYOUT, "BLOCK_N": 128}, 4, 3
+    yield observer.observe_decode, {**LAYOUT, **told, "GROUP": GROUP, "BLOCK_G": 4, "BLOCK_N": 128}, 4, 3
+    yield observer.replace_accumulators, {**LAYOUT, "BLOCK_N": 128}, 4, 3
     yield move.write_kvs, {**LAYOUT, **sizes, "NUM_ACCUMULATORS": 2, "BLOCK_H": 8}, 4, 3
     words = head_dim * kv_dtype.itemsize // 8
     of_pool = {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from winnow.attention import Pool
 from winnow.attention.native import NativeBackend
-from winnow.attention.observation import smooth
+from winnow.attention.observer_reference import smooth
 from winnow.attention.reference import ReferenceBackend
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.eviction import KeyDifference, Leverage, Score

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from winnow.attention import (
     AttentionBackend,
+    AttentionObserver,
     AttentionSpec,
     Group,
-    Observe,
     Pool,
     ReferenceBackend,
     Spans,
@@ -74,7 +74,9 @@ class Engine:
             q = q + self.backend.attend(cache, spans, layer, q, AttentionSpec(0.3))
         return q.flatten(1) @ self.head
 
-    def spans(self, starts: dict[int, int], count: int = 1, observe: Observe | None = None) -> Spans:
+    def spans(
+        self, starts: dict[int, int], count: int = 1, observe: AttentionObserver | None = None
+    ) -> Spans:
         """Room for `count` more tokens of the sequences in the slots `starts`, which so far have as many tokens."""
         slots = list(starts)
         self.cache.append(slots, [count] * len(slots))
@@ -90,9 +92,9 @@ class Engine:
 
 
 @pytest.mark.parametrize(
-    "observe", [None, Observe((Term.SQUARED,), Group.MAX, 1)], ids=["unwatched", "watched"]
+    "observe", [None, AttentionObserver((Term.SQUARED,), Group.MAX, 1)], ids=["unwatched", "watched"]
 )
-def test_equals_eager(observe: Observe | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_graph, "_LEAST_LENGTH", 4)
     graphs, eager = Engine(TritonBackend(DEVICE)), Engine(ReferenceBackend())
     prompt = torch.arange(3 * 4, device=DEVICE)[None] % VOCAB
@@ -120,14 +122,14 @@ def test_equals_eager(observe: Observe | None, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "observe",
     [
-        [Observe(), None],
-        [Observe(), Observe((Term.SQUARED,))],
-        [Observe((Term.VALUE_AWARE,))] * 2,
-        [Observe(replace=True, pool=Pool(3))] * 2,
+        [AttentionObserver(), None],
+        [AttentionObserver(), AttentionObserver((Term.SQUARED,))],
+        [AttentionObserver((Term.VALUE_AWARE,))] * 2,
+        [AttentionObserver(replace=True, pool=Pool(3))] * 2,
     ],
     ids=["some", "differ", "values", "pooled"],
 )
-def test_what_needs_the_host_is_left_to_it(observe: list[Observe | None]) -> None:
+def test_what_needs_the_host_is_left_to_it(observe: list[AttentionObserver | None]) -> None:
     engine = Engine(TritonBackend(DEVICE))
     starts = {engine.cache.ledger.open(): 0 for _ in observe}
     spans = engine.spans(starts)

@@ -8,7 +8,7 @@ from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
-from winnow.attention import AttentionSpec, Observe, PagedCache, Pool, Term  # noqa: E402
+from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, Pool, Term  # noqa: E402
 from winnow.attention.native import NativeBackend  # noqa: E402
 from winnow.attention.native_step import NativeSpec  # noqa: E402
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight, PackedWeight  # noqa: E402
@@ -128,7 +128,7 @@ def test_whole_layer_in_one_call(
 ) -> None:
     kernels = _native.Kernels(isa)
     layer, backend = Layer(LayerKernels(kernels), dtype, 128, biased=True), NativeBackend(kernels)
-    observe = [Observe((Term.ATTENTION,))] * len(counts)
+    observe = [AttentionObserver((Term.ATTENTION,))] * len(counts)
     batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=observe)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(sum(counts), HIDDEN, generator=generator).to(dtype)
@@ -155,9 +155,9 @@ def two_threads() -> Iterator[None]:
 
 OBSERVED = {
     "nothing": None,
-    "attention": Observe((Term.ATTENTION,)),
-    "values": Observe((Term.VALUE_AWARE,)),
-    "pooled": Observe((Term.SQUARED,), replace=True, pool=Pool(5)),
+    "attention": AttentionObserver((Term.ATTENTION,)),
+    "values": AttentionObserver((Term.VALUE_AWARE,)),
+    "pooled": AttentionObserver((Term.SQUARED,), replace=True, pool=Pool(5)),
 }
 
 

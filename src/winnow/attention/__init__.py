@@ -2,7 +2,7 @@
 
 from winnow.attention.backends import open_backend
 from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
-from winnow.attention.observe import Group, Observe, Pool, Term
+from winnow.attention.observer import AttentionObserver, Group, Pool, Term
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.reference import ReferenceBackend
 from winnow.attention.spans import Spans
@@ -10,10 +10,10 @@ from winnow.cache import PagedCache
 
 __all__ = [
     "AttentionBackend",
+    "AttentionObserver",
     "AttentionSpec",
     "Group",
     "JudgedKVs",
-    "Observe",
     "PagedCache",
     "Pool",
     "RankedRows",

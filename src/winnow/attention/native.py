@@ -7,7 +7,7 @@ from torch import Tensor
 
 from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
 from winnow.attention.native_step import NativeSpec, NativeStep
-from winnow.attention.observe import Observe
+from winnow.attention.observer import AttentionObserver
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool, PagedCache
@@ -202,7 +202,7 @@ class NativeBackend(AttentionBackend):
             self._batch = spans, view
         return self._batch[1]
 
-    def _native_observe(self, observe: Observe) -> "_native.Observe":
+    def _native_observe(self, observe: AttentionObserver) -> "_native.Observe":
         pool = observe.pool
         return self._native.Observe(
             terms=[self._native.Term[term.name.lower()] for term in observe.terms],

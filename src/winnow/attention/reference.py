@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from winnow.attention.interface import AttentionSpec
-from winnow.attention.observation import Observation
-from winnow.attention.observe import Observe
+from winnow.attention.observer import AttentionObserver
+from winnow.attention.observer_reference import Observation
 from winnow.attention.spans import Spans
 from winnow.attention.torch_backend import TorchBackend
 from winnow.cache import KVPool, PagedCache
@@ -32,7 +32,7 @@ class _Group:
     tokens: slice | Tensor
     """Their queries in the packed batch, G * n of them."""
     longest: int
-    observe: Observe | None
+    observe: AttentionObserver | None
 
 
 class ReferenceBackend(TorchBackend):

@@ -126,7 +126,7 @@ class LayerRows:
 
     @cached_property
     def accumulators(self) -> Tensor:
-        """What attention told (`Observe`), float32 [num_accumulators, B, H, N]."""
+        """What attention told (`AttentionObserver`), float32 [num_accumulators, B, H, N]."""
         return self.pool.accumulated(self._block)
 
     @property

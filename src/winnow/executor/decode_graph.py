@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from winnow.attention import Observe, Spans
+from winnow.attention import AttentionObserver, Spans
 
 # Batches are filled up to a power of two, large ones to a multiple of this.
 _BATCH_STEP = 64
@@ -72,7 +72,7 @@ class _Key:
 
     batch: int
     longest: int
-    observe: Observe | None
+    observe: AttentionObserver | None
 
 
 @dataclass(frozen=True)

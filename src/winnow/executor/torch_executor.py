@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from winnow.attention import AttentionBackend, Observe, PagedCache, Spans
+from winnow.attention import AttentionBackend, AttentionObserver, PagedCache, Spans
 from winnow.attention.native_step import NativeStep
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray
@@ -198,7 +198,7 @@ class TorchExecutor:
             observe_from=[first for _, first in observed],
         )
 
-    def _observed(self, entry: PlannedSequence) -> tuple[Observe | None, int]:
+    def _observed(self, entry: PlannedSequence) -> tuple[AttentionObserver | None, int]:
         """What the entry's queries add to accumulators, and the first position that counts."""
         eviction = self._states[entry.slot].eviction
         if eviction is None or entry.replay is not None:

@@ -8,13 +8,13 @@ import triton
 from torch import Tensor
 
 from winnow.attention.interface import AttentionSpec
-from winnow.attention.observation import aggregate_sums
-from winnow.attention.observe import Group, Observe, Term
+from winnow.attention.observer import AttentionObserver, Group, Term
+from winnow.attention.observer_reference import aggregate_sums
 from winnow.attention.spans import Spans
 from winnow.attention.triton.batch import Chunks, Decodes, Watched
 from winnow.attention.triton.kernels.chunk import attend_chunk
 from winnow.attention.triton.kernels.decode import attend_split, merge_splits
-from winnow.attention.triton.kernels.observe import observe_chunk, observe_decode, replace_accumulators
+from winnow.attention.triton.kernels.observer import observe_chunk, observe_decode, replace_accumulators
 from winnow.attention.triton.launch import cache_layout, dot_format, padded, product_dtype
 from winnow.attention.triton.tuning import Tuning
 from winnow.cache import PagedCache
@@ -124,7 +124,7 @@ class Attend:
             self._observe_decodes(part, part.observe, raw, merged)
 
     def _observe_decodes(
-        self, part: Decodes, observe: Observe, raw: Tensor | None, merged: Tensor | None
+        self, part: Decodes, observe: AttentionObserver, raw: Tensor | None, merged: Tensor | None
     ) -> None:
         blocks = ceil_div(part.longest, _KVS_PER_PROGRAM)
         for term, accumulator in zip(observe.terms, self._accumulators, strict=False):

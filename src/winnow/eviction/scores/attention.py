@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from winnow.attention import Group, Observe, Pool, Term
+from winnow.attention import AttentionObserver, Group, Pool, Term
 from winnow.errors import ConfigError
 from winnow.eviction.ranking import ranks
 from winnow.eviction.rows import LayerRows
@@ -42,10 +42,10 @@ class Window(Score):
     def before_template(self) -> bool:
         return self.skip_template
 
-    def observe(self, *, decoding: bool) -> Observe | None:
+    def observe(self, *, decoding: bool) -> AttentionObserver | None:
         if decoding:
-            return Observe((_TERM[self.power],), self.group) if self.continual else None
-        return Observe((_TERM[self.power],), self.group, replace=True, pool=self.pool)
+            return AttentionObserver((_TERM[self.power],), self.group) if self.continual else None
+        return AttentionObserver((_TERM[self.power],), self.group, replace=True, pool=self.pool)
 
     def worth(self, rows: LayerRows) -> Tensor:
         return rows.accumulators[0]
@@ -63,8 +63,8 @@ class Cumulative(Score):
     def __post_init__(self) -> None:
         _check_power(self.power)
 
-    def observe(self, *, decoding: bool) -> Observe:
-        return Observe((_TERM[self.power],), self.group, self.exclude_first)
+    def observe(self, *, decoding: bool) -> AttentionObserver:
+        return AttentionObserver((_TERM[self.power],), self.group, self.exclude_first)
 
     def worth(self, rows: LayerRows) -> Tensor:
         return rows.accumulators[0]
@@ -91,8 +91,8 @@ class MeanDeviation(Score):
     num_accumulators: ClassVar[int] = 2
     group: Group = Group.MEAN
 
-    def observe(self, *, decoding: bool) -> Observe:
-        return Observe((Term.ATTENTION, Term.GROUP_SQUARED), self.group)
+    def observe(self, *, decoding: bool) -> AttentionObserver:
+        return AttentionObserver((Term.ATTENTION, Term.GROUP_SQUARED), self.group)
 
     def worth(self, rows: LayerRows) -> Tensor:
         seen = (rows.age() + 1).clamp_min(1)
@@ -127,8 +127,8 @@ class LastQuery(Score):
     def before_template(self) -> bool:
         return False  # every token that follows is its last query in turn
 
-    def observe(self, *, decoding: bool) -> Observe:
-        return Observe((Term.ATTENTION,), Group.MEAN, replace=True)
+    def observe(self, *, decoding: bool) -> AttentionObserver:
+        return AttentionObserver((Term.ATTENTION,), Group.MEAN, replace=True)
 
     def worth(self, rows: LayerRows) -> Tensor:
         return rows.accumulators[0]
@@ -150,8 +150,8 @@ class BelowAverage(Score):
     def window(self) -> int:
         return self.history
 
-    def observe(self, *, decoding: bool) -> Observe:
-        return Observe((Term.BELOW_AVERAGE,), self.group, replace=not decoding)
+    def observe(self, *, decoding: bool) -> AttentionObserver:
+        return AttentionObserver((Term.BELOW_AVERAGE,), self.group, replace=not decoding)
 
     def worth(self, rows: LayerRows) -> Tensor:
         return -rows.accumulators[0]
@@ -183,10 +183,10 @@ class ValueAware(Score):
     def before_template(self) -> bool:
         return self.skip_template
 
-    def observe(self, *, decoding: bool) -> Observe | None:
+    def observe(self, *, decoding: bool) -> AttentionObserver | None:
         if decoding:
-            return Observe((Term.VALUE_AWARE,), self.group) if self.continual else None
-        return Observe((Term.VALUE_AWARE,), self.group, replace=True, pool=self.pool)
+            return AttentionObserver((Term.VALUE_AWARE,), self.group) if self.continual else None
+        return AttentionObserver((Term.VALUE_AWARE,), self.group, replace=True, pool=self.pool)
 
     def worth(self, rows: LayerRows) -> Tensor:
         return rows.accumulators[0]

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from winnow.attention import Observe
+from winnow.attention import AttentionObserver
 from winnow.eviction.replay import Replay
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.signals import Needs
@@ -48,7 +48,7 @@ class Score(ABC):
         """Whether what follows the question (`SamplingParams.template_tail`) is left out of windows and kept."""
         return True
 
-    def observe(self, *, decoding: bool) -> Observe | None:
+    def observe(self, *, decoding: bool) -> AttentionObserver | None:
         """What attention does to the accumulators while the prompt is computed, or after it."""
         return None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from winnow.attention import Observe
+from winnow.attention import AttentionObserver
 from winnow.errors import ConfigError
 from winnow.eviction.replay import Replay
 from winnow.eviction.rows import LayerRows
@@ -55,7 +55,7 @@ class Factor(Score):
     def before_template(self) -> bool:
         return self.score.before_template
 
-    def observe(self, *, decoding: bool) -> Observe | None:
+    def observe(self, *, decoding: bool) -> AttentionObserver | None:
         return self.score.observe(decoding=decoding)
 
     @property

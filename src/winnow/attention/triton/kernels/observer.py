@@ -8,7 +8,7 @@ from winnow.attention.triton.kernels.rows import find_slots, logits_of, row_leng
 
 # A KV that is as heavy as the average is not below it, though recomputed logits may differ in their last bits.
 CLEARLY_BELOW: tl.constexpr = tl.constexpr(1.0 - 1e-5)
-# As in `winnow.attention.observation`: 1 - p is kept above this.
+# As in `winnow.attention.observer_reference`: 1 - p is kept above this.
 LEAST_REST: tl.constexpr = tl.constexpr(1e-4)
 
 

@@ -1,10 +1,10 @@
-"""The plain form of `Observe`: sums over queries, aggregated, pooled, and written to the slots."""
+"""The plain form of `AttentionObserver`: sums over queries, aggregated, pooled, and written to the slots."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from winnow.attention.observe import Group, Observe, Pool, Term
+from winnow.attention.observer import AttentionObserver, Group, Pool, Term
 
 # Where a KV takes all attention, leaving it out would change the output without bound; so 1 - p is kept above this.
 # With much less the score would tell nothing but float32's errors in p and v - o.
@@ -17,7 +17,7 @@ class Observation:
     Shapes: G sequences, H KV heads, g query heads each, n queries, N slots of a row, d = head_dim.
     """
 
-    def __init__(self, observe: Observe) -> None:
+    def __init__(self, observe: AttentionObserver) -> None:
         self._observe = observe
         self._sums: list[Tensor] = []  # per term [G, H, g, N], or [G, H, 1, N] where aggregated per query
 
@@ -77,7 +77,9 @@ class Observation:
                 target.index_add_(0, slot.flatten(), added.masked_fill(~valid, 0.0).flatten())
 
 
-def aggregate_sums(sums: Tensor, observe: Observe, position: Tensor, valid: Tensor, first: Tensor) -> Tensor:
+def aggregate_sums(
+    sums: Tensor, observe: AttentionObserver, position: Tensor, valid: Tensor, first: Tensor
+) -> Tensor:
     """Sums over queries become one number per KV: query heads aggregated, neighbours pooled as `observe` says.
 
     Args:
