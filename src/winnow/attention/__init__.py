@@ -2,7 +2,7 @@
 
 from winnow.attention.backends import open_backend
 from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
-from winnow.attention.observer import AttentionObserver, Group, Pool, Term
+from winnow.attention.observer import AttentionObserver, Group, Smoothing, Term
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.reference import ReferenceBackend
 from winnow.attention.spans import Spans
@@ -15,9 +15,9 @@ __all__ = [
     "Group",
     "JudgedKVs",
     "PagedCache",
-    "Pool",
     "RankedRows",
     "ReferenceBackend",
+    "Smoothing",
     "Spans",
     "Term",
     "open_backend",

@@ -203,16 +203,16 @@ class NativeBackend(AttentionBackend):
         return self._batch[1]
 
     def _native_observe(self, observe: AttentionObserver) -> "_native.Observe":
-        pool = observe.pool
+        smoothing = observe.smoothing
         return self._native.Observe(
             terms=[self._native.Term[term.name.lower()] for term in observe.terms],
             group=self._native.Group[observe.group.name.lower()],
             exclude_first=observe.exclude_first,
             replace=observe.replace,
-            pool_size=pool.size if pool else 0,
-            pool_max=pool is not None and pool.kind == "max",
-            pool_per_query_head=pool is not None and pool.per_query_head,
-            pool_skip_window=pool is not None and pool.skip_window,
+            pool_size=smoothing.size if smoothing else 0,
+            pool_max=smoothing is not None and smoothing.kind == "max",
+            pool_per_query_head=smoothing is not None and smoothing.per_query_head,
+            pool_skip_window=smoothing is not None and smoothing.skip_window,
         )
 
 

@@ -28,7 +28,7 @@ class Group(Enum):
 
 
 @dataclass(frozen=True)
-class Pool:
+class Smoothing:
     """Smoothing of a row's scores over neighbours in position, so that what surrounds a wanted KV stays too.
 
     Neighbours are the KVs that the row still holds, in the order of their positions. Max pooling takes the largest of
@@ -44,9 +44,9 @@ class Pool:
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.size % 2 == 0:
-            raise ValueError(f"pool size must be odd and at least 1, got {self.size}")
+            raise ValueError(f"smoothing size must be odd and at least 1, got {self.size}")
         if self.kind not in ("max", "average"):
-            raise ValueError(f"pool kind must be max or average, got {self.kind!r}")
+            raise ValueError(f"smoothing kind must be max or average, got {self.kind!r}")
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class AttentionObserver:
     """Queries right after a key that do not count for it (v in KV-Compress eq. 19)."""
     replace: bool = False
     """Overwrite the scores of all the row's KVs instead of adding to them. All queries that count are in this pass."""
-    pool: Pool | None = None
+    smoothing: Smoothing | None = None
     """Only with `replace`, since pooled sums cannot be added to."""
 
     def __post_init__(self) -> None:
-        if self.pool is not None and not self.replace:
+        if self.smoothing is not None and not self.replace:
             raise ValueError("pooling needs all queries in one pass: replace must be True")

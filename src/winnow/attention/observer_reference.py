@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from winnow.attention.observer import AttentionObserver, Group, Pool, Term
+from winnow.attention.observer import AttentionObserver, Group, Smoothing, Term
 
 # Where a KV takes all attention, leaving it out would change the output without bound; so 1 - p is kept above this.
 # With much less the score would tell nothing but float32's errors in p and v - o.
@@ -89,13 +89,13 @@ def aggregate_sums(
     Returns:
         float32 [G, H, N], arbitrary where not valid.
     """
-    pool = observe.pool
-    if pool is None:
+    smoothing = observe.smoothing
+    if smoothing is None:
         return _aggregate(sums, observe.group)[:, :, 0]
-    pooled = valid & (position < first[:, None, None]) if pool.skip_window else valid
-    if pool.per_query_head:
-        return _aggregate(smooth(sums, position, pooled, pool), observe.group)[:, :, 0]
-    return smooth(_aggregate(sums, observe.group), position, pooled, pool)[:, :, 0]
+    pooled = valid & (position < first[:, None, None]) if smoothing.skip_window else valid
+    if smoothing.per_query_head:
+        return _aggregate(smooth(sums, position, pooled, smoothing), observe.group)[:, :, 0]
+    return smooth(_aggregate(sums, observe.group), position, pooled, smoothing)[:, :, 0]
 
 
 def _forget_near(p: Tensor, age: Tensor, exclude_first: int) -> None:
@@ -118,7 +118,7 @@ def _aggregate(x: Tensor, group: Group) -> Tensor:
     return x.mean(dim=2, keepdim=True) if group is Group.MEAN else x.amax(dim=2, keepdim=True)
 
 
-def smooth(x: Tensor, position: Tensor, pooled: Tensor, pool: Pool) -> Tensor:
+def smooth(x: Tensor, position: Tensor, pooled: Tensor, smoothing: Smoothing) -> Tensor:
     """Pool x, [G, H, g, N], over KVs in the order of `position`, [G, H, N]; those not `pooled` are no neighbours.
 
     x is not negative, and what comes back is arbitrary where it is not `pooled`.
@@ -126,12 +126,12 @@ def smooth(x: Tensor, position: Tensor, pooled: Tensor, pool: Pool) -> Tensor:
     last = torch.iinfo(position.dtype).max
     order = position.masked_fill(~pooled, last).argsort(dim=-1, stable=True)[:, :, None].expand_as(x)
     sorted_x = x.masked_fill(~pooled[:, :, None], 0.0).gather(-1, order).flatten(0, 2)[:, None]
-    padding = pool.size // 2
-    if pool.kind == "max":  # scores are not negative, so a zero beyond the end never wins
-        smooth = F.max_pool1d(sorted_x, pool.size, stride=1, padding=padding)
+    padding = smoothing.size // 2
+    if smoothing.kind == "max":  # scores are not negative, so a zero beyond the end never wins
+        smoothed = F.max_pool1d(sorted_x, smoothing.size, stride=1, padding=padding)
     else:
-        smooth = F.avg_pool1d(sorted_x, pool.size, stride=1, padding=padding)
-    return torch.empty_like(x).scatter_(-1, order, smooth[:, 0].view_as(x))
+        smoothed = F.avg_pool1d(sorted_x, smoothing.size, stride=1, padding=padding)
+    return torch.empty_like(x).scatter_(-1, order, smoothed[:, 0].view_as(x))
 
 
 def _squared_distance(v: Tensor, out: Tensor) -> Tensor:
