@@ -1,4 +1,4 @@
-"""HOW KVs are read: one small interface, and the backends that compute it."""
+"""Attention over the paged cache: the backend interface and its implementations."""
 
 from winnow.attention.backends import open_backend
 from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs

@@ -1,4 +1,4 @@
-"""A request, and the sequences that answer it."""
+"""Requests and their sequences."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -15,14 +15,14 @@ from winnow.sampling import SamplingParams
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, how to answer it, and one sequence per sample."""
+    """A prompt, its parameters, and one sequence per sample."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
     max_tokens: int
-    """Most tokens of an answer: the request's own limit, or what the context leaves."""
+    """Maximum tokens of an answer: the request's own limit, or what the context leaves."""
     metrics: RequestMetrics
     evictions: tuple[SequenceEviction | None, ...] = (None,)
     """One for all samples, or one each; None: nothing will ever be evicted."""
@@ -30,13 +30,13 @@ class Request:
     """Of the policy that was asked for, also where the budget leaves it nothing to do."""
     observer: RequestObserver | None = None
     priority: int = 0
-    """The greater is served first."""
+    """Greater is served first."""
     tenant: str | None = None
     """On whose account it runs; None: nobody's in particular."""
     arrival: int = 0
-    """How many requests came before it; set by the queue."""
+    """Number of requests that came before it; set by the queue."""
     final_only: bool = False
-    """Its output is asked for once, when it is finished."""
+    """Return one output, when it is finished."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
     error: str | None = None
     """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
@@ -84,7 +84,7 @@ class Request:
         return eviction.context_len
 
     def update_metrics(self, **changes: Any) -> None:
-        """Change fields of its metrics, in a copy: those that went out with a token stay as they were."""
+        """Replace fields of its metrics, in a copy: outputs hold the former ones."""
         self.metrics = replace(self.metrics, **changes)
 
     @property
@@ -93,7 +93,7 @@ class Request:
 
     @property
     def has_output(self) -> bool:
-        """Whether a step that computed something of it has an output to give."""
+        """Whether a step that computed tokens of it returns an output."""
         return not self.final_only or self.finished
 
     @property

@@ -1,4 +1,4 @@
-"""The running batch: which sequence has which row, and what its forward passes are given."""
+"""The running batch: which sequence has which row, and the inputs of its forward passes."""
 
 from collections.abc import Sequence as SequenceType
 
@@ -16,10 +16,10 @@ class Batch:
     """Sequences that decode together.
 
     Attributes:
-        rows: the sequence of each row; None: the row's query is finished, and the row is computed for nobody.
-        keeps_gaps: whether padding that rows get while others join stays (`ShapingWithGaps`).
-        reserved_bytes: bytes of a group on the device that is prefilled apart and not yet embedded.
-        peak_bytes: the most that tensors have taken, `reserved_bytes` included.
+        rows: the sequence of each row; None: the query is finished, and the row is idle.
+        keeps_gaps: whether rows keep the padding that they get while others join (`ShapingWithGaps`).
+        reserved_bytes: bytes on the device of a group that is prefilled apart and not yet embedded.
+        peak_bytes: maximum bytes of tensors so far, `reserved_bytes` included.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Batch:
         self.reserved_bytes = 0
         self.peak_bytes = 0
 
-    # -- who is in it ----------------------------------------------------------------------------------------------
+    # -- members ---------------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> list[Sequence]:
@@ -49,14 +49,14 @@ class Batch:
         return self.cache.nbytes
 
     def reset(self) -> None:
-        """Let everybody go, and the memory too."""
+        """Remove all sequences and free the memory."""
         for sequence in self.running:
             sequence.kv.slot = None
         self.cache = PaddedCache(self._budget.kv_shape, self._model.device)
         self.rows = []
 
     def adopt(self, cache: PaddedCache, rows: SequenceType[Sequence | None]) -> None:
-        """Go on with a prefilled group as the batch, which is empty: nothing is copied."""
+        """Make a prefilled group the batch, which must be empty. Copies nothing."""
         assert not self.running
         self.cache, self.reserved_bytes = cache, 0
         self.rows = [None] * len(rows)
@@ -67,14 +67,14 @@ class Batch:
                 self._enter(sequence, row)
 
     def join(self, sequence: Sequence, kvs: QueryKVs) -> None:
-        """Embed a query (4.2), for which there must be room."""
+        """Embed a query's KVs (4.2); there must be room for them."""
         grown = max(kvs.length - self.columns, 0)
         row = self._take_row(left=grown)
         self.cache.write(row, kvs)
         self._enter(sequence, row)
 
     def leave(self, sequence: Sequence, *, keep_row: bool) -> None:
-        """A sequence is finished or taken out. Its row goes, or is kept and computed for nobody while others run."""
+        """Remove a sequence. Its row is dropped, or with `keep_row` kept idle while others run."""
         row = sequence.kv.running_slot
         sequence.kv.slot = None
         self.rows[row] = None
@@ -86,19 +86,19 @@ class Batch:
             self.reset()
 
     def view(self, sequence: Sequence) -> QueryKVs:
-        """A running sequence's KVs where they lie."""
+        """Return views of a running sequence's KVs."""
         return self.cache.view(sequence.kv.running_slot)
 
     def drop_idle_rows(self) -> None:
-        """Give up the rows that are computed for nobody."""
+        """Drop the rows without a sequence."""
         for row in reversed(range(len(self.rows))):
             if self.rows[row] is None:
                 self._drop(row)
 
-    # -- room ------------------------------------------------------------------------------------------------------
+    # -- memory ----------------------------------------------------------------------------------------------------
 
     def reserve(self, rows: int, left: int, right: int) -> bool:
-        """Make tensors reach for so many rows and columns more on each side. False: the memory does not suffice."""
+        """Ensure that tensors have `rows` rows, and `left` and `right` free columns. False: too little memory."""
         cache = self.cache
         allowed = self._budget.fits(cache.shape.rows, cache.shape.columns, self.reserved_bytes)
         if allowed and cache.has_room(rows, left, right):
@@ -110,9 +110,9 @@ class Batch:
         return True
 
     def reserve_bytes(self, nbytes: int) -> None:
-        """Leave memory to a group that is prefilled apart, which must have been found to fit; shrink for it if need be.
+        """Reserve memory for a group that is prefilled apart, shrinking the batch's tensors if necessary.
 
-        It is given back by setting `reserved_bytes` to 0.
+        The group must have been found to fit. Set `reserved_bytes` to 0 to release the memory.
         """
         cache = self.cache
         self.release_front()
@@ -124,7 +124,7 @@ class Batch:
         self._note_peak(cache.nbytes)
 
     def release_front(self) -> None:
-        """Cut leading columns that are padding for everyone."""
+        """Cut the leading columns that are padding in every row."""
         before = self.columns
         self.cache.release_front()
         self._counters.released += before - self.columns
@@ -132,11 +132,11 @@ class Batch:
     # -- forward passes --------------------------------------------------------------------------------------------
 
     def decode(self) -> tuple[list[Sequence], Tensor]:
-        """Compute the last token of every sequence. Returns the sequences and their logits, [n, V]."""
+        """Compute the last token of every sequence. Returns the sequences and their logits [n, V]."""
         cache, live = self.cache, self.running
         counts = [int(sequence is not None) for sequence in self.rows]
         self._count(1, len(live))
-        # A row for nobody sees its own new column alone, so that no attention is empty.
+        # An idle row attends to its own new column alone, so that no attention is empty.
         last = cache.columns + 1
         spans = [(last - length - 1, last) for length in cache.lengths]
         logits = self._forward(
@@ -151,14 +151,17 @@ class Batch:
         return live, logits if len(live) == len(self.rows) else logits[[s.kv.running_slot for s in live]]
 
     def decode_with(self, joiners: SequenceType[Sequence]) -> tuple[list[Sequence], Tensor]:
-        """Prefill `joiners` in the pass in which the others decode (4.1): these are padded behind their token."""
+        """Prefill `joiners` in the pass in which the others decode, padded after their one token (4.1).
+
+        Returns the sequences and their logits [n, V].
+        """
         cache = self.cache
         width = max(joiner.num_tokens for joiner in joiners)
         for joiner in joiners:
             self._enter(joiner, self._take_row(left=0))
         tokens, positions, spans, counts = [], [], [], []
         for row, sequence in enumerate(self.rows):
-            assert sequence is not None, "rows for nobody are dropped before a query joins"
+            assert sequence is not None, "idle rows are dropped before a query joins"
             ids = sequence.token_ids[sequence.kv.num_computed :]
             front = width - len(ids) if sequence in joiners else 0
             behind = width - len(ids) - front
@@ -184,7 +187,7 @@ class Batch:
         assert len(self.rows) == cache.rows == len(cache.lengths), "rows are lost"
         for row, sequence in enumerate(self.rows):
             if sequence is None:
-                assert cache.lengths[row] == 0, "a row for nobody holds KVs"
+                assert cache.lengths[row] == 0, "an idle row holds KVs"
             else:
                 assert sequence.kv.slot == row, "a sequence does not know its row"
                 assert cache.lengths[row] == sequence.kv.num_computed == sequence.num_tokens - 1
@@ -200,11 +203,11 @@ class Batch:
         self.peak_bytes = max(self.peak_bytes, nbytes + self.reserved_bytes)
 
     def _take_row(self, left: int) -> int:
-        """A row that holds nothing: one that is computed for nobody, or a new one."""
+        """Return an empty row: an idle one, or a new one."""
         free = [row for row, sequence in enumerate(self.rows) if sequence is None]
         rows = len(self.rows) + (not free)
         reserved = self.reserve(rows, left, 0)
-        assert reserved, "whoever joins has been found to fit"
+        assert reserved, "a query that joins has been found to fit"
         if free:
             return free[0]
         self.rows.append(None)

@@ -1,4 +1,4 @@
-"""Who is in the batch, who waits outside it, and how queries move between the two."""
+"""The batch, the queries outside it, and moves between the two."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,11 @@ from winnow.padded.sampler_slots import SamplerSlots
 
 @dataclass(frozen=True)
 class BatchState:
-    """What modes decide upon."""
+    """The state that modes decide on.
+
+    Attributes:
+        max_columns: maximum number of columns that the model allows; None: any.
+    """
 
     queue: Queue
     batch: Batch
@@ -23,30 +27,31 @@ class BatchState:
     counters: Counters
     grouping: Grouping
     max_columns: int | None
-    """Columns that the model allows at most; None: any number."""
 
     @property
     def max_rows(self) -> int:
         return self.budget.max_rows
 
     @property
-    def waiting_is_urgent(self) -> bool:
-        """Whether the first waiting query comes before all that are parked."""
+    def urgent(self) -> Sequence | None:
+        """The first waiting query, if none is parked or all parked ones have lower priority."""
         first, parked = self.queue.waiting.first, self.queue.parked
-        return first is not None and (not parked or first.request.priority > parked[0].request.priority)
+        if first is None or (parked and first.request.priority <= parked[0].request.priority):
+            return None
+        return first
 
     def admits(self, length: int, reserved_bytes: int = 0) -> bool:
-        """Whether one more query of so many KVs may enter the batch beside others, or enter an empty one."""
+        """Whether one more query of `length` KVs may enter the batch."""
         batch = self.batch
         if not batch.running:
-            return True  # whatever was admitted fits alone
+            return True  # every admitted query fits alone
         rows, columns = len(batch.rows) + 1, max(batch.columns, length)
         return rows <= self.max_rows and self.budget.admits(
             rows, columns, batch.reserved_bytes + reserved_bytes
         )
 
     def make_way(self, sequence: Sequence, length: int, reserved_bytes: int = 0) -> bool:
-        """Park queries of lower priority until `sequence` may enter. False: there are none, or not enough."""
+        """Park queries of lower priority until `sequence` may enter. False: there are not enough of them."""
         while not self.admits(length, reserved_bytes):
             least = self.queue.choose_victim(self.batch.running)
             if least.request.priority >= sequence.request.priority:
@@ -56,7 +61,7 @@ class BatchState:
         return True
 
     def make_room(self, joiners: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
-        """Make room for the columns of a pass, whoever has to give way. Returns the joiners that can stay."""
+        """Make room for the columns of a pass, parking queries if necessary. Returns the joiners that still fit."""
         batch = self.batch
         while True:
             width = max((joiner.num_tokens for joiner in joiners), default=1)
@@ -75,7 +80,7 @@ class BatchState:
                 self.park(self.queue.choose_victim(batch.running))
 
     def park(self, sequence: Sequence) -> None:
-        """Take a running sequence out, its KVs to host memory if that has room."""
+        """Remove a running sequence from the batch; copy its KVs to host memory if there is room."""
         self.queue.park([sequence], self.batch.view(sequence))
         self.batch.leave(sequence, keep_row=False)
         self.sampler_slots.leave(sequence)
@@ -83,7 +88,7 @@ class BatchState:
         sequence.request.update_metrics(num_preemptions=sequence.request.metrics.num_preemptions + 1)
 
     def enter(self, group: Prefilled, *, keep_rows: bool) -> None:
-        """Put a group that was prefilled apart into the batch, as far as there is room. An empty batch becomes it."""
+        """Put a prefilled group into the batch as far as there is room; if the batch is empty, the group becomes it."""
         batch, queue = self.batch, self.queue
         if batch.running or len(group.sequences) > self.max_rows:
             self.embed_parked()
@@ -100,11 +105,11 @@ class BatchState:
             batch.reset()
 
     def embed_parked(self) -> None:
-        """Put parked queries into the batch, as far as there is room, unless a more urgent one waits."""
+        """Put parked queries into the batch as far as there is room, unless a query of higher priority waits."""
         queue = self.queue
         while queue.parked:
             first = queue.parked[0]
-            if self.waiting_is_urgent:
+            if self.urgent is not None:
                 return
             if not self.make_way(first, queue.length_parked(first)):
                 return

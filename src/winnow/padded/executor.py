@@ -1,4 +1,4 @@
-"""Carries out a step: makes room, runs the forward pass, samples, and moves queries in and out of the batch."""
+"""Computing a step: make room, run the forward pass, sample, and move queries into and out of the batch."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
@@ -21,14 +21,14 @@ from winnow.sampling import SamplingParams
 
 
 class PaddedExecutor:
-    """Computes what the mode wants.
+    """Computes the steps that the mode chooses.
 
-    A group that is prefilled apart is `_underway`, if it is computed in the background, then `_arrived`, then, with its
-    first tokens sampled, `_group`; with the next step its queries have places.
+    A group that is prefilled apart is `_underway` while it is computed in the background, then `_arrived`, then, with
+    its first tokens sampled, `_group`; the next step embeds or offloads it.
 
     Args:
-        prefill_chunk: most columns of one forward pass of a prefill; None: all.
-        background: where groups are prefilled while the batch runs; None: the batch stands still meanwhile.
+        prefill_chunk: maximum columns of one forward pass of a prefill; None: all.
+        background: prefills groups while the batch runs; None: the batch waits meanwhile.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PaddedExecutor:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
-        """Decide what the parameters leave open, once, when a request arrives."""
+        """Return the parameters with a seed, drawn if they have none."""
         return self._sampler_slots.with_seed(params)
 
     def add(self, request: Request) -> None:
@@ -63,7 +63,7 @@ class PaddedExecutor:
         self._queue.waiting.add(request)
 
     def remove(self, sequence: Sequence) -> None:
-        """A sequence has ended, wherever it was."""
+        """Free what a sequence holds, whether it runs, waits or is being prefilled."""
         batch, queue, underway = self._batch, self._queue, self._underway
         if sequence.kv.slot is not None:
             batch.leave(sequence, keep_row=self._mode.keeps_rows)
@@ -77,7 +77,7 @@ class PaddedExecutor:
             self._group, batch.reserved_bytes = None, 0
 
     def start_anew(self, unfinished: SequenceType[Sequence]) -> None:
-        """After a step that failed: whoever is not safely queued or under way computes all KVs again."""
+        """Recover from a failed step: recompute every sequence that is neither queued nor under way."""
         batch, queue = self._batch, self._queue
         self._arrived = self._group = None
         batch.reset()
@@ -96,14 +96,15 @@ class PaddedExecutor:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def receive(self) -> BaseException | None:
-        """Take in what was prefilled in the background, if that is done; wait for it if nothing else can be computed.
+        """Accept the group prefilled in the background if it is done; wait for it if nothing else can be computed.
 
-        Returns what the prefill failed with. Then its queries wait again, and nobody else has noticed.
+        Returns the exception that the prefill failed with, if it did; its queries then wait again. Others are
+        unaffected.
         """
         underway, batch = self._underway, self._batch
         if underway is None:
             return None
-        # A pass takes one more column, and while a group is under way nobody is parked for it.
+        # A pass takes one more column, and no query is parked for it while a group is under way.
         goes_on = batch.running and self._budget.fits(
             len(batch.rows), batch.cache.longest + 1, batch.reserved_bytes
         )
@@ -125,9 +126,9 @@ class PaddedExecutor:
         return None
 
     def step(self) -> Sampled:
-        """Compute what the mode wants next, of at least one unfinished query.
+        """Compute the step that the mode chooses, given at least one unfinished query.
 
-        While a group is under way the batch only decodes: who enters is decided when it is there.
+        While a group is under way the batch only decodes; which queries enter is decided once the group is there.
         """
         start = self._clock()
         group, self._arrived = self._arrived, None
@@ -148,7 +149,7 @@ class PaddedExecutor:
         return sampled
 
     def _place(self) -> None:
-        """Find a place for those of the group prefilled last that have gone on after their first token."""
+        """Embed the group prefilled last into the batch, and offload the queries for which there is no room."""
         group, self._group = self._group, None
         if group is None:
             return
@@ -158,13 +159,13 @@ class PaddedExecutor:
         self._batch.reserved_bytes = 0
 
     def _prefill(self, sequences: list[Sequence]) -> Prefilled | None:
-        """Prefill a group apart from the batch. None: it is under way in the background."""
+        """Prefill a group apart from the batch. Returns None if it is under way in the background."""
         batch, budget = self._batch, self._budget
         width = max(sequence.num_tokens for sequence in sequences)
         shape = Shape(len(sequences), width)
         if not batch.running and not self._mode.prefills_first:  # it will be the batch
             roomy = budget.tensor_shape(len(sequences), width)
-            assert roomy is not None, "what was admitted fits alone"
+            assert roomy is not None, "every admitted query fits alone"
             shape = roomy
         batch.reserve_bytes(shape.rows * shape.columns * budget.kv_shape.nbytes)
         self._note_start(sequences)
@@ -177,7 +178,7 @@ class PaddedExecutor:
         return None
 
     def _begin(self, group: Prefilled) -> Sampled:
-        """Sample the first tokens of a group."""
+        """Sample the first tokens of a prefilled group."""
         self._group = group
         self._counters.add(group.counters)
         asking, prompt_tokens = [], 0
@@ -194,7 +195,7 @@ class PaddedExecutor:
 
     def _decode(self, joiners: tuple[Sequence, ...]) -> Sampled:
         batch = self._batch
-        assert batch.running, "a mode that has queries finds a step for one of them"
+        assert batch.running, "a mode with unfinished queries finds a step for one of them"
         if not self._mode.keeps_rows or batch.columns == self._state.max_columns:
             batch.release_front()
         joiners = self._state.make_room(joiners)
@@ -221,7 +222,7 @@ class PaddedExecutor:
         prompt_tokens: int = 0,
         prompt_logprobs: dict[Sequence, list[LogprobDict]] | None = None,
     ) -> Sampled:
-        """A token for each sequence, from its row of the logits [n, V]."""
+        """Sample a token for each sequence, from its row of the logits [n, V]."""
         sequences, rows = [sequence for sequence, _ in asking], [row for _, row in asking]
         if rows != list(range(len(logits))):
             logits = logits[rows]
@@ -242,15 +243,15 @@ class PaddedExecutor:
             if sequence.request.metrics.first_scheduled_time is None:
                 sequence.request.update_metrics(first_scheduled_time=self._clock())
 
-    # -- what is told ----------------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------------
 
     @property
     def _computing(self) -> list[Sequence]:
-        """Queries whose prefill is under way."""
+        """Unfinished queries whose prefill is under way."""
         return [s for s in self._underway.sequences if not s.finished] if self._underway else []
 
     def stats(self) -> PaddedStats:
-        """The executor's part of the statistics."""
+        """Return the executor's part of the statistics."""
         batch, queue, counters = self._batch, self._queue, self._counters
         return PaddedStats(
             num_running=len(batch.running),
@@ -282,13 +283,15 @@ class PaddedExecutor:
         batch.check_integrity()
         for sequence in queue.parked:
             assert queue.length_parked(sequence) == sequence.kv.num_computed, "a parked query lacks KVs"
-        assert batch.reserved_bytes == 0 or self._underway or self._group, "memory is held for nobody"
+        assert batch.reserved_bytes == 0 or self._underway or self._group, (
+            "memory is reserved without a group"
+        )
         assert batch.peak_bytes <= self._budget.kv_memory, "the KV memory was exceeded"
         assert queue.free_bytes >= 0, "the host memory for parked queries was exceeded"
 
 
 def _fork(sequence: Sequence) -> list[Sequence]:
-    """The samples that share what a first sequence has computed; from now on they go their own ways."""
+    """Take the other samples of a sequence's prompt, which share its KVs so far; returns them."""
     forks, sequence.forks = sequence.forks, []
     for fork in forks:
         fork.kv.num_computed = sequence.kv.num_computed

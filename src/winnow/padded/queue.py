@@ -1,4 +1,4 @@
-"""Queries that have no row: those not yet prefilled, and those whose KVs wait outside the batch."""
+"""Queries without a row: waiting without KVs, or parked with KVs outside the batch."""
 
 from bisect import insort
 from collections.abc import Sequence as SequenceType
@@ -10,14 +10,14 @@ from winnow.padded.counters import Counters
 
 
 class Queue:
-    """Serves who waits and who is parked in `serving_order`.
+    """The waiting queue, and parked queries in `serving_order`.
 
     Args:
-        park_memory: bytes of host memory that KVs may take. What does not fit is dropped and computed again.
+        park_memory: maximum bytes of host memory for KVs. KVs that do not fit are dropped and computed again.
 
     Attributes:
-        waiting: without KVs.
-        parked: with KVs: prefilled before there was a row for them, or taken out of the batch. In order.
+        waiting: sequences without KVs.
+        parked: sequences with KVs: prefilled before there was a row for them, or removed from the batch.
     """
 
     def __init__(self, park_memory: int, counters: Counters) -> None:
@@ -31,16 +31,16 @@ class Queue:
     def __len__(self) -> int:
         return len(self.waiting) + len(self.parked)
 
-    # -- what is parked --------------------------------------------------------------------------------------------
+    # -- parked queries --------------------------------------------------------------------------------------------
 
     @property
     def on_device(self) -> list[Sequence]:
-        """Parked sequences whose KVs still lie in a cache, in order."""
+        """Parked sequences whose KVs are still in a cache on the device, in order."""
         return [sequence for sequence in self.parked if sequence in self._on_device]
 
     @property
     def on_device_bytes(self) -> int:
-        """Of those KVs; samples that share a prompt's count once."""
+        """Bytes of those KVs; KVs shared by samples of a prompt count once."""
         return self._nbytes(self.on_device)
 
     @property
@@ -50,32 +50,32 @@ class Queue:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Of those KVs, counted likewise."""
+        """Bytes of those KVs, counted likewise."""
         return self._nbytes(self.offloaded)
 
     @property
     def free_bytes(self) -> int:
-        """Host memory that is left."""
+        """Free bytes of host memory."""
         return self.park_memory - self.offloaded_bytes
 
     def length_parked(self, sequence: Sequence) -> int:
-        """KVs of a parked sequence."""
+        """Return the number of KVs of a parked sequence."""
         return self._kvs[sequence].length
 
     # -- in and out ------------------------------------------------------------------------------------------------
 
     def put_back(self, sequence: Sequence) -> None:
-        """Queue a sequence of a request that came before, without KVs: all its tokens are to be computed."""
+        """Queue a sequence of an earlier request, without KVs: all its tokens are to be computed."""
         sequence.kv.num_computed = 0
         self.waiting.put_back(sequence)
 
     def hold(self, sequence: Sequence, kvs: QueryKVs) -> None:
-        """Keep a sequence whose KVs lie in a cache, until it is taken or they are offloaded."""
+        """Park a sequence whose KVs stay in a cache on the device until `pop` or `offload`."""
         self._on_device.add(sequence)
         self._keep(sequence, kvs)
 
     def offload(self) -> None:
-        """Park those whose KVs still lie in a cache, samples that share them together."""
+        """Copy the KVs that are on the device to host memory; shared ones once."""
         sharing: dict[int, list[Sequence]] = {}
         for sequence in self.on_device:
             sharing.setdefault(id(self._kvs[sequence]), []).append(sequence)
@@ -86,7 +86,7 @@ class Queue:
             self.park(sequences, kvs)
 
     def park(self, sequences: SequenceType[Sequence], kvs: QueryKVs) -> None:
-        """Keep sequences that share KVs until there are rows for them: with a copy in host memory, if it has room."""
+        """Park sequences that share KVs, with a copy in host memory; without, if there is no room for it."""
         if kvs.nbytes <= self.free_bytes:
             copy = kvs.on_host()
             for sequence in sequences:
@@ -97,14 +97,14 @@ class Queue:
                 self.put_back(sequence)
 
     def pop(self, sequence: Sequence) -> QueryKVs | None:
-        """Take a sequence out. Returns its KVs, or None where it was waiting without."""
+        """Remove a sequence. Returns its KVs; None: it was waiting without."""
         kvs = self._kvs.pop(sequence, None)
         self._on_device.discard(sequence)
         (self.waiting if kvs is None else self.parked).remove(sequence)
         return kvs
 
     def choose_victim(self, sequences: SequenceType[Sequence]) -> Sequence:
-        """Return the sequence that is served last of all: the one to park."""
+        """Return the sequence to park: the last one in serving order."""
         return max(sequences, key=serving_order)
 
     def __contains__(self, sequence: Sequence) -> bool:

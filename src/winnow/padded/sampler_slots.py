@@ -1,4 +1,4 @@
-"""Which slot of the sampler each sequence has."""
+"""Assignment of sampler slots to sequences."""
 
 from collections.abc import Sequence as SequenceType
 
@@ -11,10 +11,12 @@ from winnow.sampling.sampler import SamplerOutput
 
 
 class SamplerSlots:
-    """Samples for sequences, wherever their rows are.
+    """Samples for sequences, independently of their rows.
 
-    The sampler needs a slot only from one token to the next: what it knows of a sequence follows from its tokens, so a
-    slot may be given up and taken again at any time.
+    The sampler's state of a sequence follows from its tokens, so a slot may be released and taken again at any time.
+
+    Args:
+        count: slots of the sampler.
     """
 
     def __init__(self, sampler: Sampler, count: int) -> None:
@@ -24,11 +26,11 @@ class SamplerSlots:
         self._free = list(range(count))
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
-        """Decide what the parameters leave open, once, when a request arrives."""
+        """Return the parameters with a seed, drawn if they have none."""
         return self._sampler.with_seed(params)
 
     def sample(self, sequences: SequenceType[Sequence], logits: Tensor) -> SamplerOutput:
-        """The next token of each sequence, from logits [n, V]. Any number of sequences may ask."""
+        """Sample the next token of each sequence, from logits [n, V]; n may exceed the number of slots."""
         token_ids, logprobs = [], []
         faults: dict[int, Fault] = {}
         for first in range(0, len(sequences), self._count):
@@ -40,14 +42,14 @@ class SamplerSlots:
         return SamplerOutput(token_ids, logprobs, faults)
 
     def leave(self, sequence: Sequence) -> None:
-        """Give up a sequence's slot, if it has one."""
+        """Release a sequence's slot, if it has one."""
         slot = self._slots.pop(sequence, None)
         if slot is not None:
             self._sampler.remove(slot)
             self._free.append(slot)
 
     def clear(self) -> None:
-        """Give up all slots."""
+        """Release all slots."""
         for sequence in list(self._slots):
             self.leave(sequence)
 
