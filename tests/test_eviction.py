@@ -41,7 +41,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(directory: Path) -> Iterator[LLM]:
-    with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_scores=2, kv_floor=1) as llm:
+    with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_accumulators=2, kv_floor=1) as llm:
         yield llm
 
 
@@ -85,9 +85,9 @@ class TestWhatNeverChanges:
     def test_full_is_bit_equal_whatever_else_runs(self, directory: Path) -> None:
         prompts = [prompt(200), prompt(70)]
         wanted = greedy(logprobs=5)
-        with LLM(directory, block_size=BLOCK, num_scores=0) as plain:
+        with LLM(directory, block_size=BLOCK, num_accumulators=0) as plain:
             alone = [plain.generate(p, wanted)[0] for p in prompts]
-        with LLM(directory, block_size=BLOCK, num_scores=2) as llm:
+        with LLM(directory, block_size=BLOCK, num_accumulators=2) as llm:
             for expected, tokens in zip(alone, prompts, strict=True):
                 [found] = llm.generate(tokens, wanted)
                 assert found.outputs[0].logprobs == expected.outputs[0].logprobs
@@ -101,14 +101,14 @@ class TestWhatNeverChanges:
         prompts = [prompt(150), prompt(230, 1), prompt(60, 2), prompt(301, 3)]
         amount = budget_for(name, 80)
         wanted = greedy(eviction=own_affair(name), **amount)
-        with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_scores=2) as llm:
+        with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_accumulators=2) as llm:
             alone = [llm.generate(p, wanted)[0].outputs[0] for p in prompts]
         # little room, small steps: prompts wait, are cut into pieces, and are preempted
         crowded = LLM(
             directory,
             kv_memory="400KiB",
             block_size=BLOCK,
-            num_scores=2,
+            num_accumulators=2,
             max_num_seqs=3,
             max_num_batched_tokens=450,
         )
@@ -220,8 +220,8 @@ class TestPoliciesOfRequests:
                 assert not PRESETS[name].policy.when.in_prefill
                 assert re.search(r"needs room for \d+ KVs a row, kv_memory .* holds \d+", str(error))
             except InvalidRequestError as error:
-                assert PRESETS[name].policy.score.num_scores == 2
-                assert "set num_scores" in str(error)
+                assert PRESETS[name].policy.score.num_accumulators == 2
+                assert "set num_accumulators" in str(error)
         outputs = {}
         while narrow.has_unfinished:
             outputs |= {output.request_id: output for output in narrow.step() if output.finished}
@@ -251,7 +251,7 @@ class TestPoliciesOfRequests:
                 "kv_memory": room,
                 "block_size": BLOCK,
                 "max_num_seqs": 1,
-                "num_scores": 2,
+                "num_accumulators": 2,
                 "kv_floor": 1,
             }
             with LLM(directory, **tight) as alone:

@@ -10,7 +10,7 @@ from dense_model import OF_KEYS, RELATIVE, ROUNDING, UNSCALED, Array, aggregate,
 from dense_state import DenseState, Row, Score, pool_scores, relative, standardized
 from random_predictor import random_predictor
 
-from winnow.attention import Group, Pool
+from winnow.attention import Group, Smoothing
 from winnow.eviction import (
     Average,
     BelowAverage,
@@ -153,7 +153,7 @@ class DenseScores(DenseState):
             seen = [relative(received[j] * float(np.linalg.norm(r.value[j])), UNSCALED) for j in tokens]
             rare = self._ridge_leverage(r.key[tokens], scorer.ridge) if tokens else []
             for place, j in enumerate(tokens):
-                attention[r.head, j] = pool_scores(seen, place, Pool(scorer.pool, "average"))
+                attention[r.head, j] = pool_scores(seen, place, Smoothing(scorer.pool, "average"))
                 leverage[r.head, j] = rare[place]
         weight = 1.0 - self.target / self.computed if scorer.blending is None else scorer.blending
         attended, unusual = standardized(attention), standardized(leverage)
@@ -283,7 +283,7 @@ class DenseScores(DenseState):
         return Score(-count, close, ties=not close)
 
     def _observed(
-        self, row: Row, size: int, power: int | None, pool: Pool | None, group: Group, continual: bool
+        self, row: Row, size: int, power: int | None, pool: Smoothing | None, group: Group, continual: bool
     ) -> dict[int, Score]:
         """Window scores of the context, pooled, and what later queries add. `power` None: the value-aware term."""
         end, first, tokens = self._window(row, size)

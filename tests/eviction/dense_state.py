@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from dense_model import RELATIVE, Array, Llama, floor_share
 
-from winnow.attention import Pool
+from winnow.attention import Smoothing
 from winnow.eviction import EvictionPolicy, Fixed, Recipes
 
 Order = tuple[int, ...]
@@ -74,7 +74,7 @@ def relative(value: float, times: int = 1) -> Score:
     return Score(value, times * RELATIVE * abs(value))
 
 
-def pool_scores(scores: list[Score], place: int, pool: Pool) -> Score:
+def pool_scores(scores: list[Score], place: int, pool: Smoothing) -> Score:
     """Of the KVs around a place: the most, or the sum over the pool's size. Equals here may differ in float32."""
     around = scores[max(place - pool.size // 2, 0) : place + pool.size // 2 + 1]
     if pool.kind == "max":

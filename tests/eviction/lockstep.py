@@ -306,7 +306,7 @@ def open_llm(path: Path, seed: int, **options: object) -> LLM:
     settings: dict[str, object] = {
         "kv_memory": "4MiB",
         "block_size": BLOCK,
-        "num_scores": 2,
+        "num_accumulators": 2,
         "max_num_seqs": [2, 3][seed % 2],
         "prefill_chunk": [16, 64, None][seed % 3],
     }

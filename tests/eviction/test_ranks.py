@@ -58,9 +58,9 @@ def heads_of(ranking: Ranking, heads: slice) -> Ranking:
     local = SimpleNamespace(
         round=rows.round,
         cache=rows.cache,
+        block=None,
         length=length,
         position=rows.position[:, :, heads, :room],
-        valid=rows.valid[:, :, heads, :room],
     )
     return Ranking(
         local,  # type: ignore[arg-type]
@@ -99,9 +99,9 @@ def random_ranking(budget: Budget, rng: random.Random) -> Ranking:
     rows = SimpleNamespace(
         round=round_,
         cache=SimpleNamespace(pool=SimpleNamespace(layout=SimpleNamespace(block_size=BLOCK))),
+        block=None,
         length=length.int(),
         position=position.view(*shape, room),
-        valid=valid,
     )
     stats = None
     if isinstance(budget, LazyLayers):

@@ -45,7 +45,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(directory: Path) -> Iterator[LLM]:
-    with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_scores=2, kv_floor=1) as llm:
+    with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_accumulators=2, kv_floor=1) as llm:
         yield llm
 
 
@@ -167,9 +167,9 @@ class TestBadRequests:
 
     def test_what_the_engine_was_opened_with_sets_limits(self, directory: Path) -> None:
         with (
-            LLM(directory, kv_memory="2MiB", num_scores=0, prefill_chunk=16) as llm,
+            LLM(directory, kv_memory="2MiB", num_accumulators=0, prefill_chunk=16) as llm,
             pytest.raises(
-                InvalidRequestError, match="needs 1 score accumulators per KV, and the engine was opened"
+                InvalidRequestError, match="needs 1 accumulators per KV, and the engine was opened"
             ),
         ):
             llm.submit(prompt(100), greedy(eviction="h2o", kv_budget=40))
@@ -178,7 +178,12 @@ class TestBadRequests:
             pytest.raises(InvalidRequestError, match="prefill_chunk must be at least 32, got 16"),
         ):
             llm.submit(prompt(100), greedy(eviction="snapkv", kv_budget=40))
-        for options in ({"compression": 0.2}, {"kv_budget": 0}, {"num_scores": 3}, {"eviction": "none"}):
+        for options in (
+            {"compression": 0.2},
+            {"kv_budget": 0},
+            {"num_accumulators": 3},
+            {"eviction": "none"},
+        ):
             with pytest.raises(ConfigError, match=next(iter(options))):
                 LLM(directory, **options)
 

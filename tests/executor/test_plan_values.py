@@ -135,7 +135,7 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
         "kv_memory": 600_000,
         "max_num_seqs": 16,
         "prefill_chunk": 48,
-        "num_scores": 2,
+        "num_accumulators": 2,
         "kv_floor": 1,
     }
     with LLM(directory, **options) as llm:
@@ -143,7 +143,9 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
         backend = open_backend("auto", engine._executor._model.device)
         mirrored = Mirrored(
             engine._executor,
-            TorchExecutor(engine._executor._model, llm.config, backend, engine._executor.layout.num_scores),
+            TorchExecutor(
+                engine._executor._model, llm.config, backend, engine._executor.layout.num_accumulators
+            ),
         )
         engine._executor = engine._scheduler._executor = engine._scheduler._rounds._executor = mirrored
         for index in range(8):

@@ -5,18 +5,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from winnow.attention.interface import AttentionSpec
+from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
 from winnow.attention.native_step import NativeSpec, NativeStep
-from winnow.attention.observe import Observe
+from winnow.attention.observer import AttentionObserver
+from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool, PagedCache
+from winnow.cache.codec import plain_format
 from winnow.cache.layout import PAGE_ENTRIES
+from winnow.errors import ConfigError
 
 if TYPE_CHECKING:
     from winnow import _native
 
 
-class NativeBackend:
+class NativeBackend(AttentionBackend):
     """See `AttentionBackend` for shapes and meaning. Results do not depend on the number of threads.
 
     All layers of a step bring the same cache and the same spans, so what the kernels need of them is made once and kept
@@ -37,7 +40,7 @@ class NativeBackend:
         layout = cache.pool.layout
         shape = (len(spans.position), layout.num_kv_heads, layout.head_dim)
         assert k.shape == v.shape == shape, f"k and v must be {shape}, got {tuple(k.shape)}, {tuple(v.shape)}"
-        k, v = _dense(k, layout.dtype), _dense(v, layout.dtype)
+        k, v = _dense(k, cache.pool.k.dtype), _dense(v, cache.pool.k.dtype)
         self._kernels.write(
             self._native_cache(cache),
             self._native_batch(spans),
@@ -58,8 +61,8 @@ class NativeBackend:
         ), (
             f"q must be [{len(spans.position)}, n x {layout.num_kv_heads}, {layout.head_dim}], got {tuple(q.shape)}"
         )
-        queries = _dense(q, layout.dtype)
-        out = torch.empty(q.shape, dtype=layout.dtype)
+        queries = _queries(cache.pool, q)
+        out = torch.empty(q.shape, dtype=q.dtype)
         native_spec = NativeSpec(spec)
         self._kernels.attend(
             self._work,
@@ -74,7 +77,7 @@ class NativeBackend:
             native_spec.native,
             torch.get_num_threads(),
         )
-        return out.to(q.dtype)
+        return out
 
     def replay(
         self,
@@ -84,25 +87,13 @@ class NativeBackend:
         q: Tensor,
         spec: AttentionSpec,
         *,
-        judged: tuple[int, int, int],
-        context_len: int,
+        judged: JudgedKVs,
         first: int,
         every: int = 1,
         query_logs: Tensor | None = None,
         key_logs: Tensor | None = None,
     ) -> None:
-        """Raise accumulator 0 of a context's KVs to the largest attention that a repetition's queries pay them.
-
-        Args:
-            slot: of the sequence; KVs of its rows lie in the order of their positions, none is missing.
-            q: [n, Hq, d], queries at positions `first`, `first + every` and so on, behind the context.
-            judged: how many of the context's first KVs, and first and end of a part of it, half-open. A query's softmax
-                goes over these and the KVs behind the context up to its own position.
-            query_logs: float32 [n], taken off the logarithm of what a query pays.
-            key_logs: float32 [Hq, judged KVs], added to it.
-        """
-        head, start, end = judged
-        queries = _dense(q, cache.pool.layout.dtype)
+        queries = _queries(cache.pool, q)
         # The kernel gets addresses, so these must live as long.
         taken_off, added = (None if x is None else x.float().contiguous() for x in (query_logs, key_logs))
         native_spec = NativeSpec(spec)
@@ -111,10 +102,10 @@ class NativeBackend:
             self._native_cache(cache),
             layer=layer,
             slot=slot,
-            head=head,
-            start=start,
-            end=end,
-            context_len=context_len,
+            head=judged.head,
+            start=judged.start,
+            end=judged.end,
+            context_len=judged.context_len,
             q=queries.data_ptr(),
             q_token=queries.stride(0),
             q_head=queries.stride(1),
@@ -131,7 +122,7 @@ class NativeBackend:
     def step(self, cache: PagedCache, spans: Spans) -> NativeStep:
         """The step for layers that attend within their own native call."""
         batch = self._native_batch(spans)
-        return NativeStep(self._native_cache(cache), batch, self._work, cache.pool.layout.dtype)
+        return NativeStep(self._native_cache(cache), batch, self._work, cache.pool.k.dtype)
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         source, target = source.contiguous(), target.contiguous()
@@ -143,52 +134,36 @@ class NativeBackend:
             torch.get_num_threads(),
         )
 
-    def keep_best(
-        self, pool: KVPool, block: Tensor, length: Tensor, kept: Tensor, worth: Tensor, must_stay: Tensor
-    ) -> None:
-        """Move the KVs of rows that stay to the front: those that must, then those worth most, of equals the younger.
-
-        Args:
-            block: int64 [..., n], the blocks of each row.
-            length: int32 [...], KVs of each row.
-            kept: [...], how many stay, at least as many as must.
-            worth: float32 [..., n * block size], arbitrary past the length.
-            must_stay: bool [..., n * block size].
-        """
-        assert worth.shape[-1] == block.shape[-1] * pool.layout.block_size, "rows are padded to whole blocks"
-        block, length, kept = block.contiguous(), length.contiguous(), kept.int().contiguous()
-        worth, must_stay = worth.contiguous(), must_stay.contiguous()
+    def keep_best(self, pool: KVPool, rows: RankedRows, kept: Tensor, most_evicted: int) -> None:
+        score, must_stay = rows.score.contiguous(), rows.must_stay.contiguous()
+        block, length, kept = rows.block.contiguous(), rows.length.contiguous(), kept.int().contiguous()
+        assert score.shape[-1] == block.shape[-1] * pool.layout.block_size, "rows are padded to whole blocks"
         self._kernels.keep_best(
             self._native_pool(pool),
             block.data_ptr(),
             length.data_ptr(),
             kept.data_ptr(),
-            worth.data_ptr(),
+            score.data_ptr(),
             must_stay.data_ptr(),
             length.numel(),
-            worth.shape[-1],
+            score.shape[-1],
             torch.get_num_threads(),
         )
 
     def _native_pool(self, pool: KVPool) -> "_native.Pool":
         if self._pool is None or self._pool[0] is not pool:
             layout = pool.layout
-            formats = {
-                torch.float32: self._native.DType.f32,
-                torch.bfloat16: self._native.DType.bf16,
-                torch.float16: self._native.DType.f16,
-            }
             view = self._native.Pool(
                 k=pool.k.data_ptr(),
                 v=pool.v.data_ptr(),
                 position=pool.position.data_ptr(),
-                score=pool.score.data_ptr(),
+                score=pool.accumulators.data_ptr(),
                 num_slots=pool.num_blocks * layout.block_size,
-                num_scores=layout.num_scores,
+                num_scores=layout.num_accumulators,
                 block_size=layout.block_size,
                 block_stride=pool.k.stride(0),
                 head_dim=layout.head_dim,
-                dtype=formats[layout.dtype],
+                dtype=_kv_format(pool),
             )
             self._pool = pool, view
         return self._pool[1]
@@ -227,18 +202,64 @@ class NativeBackend:
             self._batch = spans, view
         return self._batch[1]
 
-    def _native_observe(self, observe: Observe) -> "_native.Observe":
-        pool = observe.pool
+    def _native_observe(self, observe: AttentionObserver) -> "_native.Observe":
+        smoothing = observe.smoothing
         return self._native.Observe(
             terms=[self._native.Term[term.name.lower()] for term in observe.terms],
             group=self._native.Group[observe.group.name.lower()],
             exclude_first=observe.exclude_first,
             replace=observe.replace,
-            pool_size=pool.size if pool else 0,
-            pool_max=pool is not None and pool.kind == "max",
-            pool_per_query_head=pool is not None and pool.per_query_head,
-            pool_skip_window=pool is not None and pool.skip_window,
+            pool_size=smoothing.size if smoothing else 0,
+            pool_max=smoothing is not None and smoothing.kind == "max",
+            pool_per_query_head=smoothing is not None and smoothing.per_query_head,
+            pool_skip_window=smoothing is not None and smoothing.skip_window,
         )
+
+
+def key_rows(pool: KVPool, slot: Tensor, length: Tensor) -> "_native.KeyRows":
+    """The keys of rows for the kernels, where they lie in the pool. It points at all three arguments.
+
+    Args:
+        slot: int64 [..., N], dense, the slots of each row; length: int32 [...], dense, how many of them count.
+    """
+    from winnow import _native
+
+    return _native.KeyRows(
+        dtype=_kv_format(pool),
+        k=pool.k.data_ptr(),
+        head_dim=pool.layout.head_dim,
+        block_size=pool.layout.block_size,
+        block_stride=pool.k.stride(0),
+        slot=slot.data_ptr(),
+        length=length.data_ptr(),
+        rows=length.numel(),
+        stride=slot.shape[-1],
+    )
+
+
+def _kv_format(pool: KVPool) -> "_native.DType":
+    """The kernels' name of the format in which the pool stores KVs.
+
+    Raises:
+        ConfigError: the kernels do not read the pool's codec.
+    """
+    from winnow import _native
+
+    formats = {"float32": _native.DType.f32, "bfloat16": _native.DType.bf16, "float16": _native.DType.f16}
+    return formats[plain_format(pool.layout.codec, "attention_backend native")]
+
+
+def _queries(pool: KVPool, q: Tensor) -> Tensor:
+    """q, [T, Hq, d], as the kernels take it.
+
+    Raises:
+        ConfigError: its dtype is not that of the KVs.
+    """
+    if q.dtype != pool.k.dtype:
+        raise ConfigError(
+            f"attention_backend native needs queries in the KVs' dtype ({pool.layout.codec.name}), got {q.dtype}"
+        )
+    return _dense(q, q.dtype)
 
 
 def _dense(x: Tensor, dtype: torch.dtype) -> Tensor:

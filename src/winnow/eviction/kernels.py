@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from winnow.attention import Pool
+from winnow.attention import Smoothing
+from winnow.attention.native import key_rows
 from winnow.eviction.rows import LayerRows
 from winnow.native import native_kernels
 
@@ -17,30 +18,12 @@ class RowKernels:
     """The rows of a layer, as the kernels see them. Results do not depend on the number of threads."""
 
     def __init__(self, kernels: "_native.Kernels", rows: LayerRows) -> None:
-        from winnow import _native
-
-        formats = {
-            torch.float32: _native.DType.f32,
-            torch.bfloat16: _native.DType.bf16,
-            torch.float16: _native.DType.f16,
-        }
-        keys = rows.pool.k
         self._kernels = kernels
         self._threads = torch.get_num_threads()
         # The kernels get addresses, so these must live as long.
         self._slot, self._position = rows.slot.contiguous(), rows.position.contiguous()
         self._length = rows.length.contiguous()
-        self._keys = _native.KeyRows(
-            dtype=formats[keys.dtype],
-            k=keys.data_ptr(),
-            head_dim=keys.shape[-1],
-            block_size=keys.shape[1],
-            block_stride=keys.stride(0),
-            slot=self._slot.data_ptr(),
-            length=self._length.data_ptr(),
-            rows=self._length.numel(),
-            stride=self._slot.shape[-1],
-        )
+        self._keys = key_rows(rows.pool, self._slot, self._length)
 
     @classmethod
     def of(cls, rows: LayerRows) -> "RowKernels | None":
@@ -60,7 +43,7 @@ class RowKernels:
         self._kernels.key_difference(self._keys, score.data_ptr(), self._threads)
         return score
 
-    def pooled(self, score: Tensor, pool: Pool) -> Tensor:
+    def pooled(self, score: Tensor, smoothing: Smoothing) -> Tensor:
         """`score`, float32 [B, H, N], pooled over neighbours; zeros where not valid. The pool's heads and window are
         not looked at."""
         score = score.contiguous()
@@ -71,8 +54,8 @@ class RowKernels:
             self._length.data_ptr(),
             self._length.numel(),
             score.shape[-1],
-            pool.size,
-            pool.kind == "max",
+            smoothing.size,
+            smoothing.kind == "max",
             pooled.data_ptr(),
             self._threads,
         )

@@ -21,11 +21,11 @@ def build_engine(
     Args:
         policy: the engine's own, which decides how many accumulators there are if the configuration does not say it.
     """
-    num_scores = config.eviction.num_scores
-    if num_scores is None:
-        num_scores = max(policy.score.num_scores, 1)
+    num_accumulators = config.eviction.num_accumulators
+    if num_accumulators is None:
+        num_accumulators = max(policy.score.num_accumulators, 1)
     backend = open_backend(config.model.attention_backend, loaded.device)
-    executor = TorchExecutor(loaded, config, backend, num_scores)
+    executor = TorchExecutor(loaded, config, backend, num_accumulators)
     scheduler = Scheduler(config.scheduler, executor, clock, max_round_kvs=config.eviction.max_round_kvs)
     admission = Admission(
         scheduler.ledger,

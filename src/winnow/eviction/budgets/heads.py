@@ -129,7 +129,7 @@ class LazyLayers(Budget):
     threshold: float = 0.9
 
     def layer_stats(self, rows: LayerRows) -> Tensor:
-        return rows.score[0].masked_fill(~rows.protected, 0.0).sum(dim=-1)
+        return rows.accumulators[0].masked_fill(~rows.protected, 0.0).sum(dim=-1)
 
     def allot(self, costs: RowCosts) -> Tensor:
         assert costs.stats is not None, "layer_stats gives them"
