@@ -64,8 +64,9 @@ def observe_replay(
     """Raise accumulator 0 of the context's KVs to the largest attention that they receive from these queries.
 
     The softmax of a query goes over the context's first KVs (`ReplayPass.head`), those of the chunk that the pass
-    repeats, and those of the pass up to the query: as in KVzip, so that the other chunks receive nothing. The accumulators
-    of the first two change. Keys are read in place, and only a part of the attention matrix exists at a time.
+    repeats, and those of the pass up to the query: as in KVzip, so that the other chunks receive nothing. The
+    accumulators of the first two change. Keys are read in place, and only a part of the attention matrix exists at a
+    time.
 
     Args:
         q: [n, Hq, d], the queries of `span.tokens`, rotated at their positions.

@@ -55,8 +55,8 @@ class Fixed(EqualHeads):
 class AdaptiveHeads(Budget):
     """The heads of a layer compete (Ada-KV).
 
-    A share `floor` of the layer's budget above the protected KVs is split equally; the rest in proportion to how many of
-    the layer's best KVs each head has.
+    A share `floor` of the layer's budget above the protected KVs is split equally; the rest in proportion to how many
+    of the layer's best KVs each head has.
     """
 
     floor: float = 0.2

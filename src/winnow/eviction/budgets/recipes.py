@@ -20,8 +20,8 @@ SPECIAL, PUNCTUATION = 1, 2
 class Recipes(Budget):
     """The smallest of several token sets that recovers the share `recovery` of a head's attention.
 
-    The sets, each including the one before: special tokens; with punctuation; with the `heavy` share of KVs that got most attention; with the
-    `local` share of KVs nearest to the end; all. Protected KVs are in every set. Requires the
+    The sets, each including the one before: special tokens; with punctuation; with the `heavy` share of KVs that got
+    most attention; with the `local` share of KVs nearest to the end; all. Protected KVs are in every set. Requires the
     scorer `Cumulative`.
     """
 
