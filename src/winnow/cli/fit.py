@@ -133,7 +133,7 @@ def _fit(engine: dict[str, Any], options: FitOptions, paths: list[Path], out: Pa
         )
         require_texts(pieces, paths, 2)
         training = Training(hidden=options.hidden, epochs=options.epochs, seed=seed)
-        done = fit(llm, pieces, training, chat=chat, tell=tell)
+        done = fit(llm, pieces, training, chat=chat, on_progress=tell)
     write(done.predictor, out)
     for name, quality in done.qualities.items():
         mark = "*" if name == done.chosen else " "

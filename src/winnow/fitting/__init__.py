@@ -1,1 +1,1 @@
-"""Learning, on this machine, what a replay of KVzip would say: collect its scores, fit a predictor, judge it."""
+"""Fit a predictor of KVzip's scores: collect scores of replays, train, evaluate."""

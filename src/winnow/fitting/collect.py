@@ -1,4 +1,4 @@
-"""KVzip's scores of texts, beside what the cache stores of each KV: what a predictor learns from."""
+"""Collect the training data of a predictor: KVzip's scores of texts with the keys and values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ from winnow.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class Collected:
-    """What is known of the KVs of one text, T of them in each row, in the order of positions.
+    """The KVs of one text, T in each row, in the order of positions.
 
     Attributes:
         keys: before their rotation, bfloat16 [L, H, T, d].
         values: bfloat16 [L, H, T, d].
-        scores: the replay's, float32 [L, H, T].
-        baseline: KeyDiff's, float32 [L, H, T], for comparison.
-        probe: keys by which the model is known again, float32 [L, H, d].
+        scores: of the replay, float32 [L, H, T].
+        baseline: scores of KeyDiff, float32 [L, H, T], for comparison.
+        probe: keys that identify the model, float32 [L, H, d].
     """
 
     keys: Tensor
@@ -39,21 +39,21 @@ class Collected:
 
 @dataclass
 class Recorder:
-    """Takes down the rows of a round, layer by layer."""
+    """Records the rows of a round, layer by layer."""
 
     layers: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
     probe: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def take(self, rows: LayerRows, score: Tensor) -> None:
+    def record(self, rows: LayerRows, score: Tensor) -> None:
         count = int(rows.length[0].min())
-        # Rows are in the order of positions before their first round.
+        # Before their first round rows are in the order of positions.
         parts = (rows.unrotated_keys(), rows.values(), score, key_difference(rows))
         keys, values, scores, baseline = (part[0, :, :count].clone().cpu() for part in parts)
         self.layers.append((keys.bfloat16(), values.bfloat16(), scores, baseline))
         self.probe = rows.key_probe()
 
     def collected(self, skip: int) -> Collected:
-        """All layers together, without the first `skip` KVs of each row."""
+        """Stack all layers, without the first `skip` KVs of each row."""
         keys, values, scores, baseline = (
             torch.stack(part)[:, :, skip:].contiguous() for part in zip(*self.layers, strict=True)
         )
@@ -62,7 +62,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class _Recorded(Scorer):
-    """A replay's score, taken down."""
+    """A replay's score that records the rows it sees."""
 
     num_accumulators = 1
     recorder: Recorder = field(default_factory=Recorder, compare=False)
@@ -78,21 +78,24 @@ class _Recorded(Scorer):
 
     def score(self, rows: LayerRows) -> Tensor:
         score = self.inner.score(rows)
-        self.recorder.take(rows, score)
+        self.recorder.record(rows, score)
         return score
 
 
 SINKS = 4
-"""First KVs of a row that policies keep anyway: neither learnt from nor judged."""
+"""Number of first KVs of a row, which policies protect: excluded from training and evaluation."""
 
 
 def collect(llm: LLM, text: str, *, chat: bool) -> Collected:
-    """Compute a text, repeat it, and return what that says of its KVs; within the model's chat template or without.
+    """Prefill a text, replay it and return its KVs with their scores.
+
+    Args:
+        chat: put the text into the model's chat template.
 
     Raises:
-        InvalidRequestError: the model does not allow it, or the text does not fit into context or KV memory.
+        InvalidRequestError: the model does not support replays, or the text does not fit into context or KV memory.
     """
-    assert llm.tokenizer is not None, "checked by who reads texts"
+    assert llm.tokenizer is not None, "checked by the caller"
     if not chat:
         token_ids = llm.tokenizer.encode(text)
         return collect_tokens(llm, token_ids, len(token_ids))
@@ -101,10 +104,10 @@ def collect(llm: LLM, text: str, *, chat: bool) -> Collected:
 
 
 def collect_tokens(llm: LLM, token_ids: Sequence[int], context: int) -> Collected:
-    """The same for tokens, of which the first `context` are the text. Raises as `collect`."""
+    """`collect` for token ids, of which the first `context` are the text."""
     recorder = Recorder()
     policy = EvictionPolicy(_Recorded(recorder), AdaptiveRows(), Keep(sinks=SINKS), When(after_prefill=True))
-    # Any budget below the context has a round, and the round is all that is wanted.
+    # Any budget below the context triggers the round.
     params = SamplingParams(
         temperature=0,
         max_tokens=2,

@@ -1,4 +1,4 @@
-"""How much of a replay's order a predictor has, on texts that it did not learn from."""
+"""Evaluate predictors on held-out texts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from winnow.eviction.predictor import Predictor
 from winnow.fitting.collect import Collected
 
 SHARE = 0.25
-"""Of the KVs, as many as 4x compression keeps."""
+"""The share of KVs that 4x compression keeps."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Quality:
     """Means over texts.
 
     Attributes:
-        recall: share of the replay's best quarter of all KVs that the predictor's best quarter holds; chance is 0.25.
+        recall: share of the replay's best quarter of all KVs that is in the predictor's best quarter; 0.25 by chance.
         row_recall: the same within each row.
         correlation: Spearman's, over all KVs of a text.
-        keydiff_row_recall: `row_recall` of KeyDiff's score, which knows no other rows.
+        keydiff_row_recall: `row_recall` of KeyDiff's score, which compares KVs within a row only.
     """
 
     recall: float
@@ -35,13 +35,13 @@ class Quality:
 
 
 def judge(predictor: Predictor, texts: Sequence[Collected]) -> Quality:
-    """How good a predictor is on texts."""
+    """Evaluate a predictor on texts."""
     found = [_of_text(predictor, text) for text in texts]
     return Quality(*(fmean(column) for column in zip(*found, strict=True)))
 
 
 def predicted(predictor: Predictor, text: Collected) -> Tensor:
-    """What a predictor says of a text, float32 [L, H, T]."""
+    """The predicted scores of a text, float32 [L, H, T]."""
     layers = range(len(text.scores))
     return torch.stack(
         [predictor.predict(i, text.keys[i].float()[None], text.values[i].float()[None])[0] for i in layers]
@@ -49,7 +49,7 @@ def predicted(predictor: Predictor, text: Collected) -> Tensor:
 
 
 def recall(guessed: Tensor, true: Tensor) -> float:
-    """Share of the best quarter of `true`, [..., T], that the best quarter of `guessed` holds; the mean over rows."""
+    """Share of the best quarter of `true`, [..., T], that is in the best quarter of `guessed`; the mean over rows."""
     count = max(1, round(true.shape[-1] * SHARE))
     held = torch.zeros(true.shape, dtype=torch.bool).scatter_(-1, guessed.topk(count).indices, True)
     return float(held.gather(-1, true.topk(count).indices).float().mean())
@@ -66,6 +66,6 @@ def _of_text(predictor: Predictor, text: Collected) -> tuple[float, float, float
 
 
 def _spearman(guessed: Tensor, true: Tensor) -> float:
-    """Correlation of ranks."""
+    """Rank correlation."""
     ranks = torch.stack([each.argsort().argsort().double() for each in (guessed, true)])
     return float(torch.corrcoef(ranks)[0, 1])

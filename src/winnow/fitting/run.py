@@ -1,4 +1,4 @@
-"""From a model and texts to a predictor beside the model."""
+"""Fit a predictor to a model and write its file."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,20 +13,20 @@ from winnow.fitting.train import Training, train
 from winnow.llm import LLM
 
 HELD_OUT = 4
-"""One text of this many is kept to judge by."""
+"""One text in this many is held out for evaluation."""
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What came of fitting.
+    """The result of fitting.
 
     Attributes:
-        predictor: the better of the two.
-        qualities: of ridge regression and of the network, by name.
-        chosen: which of them `predictor` is.
-        seconds: it took, by part.
+        predictor: the better one of ridge regression and network.
+        qualities: of both, by name.
+        chosen: the name of `predictor`.
+        seconds: duration of each phase.
     """
 
     predictor: Predictor
@@ -37,23 +37,23 @@ class Fit:
     seconds: dict[str, float]
 
 
-def fit(llm: LLM, texts: Sequence[str], training: Training, *, chat: bool, tell: Tell) -> Fit:
-    """Collect, train and judge.
+def fit(llm: LLM, texts: Sequence[str], training: Training, *, chat: bool, on_progress: Progress) -> Fit:
+    """Collect scores, train predictors and return the better one.
 
     Args:
-        texts: at least 2; one of 4, and at least 1, is held out.
-        chat: texts stand in the model's chat template as a user's message.
-        tell: called with progress, a line at a time.
+        texts: at least 2; one in 4, and at least 1, is held out.
+        chat: put each text into the model's chat template as a user message.
+        on_progress: called with each line of progress.
 
     Raises:
-        InvalidRequestError: the model does not allow replays, or a text does not fit.
+        InvalidRequestError: the model does not support replays, or a text does not fit.
     """
     start = time.monotonic()
     collected = []
     for number, text in enumerate(texts, start=1):
         collected.append(collect(llm, text, chat=chat))
-        tell(f"text {number} of {len(texts)}: {collected[-1].num_kvs} KVs in each row")
-    # Texts of all kinds come in turns, so that any of them in a row are of as many kinds as there are.
+        on_progress(f"text {number} of {len(texts)}: {collected[-1].num_kvs} KVs in each row")
+    # Kinds of texts alternate, so the last texts cover as many kinds as possible.
     held = max(1, len(texts) // HELD_OUT)
     learnt, judged = collected[:-held], collected[-held:]
     collecting = time.monotonic()
@@ -65,7 +65,7 @@ def fit(llm: LLM, texts: Sequence[str], training: Training, *, chat: bool, tell:
 
         def on_layer(layer: int, name: str = name) -> None:
             if (layer + 1) % 10 == 0 or layer + 1 == layers:
-                tell(f"{name}: layer {layer + 1} of {layers}")
+                on_progress(f"{name}: layer {layer + 1} of {layers}")
 
         predictors[name] = train(learnt, replace(training, hidden=units), on_layer)
     qualities = {name: judge(predictor, judged) for name, predictor in predictors.items()}
@@ -83,7 +83,7 @@ def fit(llm: LLM, texts: Sequence[str], training: Training, *, chat: bool, tell:
 
 
 def write(predictor: Predictor, path: Path) -> None:
-    """Write a predictor so that a reader finds the old one or the new one whole.
+    """Write a predictor atomically.
 
     Raises:
         InvalidRequestError: the file cannot be written.

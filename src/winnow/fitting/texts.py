@@ -1,4 +1,4 @@
-"""What a predictor learns from: texts of the user's, or those that ship with Winnow with facts hidden in them."""
+"""Training texts: the user's, or shipped ones with inserted facts."""
 
 import random
 import uuid
@@ -41,20 +41,20 @@ _TOWNS = (
     "Kyoto",
     "Lund",
 )
-# Lines that say nothing. Repeated as they are in some evaluations, under other words.
+# Uninformative lines, repeated as in some evaluations, in other words.
 _FILLERS = (
     "The lamp is lit. The door is shut. The clock goes on. Nothing happens, and then nothing again.",
     "Rain falls on the roof. The road is wet. The birds are quiet. We wait. It will pass.",
     "One step and another step. The hill is high. The wind is cold. On we walk. Back we come.",
 )
-# Characters for one token, with room to spare: tokenizers read most text in less.
+# Upper bound on characters per token for most text.
 _CHARACTERS = 8
 
 
 def shipped_texts(count: int, tokens: int, seed: int) -> list[str]:
     """Texts of at least `tokens` tokens each: prose, encyclopaedia, filler and lists, with names, numbers and keys.
 
-    KVzip's high scores sit on what cannot be guessed, of which plain prose has little.
+    High scores of KVzip belong to unpredictable tokens, which are rare in plain prose.
     """
     rng = random.Random(seed)  # noqa: S311  # texts, no secrets
     kinds: tuple[Callable[[random.Random, int], str], ...] = (_prose, _filler, _articles, _records)
@@ -62,22 +62,22 @@ def shipped_texts(count: int, tokens: int, seed: int) -> list[str]:
 
 
 def read_texts(paths: Sequence[Path]) -> list[str]:
-    """The texts of files: a .jsonl file has one in each object's field `text`, or `prompt`; any other file is one text.
+    """Read texts: of a .jsonl file the field `text` or `prompt` of each object; any other file is one text.
 
     Raises:
-        DatasetError: a file cannot be read, or an object has no such field; names the place.
+        DatasetError: a file cannot be read, or an object has no such field; the message names the line.
     """
     return [text for path in paths for text in _texts_of(path) if text.strip()]
 
 
 def cut(tokenizer: Any, texts: Sequence[str], tokens: int, most: int) -> list[str]:
-    """Pieces of at most `tokens` tokens, taken in turns from the front of each text, `most` at most.
+    """Cut at most `most` pieces of at most `tokens` tokens, in turns from the front of each text.
 
-    Pieces shorter than a quarter of that, such as the ends of texts, are left out unless nothing else is there.
+    Pieces shorter than a quarter of that are dropped unless a text has no longer ones.
     """
     pieces: list[list[str]] = []
     for text in texts:
-        # Only as far as pieces could be taken from it.
+        # Tokenize no more than the pieces can need.
         ids = tokenizer.encode(text[: tokens * most * _CHARACTERS], add_special_tokens=False)
         parts = [ids[start : start + tokens] for start in range(0, len(ids), tokens)]
         long = [part for part in parts if 4 * len(part) >= tokens] or parts[:1]
@@ -135,7 +135,7 @@ def _opening(rng: random.Random, units: Sequence[str], characters: int) -> list[
 
 
 def _hidden(rng: random.Random, units: list[str]) -> list[str]:
-    """Units with facts between them: from few, as in a letter, to many, as in a ledger."""
+    """Insert facts between units, at a random density."""
     share = rng.choice((20, 60, 200))
     count = max(1, sum(map(len, units)) // (share * 20))
     places = sorted(rng.randrange(len(units) + 1) for _ in range(count))
@@ -166,7 +166,7 @@ def _value(rng: random.Random) -> str:
 
 
 def require_texts(texts: Sequence[str], paths: Sequence[Path], least: int) -> None:
-    """Raises DatasetError where there are too few texts to learn from some and to judge by others."""
+    """Raise DatasetError if there are too few texts to train on some and evaluate on others."""
     if len(texts) < least:
         named = ", ".join(map(str, paths)) or "the texts that ship"
         raise DatasetError(

@@ -1,4 +1,4 @@
-"""Ridge regression, and a small network on what it leaves over, for all rows of a layer at once."""
+"""Ridge regression and a small network on its residuals, for all rows of a layer at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from winnow.eviction.predictor import Predictor, features
 from winnow.fitting.collect import Collected, joined
 
 LEAST_SCORE = 1e-5
-"""Attention below it counts as it: who gets none need not be distinguished from who gets next to none."""
+"""Lower bound of scores: differences below it do not matter."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a predictor is learnt.
+    """Hyperparameters of training.
 
     Attributes:
-        hidden: units of the network of a row; 0: ridge regression alone.
-        epochs: times that each KV is looked at.
-        batch: KVs of a row in one step.
-        rate: of Adam, falling to 0 along half a cosine.
-        ridge: in KVs: this many count as saying that the features say nothing.
-        seed: of the network's first weights and of the order of KVs.
+        hidden: hidden units of the network of a row; 0: ridge regression only.
+        epochs: passes over the KVs.
+        batch: KVs of a row per step.
+        rate: learning rate of Adam, with cosine decay to 0.
+        ridge: strength of the ridge penalty, in KVs.
+        seed: of the network's initial weights and the order of KVs.
     """
 
     hidden: int = 32
@@ -36,7 +36,7 @@ class Training:
 
 
 def targets(scores: Tensor) -> Tensor:
-    """What a predictor is to say."""
+    """The regression targets, logarithms of scores."""
     return scores.clamp_min(LEAST_SCORE).log()
 
 
@@ -47,7 +47,7 @@ def train(
     """Fit a predictor to texts.
 
     Args:
-        on_layer: called with each layer that is done.
+        on_layer: called with the index of each finished layer.
     """
     parts: list[tuple[Tensor, ...]] = []
     for layer in range(len(texts[0].scores)):
@@ -67,7 +67,7 @@ def _fit_layer(x: Tensor, y: Tensor, training: Training, layer: int) -> tuple[Te
     slope = _ridge(x, y - middle, training.ridge)
     left = y - middle - (x @ slope[..., None])[..., 0]
     inner, bias, outer, offset = _network(x, left, training, training.seed + layer)
-    # Standardising is part of the weights from here on.
+    # Fold the standardization into the weights.
     mean, scale = mean[:, 0], scale[:, 0]
     slope, inner = slope / scale, inner / scale[..., None]
     return (
@@ -88,7 +88,7 @@ def _ridge(x: Tensor, y: Tensor, ridge: float) -> Tensor:
 
 
 def _network(x: Tensor, y: Tensor, training: Training, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inner [H, F, M], bias [H, M], outer [H, M] and offset [H] of networks that tell y [H, T] from x [H, T, F]."""
+    """Inner [H, F, M], bias [H, M], outer [H, M] and offset [H] of networks that predict y [H, T] from x [H, T, F]."""
     heads, count, width = x.shape
     generator = torch.Generator().manual_seed(seed)
     hidden = training.hidden
@@ -110,7 +110,7 @@ def _network(x: Tensor, y: Tensor, training: Training, seed: int) -> tuple[Tenso
             guessed = (part @ outer[..., None])[..., 0] + offset[:, None]
             loss = (
                 functional.mse_loss(guessed, y[:, chosen]) * heads
-            )  # heads are apart: none's rate depends on the others
+            )  # so that the learning rate of a head does not depend on their number
             adam.zero_grad()
             loss.backward()
             adam.step()
