@@ -124,7 +124,7 @@ def _records(rng: random.Random, characters: int) -> str:
 
 
 def _opening(rng: random.Random, units: Sequence[str], characters: int) -> list[str]:
-    """Units from a random place on, which go on with the first one behind the last."""
+    """Take consecutive units from a random start, cyclically."""
     taken: list[str] = []
     place, length = rng.randrange(len(units)), 0
     while length < characters:
