@@ -89,7 +89,8 @@ NB_MODULE(_native, m) {
           },
           nb::kw_only(), "qkv"_a, "qkv_bias"_a, "output"_a, "output_bias"_a, "gate_up"_a, "gate_up_bias"_a, "down"_a,
           "down_bias"_a, "input_norm"_a, "query_norm"_a, "key_norm"_a, "post_norm"_a, "output_norm"_a,
-          "down_norm"_a, "activation"_a, "num_query_heads"_a, "num_kv_heads"_a, "head_dim"_a);
+          "down_norm"_a, "activation"_a, "num_query_heads"_a, "num_kv_heads"_a, "head_dim"_a)
+      .def_prop_ro("dtype", &DecoderLayer::dtype);
 
   nb::class_<Pool>(m, "Pool")
       .def(
@@ -172,7 +173,8 @@ NB_MODULE(_native, m) {
             new (self) Decoder{{at<char>(embedding), head, num_tokens}, std::move(layers), selects, norm,
                                {head, at<char>(head_bias)}};
           },
-          nb::kw_only(), "embedding"_a, "num_tokens"_a, "layers"_a, "selects"_a, "norm"_a, "head"_a, "head_bias"_a);
+          nb::kw_only(), "embedding"_a, "num_tokens"_a, "layers"_a, "selects"_a, "norm"_a, "head"_a, "head_bias"_a)
+      .def_prop_ro("dtype", &Decoder::dtype);
 
   nb::class_<KeyRows>(m, "KeyRows")
       .def(
@@ -190,9 +192,9 @@ NB_MODULE(_native, m) {
       .def("__init__", [](Kernels *self, const std::string &name) { new (self) Kernels(kernels_for(name)); },
            "instruction_set"_a)
       .def("write",
-           [](const Kernels &self, const Cache &cache, const Batch &batch, int64_t layer, uintptr_t k, int64_t k_token,
-              int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, int threads) {
-             self.write(cache, batch, {layer, heads(k, k_token, k_head), heads(v, v_token, v_head), 0, batch.num_tokens()},
+           [](const Kernels &self, const Cache &cache, const Batch &batch, int64_t layer, DType dtype, uintptr_t k,
+              int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, int threads) {
+             self.write(cache, batch, {layer, dtype, heads(k, k_token, k_head), heads(v, v_token, v_head), 0, batch.num_tokens()},
                         threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
@@ -210,24 +212,25 @@ NB_MODULE(_native, m) {
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("attend",
-           [](const Kernels &self, Workspace &work, const Cache &cache, const Batch &batch, int64_t layer, uintptr_t q,
-              int64_t q_token, int64_t q_head, uintptr_t out, int64_t num_query_heads, const AttentionSpec &spec,
-              int threads) {
-             self.attend({spec, cache, batch, layer, heads(q, q_token, q_head), at<char>(out), num_query_heads, threads},
+           [](const Kernels &self, Workspace &work, const Cache &cache, const Batch &batch, int64_t layer, DType dtype,
+              uintptr_t q, int64_t q_token, int64_t q_head, uintptr_t out, int64_t num_query_heads,
+              const AttentionSpec &spec, int threads) {
+             self.attend({spec, cache, batch, layer, dtype, heads(q, q_token, q_head), at<char>(out), num_query_heads,
+                          threads},
                          work);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("replay",
            [](const Kernels &self, Workspace &work, const Cache &cache, int64_t layer, int64_t slot, int64_t head,
-              int64_t start, int64_t end, int64_t context_len, uintptr_t q, int64_t q_token, int64_t q_head,
+              int64_t start, int64_t end, int64_t context_len, DType dtype, uintptr_t q, int64_t q_token, int64_t q_head,
               int64_t count, int64_t first, int64_t every, int64_t num_query_heads, uintptr_t query_logs,
               uintptr_t key_logs, const AttentionSpec &spec, int threads) {
-             self.replay({spec, cache, layer, slot, head, start, end, context_len, heads(q, q_token, q_head), count,
-                          first, every, num_query_heads, at<float>(query_logs), at<float>(key_logs), threads},
+             self.replay({spec, cache, layer, slot, head, start, end, context_len, dtype, heads(q, q_token, q_head),
+                          count, first, every, num_query_heads, at<float>(query_logs), at<float>(key_logs), threads},
                          work);
            },
            nb::call_guard<nb::gil_scoped_release>(), "work"_a, "cache"_a, nb::kw_only(), "layer"_a, "slot"_a, "head"_a,
-           "start"_a, "end"_a, "context_len"_a, "q"_a, "q_token"_a, "q_head"_a, "count"_a, "first"_a, "every"_a,
+           "start"_a, "end"_a, "context_len"_a, "dtype"_a, "q"_a, "q_token"_a, "q_head"_a, "count"_a, "first"_a, "every"_a,
            "num_query_heads"_a, "query_logs"_a, "key_logs"_a, "spec"_a, "threads"_a)
       .def("leverage",
            [](const Kernels &self, const KeyRows &rows, float ridge, uintptr_t worth, int threads) {

@@ -119,7 +119,7 @@ void begin(const Kernels &kernels, const DecoderLayer &layer, int64_t index, con
   before(kernels, layer, x, rotation, qkv, piece);
   const Heads k = heads_of(layer, qkv, layer.num_query_heads);
   const Heads v = heads_of(layer, qkv, layer.num_query_heads + layer.num_kv_heads);
-  kernels.write(step.cache, step.batch, {index, k, v, piece.first, piece.first + piece.tokens}, piece.threads);
+  kernels.write(step.cache, step.batch, {index, layer.dtype(), k, v, piece.first, piece.first + piece.tokens}, piece.threads);
 }
 
 /// What the tokens of a layer attend to, [tokens, num_query_heads * head_dim]; their keys and values are in the cache.
@@ -129,7 +129,7 @@ const char *attend(const Kernels &kernels, const DecoderLayer &layer, int64_t in
                    const PagedStep &step, const std::vector<bool> *read, DecoderWorkspace &work, int threads) {
   char *attended = rows_of(work.attended, layer, step.batch.num_tokens(), layer.output.weight.in_features);
   const Heads q = heads_of(layer, qkv, 0);
-  kernels.attend({spec, step.cache, step.batch, index, q, attended, layer.num_query_heads, threads, read}, step.work);
+  kernels.attend({spec, step.cache, step.batch, index, layer.dtype(), q, attended, layer.num_query_heads, threads, read}, step.work);
   return attended;
 }
 

@@ -22,6 +22,7 @@ struct DecoderLayer {
   Activation activation;
   int64_t num_query_heads, num_kv_heads, head_dim;
 
+  /// Of weights and activations. KVs have the cache's.
   DType dtype() const { return qkv.weight.dtype; }
   int64_t hidden_size() const { return qkv.weight.in_features; }
 };
@@ -81,6 +82,8 @@ struct Decoder {
   bool selects;  // nobody reads the last layer's output but that of wanted tokens
   RmsNorm norm;
   Linear head;
+
+  DType dtype() const { return head.weight.dtype; }
 };
 
 /// Cosines and sines of the positions from 0 on.

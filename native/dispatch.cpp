@@ -55,16 +55,19 @@ void replay(const Replay &, Workspace &);
 }
 #endif
 
-/// The kernels of an instruction set that multiplies bf16: attention over other formats is that of AVX-512, and all else that
-/// of AVX512-BF16.
+/// The kernels of an instruction set that multiplies bf16. Attention where activations or KVs have another format is that of
+/// AVX-512; all else is that of AVX512-BF16.
 template <void (*attend)(const Attend &, Workspace &), void (*replay)(const Replay &, Workspace &)>
 static Kernels attending_bf16() {
   Kernels kernels = avx512_bf16::kernels;
+  static constexpr auto is_bf16 = [](const auto &call) {
+    return call.dtype == DType::bf16 && call.cache.dtype == DType::bf16;
+  };
   kernels.attend = [](const Attend &call, Workspace &work) {
-    (call.cache.dtype == DType::bf16 ? attend : avx512::attend)(call, work);
+    (is_bf16(call) ? attend : avx512::attend)(call, work);
   };
   kernels.replay = [](const Replay &call, Workspace &work) {
-    (call.cache.dtype == DType::bf16 ? replay : avx512::replay)(call, work);
+    (is_bf16(call) ? replay : avx512::replay)(call, work);
   };
   return kernels;
 }

@@ -26,7 +26,7 @@ struct Blocks {
 
 /// The memory of a cache; see winnow.cache.KVPool.
 struct Pool : Blocks {
-  char *k, *v;        // [num_slots] vectors of dtype
+  char *k, *v;        // [num_slots] vectors of dtype, which need not be that of a model's activations
   int32_t *position;  // [num_slots]
   float *score;       // [num_scores, num_slots]
   int64_t num_slots, num_scores;
@@ -135,6 +135,7 @@ struct Heads {
 /// Keys and values of the batch's tokens in one layer, of which [first, last) are meant.
 struct NewKVs {
   int64_t layer;
+  DType dtype;  // of k and v; they are stored in the cache's
   Heads k, v;
   int64_t first, last;
 };
@@ -152,6 +153,7 @@ struct Attend : AttentionSpec {
   const Cache &cache;
   const Batch &batch;
   int64_t layer;
+  DType dtype;  // of q and out
   Heads q;
   char *out;
   int64_t num_query_heads;
@@ -169,6 +171,7 @@ struct Replay : AttentionSpec {
   const Cache &cache;
   int64_t layer, slot;
   int64_t head, start, end, context_len;
+  DType dtype;                    // of q
   Heads q;                        // [count, num_query_heads, head_dim]
   int64_t count, first, every;    // queries, the position of the first one, and from one to the next
   int64_t num_query_heads;

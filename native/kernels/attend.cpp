@@ -58,8 +58,7 @@ void scale_row(float *row, int64_t n, float factor) {
 }
 
 /// Write the finished attention of one token and query head.
-template <class KV>
-void finish(const Attend &call, float *outputs, float *statistics, int64_t token, int64_t query_head, float *sums,
+inline void finish(const Attend &call, float *outputs, float *statistics, int64_t token, int64_t query_head, float *sums,
             float most, float mass) {
   const int dim = static_cast<int>(call.cache.head_dim), padded = round_up(dim, WIDTH);
   const int64_t at = token * call.num_query_heads + query_head;
@@ -73,36 +72,38 @@ void finish(const Attend &call, float *outputs, float *statistics, int64_t token
   const float inverse = mass > 0 ? 1.0f / mass : 0.0f;
   statistics[2 * at] = most;
   statistics[2 * at + 1] = inverse;
-  KV *out = reinterpret_cast<KV *>(call.out) + at * dim;
-  for (int d = 0; d < dim; d += WIDTH) {
-    const vf x = load(sums + d) * inverse;
-    if (d + WIDTH <= dim)
-      store(out + d, x);
-    else
-      store_part(out + d, x, dim - d);
-    if (outputs) store(outputs + at * padded + d, x);
-  }
+  with_act(call.dtype, [&](auto type) {
+    using Act = decltype(type);
+    Act *out = reinterpret_cast<Act *>(call.out) + at * dim;
+    for (int d = 0; d < dim; d += WIDTH) {
+      const vf x = load(sums + d) * inverse;
+      if (d + WIDTH <= dim)
+        store(out + d, x);
+      else
+        store_part(out + d, x, dim - d);
+      if (outputs) store(outputs + at * padded + d, x);
+    }
+  });
 }
 
 /// Ask for some queries of the query heads of one KV head.
-template <class KV>
-void ask_for_queries(const Attend &call, int64_t token, int64_t count, int64_t first_head) {
+inline void ask_for_queries(const Attend &call, int64_t token, int64_t count, int64_t first_head) {
   asm volatile("");  // see ask_for_scores
+  const int64_t width = bytes_of(call.dtype), stride = call.q.token_stride * width, bytes = call.cache.head_dim * width;
   for (int64_t head = first_head; head < first_head + call.group(); ++head) {
-    const KV *query = reinterpret_cast<const KV *>(call.q.data) + token * call.q.token_stride + head * call.q.head_stride;
-    for (int64_t i = 0; i < count; ++i, query += call.q.token_stride)
-      for (int64_t d = 0; d < call.cache.head_dim; d += LINE<KV>) __builtin_prefetch(query + d, 0, 2);
+    const char *query = call.q.data + token * stride + head * call.q.head_stride * width;
+    for (int64_t i = 0; i < count; ++i, query += stride)
+      for (int64_t d = 0; d < bytes; d += LINE<char>) __builtin_prefetch(query + d, 0, 2);
   }
 }
 
 /// Ask for the memory that the finished attention of some tokens goes to, of the query heads of one KV head.
-template <class KV>
-void ask_for_outputs(const Attend &call, const float *statistics, int64_t token, int64_t count, int64_t first_head) {
+inline void ask_for_outputs(const Attend &call, const float *statistics, int64_t token, int64_t count, int64_t first_head) {
   asm volatile("");  // see ask_for_scores
-  const int64_t dim = call.cache.head_dim;
+  const int64_t bytes = call.cache.head_dim * bytes_of(call.dtype);
   for (int64_t at = token * call.num_query_heads + first_head; count > 0; --count, at += call.num_query_heads) {
-    const KV *out = reinterpret_cast<const KV *>(call.out) + at * dim;
-    for (int64_t d = 0; d < call.group() * dim; d += LINE<KV>) __builtin_prefetch(out + d, 1);
+    const char *out = call.out + at * bytes;
+    for (int64_t d = 0; d < call.group() * bytes; d += LINE<char>) __builtin_prefetch(out + d, 1);
     __builtin_prefetch(statistics + 2 * at, 1);
   }
 }
@@ -177,7 +178,7 @@ const Item *attend_item(const Attend &call, const Item &item, Walk &walk, Lookah
   // Logits of nearly every model are only scaled, which needs no pass of its own.
   const bool only_scales = call.scale > 0 && call.softcap == 0 && call.window == 0;
   const float scale_before = only_scales ? 1.0f : call.scale, scale_after = only_scales ? call.scale : 1.0f;
-  pack_queries<KV>(call, token, item.num_queries, item.head, scratch.queries);
+  pack_queries(call, token, item.num_queries, item.head, scratch.queries);
   std::fill(scratch.most, scratch.most + rows, NEVER);
   std::fill(scratch.mass, scratch.mass + rows, 0.0f);
   std::fill(scratch.sums, scratch.sums + rows * padded, 0.0f);
@@ -188,7 +189,7 @@ const Item *attend_item(const Attend &call, const Item &item, Walk &walk, Lookah
     for (; finished < end; ++finished) {
       float *sums = scratch.sums + finished * padded;
       if (direct) put_in_order<Operand>(sums, padded);
-      finish<KV>(call, outputs, statistics, token + finished / group, item.head * group + finished % group, sums,
+      finish(call, outputs, statistics, token + finished / group, item.head * group + finished % group, sums,
                  scratch.most[finished], scratch.mass[finished]);
     }
   };
@@ -237,9 +238,9 @@ const Item *attend_item(const Attend &call, const Item &item, Walk &walk, Lookah
       const int64_t first_row = query * group, some = queries * group;
       // Of the tile's keys, what the last of these queries sees.
       const int seen = static_cast<int>(std::min<int64_t>(tile.n, sees + query + queries - 1 - first));
-      if (ends && values) ask_for_outputs<KV>(call, statistics, token + query, queries, item.head * group);
+      if (ends && values) ask_for_outputs(call, statistics, token + query, queries, item.head * group);
       if (!more && next_item)
-        ask_for_queries<KV>(call, batch.starts[next_item->seq] + next_item->first_query + query,
+        ask_for_queries(call, batch.starts[next_item->seq] + next_item->first_query + query,
                             std::min(queries, next_item->num_queries - query), next_item->head * group);
       if (seen <= 0) continue;
       const int seen_width = round_up(seen, WIDTH);
@@ -295,8 +296,7 @@ const Item *attend_item(const Attend &call, const Item &item, Walk &walk, Lookah
 }
 
 /// Merge the items of the same queries, in the order of their keys.
-template <class KV>
-void merge_items(const Attend &call, const Merge &merge, float *partials, float *outputs, float *statistics) {
+inline void merge_items(const Attend &call, const Merge &merge, float *partials, float *outputs, float *statistics) {
   const int64_t group = call.group(), padded = round_up(static_cast<int>(call.cache.head_dim), WIDTH);
   const int64_t rows = merge.num_queries * group, size = rows * (padded + 2);
   for (int64_t r = 0; r < rows; ++r) {
@@ -311,14 +311,13 @@ void merge_items(const Attend &call, const Merge &merge, float *partials, float 
       mass = mass * ours + other[padded + 1] * theirs;
       most = higher;
     }
-    finish<KV>(call, outputs, statistics, call.batch.starts[merge.seq] + merge.first_query + r / group,
+    finish(call, outputs, statistics, call.batch.starts[merge.seq] + merge.first_query + r / group,
                merge.head * group + r % group, sums, most, mass);
   }
 }
 
-template <class KV>
+template <class KV, class Operand>
 void attend_as(const Attend &call, Workspace &work) {
-  using Operand = typename OperandOf<KV>::type;
   const int64_t padded = round_up(static_cast<int>(call.cache.head_dim), WIDTH);
   const Plan plan(call);
   float *partials = work.partials.get<float>(plan.partials);
@@ -365,20 +364,19 @@ void attend_as(const Attend &call, Workspace &work) {
     if (!plan.merges.empty()) {
 #pragma omp for schedule(dynamic, 8)
       for (size_t i = 0; i < plan.merges.size(); ++i)
-        merge_items<KV>(call, plan.merges[i], partials, outputs, statistics);
+        merge_items(call, plan.merges[i], partials, outputs, statistics);
     }
-    if (!plan.units.empty()) observe<KV>(call, plan, work, memory);
+    if (!plan.units.empty()) observe<KV, Operand>(call, plan, work, memory);
   }
 }
 
 }  // namespace
 
 void attend(const Attend &call, Workspace &work) {
-#if defined(__AVX512BF16__)
-  attend_as<bf16>(call, work);
-#else
-  with_type(call.cache.dtype, [&](auto type) { attend_as<decltype(type)>(call, work); });
-#endif
+  // Activations are read and written at the ends of an item: between them all is KVs and operands.
+  with_act_and_kv(call.dtype, call.cache.dtype, [&](auto act, auto kv) {
+    attend_as<decltype(kv), typename OperandOf<decltype(act), decltype(kv)>::type>(call, work);
+  });
 }
 
 }  // namespace winnow::WINNOW_ISA

@@ -263,13 +263,17 @@ inline float highest_logit(const float *logits, int n) {
 }
 
 /// Pack queries as rows of A, query by query, head by head of the group.
-template <class KV, class Operand>
+template <class Operand>
 inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_queries, int64_t head, Operand *out) {
   const int dim = static_cast<int>(call.cache.head_dim), padded = round_up(dim, WIDTH);
-  const KV *q = reinterpret_cast<const KV *>(call.q.data);
-  for (int64_t i = 0; i < num_queries; ++i)
-    for (int64_t h = 0; h < call.group(); ++h, out += padded)
-      pack_query(q + (first_token + i) * call.q.token_stride + (head * call.group() + h) * call.q.head_stride, dim, out);
+  with_act(call.dtype, [&](auto type) {
+    using Act = decltype(type);
+    const Act *q = reinterpret_cast<const Act *>(call.q.data);
+    for (int64_t i = 0; i < num_queries; ++i)
+      for (int64_t h = 0; h < call.group(); ++h)
+        pack_query(q + (first_token + i) * call.q.token_stride + (head * call.group() + h) * call.q.head_stride, dim,
+                   out + (i * call.group() + h) * padded);
+  });
 }
 
 /// Ask for the scores of the keys that share a line of memory, and for their positions where near ones do not count: into the
@@ -295,7 +299,7 @@ void add_told(const Attend &call, const Plan &plan, const Unit &unit, int64_t fi
               const float *told);
 
 /// Passes that change scores. Called by all threads of a team, after attention is complete.
-template <class KV>
+template <class KV, class Operand>
 void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thread_memory);
 
 }  // namespace winnow::WINNOW_ISA

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <limits>
 
-#include "../types.h"
+#include "simd.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -23,6 +23,43 @@ void move(const Pool &pool, int64_t from, int64_t to) {
   for (int64_t n = 0; n < pool.num_scores; ++n) {
     float *score = pool.score + n * pool.num_slots;
     score[to] = score[from];
+  }
+}
+
+/// Copy a vector of n numbers from one format to another.
+template <class From, class To>
+void convert(const char *from, char *to, int64_t n) {
+  for (int64_t d = 0; d < n; d += WIDTH) {
+    const int part = static_cast<int>(std::min<int64_t>(WIDTH, n - d));
+    put(reinterpret_cast<To *>(to) + d, get(reinterpret_cast<const From *>(from) + d, part), part);
+  }
+}
+
+/// As `write`. copy: called with a vector of the activations and where it goes.
+template <class Copy>
+void write_each(const Cache &cache, const Batch &batch, const NewKVs &kvs, int threads, Copy copy) {
+  const Heads k = kvs.k, v = kvs.v;
+  const int64_t act = bytes_of(kvs.dtype), width = bytes_of(cache.dtype), bytes = cache.head_dim * width;
+  const int64_t pieces = batch.num_seqs() * cache.num_heads;
+#pragma omp parallel num_threads(threads) if (kvs.last - kvs.first >= 16)
+  {
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      const int64_t seq = piece / cache.num_heads, head = piece % cache.num_heads;
+      const int64_t end = batch.starts[seq] + batch.counts[seq];
+      const int64_t from = std::max(batch.starts[seq], kvs.first), count = std::min(end, kvs.last) - from;
+      if (count <= 0) continue;
+      const Row row(cache, batch.slots[seq], kvs.layer, head);
+      row.runs(row.length - (end - from), count, [&](int64_t i, int64_t n, int64_t slot) {
+        int64_t vector = cache.at(slot) * width;
+        for (int64_t token = from + i; token < from + i + n; ++token, ++slot, vector += bytes) {
+          copy(k.data + (token * k.token_stride + head * k.head_stride) * act, cache.k + vector);
+          copy(v.data + (token * v.token_stride + head * v.head_stride) * act, cache.v + vector);
+          cache.position[slot] = static_cast<int32_t>(batch.position[token]);
+          clear_scores(cache, slot);
+        }
+      });
+    }
   }
 }
 
@@ -78,29 +115,15 @@ struct Choice {
 }  // namespace
 
 void write(const Cache &cache, const Batch &batch, const NewKVs &kvs, int threads) {
-  const Heads k = kvs.k, v = kvs.v;
-  const int64_t width = bytes_of(cache.dtype), bytes = cache.head_dim * width;
-  const int64_t pieces = batch.num_seqs() * cache.num_heads;
-#pragma omp parallel num_threads(threads) if (kvs.last - kvs.first >= 16)
-  {
-#pragma omp for schedule(dynamic, 4)
-    for (int64_t piece = 0; piece < pieces; ++piece) {
-      const int64_t seq = piece / cache.num_heads, head = piece % cache.num_heads;
-      const int64_t end = batch.starts[seq] + batch.counts[seq];
-      const int64_t from = std::max(batch.starts[seq], kvs.first), count = std::min(end, kvs.last) - from;
-      if (count <= 0) continue;
-      const Row row(cache, batch.slots[seq], kvs.layer, head);
-      row.runs(row.length - (end - from), count, [&](int64_t i, int64_t n, int64_t slot) {
-        int64_t vector = cache.at(slot) * width;
-        for (int64_t token = from + i; token < from + i + n; ++token, ++slot, vector += bytes) {
-          std::memcpy(cache.k + vector, k.data + (token * k.token_stride + head * k.head_stride) * width, bytes);
-          std::memcpy(cache.v + vector, v.data + (token * v.token_stride + head * v.head_stride) * width, bytes);
-          cache.position[slot] = static_cast<int32_t>(batch.position[token]);
-          clear_scores(cache, slot);
-        }
-      });
-    }
+  if (kvs.dtype == cache.dtype) {
+    const int64_t bytes = cache.head_dim * bytes_of(cache.dtype);
+    write_each(cache, batch, kvs, threads, [bytes](const char *from, char *to) { std::memcpy(to, from, bytes); });
+    return;
   }
+  void (*copy)(const char *, char *, int64_t) = nullptr;
+  with_types(kvs.dtype, cache.dtype, [&](auto act, auto kv) { copy = convert<decltype(act), decltype(kv)>; });
+  const int64_t dim = cache.head_dim;
+  write_each(cache, batch, kvs, threads, [=](const char *from, char *to) { copy(from, to, dim); });
 }
 
 void compact(const Pool &pool, const int64_t *source, const int64_t *target, int64_t n, int threads) {

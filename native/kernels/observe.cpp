@@ -30,10 +30,9 @@ void squared_distances(const float *values, const float *output, int dim, int wi
 }
 
 /// The scores of some keys of a unit: written at once, or left in `sums` to be pooled.
-template <class KV>
+template <class KV, class Operand>
 void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *statistics,
                    const float *outputs, float *pooled_sums, Buffer &memory) {
-  using Operand = typename OperandOf<KV>::type;
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
   const Observe &observe = *unit.observe;
@@ -69,7 +68,7 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
       const int64_t item = query / block * block;
       queries = std::min(item + block, count) - query;
       const int rows = static_cast<int>(queries * group);
-      pack_queries<KV>(call, start + query, queries, unit.head, scratch.queries);
+      pack_queries(call, start + query, queries, unit.head, scratch.queries);
       if (direct(item))
         direct_products<Product>(rows, tile.key, next.key, tile.n, tile.scattered(), dim, scratch.queries, padded,
                                  scratch.logits);
@@ -151,7 +150,7 @@ void pool_unit(const Attend &call, const Unit &unit, const float *pooled_sums) {
 
 }  // namespace
 
-template <class KV>
+template <class KV, class Operand>
 void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thread_memory) {
   const float *kept = work.kept.get<float>(plan.kept), *statistics = statistics_of(call, work);
   const float *outputs = plan.keeps_outputs ? work.outputs.get<float>(0) : nullptr;
@@ -170,7 +169,7 @@ void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thre
     } else if (unit.first_item < unit.last_item)
       add_told(call, plan, unit, first_key, last_key, told);
     else
-      observe_piece<KV>(call, unit, first_key, last_key, statistics, outputs, sums, thread_memory);
+      observe_piece<KV, Operand>(call, unit, first_key, last_key, statistics, outputs, sums, thread_memory);
   }
   if (plan.sums) {
 #pragma omp for schedule(dynamic, 1)
@@ -179,7 +178,8 @@ void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thre
   }
 }
 
-#define WINNOW_OBSERVE(KV) template void observe<KV>(const Attend &, const Plan &, Workspace &, Buffer &);
+#define WINNOW_OBSERVE(KV) \
+  template void observe<KV, OperandOf<KV>::type>(const Attend &, const Plan &, Workspace &, Buffer &);
 WINNOW_EACH_FORMAT(WINNOW_OBSERVE)
 #undef WINNOW_OBSERVE
 

@@ -151,8 +151,8 @@ inline void pack_values(const KV *const *value, const KV *const *next, int n, in
 }
 
 /// A row of A: dim elements of a query, zeros up to padded.
-template <class KV, class Operand>
-inline void pack_query(const KV *from, int dim, Operand *out) {
+template <class Act, class Operand>
+inline void pack_query(const Act *from, int dim, Operand *out) {
   const int padded = round_up(dim, WIDTH);
   for (int d = 0; d < padded; d += WIDTH) {
     const vf x = d + WIDTH <= dim ? load(from + d) : load_part(from + d, dim - d);

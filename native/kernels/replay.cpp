@@ -59,16 +59,19 @@ struct ItemMemory {
 };
 
 /// Raise `largest`, [judged in whole tiles], to the logarithms of what `queries` from `query` on pay.
-template <class KV, class Operand>
+template <class Operand>
 void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int64_t query, int64_t queries,
                      const Operand *keys, const ItemMemory<Operand> &memory, float *largest) {
   const int dim = static_cast<int>(call.cache.head_dim), padded = round_up(dim, WIDTH);
   const int64_t group = call.group();
   const int rows = static_cast<int>(queries * group);
-  const KV *q = reinterpret_cast<const KV *>(call.q.data);
-  for (int r = 0; r < rows; ++r)
-    pack_query(q + (query + r / group) * call.q.token_stride + (head * group + r % group) * call.q.head_stride, dim,
-               memory.queries + r * padded);
+  with_act(call.dtype, [&](auto type) {
+    using Act = decltype(type);
+    const Act *q = reinterpret_cast<const Act *>(call.q.data);
+    for (int r = 0; r < rows; ++r)
+      pack_query(q + (query + r / group) * call.q.token_stride + (head * group + r % group) * call.q.head_stride, dim,
+                 memory.queries + r * padded);
+  });
   const auto position = [&](int64_t r) { return call.first + (query + r / group) * call.every; };
   const int64_t seen = chosen.seen(call, position(rows - 1)), tiles = (seen + TILE - 1) / TILE;
   const auto width = [&](int64_t tile) {
@@ -123,9 +126,8 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
   }
 }
 
-template <class KV>
+template <class KV, class Operand>
 void replay_as(const Replay &call, Workspace &work) {
-  using Operand = typename OperandOf<KV>::type;
   const Cache &cache = call.cache;
   const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
   const Chosen chosen(call);
@@ -155,7 +157,7 @@ void replay_as(const Replay &call, Workspace &work) {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < heads * items; ++i) {
       const int64_t head = i / items, query = (i % items) * queries;
-      observe_queries<KV>(call, chosen, head, query, std::min(queries, call.count - query), keys + head * key_size,
+      observe_queries(call, chosen, head, query, std::min(queries, call.count - query), keys + head * key_size,
                           memory, largest + (thread * heads + head) * width);
     }
 #pragma omp for schedule(static)
@@ -173,11 +175,9 @@ void replay_as(const Replay &call, Workspace &work) {
 
 void replay(const Replay &call, Workspace &work) {
   if (call.count == 0) return;
-#if defined(__AVX512BF16__)
-  replay_as<bf16>(call, work);
-#else
-  with_type(call.cache.dtype, [&](auto type) { replay_as<decltype(type)>(call, work); });
-#endif
+  with_act_and_kv(call.dtype, call.cache.dtype, [&](auto act, auto kv) {
+    replay_as<decltype(kv), typename OperandOf<decltype(act), decltype(kv)>::type>(call, work);
+  });
 }
 
 }  // namespace winnow::WINNOW_ISA

@@ -44,6 +44,8 @@ class DecoderLayer:
         num_kv_heads: int,
         head_dim: int,
     ) -> None: ...
+    @property
+    def dtype(self) -> DType: ...
 
 class Pool:
     def __init__(
@@ -135,6 +137,8 @@ class Decoder:
         head: PackedWeight,
         head_bias: int,
     ) -> None: ...
+    @property
+    def dtype(self) -> DType: ...
 
 class KeyRows:
     def __init__(
@@ -161,6 +165,7 @@ class Kernels:
         cache: Cache,
         batch: Batch,
         layer: int,
+        dtype: DType,
         k: int,
         k_token_stride: int,
         k_head_stride: int,
@@ -188,6 +193,7 @@ class Kernels:
         cache: Cache,
         batch: Batch,
         layer: int,
+        dtype: DType,
         q: int,
         q_token_stride: int,
         q_head_stride: int,
@@ -207,6 +213,7 @@ class Kernels:
         start: int,
         end: int,
         context_len: int,
+        dtype: DType,
         q: int,
         q_token: int,
         q_head: int,

@@ -12,14 +12,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 # One OpenMP runtime for both: torch brings its own, and must be in the process before the kernels ask for one.
-import torch  # noqa: F401
+import torch
 
 from winnow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from winnow._native import Kernels
+    from winnow._native import DType, Kernels
 
 ISA_VARIABLE = "WINNOW_ISA"
+_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 def native_module() -> ModuleType | None:
@@ -51,3 +52,17 @@ def native_kernels() -> "Kernels | None":
         return _native.Kernels(name)
     except ValueError as error:
         raise ConfigError(f"{ISA_VARIABLE}: {error}") from None
+
+
+@cache
+def native_dtype(dtype: torch.dtype) -> "DType":
+    """The kernels' name of a number format.
+
+    Raises:
+        TypeError: the kernels do not compute with it.
+    """
+    from winnow import _native
+
+    if dtype not in _DTYPES:
+        raise TypeError(f"the CPU kernels compute with {', '.join(map(str, _DTYPES))}, got {dtype}")
+    return getattr(_native.DType, _DTYPES[dtype])

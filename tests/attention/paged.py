@@ -41,6 +41,7 @@ def paged_batch(
     head_dim: int = 16,
     block_size: int = 4,
     dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
     num_scores: int = 1,
     observe: Sequence[Observe | None] | None = None,
     device: torch.device | str = "cpu",
@@ -48,6 +49,8 @@ def paged_batch(
     """Sequences that bring `counts` tokens, after up to `longest` older ones of which each row keeps some.
 
     Args:
+        dtype: of the batch's queries, keys and values.
+        kv_dtype: of the cache; None: the same.
         observe: for each sequence, decoding ones first; the second half of a sequence's queries counts.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -58,7 +61,7 @@ def paged_batch(
 
     layers, layer = 2, 1
     counts = sorted(counts, key=lambda count: count > 1)
-    layout = CacheLayout(layers, kv_heads, head_dim, block_size, dtype, num_scores)
+    layout = CacheLayout(layers, kv_heads, head_dim, block_size, kv_dtype or dtype, num_scores)
     blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
     size = CacheSize(blocks, len(counts) * layout.pages_for(longest + max(counts)), len(counts), 10_000)
     manager, pool = CacheManager(layout, size, device), KVPool(layout, blocks, device)
@@ -84,8 +87,8 @@ def paged_batch(
                 table = manager.tables.lookup(torch.tensor([slot], device=device), layer, blocks_of_row)
                 offset = torch.arange(block_size, device=device)
                 where = (table[0, head].long()[:, None] * block_size + offset).flatten()[:n]
-                pool.k[pool.place(where)] = randn(n, head_dim)
-                pool.v[pool.place(where)] = randn(n, head_dim)
+                pool.k[pool.place(where)] = randn(n, head_dim).to(pool.k.dtype)
+                pool.v[pool.place(where)] = randn(n, head_dim).to(pool.v.dtype)
                 positions = torch.from_numpy(rng.choice(start, n, replace=False))
                 pool.position.flatten()[where] = positions.int().to(device)
         starts.append(start)

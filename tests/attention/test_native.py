@@ -84,6 +84,7 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
         head_dim=draw(st.sampled_from([4, 16, 20, 40, 64, 72, 80, 128])),
         block_size=draw(st.sampled_from([1, 4, 5, 16, 32])),
         dtype=draw(st.sampled_from(list(TOLERANCE))),
+        kv_dtype=draw(st.one_of(st.none(), st.sampled_from(list(TOLERANCE)))),
         num_scores=2,
         observe=[draw(st.one_of(st.none(), observes(2))) for _ in counts],
     )
@@ -91,6 +92,26 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
     window = draw(st.one_of(st.none(), st.integers(1, 500)))
     softcap = draw(st.one_of(st.none(), st.just(1.5)))
     compare(batch, isa, AttentionSpec(0.3, window, softcap, sinks))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", TOLERANCE, ids=lambda dtype: f"KVs {dtype}")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_activations_and_kvs_have_dtypes_of_their_own(
+    isa: str, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    """Neither is rounded to the other: float32 queries over bfloat16 KVs are as exact as over float32 ones."""
+    observe = [Observe((Term.ATTENTION,)), None, Observe((Term.SQUARED,), replace=True, pool=Pool(5)), None]
+    batch = paged_batch(
+        5, [1, 1, 30, 90], longest=500, head_dim=72, dtype=dtype, kv_dtype=kv_dtype, observe=observe
+    )
+    compare(batch, isa, AttentionSpec(0.3))
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    batch = paged_batch(3, [1, 5])
+    with pytest.raises(TypeError, match=r"compute with torch.float32, .*, got torch.float64"):
+        backend(ISAS[0]).attend(batch.cache, batch.spans, batch.layer, batch.q.double(), AttentionSpec(1.0))
 
 
 @pytest.mark.parametrize("isa", ISAS)

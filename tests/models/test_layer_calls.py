@@ -14,6 +14,8 @@ from winnow.attention.native_step import NativeSpec  # noqa: E402
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight, PackedWeight  # noqa: E402
 
 HIDDEN, QUERY_HEADS, KV_HEADS, HEAD_DIM, VOCAB = 48, 4, 2, 16, 100
+UNLIKE = [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+"""Activations and KVs of different dtypes."""
 
 
 class Layer:
@@ -121,15 +123,21 @@ def in_two_calls(
     ids=["plain", "window, softcap and sinks"],
 )
 @pytest.mark.parametrize("counts", [(1, 1, 1), (1, 30, 1, 61)], ids=["decoding", "with chunks"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [*((dtype, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)), *UNLIKE],
+    ids=str,
+)
 @pytest.mark.parametrize("isa", _native.instruction_sets())
 def test_whole_layer_in_one_call(
-    isa: str, dtype: torch.dtype, counts: tuple[int, ...], spec: AttentionSpec
+    isa: str, dtype: torch.dtype, kv_dtype: torch.dtype, counts: tuple[int, ...], spec: AttentionSpec
 ) -> None:
     kernels = _native.Kernels(isa)
     layer, backend = Layer(LayerKernels(kernels), dtype, 128, biased=True), NativeBackend(kernels)
     observe = [Observe((Term.ATTENTION,))] * len(counts)
-    batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=observe)
+    batch = paged_batch(
+        3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, kv_dtype=kv_dtype, observe=observe
+    )
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(sum(counts), HIDDEN, generator=generator).to(dtype)
     rotation = torch.randn(sum(counts), HEAD_DIM, generator=generator).to(dtype)
@@ -180,11 +188,34 @@ def test_a_decoder_in_one_call(
     observe: str,
     number: str,
 ) -> None:
+    decode_in_one_call(isa, dtype, dtype, tied, wanted, observe, number)
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), UNLIKE, ids=str)
+@pytest.mark.parametrize("isa", _native.instruction_sets())
+@pytest.mark.usefixtures("two_threads")
+def test_a_decoder_over_kvs_of_another_dtype(isa: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    for number in COUNTS:
+        decode_in_one_call(isa, dtype, kv_dtype, True, [92, 0, 31, 0], "attention", number)
+
+
+def decode_in_one_call(
+    isa: str,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    tied: bool,
+    wanted: list[int] | None,
+    observe: str,
+    number: str,
+) -> None:
+    """A decoder in one call against its layers one by one, to the last bit."""
     kernels, spec, counts = LayerKernels(_native.Kernels(isa)), AttentionSpec(0.25), COUNTS[number]
     layers = [Layer(kernels, dtype, inner, biased=False, normed=inner == 192) for inner in (128, 192)]
     backend, native = NativeBackend(_native.Kernels(isa)), NativeSpec(spec)
     told = [OBSERVED[observe]] * len(counts)
-    batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=told)
+    batch = paged_batch(
+        3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, kv_dtype=kv_dtype, observe=told
+    )
     batch.cache.pool.kv.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
     generator = torch.Generator().manual_seed(1)
 

@@ -11,6 +11,7 @@ from winnow.attention.observe import Observe
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool
 from winnow.cache.layout import PAGE_ENTRIES
+from winnow.native import native_dtype
 
 if TYPE_CHECKING:
     from winnow import _native
@@ -37,11 +38,13 @@ class NativeBackend:
         layout = cache.pool.layout
         shape = (len(spans.position), layout.num_kv_heads, layout.head_dim)
         assert k.shape == v.shape == shape, f"k and v must be {shape}, got {tuple(k.shape)}, {tuple(v.shape)}"
-        k, v = _dense(k, layout.dtype), _dense(v, layout.dtype)
+        assert k.dtype == v.dtype, f"k and v must be of one dtype, got {k.dtype} and {v.dtype}"
+        k, v = _dense(k), _dense(v)
         self._kernels.write(
             self._native_cache(cache),
             self._native_batch(spans),
             layer,
+            native_dtype(k.dtype),
             k.data_ptr(),
             k.stride(0),
             k.stride(1),
@@ -58,14 +61,15 @@ class NativeBackend:
         ), (
             f"q must be [{len(spans.position)}, n x {layout.num_kv_heads}, {layout.head_dim}], got {tuple(q.shape)}"
         )
-        queries = _dense(q, layout.dtype)
-        out = torch.empty(q.shape, dtype=layout.dtype)
+        queries = _dense(q)
+        out = torch.empty(q.shape, dtype=q.dtype)
         native_spec = NativeSpec(spec)
         self._kernels.attend(
             self._work,
             self._native_cache(cache),
             self._native_batch(spans),
             layer,
+            native_dtype(q.dtype),
             queries.data_ptr(),
             queries.stride(0),
             queries.stride(1),
@@ -74,7 +78,7 @@ class NativeBackend:
             native_spec.native,
             torch.get_num_threads(),
         )
-        return out.to(q.dtype)
+        return out
 
     def replay(
         self,
@@ -102,7 +106,7 @@ class NativeBackend:
             key_logs: float32 [Hq, judged KVs], added to it.
         """
         head, start, end = judged
-        queries = _dense(q, cache.pool.layout.dtype)
+        queries = _dense(q)
         # The kernel gets addresses, so these must live as long.
         taken_off, added = (None if x is None else x.float().contiguous() for x in (query_logs, key_logs))
         native_spec = NativeSpec(spec)
@@ -115,6 +119,7 @@ class NativeBackend:
             start=start,
             end=end,
             context_len=context_len,
+            dtype=native_dtype(q.dtype),
             q=queries.data_ptr(),
             q_token=queries.stride(0),
             q_head=queries.stride(1),
@@ -130,8 +135,7 @@ class NativeBackend:
 
     def step(self, cache: PagedCache, spans: Spans) -> NativeStep:
         """The step for layers that attend within their own native call."""
-        batch = self._native_batch(spans)
-        return NativeStep(self._native_cache(cache), batch, self._work, cache.pool.layout.dtype)
+        return NativeStep(self._native_cache(cache), self._native_batch(spans), self._work)
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         source, target = source.contiguous(), target.contiguous()
@@ -173,11 +177,6 @@ class NativeBackend:
     def _native_pool(self, pool: KVPool) -> "_native.Pool":
         if self._pool is None or self._pool[0] is not pool:
             layout = pool.layout
-            formats = {
-                torch.float32: self._native.DType.f32,
-                torch.bfloat16: self._native.DType.bf16,
-                torch.float16: self._native.DType.f16,
-            }
             view = self._native.Pool(
                 k=pool.k.data_ptr(),
                 v=pool.v.data_ptr(),
@@ -188,7 +187,7 @@ class NativeBackend:
                 block_size=layout.block_size,
                 block_stride=pool.k.stride(0),
                 head_dim=layout.head_dim,
-                dtype=formats[layout.dtype],
+                dtype=native_dtype(layout.dtype),
             )
             self._pool = pool, view
         return self._pool[1]
@@ -241,7 +240,6 @@ class NativeBackend:
         )
 
 
-def _dense(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x, [T, heads, d], in the cache's dtype, with the elements of a head side by side."""
-    x = x.to(dtype)
+def _dense(x: Tensor) -> Tensor:
+    """x, [T, heads, d], with the elements of a head side by side."""
     return x if x.stride(2) == 1 else x.contiguous()

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from winnow.attention.interface import AttentionSpec
 
 if TYPE_CHECKING:
@@ -34,5 +32,3 @@ class NativeStep:
     cache: "_native.Cache"
     batch: "_native.Batch"
     work: "_native.Workspace"
-    dtype: torch.dtype
-    """Of keys and values."""

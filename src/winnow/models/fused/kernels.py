@@ -167,14 +167,15 @@ class LayerKernels:
 
         Args:
             index: the layer's number in the cache.
-            x: its input, [T, hidden_size], dense, of the type of the layer's weights and of the cache.
+            x: its input, [T, hidden_size], dense, of the type of the layer's weights; KVs have the cache's.
             cos, sin: [T, rotary_dim].
 
         Returns:
             Its output, [T, hidden_size].
         """
         assert x.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
-        assert x.dtype == cos.dtype == sin.dtype == step.dtype and cos.shape == sin.shape
+        assert x.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape
+        assert _DTYPES[x.dtype] == layer.dtype
         out = x.clone()
         self._kernels.decoder_layer(
             self._work,
@@ -206,7 +207,7 @@ class LayerKernels:
 
         Args:
             tokens: of the step, int64 [T], dense.
-            cos, sin: of the positions from 0 to those of the step, [positions, rotary_dim], of the cache's type.
+            cos, sin: of the positions from 0 to those of the step, [positions, rotary_dim], of the weights' type.
             wanted: tokens whose logits are asked for, int64 [n]; None: all.
 
         Returns:
@@ -217,7 +218,7 @@ class LayerKernels:
         """
         assert tokens.dtype == torch.int64 and tokens.is_contiguous()
         assert cos.is_contiguous() and sin.is_contiguous() and step.batch.end <= len(cos)
-        assert cos.dtype == sin.dtype == step.dtype and cos.shape == sin.shape
+        assert cos.dtype == sin.dtype and _DTYPES[cos.dtype] == decoder.dtype and cos.shape == sin.shape
         assert wanted is None or (wanted.dtype == torch.int64 and wanted.is_contiguous())
         logits = cos.new_empty(len(tokens if wanted is None else wanted), vocab_size)
         self._kernels.decode(
