@@ -1,0 +1,394 @@
+// Attention of one item's queries over its keys: streaming softmax, for decoding and for prefill chunks alike.
+#pragma once
+
+#include <atomic>
+#include <cmath>
+#include <optional>
+
+#include "direct.h"
+#include "kept.h"
+
+namespace winnow::WINNOW_ISA {
+
+/// A thread's way through the items of a plan. Which thread takes which changes no result.
+class Walk {
+ public:
+  /// taken: turns that the threads of the team have taken.
+  Walk(const Plan &plan, std::atomic<size_t> &taken) : plan_(plan), taken_(taken) {}
+
+  /// The next item, or null.
+  const Item *next() {
+    if (item_ == end_) {
+      const size_t turn = taken_++;
+      if (turn + 1 >= plan_.turns.size()) return nullptr;
+      item_ = plan_.turns[turn], end_ = plan_.turns[turn + 1];
+    }
+    return &plan_.items[item_++];
+  }
+
+ private:
+  const Plan &plan_;
+  std::atomic<size_t> &taken_;
+  int64_t item_ = 0, end_ = 0;
+};
+
+/// Two tiles of KVs: the one that is computed and the one after it, which may belong to the next item.
+template <class KV>
+struct Lookahead {
+  Tile<KV> tiles[2];
+  int turn = 0;
+  bool found = false;  // the tile whose turn it is
+
+  Tile<KV> &now() { return tiles[turn]; }
+  Tile<KV> &next() { return tiles[turn ^ 1]; }
+
+  void find(Tile<KV> &tile, const Attend &call, const Item &item, int64_t first_key) {
+    const Batch &batch = call.batch;
+    const Row row(call.cache, batch.slots[item.seq], call.layer, item.head);
+    tile.find(call, row, first_key, item.last_key, batch.position[batch.starts[item.seq] + item.first_query],
+              keys_at_once(item.num_queries * call.group()));
+  }
+};
+
+/// Multiply a row of sums by a factor.
+inline void scale_row(float *row, int64_t n, float factor) {
+  for (int64_t d = 0; d < n; d += WIDTH) store(row + d, load(row + d) * factor);
+}
+
+/// Write the finished attention of one token and query head.
+inline void finish(const Attend &call, float *outputs, float *statistics, int64_t token, int64_t query_head, float *sums,
+            float most, float mass) {
+  const int dim = static_cast<int>(call.cache.head_dim), padded = round_up(dim, WIDTH);
+  const int64_t at = token * call.num_query_heads + query_head;
+  if (call.sinks) {
+    const float sink = call.sinks[query_head], higher = std::max(most, sink);
+    const float factor = std::exp(most - higher);
+    scale_row(sums, padded, factor);
+    mass = mass * factor + std::exp(sink - higher);
+    most = higher;
+  }
+  const float inverse = mass > 0 ? 1.0f / mass : 0.0f;
+  statistics[2 * at] = most;
+  statistics[2 * at + 1] = inverse;
+  with_act(call.dtype, [&](auto type) {
+    using Act = decltype(type);
+    Act *out = reinterpret_cast<Act *>(call.out) + at * dim;
+    for (int d = 0; d < dim; d += WIDTH) {
+      const vf x = load(sums + d) * inverse;
+      if (d + WIDTH <= dim)
+        store(out + d, x);
+      else
+        store_part(out + d, x, dim - d);
+      if (outputs) store(outputs + at * padded + d, x);
+    }
+  });
+}
+
+/// Ask for some queries of the query heads of one KV head.
+inline void ask_for_queries(const Attend &call, int64_t token, int64_t count, int64_t first_head) {
+  asm volatile("");  // see ask_for_scores
+  const int64_t width = bytes_of(call.dtype), stride = call.q.token_stride * width, bytes = call.cache.head_dim * width;
+  for (int64_t head = first_head; head < first_head + call.group(); ++head) {
+    const char *query = call.q.data + token * stride + head * call.q.head_stride * width;
+    for (int64_t i = 0; i < count; ++i, query += stride)
+      for (int64_t d = 0; d < bytes; d += LINE<char>) __builtin_prefetch(query + d, 0, 2);
+  }
+}
+
+/// Ask for the memory that the finished attention of some tokens goes to, of the query heads of one KV head.
+inline void ask_for_outputs(const Attend &call, const float *statistics, int64_t token, int64_t count, int64_t first_head) {
+  asm volatile("");  // see ask_for_scores
+  const int64_t bytes = call.cache.head_dim * bytes_of(call.dtype);
+  for (int64_t at = token * call.num_query_heads + first_head; count > 0; --count, at += call.num_query_heads) {
+    const char *out = call.out + at * bytes;
+    for (int64_t d = 0; d < call.group() * bytes; d += LINE<char>) __builtin_prefetch(out + d, 1);
+    __builtin_prefetch(statistics + 2 * at, 1);
+  }
+}
+
+/// Where the weight of the j-th key is kept: TILE of them lie side by side, and the next ones `apart` floats on.
+inline float *kept_at(float *kept, int j, int64_t apart) { return kept + j / TILE * apart + j % TILE; }
+
+/// Fold a tile's logits of one query, times `scale`, into its running softmax; they become weights.
+///
+/// highest: the largest of the logits; those of KVs that the query does not see are NEVER. kept: where the weights are kept
+/// too (kept_at), or null.
+template <class Operand>
+void fold(const float *logits, Operand *weights, float *sums, float &most, float &mass, int width, int64_t padded,
+          float highest, float scale, float *kept, int64_t apart) {
+  const float scaled = highest * scale, higher = std::max(most, scaled);
+  if (higher == NEVER) {  // this query sees none of the tile, nor anything before it
+    for (int j = 0; j < width; j += WIDTH) {
+      store(weights + j, vf{});
+      if (kept) store(kept_at(kept, j, apart), broadcast(UNSEEN));
+    }
+    return;
+  }
+  if (higher > most) {
+    const float factor = most == NEVER ? 0.0f : std::exp(most - higher);
+    scale_row(sums, padded, factor);
+    mass *= factor;
+    most = higher;
+  }
+  // e^(x scale - higher) as a power of 2. The weight of the largest logit is 1 to the last bit: a KV alone is the output.
+  const float scale2 = scale * LOG2_E, higher2 = higher == scaled ? highest * scale2 : higher * LOG2_E;
+  vf total{};
+  for (int j = 0; j < width; j += WIDTH) {
+    const vf x = load(logits + j), p = vexp2(rounded_product(x, scale2) - higher2);
+    total += p;
+    store(weights + j, p);
+    if (kept) store(kept_at(kept, j, apart), x > NEVER ? p : broadcast(UNSEEN));
+  }
+  mass += horizontal_sum(total);
+}
+
+/// Ask for the vectors `first` to n of the next tile, which a shorter present one does not ask for in passing.
+template <class KV>
+void ask_for_rest(const KV *const *next, int first, int n, int dim) {
+  asm volatile("");  // see ask_for_scores
+  for (int j = first; j < n; ++j)
+    for (int d = 0; d < dim; d += LINE<KV>) __builtin_prefetch(next[j] + d, 0, 2);
+}
+
+/// Memory of a call that all threads share.
+struct Results {
+  float *partials;    // unfinished items
+  float *outputs;     // [T, num_query_heads, padded] in float32; null: no score reads them
+  float *statistics;  // see statistics_of
+};
+
+/// What a thread takes along from one item to the next.
+template <class KV, class Operand>
+struct ThreadState {
+  ThreadState(Walk walk, const Scratch<Operand> &scratch) : walk(walk), scratch(scratch) {}
+
+  Walk walk;
+  const Scratch<Operand> scratch;
+  Lookahead<KV> ahead;
+  std::optional<KeptScores<KV>> waiting;  // scores of a row before, worked out among the products of the next item
+};
+
+/// Tiles of an item that are left when its thread takes the next item: few, for the threads to end together, but what the
+/// tables say of that item has to arrive.
+constexpr int64_t TILES_BEFORE_NEXT = 2;
+
+/// Attention of an item's queries over its keys. Phases: load the queries; for each tile of keys load it, then for some
+/// queries at a time qk, softmax and pv; finish.
+template <class KV, class Operand>
+class ItemPass {
+ public:
+  /// kept_weights: where the item's weights are kept, or null.
+  ItemPass(const Attend &call, const Item &item, const Results &results, ThreadState<KV, Operand> &thread,
+           float *kept_weights)
+      : call_(call),
+        item_(item),
+        results_(results),
+        thread_(thread),
+        scratch_(thread.scratch),
+        ahead_(thread.ahead),
+        kept_weights_(kept_weights),
+        dim_(static_cast<int>(call.cache.head_dim)),
+        padded_(round_up(dim_, WIDTH)),
+        group_(call.group()),
+        rows_(static_cast<int>(item.num_queries * group_)),
+        keys_(keys_at_once(rows_)),
+        token_(call.batch.starts[item.seq] + item.first_query),
+        sees_(row_of(item).length - call.batch.counts[item.seq] + item.first_query + 1),
+        direct_(rows_ <= MOST_DIRECT_ROWS),
+        values_(item.read || results.outputs),
+        at_once_(direct_ ? item.num_queries : std::max<int64_t>(1, ROWS_AT_ONCE / group_)),
+        only_scales_(call.scale > 0 && call.softcap == 0 && call.window == 0) {}
+
+  /// Attends to all keys of the item. Returns the next item of the thread, or null.
+  const Item *run() {
+    load_queries();
+    if (!ahead_.found) ahead_.find(ahead_.now(), call_, item_, item_.first_key);
+    for (int64_t first = item_.first_key; first < item_.last_key; first += keys_, ahead_.turn ^= 1) {
+      const bool more = first + keys_ < item_.last_key;
+      look_ahead(first, more);
+      float *kept = kept_weights_ ? kept_weights_ + (first - item_.first_key) / TILE * kept_size(rows_) : nullptr;
+      if (ahead_.now().out_of_sight)
+        keep_unseen(kept);
+      else
+        attend_tile(first, more, kept);
+    }
+    if (!took_next_) take_next();
+    ahead_.found = item_.first_key < item_.last_key && next_is_alike();
+    if (item_.partial < 0)
+      finish_until(rows_);
+    else
+      store_partial();
+    return next_item_;
+  }
+
+ private:
+  /// Some queries of the item and what they see of a tile.
+  struct Queries {
+    int64_t query, count;      // of the item's
+    int64_t first_row, rows;   // the same in rows
+    int seen, seen_width;      // of the tile's keys, what the last of them sees; rounded up
+  };
+
+  Row row_of(const Item &item) const { return Row(call_.cache, call_.batch.slots[item.seq], call_.layer, item.head); }
+
+  void load_queries() const {
+    pack_queries(call_, token_, item_.num_queries, item_.head, scratch_.queries);
+    std::fill(scratch_.most, scratch_.most + rows_, NEVER);
+    std::fill(scratch_.mass, scratch_.mass + rows_, 0.0f);
+    std::fill(scratch_.sums, scratch_.sums + rows_ * padded_, 0.0f);
+  }
+
+  /// Finds the tile after the one that begins with a key. more: it belongs to the same item.
+  void look_ahead(int64_t first, bool more) {
+    if (!took_next_ && first + TILES_BEFORE_NEXT * keys_ >= item_.last_key) take_next();
+    if (more)
+      ahead_.find(ahead_.next(), call_, item_, first + keys_);
+    else if (next_is_alike())
+      ahead_.find(ahead_.next(), call_, *next_item_, next_item_->first_key);
+  }
+
+  void take_next() {
+    next_item_ = thread_.walk.next(), took_next_ = true;
+    if (next_item_) row_of(*next_item_).ask(next_item_->first_key);
+  }
+
+  /// Whether the next item's tiles have the same size; others are not asked for in passing.
+  bool next_is_alike() const { return next_item_ && keys_at_once(next_item_->num_queries * group_) == keys_; }
+
+  /// A tile that no query sees.
+  void keep_unseen(float *kept) const {
+    for (int j = 0; kept && j < ahead_.now().n; j += TILE, kept += kept_size(rows_)) {
+      std::fill(kept, kept + rows_ * TILE, UNSEEN);
+      std::fill(kept + rows_ * TILE, kept + rows_ * (TILE + 1), NEVER);
+    }
+  }
+
+  void attend_tile(int64_t first, bool more, float *kept) {
+    const Tile<KV> &tile = ahead_.now(), &next = ahead_.next();
+    const bool ends = !more && item_.partial < 0;
+    // What is asked for among the products with keys, and with values.
+    const KV *const *early = direct_ && values_ ? next.early() : next.key;
+    const KV *const *late = direct_ && values_ ? next.late() : next.value;
+    load_tile(tile, next, early, late);
+    int64_t count = 0;
+    for (int64_t query = 0; query < item_.num_queries; query += count) {
+      count = std::min(at_once_, item_.num_queries - query);
+      const int seen = static_cast<int>(std::min<int64_t>(tile.n, sees_ + query + count - 1 - first));
+      const Queries queries{query, count, query * group_, count * group_, seen, round_up(seen, WIDTH)};
+      if (ends && values_) ask_for_outputs(call_, results_.statistics, token_ + query, count, item_.head * group_);
+      if (!more && next_item_)
+        ask_for_queries(call_, call_.batch.starts[next_item_->seq] + next_item_->first_query + query,
+                        std::min(count, next_item_->num_queries - query), next_item_->head * group_);
+      if (seen <= 0) continue;
+      qk(tile, early, queries);
+      softmax(tile, first, queries, kept);
+      // By now the next keys are on their way, which this does not need to wait for.
+      if (thread_.waiting && !thread_.waiting->finish_tile()) thread_.waiting.reset();
+      if (!values_) continue;
+      pv(tile, late, queries);
+      // Stores of finished rows wait for memory, but among products nobody waits for them.
+      if (ends) finish_until(queries.first_row + queries.rows);
+    }
+    for (int j = 0; kept && j < tile.n; j += TILE, kept += kept_size(rows_))
+      std::copy(scratch_.most, scratch_.most + rows_, kept + rows_ * TILE);
+  }
+
+  /// Brings a tile into operand form, where it is not multiplied where it lies.
+  void load_tile(const Tile<KV> &tile, const Tile<KV> &next, const KV *const *early, const KV *const *late) const {
+    const int width = round_up(tile.n, WIDTH);
+    ask_for_rest(early, width, next.n, dim_);
+    if (values_) ask_for_rest(late, width, next.n, dim_);
+    if (direct_) return;
+    for (int j = 0; j < tile.n; j += TILE)
+      pack_keys(tile.key + j, next.key + j, std::min(tile.n - j, TILE), dim_, scratch_.keys + j * padded_);
+    if (values_) pack_values(tile.value, next.value, tile.n, dim_, scratch_.values);
+  }
+
+  /// Raw logits of some queries and a tile's keys: [rows, keys].
+  void qk(const Tile<KV> &tile, const KV *const *early, const Queries &queries) const {
+    const int rows = static_cast<int>(queries.rows);
+    const Operand *packed = scratch_.queries + queries.first_row * padded_;
+    if (direct_) {
+      direct_products<Product>(rows, tile.key, early, tile.n, tile.scattered(), dim_, packed, padded_, scratch_.logits);
+      return;
+    }
+    for (int j = 0; j < queries.seen_width; j += TILE)
+      product(rows, std::min(queries.seen_width - j, TILE), padded_, packed, padded_, scratch_.keys + j * padded_, TILE,
+              scratch_.logits + j, keys_, false);
+  }
+
+  /// Logits become weights. kept: where those of the tile are kept too, or null.
+  void softmax(const Tile<KV> &tile, int64_t first, const Queries &queries, float *kept) const {
+    // Logits of nearly every model are only scaled, which needs no pass of its own.
+    const float scale_before = only_scales_ ? 1.0f : call_.scale, scale_after = only_scales_ ? call_.scale : 1.0f;
+    const int width = round_up(tile.n, WIDTH), seen_width = queries.seen_width;
+    const int64_t apart = kept_size(rows_);
+    for (int64_t i = 0; i < queries.rows; ++i) {
+      const int64_t r = queries.first_row + i, query = queries.query + i / group_;
+      const int64_t visible = std::min<int64_t>(tile.n, sees_ + query - first);
+      const bool all_seen = visible == seen_width;
+      float *logits = scratch_.logits + i * keys_, *kept_row = kept ? kept + r * TILE : nullptr;
+      const float highest = only_scales_ && all_seen
+                                ? highest_logit(logits, seen_width)
+                                : finish_logits(logits, seen_width, visible, call_, scale_before, tile.position,
+                                                call_.batch.position[token_ + query]);
+      fold(logits, scratch_.weights + i * keys_, scratch_.sums + r * padded_, scratch_.most[r], scratch_.mass[r],
+           seen_width, values_ ? padded_ : 0, highest, scale_after, kept_row, apart);
+      for (int j = seen_width; kept && j < width; j += WIDTH) store(kept_at(kept_row, j, apart), broadcast(UNSEEN));
+    }
+  }
+
+  /// Adds weights times values to the sums of some queries.
+  void pv(const Tile<KV> &tile, const KV *const *late, const Queries &queries) const {
+    const int rows = static_cast<int>(queries.rows);
+    float *sums = scratch_.sums + queries.first_row * padded_;
+    if (direct_)
+      direct_sums(rows, tile.value, late, tile.n, dim_, scratch_.weights, padded_, sums);
+    else
+      product(rows, padded_, round_up(queries.seen, pair_size<Operand>()), scratch_.weights, keys_, scratch_.values,
+              padded_, sums, padded_, true);
+  }
+
+  /// Writes the outputs of the rows before `end` that are not written yet.
+  void finish_until(int64_t end) {
+    for (; finished_ < end; ++finished_) {
+      float *sums = scratch_.sums + finished_ * padded_;
+      if (direct_) put_in_order<Operand>(sums, padded_);
+      finish(call_, results_.outputs, results_.statistics, token_ + finished_ / group_,
+             item_.head * group_ + finished_ % group_, sums, scratch_.most[finished_], scratch_.mass[finished_]);
+    }
+  }
+
+  /// Leaves the rows as they are, to be merged with those of other items.
+  void store_partial() const {
+    for (int r = 0; r < rows_; ++r) {
+      float *to = results_.partials + item_.partial + r * (padded_ + 2), *sums = scratch_.sums + r * padded_;
+      if (direct_) put_in_order<Operand>(sums, padded_);
+      std::copy(sums, sums + padded_, to);
+      to[padded_] = scratch_.most[r];
+      to[padded_ + 1] = scratch_.mass[r];
+    }
+  }
+
+  const Attend &call_;
+  const Item &item_;
+  const Results &results_;
+  ThreadState<KV, Operand> &thread_;
+  const Scratch<Operand> &scratch_;
+  Lookahead<KV> &ahead_;
+  float *const kept_weights_;
+  const int dim_, padded_;
+  const int64_t group_;
+  const int rows_, keys_;  // queries times query heads; keys of a tile
+  const int64_t token_;    // of the first query
+  const int64_t sees_;     // how many keys the first query sees; each further one sees one more
+  const bool direct_;      // keys and values are multiplied where they lie
+  const bool values_;      // outputs are asked for
+  const int64_t at_once_;  // queries
+  const bool only_scales_;
+  int64_t finished_ = 0;   // rows
+  const Item *next_item_ = nullptr;
+  bool took_next_ = false;
+};
+
+}  // namespace winnow::WINNOW_ISA
