@@ -1,20 +1,15 @@
 """Attention over a paged cache on the CPU: the C++ kernels of `native/`, called with addresses of tensors."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from winnow import native
 from winnow.attention.interface import AttentionSpec, PagedCache
 from winnow.attention.native_step import NativeSpec, NativeStep
 from winnow.attention.observe import Observe
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool
 from winnow.cache.layout import PAGE_ENTRIES
-from winnow.native import native_dtype
-
-if TYPE_CHECKING:
-    from winnow import _native
 
 
 class NativeBackend:
@@ -24,15 +19,12 @@ class NativeBackend:
     until others come.
     """
 
-    def __init__(self, kernels: "_native.Kernels") -> None:
-        from winnow import _native
-
-        self._native = _native
+    def __init__(self, kernels: native.Kernels) -> None:
         self._kernels = kernels
-        self._work = _native.Workspace()
-        self._pool: tuple[KVPool, _native.Pool] | None = None
-        self._cache: tuple[PagedCache, _native.Cache] | None = None
-        self._batch: tuple[Spans, _native.Batch] | None = None
+        self._work = native.Workspace()
+        self._pool: tuple[KVPool, native.Pool] | None = None
+        self._cache: tuple[PagedCache, native.Cache] | None = None
+        self._batch: tuple[Spans, native.Batch] | None = None
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
         layout = cache.pool.layout
@@ -44,7 +36,7 @@ class NativeBackend:
             self._native_cache(cache),
             self._native_batch(spans),
             layer,
-            native_dtype(k.dtype),
+            native.native_dtype(k.dtype),
             k.data_ptr(),
             k.stride(0),
             k.stride(1),
@@ -69,7 +61,7 @@ class NativeBackend:
             self._native_cache(cache),
             self._native_batch(spans),
             layer,
-            native_dtype(q.dtype),
+            native.native_dtype(q.dtype),
             queries.data_ptr(),
             queries.stride(0),
             queries.stride(1),
@@ -119,7 +111,7 @@ class NativeBackend:
             start=start,
             end=end,
             context_len=context_len,
-            dtype=native_dtype(q.dtype),
+            dtype=native.native_dtype(q.dtype),
             q=queries.data_ptr(),
             q_token=queries.stride(0),
             q_head=queries.stride(1),
@@ -174,10 +166,10 @@ class NativeBackend:
             torch.get_num_threads(),
         )
 
-    def _native_pool(self, pool: KVPool) -> "_native.Pool":
+    def _native_pool(self, pool: KVPool) -> native.Pool:
         if self._pool is None or self._pool[0] is not pool:
             layout = pool.layout
-            view = self._native.Pool(
+            view = native.Pool(
                 k=pool.k.data_ptr(),
                 v=pool.v.data_ptr(),
                 position=pool.position.data_ptr(),
@@ -187,15 +179,15 @@ class NativeBackend:
                 block_size=layout.block_size,
                 block_stride=pool.k.stride(0),
                 head_dim=layout.head_dim,
-                dtype=native_dtype(layout.dtype),
+                dtype=native.native_dtype(layout.dtype),
             )
             self._pool = pool, view
         return self._pool[1]
 
-    def _native_cache(self, cache: PagedCache) -> "_native.Cache":
+    def _native_cache(self, cache: PagedCache) -> native.Cache:
         if self._cache is None or self._cache[0] is not cache:
             layout, tables = cache.pool.layout, cache.manager.tables
-            view = self._native.Cache(
+            view = native.Cache(
                 self._native_pool(cache.pool),
                 pages=tables.pages.data_ptr(),
                 page_table=tables.page_table.data_ptr(),
@@ -208,12 +200,12 @@ class NativeBackend:
             self._cache = cache, view
         return self._cache[1]
 
-    def _native_batch(self, spans: Spans) -> "_native.Batch":
+    def _native_batch(self, spans: Spans) -> native.Batch:
         if self._batch is None or self._batch[0] is not spans:
             # By identity: sequences of a policy share theirs, and to hash each one's costs more than equals would.
             kinds = {id(kind): kind for kind in spans.observe if kind is not None}
             number = {kind: i for i, kind in enumerate(kinds)}
-            view = self._native.Batch(
+            view = native.Batch(
                 slots=spans.slots.tolist(),
                 counts=spans.counts.tolist(),
                 starts=spans.starts.tolist(),
@@ -226,11 +218,11 @@ class NativeBackend:
             self._batch = spans, view
         return self._batch[1]
 
-    def _native_observe(self, observe: Observe) -> "_native.Observe":
+    def _native_observe(self, observe: Observe) -> native.Observe:
         pool = observe.pool
-        return self._native.Observe(
-            terms=[self._native.Term[term.name.lower()] for term in observe.terms],
-            group=self._native.Group[observe.group.name.lower()],
+        return native.Observe(
+            terms=[native.Term[term.name.lower()] for term in observe.terms],
+            group=native.Group[observe.group.name.lower()],
             exclude_first=observe.exclude_first,
             replace=observe.replace,
             pool_size=pool.size if pool else 0,

@@ -1,37 +1,26 @@
 """What the CPU kernels compute for scores: on keys where they lie in the pool, without a copy of them."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from winnow import native
 from winnow.attention import Pool
 from winnow.eviction.rows import LayerRows
 from winnow.native import native_kernels
-
-if TYPE_CHECKING:
-    from winnow import _native
 
 
 class RowKernels:
     """The rows of a layer, as the kernels see them. Results do not depend on the number of threads."""
 
-    def __init__(self, kernels: "_native.Kernels", rows: LayerRows) -> None:
-        from winnow import _native
-
-        formats = {
-            torch.float32: _native.DType.f32,
-            torch.bfloat16: _native.DType.bf16,
-            torch.float16: _native.DType.f16,
-        }
+    def __init__(self, kernels: "native.Kernels", rows: LayerRows) -> None:
         keys = rows.pool.k
         self._kernels = kernels
         self._threads = torch.get_num_threads()
         # The kernels get addresses, so these must live as long.
         self._slot, self._position = rows.slot.contiguous(), rows.position.contiguous()
         self._length = rows.length.contiguous()
-        self._keys = _native.KeyRows(
-            dtype=formats[keys.dtype],
+        self._keys = native.KeyRows(
+            dtype=native.native_dtype(keys.dtype),
             k=keys.data_ptr(),
             head_dim=keys.shape[-1],
             block_size=keys.shape[1],
