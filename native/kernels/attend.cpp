@@ -13,18 +13,18 @@ void merge_items(const Attend &call, const Merge &merge, const Results &results)
   const int64_t rows = merge.num_queries * group, size = rows * (padded + 2);
   for (int64_t r = 0; r < rows; ++r) {
     float *sums = results.partials + merge.partial + r * (padded + 2);
-    float most = sums[padded], mass = sums[padded + 1];
+    float row_max = sums[padded], row_sum = sums[padded + 1];
     for (int64_t i = 1; i < merge.num_partials; ++i) {
       const float *other = sums + i * size;
-      const float higher = std::max(most, other[padded]);
-      if (higher == NEVER) continue;
-      const float ours = std::exp(most - higher), theirs = std::exp(other[padded] - higher);
+      const float higher = std::max(row_max, other[padded]);
+      if (higher == NEG_INF) continue;
+      const float ours = std::exp(row_max - higher), theirs = std::exp(other[padded] - higher);
       for (int64_t d = 0; d < padded; d += WIDTH) store(sums + d, load(sums + d) * ours + load(other + d) * theirs);
-      mass = mass * ours + other[padded + 1] * theirs;
-      most = higher;
+      row_sum = row_sum * ours + other[padded + 1] * theirs;
+      row_max = higher;
     }
     finish(call, results.outputs, results.statistics, call.batch.starts[merge.seq] + merge.first_query + r / group,
-           merge.head * group + r % group, sums, most, mass);
+           merge.head * group + r % group, sums, row_max, row_sum);
   }
 }
 

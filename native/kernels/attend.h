@@ -13,7 +13,7 @@
 
 namespace winnow::WINNOW_ISA {
 
-constexpr float NEVER = -std::numeric_limits<float>::infinity();
+constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
 
 /// Rows that read a tile once it is packed: queries times query heads of a group. Keeps the sums of an item in the L2 cache.
 constexpr int64_t ITEM_ROWS = 96;
@@ -82,9 +82,9 @@ struct Plan {
   void take_turns(int64_t group);
 };
 
-/// The weights of a tile that attention keeps for the scores: e^(logit - most) for [rows, TILE], UNSEEN where the query does
-/// not see a KV, and then `most` for [rows]. So no exponential is computed twice.
-constexpr float UNSEEN = -1.0f;
+/// The weights of a tile that attention keeps for the scores: e^(logit - row_max) for [rows, TILE], MASKED where the query does
+/// not see a KV, and then `row_max` for [rows]. So no exponential is computed twice.
+constexpr float MASKED = -1.0f;
 
 inline int64_t kept_size(int64_t rows) { return rows * (TILE + 1); }
 
@@ -115,7 +115,7 @@ template <class Operand>
 struct Scratch {
   float *logits;      // [rows, keys_at_once]
   float *sums;        // [rows, padded]
-  float *most, *mass; // [rows]: running maximum of the logits, and sum of e^(logit - maximum)
+  float *row_max, *row_sum; // [rows]: running maximum of the logits, and sum of e^(logit - maximum)
   Operand *queries;   // [rows, padded]
   Operand *weights;   // [rows, keys_at_once]
   Operand *keys;      // see pack_keys; one tile after the other
@@ -136,8 +136,8 @@ struct Scratch {
     char *memory = buffer.get<char>(bytes);
     logits = reinterpret_cast<float *>(memory + at[0]);
     sums = reinterpret_cast<float *>(memory + at[1]);
-    most = reinterpret_cast<float *>(memory + at[2]);
-    mass = reinterpret_cast<float *>(memory + at[3]);
+    row_max = reinterpret_cast<float *>(memory + at[2]);
+    row_sum = reinterpret_cast<float *>(memory + at[3]);
     queries = reinterpret_cast<Operand *>(memory + at[4]);
     weights = reinterpret_cast<Operand *>(memory + at[5]);
     keys = reinterpret_cast<Operand *>(memory + at[6]);
@@ -178,10 +178,10 @@ struct Tile {
   const KV *key[WIDE_TILE], *value[WIDE_TILE];
   const KV *lying[2 * TILE];    // of TILE neighbours: both as they lie in memory
 
-  /// query_position: of the first query that reads the tile; the window of any other begins later. most: KVs of a tile.
-  void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position, int most = TILE) {
+  /// query_position: of the first query that reads the tile; the window of any other begins later. size: KVs of a tile.
+  void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position, int size = TILE) {
     const Cache &cache = call.cache;
-    n = static_cast<int>(std::min<int64_t>(last - first, most));
+    n = static_cast<int>(std::min<int64_t>(last - first, size));
     if (n == 0) return;
     const KV *k = reinterpret_cast<const KV *>(cache.k), *v = reinterpret_cast<const KV *>(cache.v);
     row.runs_in_blocks(first, n, [&](int64_t i, int64_t count, int64_t block, int64_t offset) {
@@ -192,9 +192,9 @@ struct Tile {
         value[i + j] = v + vector + j * cache.head_dim;
       }
     });
-    std::fill(slot + n, slot + most, slot[n - 1]);
-    std::fill(key + n, key + most, key[n - 1]);
-    std::fill(value + n, value + most, value[n - 1]);
+    std::fill(slot + n, slot + size, slot[n - 1]);
+    std::fill(key + n, key + size, key[n - 1]);
+    std::fill(value + n, value + size, value[n - 1]);
     if (n == TILE && !scattered()) lie_down(cache.block_size - first % cache.block_size, cache.block_size);
     if (call.window > 0) {
       positions(cache, position);
@@ -239,27 +239,27 @@ inline vi lanes() {
 /// tile's keys, read where there is a window.
 inline float finish_logits(float *logits, int n, int64_t visible, const AttentionSpec &call, float scale, const int32_t *position,
                            int64_t query_position) {
-  vf most = broadcast(NEVER);
+  vf highest = broadcast(NEG_INF);
   const vi lane = lanes();
   for (int j = 0; j < n; j += WIDTH) {
     vf x = load(logits + j) * scale;
     if (call.softcap > 0) x = call.softcap * vtanh(x / call.softcap);
-    if (visible < j + WIDTH) x = lane + j < static_cast<int32_t>(visible) ? x : broadcast(NEVER);
+    if (visible < j + WIDTH) x = lane + j < static_cast<int32_t>(visible) ? x : broadcast(NEG_INF);
     if (call.window > 0) {
       const vi age = static_cast<int32_t>(query_position) - load_vector<vi>(position + j);
-      x = age < static_cast<int32_t>(call.window) ? x : broadcast(NEVER);
+      x = age < static_cast<int32_t>(call.window) ? x : broadcast(NEG_INF);
     }
     store(logits + j, x);
-    most = vmax(most, x);
+    highest = vmax(highest, x);
   }
-  return horizontal_max(most);
+  return horizontal_max(highest);
 }
 
 /// The largest of a query's raw logits, where nothing but scaling is to be done to them.
 inline float highest_logit(const float *logits, int n) {
-  vf most = load(logits);
-  for (int j = WIDTH; j < n; j += WIDTH) most = vmax(most, load(logits + j));
-  return horizontal_max(most);
+  vf highest = load(logits);
+  for (int j = WIDTH; j < n; j += WIDTH) highest = vmax(highest, load(logits + j));
+  return horizontal_max(highest);
 }
 
 /// Pack queries as rows of A, query by query, head by head of the group.

@@ -57,18 +57,18 @@ inline void scale_row(float *row, int64_t n, float factor) {
 
 /// Write the finished attention of one token and query head.
 inline void finish(const Attend &call, float *outputs, float *statistics, int64_t token, int64_t query_head, float *sums,
-            float most, float mass) {
+            float row_max, float row_sum) {
   const int dim = static_cast<int>(call.cache.head_dim), padded = round_up(dim, WIDTH);
   const int64_t at = token * call.num_query_heads + query_head;
   if (call.sinks) {
-    const float sink = call.sinks[query_head], higher = std::max(most, sink);
-    const float factor = std::exp(most - higher);
+    const float sink = call.sinks[query_head], higher = std::max(row_max, sink);
+    const float factor = std::exp(row_max - higher);
     scale_row(sums, padded, factor);
-    mass = mass * factor + std::exp(sink - higher);
-    most = higher;
+    row_sum = row_sum * factor + std::exp(sink - higher);
+    row_max = higher;
   }
-  const float inverse = mass > 0 ? 1.0f / mass : 0.0f;
-  statistics[2 * at] = most;
+  const float inverse = row_sum > 0 ? 1.0f / row_sum : 0.0f;
+  statistics[2 * at] = row_max;
   statistics[2 * at + 1] = inverse;
   with_act(call.dtype, [&](auto type) {
     using Act = decltype(type);
@@ -111,24 +111,24 @@ inline float *kept_at(float *kept, int j, int64_t apart) { return kept + j / TIL
 
 /// Fold a tile's logits of one query, times `scale`, into its running softmax; they become weights.
 ///
-/// highest: the largest of the logits; those of KVs that the query does not see are NEVER. kept: where the weights are kept
+/// highest: the largest of the logits; those of KVs that the query does not see are NEG_INF. kept: where the weights are kept
 /// too (kept_at), or null.
 template <class Operand>
-void fold(const float *logits, Operand *weights, float *sums, float &most, float &mass, int width, int64_t padded,
-          float highest, float scale, float *kept, int64_t apart) {
-  const float scaled = highest * scale, higher = std::max(most, scaled);
-  if (higher == NEVER) {  // this query sees none of the tile, nor anything before it
+void online_softmax(const float *logits, Operand *weights, float *sums, float &row_max, float &row_sum, int width,
+                    int64_t padded, float highest, float scale, float *kept, int64_t apart) {
+  const float scaled = highest * scale, higher = std::max(row_max, scaled);
+  if (higher == NEG_INF) {  // this query sees none of the tile, nor anything before it
     for (int j = 0; j < width; j += WIDTH) {
       store(weights + j, vf{});
-      if (kept) store(kept_at(kept, j, apart), broadcast(UNSEEN));
+      if (kept) store(kept_at(kept, j, apart), broadcast(MASKED));
     }
     return;
   }
-  if (higher > most) {
-    const float factor = most == NEVER ? 0.0f : std::exp(most - higher);
+  if (higher > row_max) {
+    const float factor = row_max == NEG_INF ? 0.0f : std::exp(row_max - higher);
     scale_row(sums, padded, factor);
-    mass *= factor;
-    most = higher;
+    row_sum *= factor;
+    row_max = higher;
   }
   // e^(x scale - higher) as a power of 2. The weight of the largest logit is 1 to the last bit: a KV alone is the output.
   const float scale2 = scale * LOG2_E, higher2 = higher == scaled ? highest * scale2 : higher * LOG2_E;
@@ -137,9 +137,9 @@ void fold(const float *logits, Operand *weights, float *sums, float &most, float
     const vf x = load(logits + j), p = vexp2(rounded_product(x, scale2) - higher2);
     total += p;
     store(weights + j, p);
-    if (kept) store(kept_at(kept, j, apart), x > NEVER ? p : broadcast(UNSEEN));
+    if (kept) store(kept_at(kept, j, apart), x > NEG_INF ? p : broadcast(MASKED));
   }
-  mass += horizontal_sum(total);
+  row_sum += horizontal_sum(total);
 }
 
 /// Ask for the vectors `first` to n of the next tile, which a shorter present one does not ask for in passing.
@@ -233,8 +233,8 @@ class ItemPass {
 
   void load_queries() const {
     pack_queries(call_, token_, item_.num_queries, item_.head, scratch_.queries);
-    std::fill(scratch_.most, scratch_.most + rows_, NEVER);
-    std::fill(scratch_.mass, scratch_.mass + rows_, 0.0f);
+    std::fill(scratch_.row_max, scratch_.row_max + rows_, NEG_INF);
+    std::fill(scratch_.row_sum, scratch_.row_sum + rows_, 0.0f);
     std::fill(scratch_.sums, scratch_.sums + rows_ * padded_, 0.0f);
   }
 
@@ -258,8 +258,8 @@ class ItemPass {
   /// A tile that no query sees.
   void keep_unseen(float *kept) const {
     for (int j = 0; kept && j < ahead_.now().n; j += TILE, kept += kept_size(rows_)) {
-      std::fill(kept, kept + rows_ * TILE, UNSEEN);
-      std::fill(kept + rows_ * TILE, kept + rows_ * (TILE + 1), NEVER);
+      std::fill(kept, kept + rows_ * TILE, MASKED);
+      std::fill(kept + rows_ * TILE, kept + rows_ * (TILE + 1), NEG_INF);
     }
   }
 
@@ -290,7 +290,7 @@ class ItemPass {
       if (ends) finish_until(queries.first_row + queries.rows);
     }
     for (int j = 0; kept && j < tile.n; j += TILE, kept += kept_size(rows_))
-      std::copy(scratch_.most, scratch_.most + rows_, kept + rows_ * TILE);
+      std::copy(scratch_.row_max, scratch_.row_max + rows_, kept + rows_ * TILE);
   }
 
   /// Brings a tile into operand form, where it is not multiplied where it lies.
@@ -332,9 +332,9 @@ class ItemPass {
                                 ? highest_logit(logits, seen_width)
                                 : finish_logits(logits, seen_width, visible, call_, scale_before, tile.position,
                                                 call_.batch.position[token_ + query]);
-      fold(logits, scratch_.weights + i * keys_, scratch_.sums + r * padded_, scratch_.most[r], scratch_.mass[r],
-           seen_width, values_ ? padded_ : 0, highest, scale_after, kept_row, apart);
-      for (int j = seen_width; kept && j < width; j += WIDTH) store(kept_at(kept_row, j, apart), broadcast(UNSEEN));
+      online_softmax(logits, scratch_.weights + i * keys_, scratch_.sums + r * padded_, scratch_.row_max[r],
+                     scratch_.row_sum[r], seen_width, values_ ? padded_ : 0, highest, scale_after, kept_row, apart);
+      for (int j = seen_width; kept && j < width; j += WIDTH) store(kept_at(kept_row, j, apart), broadcast(MASKED));
     }
   }
 
@@ -355,7 +355,7 @@ class ItemPass {
       float *sums = scratch_.sums + finished_ * padded_;
       if (direct_) put_in_order<Operand>(sums, padded_);
       finish(call_, results_.outputs, results_.statistics, token_ + finished_ / group_,
-             item_.head * group_ + finished_ % group_, sums, scratch_.most[finished_], scratch_.mass[finished_]);
+             item_.head * group_ + finished_ % group_, sums, scratch_.row_max[finished_], scratch_.row_sum[finished_]);
     }
   }
 
@@ -365,8 +365,8 @@ class ItemPass {
       float *to = results_.partials + item_.partial + r * (padded_ + 2), *sums = scratch_.sums + r * padded_;
       if (direct_) put_in_order<Operand>(sums, padded_);
       std::copy(sums, sums + padded_, to);
-      to[padded_] = scratch_.most[r];
-      to[padded_ + 1] = scratch_.mass[r];
+      to[padded_] = scratch_.row_max[r];
+      to[padded_ + 1] = scratch_.row_sum[r];
     }
   }
 

@@ -11,13 +11,13 @@ namespace {
 
 /// `p` and `counted` of a weight that attention kept, where `factor` makes it a probability.
 inline void from_weight(vf weight, float factor, vf &p, vf &counted) {
-  p = vmax(weight, vf{}) * factor;  // UNSEEN is below zero
+  p = vmax(weight, vf{}) * factor;  // MASKED is below zero
   counted = weight < 0.0f ? vf{} : broadcast(1.0f);
 }
 
-/// What makes the weights of a tile, e^(logit - most), probabilities: the row's largest logit is `highest`.
-inline float factor_of(float most, float highest, float inverse) {
-  return most == highest ? inverse : inverse * std::exp(most - highest);  // mostly they are the same
+/// What makes the weights of a tile, e^(logit - row_max), probabilities: the row's largest logit is `highest`.
+inline float factor_of(float row_max, float highest, float inverse) {
+  return row_max == highest ? inverse : inverse * std::exp(row_max - highest);  // mostly they are the same
 }
 
 /// Calls f with the term as a constant, so that it is not looked at for every KV.
@@ -50,7 +50,7 @@ KeptScores<KV>::KeptScores(const Attend &call, const Unit &unit, int64_t first_k
       value_aware_(has_term(observe_, terms_, Term::value_aware)),
       distance_(value_aware_ ? group_ * TILE : 0),
       factor_(group_),
-      most_(group_, NEVER) {
+      row_max_(group_, NEG_INF) {
   const int64_t head = token_ * call.num_query_heads + unit.head * group_;
   statistic_ = statistics + 2 * head;
   output_ = value_aware_ ? outputs + head * round_up(static_cast<int>(call.cache.head_dim), WIDTH) : nullptr;
@@ -86,11 +86,11 @@ bool KeptScores<KV>::finish_tile() {
     direct_products<SquaredDistance>(group_, tile.value, next.value, n, tile.scattered(), dim, output_, padded,
                                      distance_.data());
   }
-  const float *most = kept_ + group_ * TILE;
+  const float *row_max = kept_ + group_ * TILE;
   for (int64_t h = 0; h < group_; ++h) {
-    if (most[h] == most_[h]) continue;
-    most_[h] = most[h];
-    factor_[h] = factor_of(most[h], statistic_[2 * h], statistic_[2 * h + 1]);
+    if (row_max[h] == row_max_[h]) continue;
+    row_max_[h] = row_max[h];
+    factor_[h] = factor_of(row_max[h], statistic_[2 * h], statistic_[2 * h + 1]);
   }
   float out[TILE] = {};
   for (int64_t term = 0; term < terms_; ++term) {
@@ -136,13 +136,13 @@ void observe_item(const Attend &call, const Unit &unit, const Item &item, const 
   for (int64_t first = 0; first < item.last_key; first += TILE, told += terms * heads * TILE) {
     const int64_t n = std::min<int64_t>(TILE, item.last_key - first);
     const int width = round_up(static_cast<int>(n), WIDTH);
-    const float *kept = kept_weights + first / TILE * kept_size(rows), *most = kept + rows * TILE;
+    const float *kept = kept_weights + first / TILE * kept_size(rows), *row_max = kept + rows * TILE;
     // Queries before the first one that counts, and those that see nothing of this tile, tell nothing.
     const int64_t first_query = std::max({int64_t{0}, unit.first_query - item.first_query, first - before});
     for (int64_t query = first_query; query < item.num_queries; ++query) {
       const float *statistic = statistics + 2 * ((first_token + query) * call.num_query_heads + unit.head * group);
       for (int64_t h = 0; h < group; ++h)
-        factors[query * group + h] = factor_of(most[query * group + h], statistic[2 * h], statistic[2 * h + 1]);
+        factors[query * group + h] = factor_of(row_max[query * group + h], statistic[2 * h], statistic[2 * h + 1]);
     }
     if (adds_up) {
       for (int j = 0; j < TILE; j += WIDTH) {

@@ -36,7 +36,7 @@ class KeptScores {
   const bool value_aware_;
   float average_ = 0;                 // for Term::below_average
   std::vector<float> distance_;       // of each value from each query head's output
-  std::vector<float> factor_, most_;  // what makes each head's weights probabilities, and where they were e^(logit - most)
+  std::vector<float> factor_, row_max_;  // what makes each head's weights probabilities, and where they were e^(logit - row_max)
   Tile<KV> tiles_[2];                 // where values are read
   int turn_ = 0;                      // which of them is next
 };

@@ -78,12 +78,12 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
         const int64_t token = start + query + i, position = batch.position[token], sees = before + query + i + 1;
         for (int64_t h = 0; h < group; ++h) {
           const int64_t at = token * call.num_query_heads + unit.head * group + h;
-          const float most = statistics[2 * at], inverse = statistics[2 * at + 1];
+          const float row_max = statistics[2 * at], inverse = statistics[2 * at + 1];
           float *logits = scratch.logits + (i * group + h) * TILE;
           finish_logits(logits, width, std::min<int64_t>(tile.n, sees - first), call, call.scale, tile.position, position);
           for (int j = 0; j < width; j += WIDTH) {
             const vf x = load(logits + j);
-            vf p = vexp(x - most) * inverse, counted = x > NEVER ? broadcast(1.0f) : vf{};
+            vf p = vexp(x - row_max) * inverse, counted = x > NEG_INF ? broadcast(1.0f) : vf{};
             store(work.p + h * TILE + j, far(observe, tile.position + j, position, p));
             store(work.counted + j, far(observe, tile.position + j, position, counted));
           }

@@ -47,14 +47,14 @@ template <class Operand>
 struct ItemMemory {
   float *logits;  // [tiles, rows, TILE]
   float *sums;    // [rows, WIDTH]
-  float *most;    // [rows], then what is taken off a row's logits
+  float *row_max;    // [rows], then what is taken off a row's logits
   Operand *queries;
 
   ItemMemory(Buffer &buffer, int64_t rows, int64_t tiles, int64_t padded) {
-    const int64_t logits_size = rows * tiles * TILE, sums_size = rows * WIDTH, most_size = (rows + 15) / 16 * 16;
-    logits = buffer.get<float>(logits_size + sums_size + most_size + rows * padded);
-    sums = logits + logits_size, most = sums + sums_size;
-    queries = reinterpret_cast<Operand *>(most + most_size);
+    const int64_t logits_size = rows * tiles * TILE, sums_size = rows * WIDTH, row_max_size = (rows + 15) / 16 * 16;
+    logits = buffer.get<float>(logits_size + sums_size + row_max_size + rows * padded);
+    sums = logits + logits_size, row_max = sums + sums_size;
+    queries = reinterpret_cast<Operand *>(row_max + row_max_size);
   }
 };
 
@@ -78,7 +78,7 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
     return round_up(static_cast<int>(std::min<int64_t>(seen - tile * TILE, TILE)), WIDTH);
   };
 
-  for (int r = 0; r < rows; ++r) memory.most[r] = call.sinks ? call.sinks[head * group + r % group] : NEVER;
+  for (int r = 0; r < rows; ++r) memory.row_max[r] = call.sinks ? call.sinks[head * group + r % group] : NEG_INF;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     float *logits = memory.logits + tile * rows * TILE;
     product(rows, width(tile), padded, memory.queries, padded, keys + tile * TILE * padded, TILE, logits, TILE, false);
@@ -86,7 +86,7 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
       const int64_t visible = chosen.seen(call, position(r)) - tile * TILE;
       const float highest = finish_logits(logits + r * TILE, width(tile), visible, call, call.scale,
                                           chosen.position.data() + tile * TILE, position(r));
-      memory.most[r] = std::max(memory.most[r], highest);
+      memory.row_max[r] = std::max(memory.row_max[r], highest);
     }
   }
 
@@ -94,17 +94,17 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
   for (int64_t tile = 0; tile < tiles; ++tile) {
     for (int r = 0; r < rows; ++r) {
       const float *logits = memory.logits + (tile * rows + r) * TILE;
-      const vf off = broadcast(memory.most[r]);
+      const vf off = broadcast(memory.row_max[r]);
       vf sum = load(memory.sums + r * WIDTH);
       for (int j = 0; j < width(tile); j += WIDTH) sum += vexp2((load(logits + j) - off) * LOG2_E);
       store(memory.sums + r * WIDTH, sum);
     }
   }
   for (int r = 0; r < rows; ++r) {
-    float &most = memory.most[r], sum = horizontal_sum(load(memory.sums + r * WIDTH));
-    if (call.sinks) sum += std::exp(call.sinks[head * group + r % group] - most);
-    most += std::log(sum);
-    if (call.query_logs) most += call.query_logs[query + r / group];
+    float &row_max = memory.row_max[r], sum = horizontal_sum(load(memory.sums + r * WIDTH));
+    if (call.sinks) sum += std::exp(call.sinks[head * group + r % group] - row_max);
+    row_max += std::log(sum);
+    if (call.query_logs) row_max += call.query_logs[query + r / group];
   }
 
   for (int64_t first = 0; first < chosen.judged; first += TILE) {
@@ -112,9 +112,9 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
     for (int j = 0; j < TILE && first + j < chosen.judged; j += WIDTH) {
       vf best = load(largest + first + j);
       for (int64_t h = 0; h < group; ++h) {
-        vf of_head = broadcast(NEVER);
+        vf of_head = broadcast(NEG_INF);
         for (int r = static_cast<int>(h); r < rows; r += static_cast<int>(group))
-          of_head = vmax(of_head, load(logits + r * TILE + j) - memory.most[r]);
+          of_head = vmax(of_head, load(logits + r * TILE + j) - memory.row_max[r]);
         if (call.key_logs) {
           const float *logs = call.key_logs + (head * group + h) * chosen.judged + first + j;
           of_head += get(logs, static_cast<int>(std::min<int64_t>(WIDTH, chosen.judged - first - j)));
@@ -137,7 +137,7 @@ void replay_as(const Replay &call, Workspace &work) {
   const int64_t width = (chosen.judged + TILE - 1) / TILE * TILE;
   Operand *keys = work.partials.get<Operand>(heads * key_size);
   float *largest = work.sums.get<float>(call.threads * heads * width);
-  std::fill(largest, largest + call.threads * heads * width, NEVER);
+  std::fill(largest, largest + call.threads * heads * width, NEG_INF);
   if (static_cast<int>(work.threads.size()) < call.threads) work.threads.resize(call.threads);
   std::vector<std::vector<int64_t>> slots;
   for (int64_t head = 0; head < heads; ++head) slots.push_back(chosen.slots(call, head));
@@ -163,7 +163,7 @@ void replay_as(const Replay &call, Workspace &work) {
 #pragma omp for schedule(static)
     for (int64_t head = 0; head < heads; ++head)
       for (int64_t j = 0; j < chosen.judged; ++j) {
-        float best = NEVER;
+        float best = NEG_INF;
         for (int t = 0; t < call.threads; ++t) best = std::max(best, largest[(t * heads + head) * width + j]);
         float &score = cache.score[slots[head][j]];
         score = std::max(score, std::exp(best));
