@@ -77,8 +77,8 @@ class Row {
     });
   }
 
-  /// Ask for the table's entries of the KV `first` and some behind it.
-  void ask(int64_t first) const {
+  /// Prefetch the table entries of the KV `first` and the ones after it.
+  void prefetch_entries(int64_t first) const {
     const int64_t block = first / cache_.block_size;
     __builtin_prefetch(entries(block / cache_.page_entries) + block % cache_.page_entries);
   }

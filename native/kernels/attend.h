@@ -32,8 +32,8 @@ inline int64_t queries_of_item(int64_t group, int64_t row_length) {
   return std::max<int64_t>(1, rows / group);
 }
 
-/// Keys that rows meet at once, as many for all items of a turn. Few rows wait for memory, and more of it at once would be
-/// asked for in larger bursts.
+/// Keys that rows meet at once, as many for all items of a turn. Few rows wait for memory, and wider tiles would prefetch it in
+/// larger bursts.
 inline int keys_at_once(int64_t rows) { return rows <= FEW_ROWS ? TILE : WIDE_TILE; }
 
 /// Rows times keys of a turn, where rows are many; the least number of turns, so that threads end together.
@@ -172,11 +172,11 @@ inline void slots_to_read(const Cache &cache, const Row &row, int64_t first, int
 template <class KV>
 struct Tile {
   int n = 0;
-  bool out_of_sight = false;    // all of them beyond the window
+  bool outside_window = false;  // all of them
   int64_t slot[WIDE_TILE];
   int32_t position[WIDE_TILE];  // where there is a window
   const KV *key[WIDE_TILE], *value[WIDE_TILE];
-  const KV *lying[2 * TILE];    // of TILE neighbours: both as they lie in memory
+  const KV *in_memory_order[2 * TILE];  // keys and values of TILE adjacent KVs
 
   /// query_position: of the first query that reads the tile; the window of any other begins later. size: KVs of a tile.
   void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position, int size = TILE) {
@@ -195,21 +195,21 @@ struct Tile {
     std::fill(slot + n, slot + size, slot[n - 1]);
     std::fill(key + n, key + size, key[n - 1]);
     std::fill(value + n, value + size, value[n - 1]);
-    if (n == TILE && !scattered()) lie_down(cache.block_size - first % cache.block_size, cache.block_size);
+    if (n == TILE && !scattered()) memory_order(cache.block_size - first % cache.block_size, cache.block_size);
     if (call.window > 0) {
       positions(cache, position);
-      out_of_sight = query_position - *std::max_element(position, position + n) >= call.window;
+      outside_window = query_position - *std::max_element(position, position + n) >= call.window;
     }
   }
 
-  /// Whether its parts lie in several places. Processors fetch ahead for each of several places at once, and in blocks that
-  /// lie anywhere they do not get far before one ends; so keys of such parts are best read by turns.
+  /// Whether its blocks are not adjacent in memory. Hardware prefetchers follow several streams at once, but each ends with its
+  /// block; so keys of such tiles are best read from several blocks in turn.
   bool scattered() const { return n == TILE && slot[TILE / 2] != slot[0] + TILE / 2; }
 
-  /// What is best asked for among earlier products with keys, and among those with values: together all keys and values.
-  /// Processors fetch ahead further where that follows the memory, a block's values right behind its keys.
-  const KV *const *early() const { return n == TILE && !scattered() ? lying : key; }
-  const KV *const *late() const { return n == TILE && !scattered() ? lying + TILE : value; }
+  /// What to prefetch during the products with the previous keys, and with the previous values: together all keys and values.
+  /// Hardware prefetchers reach further if that follows memory order, where a block's values lie right behind its keys.
+  const KV *const *first_half() const { return n == TILE && !scattered() ? in_memory_order : key; }
+  const KV *const *second_half() const { return n == TILE && !scattered() ? in_memory_order + TILE : value; }
 
   void positions(const Cache &cache, int32_t *out) const {
     positions_of(cache, slot, n, out);
@@ -217,12 +217,12 @@ struct Tile {
   }
 
  private:
-  /// run: KVs in the first block; each further block has `size`.
-  void lie_down(int64_t run, int64_t size) {
+  /// Fills in_memory_order. run: KVs in the first block; each further block has `size`.
+  void memory_order(int64_t run, int64_t size) {
     for (int64_t i = 0; i < TILE; i += run, run = size) {
       run = std::min(run, TILE - i);
-      std::copy(key + i, key + i + run, lying + 2 * i);
-      std::copy(value + i, value + i + run, lying + 2 * i + run);
+      std::copy(key + i, key + i + run, in_memory_order + 2 * i);
+      std::copy(value + i, value + i + run, in_memory_order + 2 * i + run);
     }
   }
 };
@@ -237,8 +237,8 @@ inline vi lanes() {
 ///
 /// visible: how many of the tile's first keys the query may see by their order. scale: what is left to scale. position: of the
 /// tile's keys, read where there is a window.
-inline float finish_logits(float *logits, int n, int64_t visible, const AttentionSpec &call, float scale, const int32_t *position,
-                           int64_t query_position) {
+inline float finish_logits(float *logits, int n, int64_t visible, const AttentionSpec &call, float scale,
+                           const int32_t *position, int64_t query_position) {
   vf highest = broadcast(NEG_INF);
   const vi lane = lanes();
   for (int j = 0; j < n; j += WIDTH) {
@@ -276,9 +276,9 @@ inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_qu
   });
 }
 
-/// Ask for the scores of the keys that share a line of memory, and for their positions where near ones do not count: into the
-/// second-level cache, as for KVs, which are asked for at the same time. Few lines at once can be on their way to the first.
-inline void ask_for_scores(const Cache &cache, const Observe &observe, int64_t slot) {
+/// Prefetch the scores of the keys that share a cache line, and their positions where near ones do not count. Into L2, as KVs,
+/// which are prefetched at the same time: L1 has too few fill buffers for both.
+inline void prefetch_scores(const Cache &cache, const Observe &observe, int64_t slot) {
   asm volatile("");  // GCC takes a function that only prefetches for one that does nothing, and leaves its calls out
   for (int64_t n = 0; n < cache.num_scores; ++n) __builtin_prefetch(cache.score + n * cache.num_slots + slot, 0, 2);
   if (observe.exclude_first) __builtin_prefetch(cache.position + slot, 0, 2);

@@ -84,9 +84,9 @@ inline void finish(const Attend &call, float *outputs, float *statistics, int64_
   });
 }
 
-/// Ask for some queries of the query heads of one KV head.
-inline void ask_for_queries(const Attend &call, int64_t token, int64_t count, int64_t first_head) {
-  asm volatile("");  // see ask_for_scores
+/// Prefetch some queries of the query heads of one KV head.
+inline void prefetch_queries(const Attend &call, int64_t token, int64_t count, int64_t first_head) {
+  asm volatile("");  // see prefetch_scores
   const int64_t width = bytes_of(call.dtype), stride = call.q.token_stride * width, bytes = call.cache.head_dim * width;
   for (int64_t head = first_head; head < first_head + call.group(); ++head) {
     const char *query = call.q.data + token * stride + head * call.q.head_stride * width;
@@ -95,9 +95,9 @@ inline void ask_for_queries(const Attend &call, int64_t token, int64_t count, in
   }
 }
 
-/// Ask for the memory that the finished attention of some tokens goes to, of the query heads of one KV head.
-inline void ask_for_outputs(const Attend &call, const float *statistics, int64_t token, int64_t count, int64_t first_head) {
-  asm volatile("");  // see ask_for_scores
+/// Prefetch the memory that the outputs of some tokens go to, of the query heads of one KV head.
+inline void prefetch_outputs(const Attend &call, const float *statistics, int64_t token, int64_t count, int64_t first_head) {
+  asm volatile("");  // see prefetch_scores
   const int64_t bytes = call.cache.head_dim * bytes_of(call.dtype);
   for (int64_t at = token * call.num_query_heads + first_head; count > 0; --count, at += call.num_query_heads) {
     const char *out = call.out + at * bytes;
@@ -142,10 +142,10 @@ void online_softmax(const float *logits, Operand *weights, float *sums, float &r
   row_sum += horizontal_sum(total);
 }
 
-/// Ask for the vectors `first` to n of the next tile, which a shorter present one does not ask for in passing.
+/// Prefetch the vectors `first` to n of the next tile, which the products of a shorter tile leave out.
 template <class KV>
-void ask_for_rest(const KV *const *next, int first, int n, int dim) {
-  asm volatile("");  // see ask_for_scores
+void prefetch_rest(const KV *const *next, int first, int n, int dim) {
+  asm volatile("");  // see prefetch_scores
   for (int j = first; j < n; ++j)
     for (int d = 0; d < dim; d += LINE<KV>) __builtin_prefetch(next[j] + d, 0, 2);
 }
@@ -207,7 +207,7 @@ class ItemPass {
       const bool more = first + keys_ < item_.last_key;
       look_ahead(first, more);
       float *kept = kept_weights_ ? kept_weights_ + (first - item_.first_key) / TILE * kept_size(rows_) : nullptr;
-      if (ahead_.now().out_of_sight)
+      if (ahead_.now().outside_window)
         keep_unseen(kept);
       else
         attend_tile(first, more, kept);
@@ -249,10 +249,10 @@ class ItemPass {
 
   void take_next() {
     next_item_ = thread_.walk.next(), took_next_ = true;
-    if (next_item_) row_of(*next_item_).ask(next_item_->first_key);
+    if (next_item_) row_of(*next_item_).prefetch_entries(next_item_->first_key);
   }
 
-  /// Whether the next item's tiles have the same size; others are not asked for in passing.
+  /// Whether the next item's tiles have the same size; others are not prefetched.
   bool next_is_alike() const { return next_item_ && keys_at_once(next_item_->num_queries * group_) == keys_; }
 
   /// A tile that no query sees.
@@ -266,26 +266,26 @@ class ItemPass {
   void attend_tile(int64_t first, bool more, float *kept) {
     const Tile<KV> &tile = ahead_.now(), &next = ahead_.next();
     const bool ends = !more && item_.partial < 0;
-    // What is asked for among the products with keys, and with values.
-    const KV *const *early = direct_ && values_ ? next.early() : next.key;
-    const KV *const *late = direct_ && values_ ? next.late() : next.value;
-    load_tile(tile, next, early, late);
+    // What is prefetched during the products with keys, and with values.
+    const KV *const *first_half = direct_ && values_ ? next.first_half() : next.key;
+    const KV *const *second_half = direct_ && values_ ? next.second_half() : next.value;
+    load_tile(tile, next, first_half, second_half);
     int64_t count = 0;
     for (int64_t query = 0; query < item_.num_queries; query += count) {
       count = std::min(at_once_, item_.num_queries - query);
       const int seen = static_cast<int>(std::min<int64_t>(tile.n, sees_ + query + count - 1 - first));
       const Queries queries{query, count, query * group_, count * group_, seen, round_up(seen, WIDTH)};
-      if (ends && values_) ask_for_outputs(call_, results_.statistics, token_ + query, count, item_.head * group_);
+      if (ends && values_) prefetch_outputs(call_, results_.statistics, token_ + query, count, item_.head * group_);
       if (!more && next_item_)
-        ask_for_queries(call_, call_.batch.starts[next_item_->seq] + next_item_->first_query + query,
+        prefetch_queries(call_, call_.batch.starts[next_item_->seq] + next_item_->first_query + query,
                         std::min(count, next_item_->num_queries - query), next_item_->head * group_);
       if (seen <= 0) continue;
-      qk(tile, early, queries);
+      qk(tile, first_half, queries);
       softmax(tile, first, queries, kept);
       // By now the next keys are on their way, which this does not need to wait for.
       if (thread_.waiting && !thread_.waiting->finish_tile()) thread_.waiting.reset();
       if (!values_) continue;
-      pv(tile, late, queries);
+      pv(tile, second_half, queries);
       // Stores of finished rows wait for memory, but among products nobody waits for them.
       if (ends) finish_until(queries.first_row + queries.rows);
     }
@@ -294,10 +294,10 @@ class ItemPass {
   }
 
   /// Brings a tile into operand form, where it is not multiplied where it lies.
-  void load_tile(const Tile<KV> &tile, const Tile<KV> &next, const KV *const *early, const KV *const *late) const {
+  void load_tile(const Tile<KV> &tile, const Tile<KV> &next, const KV *const *first_half, const KV *const *second_half) const {
     const int width = round_up(tile.n, WIDTH);
-    ask_for_rest(early, width, next.n, dim_);
-    if (values_) ask_for_rest(late, width, next.n, dim_);
+    prefetch_rest(first_half, width, next.n, dim_);
+    if (values_) prefetch_rest(second_half, width, next.n, dim_);
     if (direct_) return;
     for (int j = 0; j < tile.n; j += TILE)
       pack_keys(tile.key + j, next.key + j, std::min(tile.n - j, TILE), dim_, scratch_.keys + j * padded_);
@@ -305,11 +305,11 @@ class ItemPass {
   }
 
   /// Raw logits of some queries and a tile's keys: [rows, keys].
-  void qk(const Tile<KV> &tile, const KV *const *early, const Queries &queries) const {
+  void qk(const Tile<KV> &tile, const KV *const *first_half, const Queries &queries) const {
     const int rows = static_cast<int>(queries.rows);
     const Operand *packed = scratch_.queries + queries.first_row * padded_;
     if (direct_) {
-      direct_products<Product>(rows, tile.key, early, tile.n, tile.scattered(), dim_, packed, padded_, scratch_.logits);
+      direct_products<Product>(rows, tile.key, first_half, tile.n, tile.scattered(), dim_, packed, padded_, scratch_.logits);
       return;
     }
     for (int j = 0; j < queries.seen_width; j += TILE)
@@ -339,11 +339,11 @@ class ItemPass {
   }
 
   /// Adds weights times values to the sums of some queries.
-  void pv(const Tile<KV> &tile, const KV *const *late, const Queries &queries) const {
+  void pv(const Tile<KV> &tile, const KV *const *second_half, const Queries &queries) const {
     const int rows = static_cast<int>(queries.rows);
     float *sums = scratch_.sums + queries.first_row * padded_;
     if (direct_)
-      direct_sums(rows, tile.value, late, tile.n, dim_, scratch_.weights, padded_, sums);
+      direct_sums(rows, tile.value, second_half, tile.n, dim_, scratch_.weights, padded_, sums);
     else
       product(rows, padded_, round_up(queries.seen, pair_size<Operand>()), scratch_.weights, keys_, scratch_.values,
               padded_, sums, padded_, true);
@@ -383,7 +383,7 @@ class ItemPass {
   const int64_t token_;    // of the first query
   const int64_t sees_;     // how many keys the first query sees; each further one sees one more
   const bool direct_;      // keys and values are multiplied where they lie
-  const bool values_;      // outputs are asked for
+  const bool values_;      // somebody reads the outputs
   const int64_t at_once_;  // queries
   const bool only_scales_;
   int64_t finished_ = 0;   // rows

@@ -57,16 +57,16 @@ KeptScores<KV>::KeptScores(const Attend &call, const Unit &unit, int64_t first_k
   if (has_term(observe_, terms_, Term::below_average))
     average_ = 1.0f / static_cast<float>(visible_keys(call, row_, row_.length, position_));
   if (value_aware_) tiles_[0].find(call, row_, first_, last_, position_);
-  for (int64_t first = first_; first < first_ + TILES_AHEAD * TILE; first += TILE) ask(first);
+  for (int64_t first = first_; first < first_ + TILES_AHEAD * TILE; first += TILE) prefetch_tile(first);
 }
 
 template <class KV>
-void KeptScores<KV>::ask(int64_t first) {
+void KeptScores<KV>::prefetch_tile(int64_t first) {
   if (first >= last_) return;
   const int64_t n = std::min<int64_t>(TILE, last_ - first);
   int64_t *slot = slots_[first / TILE % TILES_AHEAD];
   slots_to_read(call_.cache, row_, first, n, slot);
-  for (int64_t i = 0; i < n; i += LINE<float>) ask_for_scores(call_.cache, observe_, slot[i]);
+  for (int64_t i = 0; i < n; i += LINE<float>) prefetch_scores(call_.cache, observe_, slot[i]);
 }
 
 template <class KV>
@@ -110,7 +110,7 @@ bool KeptScores<KV>::finish_tile() {
     });
     put_scores(cache, term, slot, out, n, observe.replace);
   }
-  ask(first_ + TILES_AHEAD * TILE);
+  prefetch_tile(first_ + TILES_AHEAD * TILE);
   first_ += TILE, kept_ += kept_size(group_);
   return first_ < last_;
 }

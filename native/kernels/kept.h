@@ -18,11 +18,11 @@ class KeptScores {
   bool finish_tile();
 
  private:
-  /// Tiles whose scores are asked for before their turn: they lie as scattered as blocks.
+  /// Tiles whose scores are prefetched: they are as scattered as blocks.
   static constexpr int64_t TILES_AHEAD = 4;
 
-  /// Finds and asks for the scores of the tile that begins with a key.
-  void ask(int64_t first);
+  /// Finds and prefetches the scores of the tile that begins with a key.
+  void prefetch_tile(int64_t first);
 
   const Attend &call_;
   const Observe &observe_;
@@ -36,7 +36,7 @@ class KeptScores {
   const bool value_aware_;
   float average_ = 0;                 // for Term::below_average
   std::vector<float> distance_;       // of each value from each query head's output
-  std::vector<float> factor_, row_max_;  // what makes each head's weights probabilities, and where they were e^(logit - row_max)
+  std::vector<float> factor_, row_max_;  // of each head: weights e^(logit - row_max) times the factor are probabilities
   Tile<KV> tiles_[2];                 // where values are read
   int turn_ = 0;                      // which of them is next
 };

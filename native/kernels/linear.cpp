@@ -168,7 +168,7 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
           const T *b = from + i * PANEL;
           const char *ahead = reinterpret_cast<const char *>(i + inputs < in ? b + inputs * PANEL : next_panel);
           const char *end = ahead + inputs * PANEL * sizeof(T);
-          if (!streams) {  // the same piece of this task's next panel: each block of rows asks for its share
+          if (!streams) {  // the same piece of this task's next panel: each block of rows prefetches its share
             const char *piece = reinterpret_cast<const char *>(from + PANEL * in + i * PANEL);
             const int64_t lines = (end - ahead) / 64;
             ahead = piece + lines * which / blocks * 64;

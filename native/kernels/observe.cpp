@@ -58,13 +58,13 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
     if (observe.exclude_first && !call.window) tile.positions(cache, tile.position);
     const int width = round_up(tile.n, WIDTH);
     std::fill(work.sums, work.sums + terms * group * TILE, 0.0f);
-    if (!tile.out_of_sight) {
+    if (!tile.outside_window) {
       if (!direct(0)) pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
       if (value_aware) pack_keys(tile.value, next.value, tile.n, dim, values);
     }
     const int64_t first_query = std::max(unit.first_query, first - before);  // others see nothing of this tile
     int64_t queries = 0;
-    for (int64_t query = first_query; query < count && !tile.out_of_sight; query += queries) {
+    for (int64_t query = first_query; query < count && !tile.outside_window; query += queries) {
       const int64_t item = query / block * block;
       queries = std::min(item + block, count) - query;
       const int rows = static_cast<int>(queries * group);

@@ -99,7 +99,7 @@ inline vf multiply_add(vf sum, const bf16 *a, vf b) {
 }
 #endif
 
-/// Steps along K after which lines are asked for again: with AVX-512 a step reads whole lines of B, else it takes several.
+/// Steps along K after which lines are prefetched again: with AVX-512 a step reads whole lines of B, else it takes several.
 #if defined(__AVX512F__)
 constexpr int STEPS_OF_LINES = 1;
 #else
@@ -108,7 +108,7 @@ constexpr int STEPS_OF_LINES = 8;
 
 /// R rows by V vectors of C, kept in registers. Strides count elements; b_stride those of N alone.
 ///
-/// ahead: a stream that is asked for from memory in passing, LINES lines of it in every STEPS_OF_LINES along K.
+/// ahead: a stream to prefetch, LINES lines of it in every STEPS_OF_LINES along K.
 template <int R, int V, int LINES = 0, class A, class B>
 inline void product_part(const A *a, int a_stride, const B *b, int b_stride, float *c, int c_stride, int k,
                          bool accumulate, const char *ahead = nullptr) {
