@@ -62,7 +62,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<DecoderWorkspace>(m, "DecoderWorkspace")
       .def(nb::init<>())
-      .def_ro("num_parts", &DecoderWorkspace::num_parts);
+      .def_ro("num_sub_batches", &DecoderWorkspace::num_sub_batches);
 
   nb::class_<DecoderLayer>(m, "DecoderLayer")
       .def(
@@ -184,7 +184,8 @@ NB_MODULE(_native, m) {
             new (self) KeyRows{{block_size, block_stride, head_dim}, dtype, at<char>(k), at<int64_t>(slot),
                                at<int32_t>(length), rows, stride};
           },
-          nb::kw_only(), "dtype"_a, "k"_a, "head_dim"_a, "block_size"_a, "block_stride"_a, "slot"_a, "length"_a, "rows"_a, "stride"_a);
+          nb::kw_only(), "dtype"_a, "k"_a, "head_dim"_a, "block_size"_a, "block_stride"_a, "slot"_a, "length"_a, "rows"_a,
+          "stride"_a);
 
   nb::class_<Workspace>(m, "Workspace").def(nb::init<>());
 
@@ -194,8 +195,8 @@ NB_MODULE(_native, m) {
       .def("write",
            [](const Kernels &self, const Cache &cache, const Batch &batch, int64_t layer, DType dtype, uintptr_t k,
               int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, int threads) {
-             self.write(cache, batch, {layer, dtype, heads(k, k_token, k_head), heads(v, v_token, v_head), 0, batch.num_tokens()},
-                        threads);
+             const Heads key_heads = heads(k, k_token, k_head), value_heads = heads(v, v_token, v_head);
+             self.write(cache, batch, {layer, dtype, key_heads, value_heads, 0, batch.num_tokens()}, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("compact",

@@ -38,7 +38,7 @@ struct DecoderWorkspace {
   Buffer stream, cos, sin, normed, gate_up, gated, qkv, attended, projected, wanted, wanted_attended;
   Workspace attention;                       // where a thread attends alone
   std::vector<DecoderWorkspace> of_threads;  // where each takes tokens of its own
-  int64_t num_parts = 0;                     // that the last batch was cut into; see parts.h
+  int64_t num_sub_batches = 0;               // of the last batch; see sub_batch.h
 };
 
 /// x [tokens, hidden_size] -> normed and rotated queries and keys, and values:

@@ -165,8 +165,8 @@ struct Attend : AttentionSpec {
 
 /// Queries of a pass that repeats a context, and the KVs that they judge; see winnow.eviction.reconstruction.
 ///
-/// A query's softmax goes over the context's KVs [0, head) and [start, end), and those behind the context up to itself. KVs of a
-/// row lie in the order of their positions, from 0 on without a gap.
+/// A query's softmax goes over the context's KVs [0, head) and [start, end), and those behind the context up to itself. KVs of
+/// a row are in the order of their positions, from 0 on without a gap.
 struct Replay : AttentionSpec {
   const Cache &cache;
   int64_t layer, slot;
@@ -237,7 +237,7 @@ class Buffer {
 
 /// What attention needs besides its inputs.
 struct Workspace {
-  Buffer partials, statistics, kept, told, outputs, sums;
+  Buffer partials, statistics, kept, partial_scores, outputs, sums;
   std::vector<Buffer> threads;
 };
 

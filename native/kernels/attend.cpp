@@ -36,38 +36,38 @@ void attend_as(const Attend &call, Workspace &work) {
   const Results results{work.partials.get<float>(plan.partials),
                         plan.keeps_outputs ? work.outputs.get<float>(outputs_size) : nullptr, statistics_of(call, work)};
   float *kept = work.kept.get<float>(plan.kept);
-  float *told = work.told.get<float>(plan.told);
+  float *partial_scores = work.partial_scores.get<float>(plan.partial_scores);
   work.sums.get<float>(plan.sums);
   if (static_cast<int>(work.threads.size()) < call.threads) work.threads.resize(call.threads);
   std::atomic<size_t> taken = 0;
 #pragma omp parallel num_threads(call.threads)
   {
     Buffer &memory = work.threads[omp_get_thread_num()];
-    const int64_t weights_size = 2 * plan.most_kept + plan.most_told;
-    ThreadState<KV, Operand> thread(Walk(plan, taken), Scratch<Operand>(memory, plan.max_rows, padded, weights_size));
+    const int64_t weights_size = 2 * plan.max_row_weights + plan.max_chunk_weights;
+    ThreadState<KV, Operand> thread(WorkQueue(plan, taken), Scratch<Operand>(memory, plan.max_rows, padded, weights_size));
     const TileRegisters<Operand> registers(plan.max_rows);  // of the passes of `observe` too
-    float *weights_to_finish = thread.scratch.extra, *weights_of_waiting = weights_to_finish + plan.most_kept;
-    float *weights_to_tell = weights_of_waiting + plan.most_kept;
+    float *weights_to_finish = thread.scratch.extra, *weights_of_waiting = weights_to_finish + plan.max_row_weights;
+    float *weights_of_chunk = weights_of_waiting + plan.max_row_weights;
     auto &waiting = thread.waiting;
     const auto finish_waiting = [&] {
       while (waiting && waiting->finish_tile()) continue;
       waiting.reset();
     };
-    for (const Item *item = thread.walk.next(), *next; item; item = next) {
-      const Unit *unit = item->unit >= 0 ? &plan.units[item->unit] : nullptr;
-      const bool tells = item->told >= 0, finishes = unit && !tells;
+    for (const WorkItem *item = thread.queue.next(), *next; item; item = next) {
+      const ScoreRow *score_row = item->score_row >= 0 ? &plan.score_rows[item->score_row] : nullptr;
+      const bool adds = item->partial_scores >= 0, finishes = score_row && !adds;
       float *weights = finishes          ? weights_to_finish
-                       : tells           ? weights_to_tell
+                       : adds            ? weights_of_chunk
                        : item->kept >= 0 ? kept + item->kept
                                          : nullptr;
       next = ItemPass<KV, Operand>(call, *item, results, thread, weights).run();
       finish_waiting();
       if (finishes) {
-        waiting.emplace(call, *unit, item->first_key, item->last_key, weights, results.statistics, results.outputs);
+        waiting.emplace(call, *score_row, item->first_key, item->last_key, weights, results.statistics, results.outputs);
         std::swap(weights_to_finish, weights_of_waiting);
         if (results.outputs) finish_waiting();  // their values are still in the cache
-      } else if (tells) {
-        observe_item(call, *unit, *item, weights, results.statistics, told + item->told);
+      } else if (adds) {
+        observe_item(call, *score_row, *item, weights, results.statistics, partial_scores + item->partial_scores);
       }
     }
     finish_waiting();
@@ -77,7 +77,7 @@ void attend_as(const Attend &call, Workspace &work) {
       for (size_t i = 0; i < plan.merges.size(); ++i)
         merge_items(call, plan.merges[i], results);
     }
-    if (!plan.units.empty()) observe<KV, Operand>(call, plan, work, memory);
+    if (!plan.score_rows.empty()) observe<KV, Operand>(call, plan, work, memory);
   }
 }
 

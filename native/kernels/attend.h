@@ -1,8 +1,11 @@
 // What the passes of attention share: the plan of a call, tiles of a row, and one query's logits.
 //
-// A call runs in passes, each a parallel loop over independent pieces: attention of every item, the scores of rows that are
-// one item, and what the items of a chunk tell the scores; items of one row merged; the other scores; scores pooled. Which
-// piece does what depends on the batch alone, never on the number of threads, so neither do the results.
+// A call runs in passes, each a parallel loop over independent work:
+// 1. attention of every item, the scores of rows that are one item, and partial scores of the items of a chunk,
+// 2. merging items of the same queries,
+// 3. the other scores,
+// 4. smoothing scores.
+// How the work is cut depends on the batch alone, never on the number of threads, so neither do the results.
 #pragma once
 
 #include <limits>
@@ -32,22 +35,27 @@ inline int64_t queries_of_item(int64_t group, int64_t row_length) {
   return std::max<int64_t>(1, rows / group);
 }
 
-/// Keys that rows meet at once, as many for all items of a turn. Few rows wait for memory, and wider tiles would prefetch it in
-/// larger bursts.
+/// Keys that rows meet at once, as many for all items of a batch. Few rows wait for memory, and wider tiles would prefetch it
+/// in larger bursts.
 inline int keys_at_once(int64_t rows) { return rows <= FEW_ROWS ? TILE : WIDE_TILE; }
 
-/// Rows times keys of a turn, where rows are many; the least number of turns, so that threads end together.
-constexpr int64_t TURN_WORK = ITEM_ROWS * 2048, LEAST_TURNS = 32;
+/// Rows times keys of an item batch, where rows are many; the least number of batches, so that threads end together.
+constexpr int64_t BATCH_WORK = ITEM_ROWS * 2048, MIN_BATCHES = 32;
 
 /// Some queries of a sequence over some keys of one of its rows.
-struct Item {
+struct WorkItem {
   int64_t seq, head, first_query, num_queries;
   int64_t first_key, last_key;
   int64_t partial;  // where its unfinished result goes, in floats; -1: it is the only item of these queries
   int64_t kept;     // where its weights are kept for the scores, in floats; -1: nowhere, or in its thread's memory
-  int64_t unit;     // whose scores it finishes, being a whole row, or tells; -1: nobody's
-  int64_t told;     // where what its queries tell the scores is left, in floats; -1: nowhere
-  bool read;        // whether anybody reads its output; else it is for the scores alone
+  int64_t score_row;       // that it finishes, being a whole row, or adds partial scores to; -1: none
+  int64_t partial_scores;  // where those go, in floats; -1: it has none
+  bool read;        // whether its output is read; else it is for the scores alone
+};
+
+/// Items that a thread takes at once: [first, end).
+struct ItemBatch {
+  int64_t first, end;
 };
 
 /// Items of the same queries.
@@ -57,29 +65,30 @@ struct Merge {
 };
 
 /// A row whose scores change.
-struct Unit {
+struct ScoreRow {
   int64_t seq, head, first_query;  // queries before it do not count
   int64_t kept;                    // the weights of its only query, in floats; -1: nowhere
   int64_t sums;                    // where its sums lie, in floats
   const Observe *observe;
-  int64_t first_item, last_item;   // the items that tell its scores; none: probabilities are computed anew
+  int64_t first_item, last_item;   // that have partial scores; none: probabilities are computed anew
 };
 
 struct Plan {
-  std::vector<Item> items;
-  std::vector<int64_t> turns;  // first items of what a thread takes at a time, and the end
+  std::vector<WorkItem> items;
+  std::vector<ItemBatch> item_batches;
   std::vector<Merge> merges;
-  std::vector<Unit> units;
-  std::vector<std::pair<int64_t, int64_t>> observed;  // (unit, first key) of the pieces that `observe` works on
-  int64_t partials = 0, kept = 0, sums = 0, told = 0;  // floats
-  int64_t most_kept = 0, most_told = 0;               // floats that an item keeps in its thread's memory: to finish, to tell
-  bool keeps_outputs = false;                         // in float32, for Term::value_aware
+  std::vector<ScoreRow> score_rows;
+  std::vector<std::pair<int64_t, int64_t>> observed;  // (score row, first key) of the key ranges that `observe` works on
+  int64_t partials = 0, kept = 0, sums = 0, partial_scores = 0;  // floats
+  // Floats that an item keeps in its thread's memory: a decoding row to finish, and an item of a chunk for partial scores.
+  int64_t max_row_weights = 0, max_chunk_weights = 0;
+  bool keeps_outputs = false;  // in float32, for Term::value_aware
   int64_t max_rows = 0;
 
   explicit Plan(const Attend &call);
 
  private:
-  void take_turns(int64_t group);
+  void batch_items(int64_t group);
 };
 
 /// The weights of a tile that attention keeps for the scores: e^(logit - row_max) for [rows, TILE], MASKED where the query does
@@ -96,8 +105,8 @@ inline bool grouped_at_once(const Observe &observe, Term term) {
   return term == Term::group_squared || (observe.group == Group::max && !observe.replace);
 }
 
-/// Query heads that items tell of apart: only where they become one number after all queries, and not by adding.
-inline int64_t told_heads(const Observe &observe, int64_t group) {
+/// Query heads whose partial scores stay apart: only where they become one number after all queries, and not by adding.
+inline int64_t partial_score_heads(const Observe &observe, int64_t group) {
   return observe.group == Group::max && observe.replace ? group : 1;
 }
 
@@ -289,14 +298,14 @@ inline float *statistics_of(const Attend &call, Workspace &work) {
   return work.statistics.get<float>(call.batch.num_tokens() * call.num_query_heads * 2);
 }
 
-/// What the queries of an item tell the scores, from the weights that it kept: sums for each of its tiles and terms,
-/// [tiles, terms, told_heads, TILE].
-void observe_item(const Attend &call, const Unit &unit, const Item &item, const float *kept_weights,
-                  const float *statistics, float *told);
+/// Partial scores from the queries of an item, out of the weights that it kept: sums for each of its tiles and terms,
+/// [tiles, terms, partial_score_heads, TILE].
+void observe_item(const Attend &call, const ScoreRow &score_row, const WorkItem &item, const float *kept_weights,
+                  const float *statistics, float *partial_scores);
 
-/// The scores of some keys of a unit, from what the items of its row told.
-void add_told(const Attend &call, const Plan &plan, const Unit &unit, int64_t first_key, int64_t last_key,
-              const float *told);
+/// The scores of some keys of a row: the sum of its items' partial scores.
+void add_partial_scores(const Attend &call, const Plan &plan, const ScoreRow &score_row, int64_t first_key,
+                        int64_t last_key, const float *partial_scores);
 
 /// Passes that change scores. Called by all threads of a team, after attention is complete.
 template <class KV, class Operand>

@@ -72,9 +72,9 @@ inline vf sums_of(const vf fours[WIDTH / 4]) {
 #endif
 }
 
-/// Prefetch a share of four vectors, every `every`th of `next`, with each WIDTH of their DIM elements that are multiplied. Line by
-/// line in memory order, which is faster than in the order of the products, and a few at a time: requests in bursts would wait
-/// for each other.
+/// Prefetch a share of four vectors, every `every`th of `next`, with each WIDTH of their DIM elements that are multiplied. Line
+/// by line in memory order, which is faster than in the order of the products, and a few at a time: requests in bursts would
+/// wait for each other.
 template <int DIM, class KV>
 inline void prefetch_share(const KV *const *next, int every, int d) {
   constexpr int lines = DIM / LINE<KV>, share = 4 * WIDTH / LINE<KV>;

@@ -10,18 +10,18 @@
 
 namespace winnow::WINNOW_ISA {
 
-/// A thread's way through the items of a plan. Which thread takes which changes no result.
-class Walk {
+/// The items of a plan that a thread takes, batch by batch. Which thread takes which changes no result.
+class WorkQueue {
  public:
-  /// taken: turns that the threads of the team have taken.
-  Walk(const Plan &plan, std::atomic<size_t> &taken) : plan_(plan), taken_(taken) {}
+  /// taken: batches that the threads of the team have taken.
+  WorkQueue(const Plan &plan, std::atomic<size_t> &taken) : plan_(plan), taken_(taken) {}
 
   /// The next item, or null.
-  const Item *next() {
+  const WorkItem *next() {
     if (item_ == end_) {
-      const size_t turn = taken_++;
-      if (turn + 1 >= plan_.turns.size()) return nullptr;
-      item_ = plan_.turns[turn], end_ = plan_.turns[turn + 1];
+      const size_t batch = taken_++;
+      if (batch >= plan_.item_batches.size()) return nullptr;
+      item_ = plan_.item_batches[batch].first, end_ = plan_.item_batches[batch].end;
     }
     return &plan_.items[item_++];
   }
@@ -36,13 +36,13 @@ class Walk {
 template <class KV>
 struct Lookahead {
   Tile<KV> tiles[2];
-  int turn = 0;
-  bool found = false;  // the tile whose turn it is
+  int current = 0;
+  bool found = false;  // the current tile
 
-  Tile<KV> &now() { return tiles[turn]; }
-  Tile<KV> &next() { return tiles[turn ^ 1]; }
+  Tile<KV> &now() { return tiles[current]; }
+  Tile<KV> &next() { return tiles[current ^ 1]; }
 
-  void find(Tile<KV> &tile, const Attend &call, const Item &item, int64_t first_key) {
+  void find(Tile<KV> &tile, const Attend &call, const WorkItem &item, int64_t first_key) {
     const Batch &batch = call.batch;
     const Row row(call.cache, batch.slots[item.seq], call.layer, item.head);
     tile.find(call, row, first_key, item.last_key, batch.position[batch.starts[item.seq] + item.first_query],
@@ -160,9 +160,9 @@ struct Results {
 /// What a thread takes along from one item to the next.
 template <class KV, class Operand>
 struct ThreadState {
-  ThreadState(Walk walk, const Scratch<Operand> &scratch) : walk(walk), scratch(scratch) {}
+  ThreadState(WorkQueue queue, const Scratch<Operand> &scratch) : queue(queue), scratch(scratch) {}
 
-  Walk walk;
+  WorkQueue queue;
   const Scratch<Operand> scratch;
   Lookahead<KV> ahead;
   std::optional<KeptScores<KV>> waiting;  // scores of a row before, worked out among the products of the next item
@@ -178,7 +178,7 @@ template <class KV, class Operand>
 class ItemPass {
  public:
   /// kept_weights: where the item's weights are kept, or null.
-  ItemPass(const Attend &call, const Item &item, const Results &results, ThreadState<KV, Operand> &thread,
+  ItemPass(const Attend &call, const WorkItem &item, const Results &results, ThreadState<KV, Operand> &thread,
            float *kept_weights)
       : call_(call),
         item_(item),
@@ -200,10 +200,10 @@ class ItemPass {
         only_scales_(call.scale > 0 && call.softcap == 0 && call.window == 0) {}
 
   /// Attends to all keys of the item. Returns the next item of the thread, or null.
-  const Item *run() {
+  const WorkItem *run() {
     load_queries();
     if (!ahead_.found) ahead_.find(ahead_.now(), call_, item_, item_.first_key);
-    for (int64_t first = item_.first_key; first < item_.last_key; first += keys_, ahead_.turn ^= 1) {
+    for (int64_t first = item_.first_key; first < item_.last_key; first += keys_, ahead_.current ^= 1) {
       const bool more = first + keys_ < item_.last_key;
       look_ahead(first, more);
       float *kept = kept_weights_ ? kept_weights_ + (first - item_.first_key) / TILE * kept_size(rows_) : nullptr;
@@ -229,7 +229,7 @@ class ItemPass {
     int seen, seen_width;      // of the tile's keys, what the last of them sees; rounded up
   };
 
-  Row row_of(const Item &item) const { return Row(call_.cache, call_.batch.slots[item.seq], call_.layer, item.head); }
+  Row row_of(const WorkItem &item) const { return Row(call_.cache, call_.batch.slots[item.seq], call_.layer, item.head); }
 
   void load_queries() const {
     pack_queries(call_, token_, item_.num_queries, item_.head, scratch_.queries);
@@ -248,7 +248,7 @@ class ItemPass {
   }
 
   void take_next() {
-    next_item_ = thread_.walk.next(), took_next_ = true;
+    next_item_ = thread_.queue.next(), took_next_ = true;
     if (next_item_) row_of(*next_item_).prefetch_entries(next_item_->first_key);
   }
 
@@ -371,7 +371,7 @@ class ItemPass {
   }
 
   const Attend &call_;
-  const Item &item_;
+  const WorkItem &item_;
   const Results &results_;
   ThreadState<KV, Operand> &thread_;
   const Scratch<Operand> &scratch_;
@@ -387,7 +387,7 @@ class ItemPass {
   const int64_t at_once_;  // queries
   const bool only_scales_;
   int64_t finished_ = 0;   // rows
-  const Item *next_item_ = nullptr;
+  const WorkItem *next_item_ = nullptr;
   bool took_next_ = false;
 };
 

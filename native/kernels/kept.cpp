@@ -35,14 +35,14 @@ inline void with_term(Term term, F f) {
 }  // namespace
 
 template <class KV>
-KeptScores<KV>::KeptScores(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key,
+KeptScores<KV>::KeptScores(const Attend &call, const ScoreRow &score_row, int64_t first_key, int64_t last_key,
                            const float *kept_weights, const float *statistics, const float *outputs)
     : call_(call),
-      observe_(*unit.observe),
-      row_(call.cache, call.batch.slots[unit.seq], call.layer, unit.head),
+      observe_(*score_row.observe),
+      row_(call.cache, call.batch.slots[score_row.seq], call.layer, score_row.head),
       group_(call.group()),
       terms_(used_terms(observe_, call.cache)),
-      token_(call.batch.starts[unit.seq]),
+      token_(call.batch.starts[score_row.seq]),
       position_(call.batch.position[token_]),
       first_(first_key),
       last_(last_key),
@@ -51,7 +51,7 @@ KeptScores<KV>::KeptScores(const Attend &call, const Unit &unit, int64_t first_k
       distance_(value_aware_ ? group_ * TILE : 0),
       factor_(group_),
       row_max_(group_, NEG_INF) {
-  const int64_t head = token_ * call.num_query_heads + unit.head * group_;
+  const int64_t head = token_ * call.num_query_heads + score_row.head * group_;
   statistic_ = statistics + 2 * head;
   output_ = value_aware_ ? outputs + head * round_up(static_cast<int>(call.cache.head_dim), WIDTH) : nullptr;
   if (has_term(observe_, terms_, Term::below_average))
@@ -79,9 +79,9 @@ bool KeptScores<KV>::finish_tile() {
   if (observe.exclude_first) positions_of(cache, slot, n, tile_position);
   if (value_aware_) {
     const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
-    const Tile<KV> &tile = tiles_[turn_];
-    if (first_ + TILE < last_) turn_ ^= 1;
-    Tile<KV> &next = tiles_[turn_];
+    const Tile<KV> &tile = tiles_[current_];
+    if (first_ + TILE < last_) current_ ^= 1;
+    Tile<KV> &next = tiles_[current_];
     if (&next != &tile) next.find(call_, row_, first_ + TILE, last_, position_);
     direct_products<SquaredDistance>(group_, tile.value, next.value, n, tile.scattered(), dim, output_, padded,
                                      distance_.data());
@@ -101,7 +101,8 @@ bool KeptScores<KV>::finish_tile() {
         for (int64_t h = 0; h < group_; ++h) {
           vf p, counted;
           from_weight(load(kept_ + h * TILE + j), factor_[h], p, counted);
-          together = join(together, told(kind, p, counted, average_, distance_.data() + h * TILE + j), h, observe.group);
+          const vf x = contribution(kind, p, counted, average_, distance_.data() + h * TILE + j);
+          together = join(together, x, h, observe.group);
         }
         together *= share(observe, group_);
         if (kind == Term::group_squared) together *= together;
@@ -115,17 +116,17 @@ bool KeptScores<KV>::finish_tile() {
   return first_ < last_;
 }
 
-void observe_item(const Attend &call, const Unit &unit, const Item &item, const float *kept_weights,
-                  const float *statistics, float *told) {
+void observe_item(const Attend &call, const ScoreRow &score_row, const WorkItem &item, const float *kept_weights,
+                  const float *statistics, float *partial_scores) {
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
-  const Observe &observe = *unit.observe;
+  const Observe &observe = *score_row.observe;
   const int64_t group = call.group(), rows = item.num_queries * group, terms = used_terms(observe, cache);
-  const Row row(cache, batch.slots[unit.seq], call.layer, unit.head);
-  const int64_t before = row.length - batch.counts[unit.seq] + item.first_query;  // keys that all its queries see
-  const int64_t first_token = batch.starts[unit.seq] + item.first_query;
+  const Row row(cache, batch.slots[score_row.seq], call.layer, score_row.head);
+  const int64_t before = row.length - batch.counts[score_row.seq] + item.first_query;  // keys that all its queries see
+  const int64_t first_token = batch.starts[score_row.seq] + item.first_query;
   const bool below = has_term(observe, terms, Term::below_average);
-  const int64_t heads = told_heads(observe, group);
+  const int64_t heads = partial_score_heads(observe, group);
   const bool adds_up = terms == 1 && observe.terms[0] == Term::attention && !observe.exclude_first &&
                        observe.group != Group::max;
   std::vector<float> memory(TileSums::size(terms, group)), factors(rows);
@@ -133,14 +134,14 @@ void observe_item(const Attend &call, const Unit &unit, const Item &item, const 
   int64_t slot[TILE];
   int32_t position[TILE] = {};
 
-  for (int64_t first = 0; first < item.last_key; first += TILE, told += terms * heads * TILE) {
+  for (int64_t first = 0; first < item.last_key; first += TILE, partial_scores += terms * heads * TILE) {
     const int64_t n = std::min<int64_t>(TILE, item.last_key - first);
     const int width = round_up(static_cast<int>(n), WIDTH);
     const float *kept = kept_weights + first / TILE * kept_size(rows), *row_max = kept + rows * TILE;
-    // Queries before the first one that counts, and those that see nothing of this tile, tell nothing.
-    const int64_t first_query = std::max({int64_t{0}, unit.first_query - item.first_query, first - before});
+    // Queries before the first one that counts, and those that see nothing of this tile, add nothing.
+    const int64_t first_query = std::max({int64_t{0}, score_row.first_query - item.first_query, first - before});
     for (int64_t query = first_query; query < item.num_queries; ++query) {
-      const float *statistic = statistics + 2 * ((first_token + query) * call.num_query_heads + unit.head * group);
+      const float *statistic = statistics + 2 * ((first_token + query) * call.num_query_heads + score_row.head * group);
       for (int64_t h = 0; h < group; ++h)
         factors[query * group + h] = factor_of(row_max[query * group + h], statistic[2 * h], statistic[2 * h + 1]);
     }
@@ -149,7 +150,7 @@ void observe_item(const Attend &call, const Unit &unit, const Item &item, const 
         vf sum{};
         for (int64_t r = first_query * group; r < rows && j < width; ++r)
           sum += vmax(load(kept + r * TILE + j), vf{}) * factors[r];
-        store(told + j, sum * share(observe, group));
+        store(partial_scores + j, sum * share(observe, group));
       }
       continue;
     }
@@ -173,18 +174,19 @@ void observe_item(const Attend &call, const Unit &unit, const Item &item, const 
     for (int64_t term = 0; term < terms; ++term) {
       const float *sums = work.sums + term * group * TILE;
       if (heads == group)
-        std::copy(sums, sums + group * TILE, told + term * group * TILE);
+        std::copy(sums, sums + group * TILE, partial_scores + term * group * TILE);
       else
-        aggregate(sums, grouped_at_once(observe, observe.terms[term]) ? 1 : group, TILE, TILE, observe, told + term * TILE);
+        aggregate(sums, grouped_at_once(observe, observe.terms[term]) ? 1 : group, TILE, TILE, observe,
+                  partial_scores + term * TILE);
     }
   }
 }
 
-void add_told(const Attend &call, const Plan &plan, const Unit &unit, int64_t first_key, int64_t last_key,
-              const float *told) {
-  const Observe &observe = *unit.observe;
-  const int64_t terms = used_terms(observe, call.cache), heads = told_heads(observe, call.group());
-  const Row row(call.cache, call.batch.slots[unit.seq], call.layer, unit.head);
+void add_partial_scores(const Attend &call, const Plan &plan, const ScoreRow &score_row, int64_t first_key,
+                        int64_t last_key, const float *partial_scores) {
+  const Observe &observe = *score_row.observe;
+  const int64_t terms = used_terms(observe, call.cache), heads = partial_score_heads(observe, call.group());
+  const Row row(call.cache, call.batch.slots[score_row.seq], call.layer, score_row.head);
   std::vector<float> sums(heads * TILE);
   int64_t slot[TILE];
   float out[TILE];
@@ -193,10 +195,10 @@ void add_told(const Attend &call, const Plan &plan, const Unit &unit, int64_t fi
     row.slots(first, n, slot);
     for (int64_t term = 0; term < terms; ++term) {
       std::fill(sums.begin(), sums.end(), 0.0f);
-      for (int64_t i = unit.last_item; i-- > unit.first_item;) {  // they lie in falling order of their queries
-        const Item &item = plan.items[i];
-        if (item.told < 0 || item.last_key <= first) continue;
-        const float *from = told + item.told + (first / TILE * terms + term) * heads * TILE;
+      for (int64_t i = score_row.last_item; i-- > score_row.first_item;) {  // in descending order of their queries
+        const WorkItem &item = plan.items[i];
+        if (item.partial_scores < 0 || item.last_key <= first) continue;
+        const float *from = partial_scores + item.partial_scores + (first / TILE * terms + term) * heads * TILE;
         for (int64_t j = 0; j < heads * TILE; j += WIDTH) store(&sums[j], load(&sums[j]) + load(from + j));
       }
       aggregate(sums.data(), grouped_at_once(observe, observe.terms[term]) ? 1 : heads, TILE, n, observe, out);

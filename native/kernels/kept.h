@@ -11,7 +11,7 @@ template <class KV>
 class KeptScores {
  public:
   /// kept_weights: of the row's keys from first_key on. outputs: read for Term::value_aware.
-  KeptScores(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *kept_weights,
+  KeptScores(const Attend &call, const ScoreRow &score_row, int64_t first_key, int64_t last_key, const float *kept_weights,
              const float *statistics, const float *outputs);
 
   /// Finishes the scores of the next tile, if there is one. Returns whether there are more.
@@ -38,7 +38,7 @@ class KeptScores {
   std::vector<float> distance_;       // of each value from each query head's output
   std::vector<float> factor_, row_max_;  // of each head: weights e^(logit - row_max) times the factor are probabilities
   Tile<KV> tiles_[2];                 // where values are read
-  int turn_ = 0;                      // which of them is next
+  int current_ = 0;                   // which of them is next
 };
 
 }  // namespace winnow::WINNOW_ISA

@@ -31,11 +31,11 @@ inline float share(const Observe &observe, int64_t group) {
   return observe.group == Group::mean ? 1.0f / static_cast<float>(group) : 1.0f;
 }
 
-/// What one query head tells about WIDTH KVs of its row.
+/// What one query head adds to the scores of WIDTH KVs of its row.
 ///
 /// p: zero where the query does not see a KV, or the KV is too near. counted: 1 where neither is so, else 0. average: 1 / KVs
 /// the query sees. distance: |v - o|^2.
-inline vf told(Term term, vf p, vf counted, float average, const float *distance) {
+inline vf contribution(Term term, vf p, vf counted, float average, const float *distance) {
   switch (term) {
     case Term::squared:
       return p * p;
@@ -59,7 +59,7 @@ inline vf far(const Observe &observe, const int32_t *position, int64_t query_pos
 
 /// A thread's memory for one tile.
 struct TileSums {
-  float *p;         // [group, TILE], see told
+  float *p;         // [group, TILE], see contribution
   float *counted;   // [TILE]
   float *distance;  // [group, TILE]
   float *sums;      // [terms, group, TILE]; [terms, 0] where query heads become one at once
@@ -70,7 +70,7 @@ struct TileSums {
   static int64_t size(int64_t terms, int64_t group) { return (2 * group + 1 + terms * group) * TILE; }
 };
 
-/// Add what one query tells about the KVs of a tile.
+/// Add one query to the scores of a tile's KVs.
 inline void add_query(const Observe &observe, int64_t terms, int64_t group, int width, float average, const TileSums &tile) {
   for (int64_t term = 0; term < terms; ++term) {
     const Term kind = observe.terms[term];
@@ -79,7 +79,8 @@ inline void add_query(const Observe &observe, int64_t terms, int64_t group, int 
     for (int j = 0; j < width; j += WIDTH) {
       vf together{};
       for (int64_t h = 0; h < group; ++h) {
-        const vf x = told(kind, load(tile.p + h * TILE + j), load(tile.counted + j), average, tile.distance + h * TILE + j);
+        const vf p = load(tile.p + h * TILE + j), counted = load(tile.counted + j);
+        const vf x = contribution(kind, p, counted, average, tile.distance + h * TILE + j);
         if (at_once)
           together = join(together, x, h, observe.group);
         else

@@ -18,7 +18,7 @@ class PackedWeight:
     def __init__(self, dtype: DType, packed: int, in_features: int, out_features: int) -> None: ...
 
 class DecoderWorkspace:
-    num_parts: int
+    num_sub_batches: int
     def __init__(self) -> None: ...
 
 class DecoderLayer:

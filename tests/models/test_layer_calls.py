@@ -246,7 +246,7 @@ def decode_in_one_call(
     step, rows = backend.step(ours, batch.spans), None if wanted is None else torch.tensor(wanted).long()
     found = kernels.decode(decoder, tokens, cos, sin, step, rows, VOCAB)
 
-    assert kernels._work.num_parts == (2 if number == "even" else 0)
+    assert kernels._work.num_sub_batches == (2 if number == "even" else 0)
     assert not expected.isnan().any()
     assert torch.equal(found, expected if rows is None else expected[rows])
     with pytest.raises(IndexError, match="between 0 and 99, got 100"):
