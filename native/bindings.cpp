@@ -296,17 +296,17 @@ NB_MODULE(_native, m) {
              self.linear(weight, {at<char>(x), x_stride, at<char>(bias), nullptr, at<char>(out), rows}, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("before_attention",
+      .def("pre_attention",
            [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, uintptr_t x, int64_t tokens,
               uintptr_t cos, uintptr_t sin, int64_t rotary_dim, uintptr_t qkv, int threads) {
-             before_attention(self, layer, at<char>(x), tokens, {at<char>(cos), at<char>(sin), rotary_dim},
+             pre_attention(self, layer, at<char>(x), tokens, {at<char>(cos), at<char>(sin), rotary_dim},
                               at<char>(qkv), work, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("after_attention",
+      .def("post_attention",
            [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, uintptr_t x, uintptr_t attended,
               int64_t tokens, int threads) {
-             after_attention(self, layer, at<char>(x), at<char>(attended), tokens, work, threads);
+             post_attention(self, layer, at<char>(x), at<char>(attended), tokens, work, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("decoder_layer",

@@ -70,8 +70,8 @@ void gate_up(const Kernels &kernels, const DecoderLayer &layer, const char *x, i
 }
 
 /// A range's rows of x to its rows of qkv.
-void before(const Kernels &kernels, const DecoderLayer &layer, const char *x, const Rotation &rotation, char *qkv,
-            const TokenRange &range) {
+void pre_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, const Rotation &rotation, char *qkv,
+                   const TokenRange &range) {
   const auto &[first, tokens, work, threads] = range;
   const int64_t size = layer.hidden_size(), width = layer.qkv.weight.out_features;
   const int64_t element = bytes_of(layer.dtype()), turned = first * rotation.rotary_dim * element;
@@ -86,7 +86,8 @@ void before(const Kernels &kernels, const DecoderLayer &layer, const char *x, co
 }
 
 /// A range's rows of x and of what was attended, to those of the layer's output, in x.
-void after(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended, const TokenRange &range) {
+void post_attention(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended,
+                    const TokenRange &range) {
   const auto &[first, tokens, work, threads] = range;
   const int64_t size = layer.hidden_size(), inner = layer.down.weight.in_features;
   const int64_t read = layer.output.weight.in_features, element = bytes_of(layer.dtype());
@@ -113,10 +114,10 @@ Heads heads_of(const DecoderLayer &layer, char *qkv, int64_t n) {
   return {qkv + n * layer.head_dim * bytes_of(layer.dtype()), layer.qkv.weight.out_features, layer.head_dim};
 }
 
-/// As `before`; then the range's keys and values go into the cache, as those of its index-th layer.
-void begin(const Kernels &kernels, const DecoderLayer &layer, int64_t index, const char *x, const Rotation &rotation,
-           char *qkv, const PagedStep &step, const TokenRange &range) {
-  before(kernels, layer, x, rotation, qkv, range);
+/// As `pre_attention`; then the range's keys and values go into the cache, as those of its index-th layer.
+void pre_attention_and_store(const Kernels &kernels, const DecoderLayer &layer, int64_t index, const char *x,
+                             const Rotation &rotation, char *qkv, const PagedStep &step, const TokenRange &range) {
+  pre_attention(kernels, layer, x, rotation, qkv, range);
   const Heads k = heads_of(layer, qkv, layer.num_query_heads);
   const Heads v = heads_of(layer, qkv, layer.num_query_heads + layer.num_kv_heads);
   kernels.write(step.cache, step.batch, {index, layer.dtype(), k, v, range.first, range.first + range.tokens}, range.threads);
@@ -160,8 +161,9 @@ char *take(const char *x, int64_t row_bytes, const Wanted &wanted, Buffer &buffe
 /// attended to there, [tokens, num_query_heads * head_dim].
 ///
 /// read: of whom that is read by anybody; null: everybody.
-const char *climb(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, char *x, const RotationTable &table,
-                  const PagedStep &step, const Wanted *read, DecoderWorkspace &work, int threads) {
+const char *run_layers(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, char *x,
+                       const RotationTable &table, const PagedStep &step, const Wanted *read, DecoderWorkspace &work,
+                       int threads) {
   const int64_t tokens = step.batch.num_tokens();
   const StackedLayer &lowest = decoder.layers.front(), &highest = decoder.layers.back();
   const int64_t element = bytes_of(lowest.layer.dtype()), row = lowest.layer.hidden_size() * element;
@@ -175,7 +177,7 @@ const char *climb(const Kernels &kernels, const Decoder &decoder, const int64_t 
     select(table.cos, turned, position, range.tokens, cos + range.first * turned);
     select(table.sin, turned, position, range.tokens, sin + range.first * turned);
     look_up(kernels, decoder.embedding, ids, x, row, range);
-    begin(kernels, lowest.layer, lowest.index, x, rotation, qkv, step, range);
+    pre_attention_and_store(kernels, lowest.layer, lowest.index, x, rotation, qkv, step, range);
   });
   for (size_t i = 0; i + 1 < decoder.layers.size(); ++i) {
     const StackedLayer &now = decoder.layers[i], &next = decoder.layers[i + 1];
@@ -183,8 +185,8 @@ const char *climb(const Kernels &kernels, const Decoder &decoder, const int64_t 
     // A token's way from one layer's attention to the next one's depends on no other token: nobody waits in between.
     qkv = qkv_of(next.layer, tokens, work);
     for_token_ranges(tokens, work, threads, [&](const TokenRange &range) {
-      after(kernels, now.layer, x, attended, range);
-      begin(kernels, next.layer, next.index, x, rotation, qkv, step, range);
+      post_attention(kernels, now.layer, x, attended, range);
+      pre_attention_and_store(kernels, next.layer, next.index, x, rotation, qkv, step, range);
     });
   }
   std::vector<bool> is_read(read ? tokens : 0);
@@ -194,50 +196,53 @@ const char *climb(const Kernels &kernels, const Decoder &decoder, const int64_t 
 
 }  // namespace
 
-void before_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens,
-                      const Rotation &rotation, char *qkv, DecoderWorkspace &work, int threads) {
-  for_token_ranges(tokens, work, threads, [&](const TokenRange &range) { before(kernels, layer, x, rotation, qkv, range); });
+void pre_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens,
+                   const Rotation &rotation, char *qkv, DecoderWorkspace &work, int threads) {
+  for_token_ranges(tokens, work, threads,
+                   [&](const TokenRange &range) { pre_attention(kernels, layer, x, rotation, qkv, range); });
 }
 
-void after_attention(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended, int64_t tokens,
-                     DecoderWorkspace &work, int threads) {
-  for_token_ranges(tokens, work, threads, [&](const TokenRange &range) { after(kernels, layer, x, attended, range); });
+void post_attention(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended, int64_t tokens,
+                    DecoderWorkspace &work, int threads) {
+  for_token_ranges(tokens, work, threads,
+                   [&](const TokenRange &range) { post_attention(kernels, layer, x, attended, range); });
 }
 
 void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t index, char *x, const Rotation &rotation,
                    const AttentionSpec &spec, const PagedStep &step, DecoderWorkspace &work, int threads) {
   const int64_t tokens = step.batch.num_tokens();
   char *qkv = qkv_of(layer, tokens, work);
-  for_token_ranges(tokens, work, threads,
-                   [&](const TokenRange &range) { begin(kernels, layer, index, x, rotation, qkv, step, range); });
+  for_token_ranges(tokens, work, threads, [&](const TokenRange &range) {
+    pre_attention_and_store(kernels, layer, index, x, rotation, qkv, step, range);
+  });
   const char *attended = attend(kernels, layer, index, qkv, spec, step, nullptr, work, threads);
-  after_attention(kernels, layer, x, attended, tokens, work, threads);
+  post_attention(kernels, layer, x, attended, tokens, work, threads);
 }
 
 namespace {
 
 /// The last layer's output for the wanted tokens, [count, hidden_size].
-char *below_head(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, const RotationTable &table,
-                 const PagedStep &step, const Wanted &wanted, DecoderWorkspace &work, int threads) {
+char *hidden_states(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, const RotationTable &table,
+                    const PagedStep &step, const Wanted &wanted, DecoderWorkspace &work, int threads) {
   const int64_t tokens = step.batch.num_tokens();
   const DecoderLayer &last = decoder.layers.back().layer;
   const int64_t element = bytes_of(last.dtype()), row = last.hidden_size() * element;
   const bool selects = decoder.selects && !wanted.all();
   char *x = rows_of(work.stream, last, tokens, last.hidden_size());
-  const char *attended = climb(kernels, decoder, ids, x, table, step, selects ? &wanted : nullptr, work, threads);
+  const char *attended = run_layers(kernels, decoder, ids, x, table, step, selects ? &wanted : nullptr, work, threads);
   if (selects) {
     attended = take(attended, last.output.weight.in_features * element, wanted, work.wanted_attended);
     x = take(x, row, wanted, work.wanted);
   }
-  after_attention(kernels, last, x, attended, selects ? wanted.count : tokens, work, threads);
+  post_attention(kernels, last, x, attended, selects ? wanted.count : tokens, work, threads);
   return selects || wanted.all() ? x : take(x, row, wanted, work.wanted);
 }
 
 /// The same, by threads that take sequences of their own through all layers: nobody waits for anybody, and what a core writes
 /// it reads itself.
-char *below_head_by_sub_batch(const Kernels &kernels, const Decoder &decoder, const int64_t *ids,
-                              const RotationTable &table, const PagedStep &step, const Wanted &wanted,
-                              const std::vector<SubBatch> &sub_batches, DecoderWorkspace &work) {
+char *hidden_states_by_sub_batch(const Kernels &kernels, const Decoder &decoder, const int64_t *ids,
+                                 const RotationTable &table, const PagedStep &step, const Wanted &wanted,
+                                 const std::vector<SubBatch> &sub_batches, DecoderWorkspace &work) {
   const int64_t tokens = step.batch.num_tokens(), count = wanted.all() ? tokens : wanted.count;
   const DecoderLayer &last = decoder.layers.back().layer;
   const int64_t size = last.hidden_size() * bytes_of(last.dtype());
@@ -259,7 +264,7 @@ char *below_head_by_sub_batch(const Kernels &kernels, const Decoder &decoder, co
     }
     const Wanted wants{wanted.all() ? -1 : static_cast<int64_t>(own_wanted.size()), own_wanted.data()};
     const PagedStep own_step{step.cache, sub_batch.batch, own.attention};
-    const char *x = below_head(kernels, decoder, own_ids.data(), table, own_step, wants, own, 1);
+    const char *x = hidden_states(kernels, decoder, own_ids.data(), table, own_step, wants, own, 1);
     for (size_t i = 0; i < own_rows.size(); ++i) std::memcpy(hidden + own_rows[i] * size, x + i * size, size);
   }
   return hidden;
@@ -290,8 +295,8 @@ void decode(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, 
     sub_batches = partition_batch(step.batch, step.cache, token_cost(decoder), threads);
   work.num_sub_batches = static_cast<int64_t>(sub_batches.size());
   char *hidden = sub_batches.empty()
-                     ? below_head(kernels, decoder, ids, table, step, wanted, work, threads)
-                     : below_head_by_sub_batch(kernels, decoder, ids, table, step, wanted, sub_batches, work);
+                     ? hidden_states(kernels, decoder, ids, table, step, wanted, work, threads)
+                     : hidden_states_by_sub_batch(kernels, decoder, ids, table, step, wanted, sub_batches, work);
   char *normed = rows_of(work.normed, last, count, last.hidden_size());
   kernels.rms_norm({last.dtype(), hidden, nullptr, normed, count, last.hidden_size()}, decoder.norm, threads);
   multiply(kernels, decoder.head, normed, logits, nullptr, count, threads);

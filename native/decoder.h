@@ -43,12 +43,12 @@ struct DecoderWorkspace {
 
 /// x [tokens, hidden_size] -> normed and rotated queries and keys, and values:
 /// [tokens, num_query_heads + 2 num_kv_heads, head_dim].
-void before_attention(const Kernels &, const DecoderLayer &, const char *x, int64_t tokens, const Rotation &, char *qkv,
-                      DecoderWorkspace &, int threads);
+void pre_attention(const Kernels &, const DecoderLayer &, const char *x, int64_t tokens, const Rotation &, char *qkv,
+                   DecoderWorkspace &, int threads);
 
 /// x [tokens, hidden_size], the layer's input, becomes its output; attended [tokens, num_query_heads * head_dim].
-void after_attention(const Kernels &, const DecoderLayer &, char *x, const char *attended, int64_t tokens,
-                     DecoderWorkspace &, int threads);
+void post_attention(const Kernels &, const DecoderLayer &, char *x, const char *attended, int64_t tokens,
+                    DecoderWorkspace &, int threads);
 
 /// A batch over the cache that a layer attends to.
 struct PagedStep {

@@ -93,7 +93,7 @@ inline void prefetch_four(const KV *const *next, int every, int dim) {
 
 /// R rows with four keys or values, every `every`th of `each`: what add_up_four makes of them, of each row FOURS vectors on.
 template <class What, int R, int DIM, class KV>
-inline void meet_four(const KV *const *each, const KV *const *next, int every, int dim, const float *rows, int padded,
+inline void dot4(const KV *const *each, const KV *const *next, int every, int dim, const float *rows, int padded,
                       vf *out) {
   constexpr int N = R > 3 && WIDTH < 16 ? 2 : 4;  // their sums stay in registers
   vf sums[R][4];
@@ -134,7 +134,7 @@ inline void meet_four(const KV *const *each, const KV *const *next, int every, i
 /// The same of rows and keys that are multiplied in pairs: 16 elements of one key and 16 of another at once, so that what is in
 /// the registers are halves that are joined already.
 template <class What, int R, int DIM>
-inline void meet_four(const bf16 *const *each, const bf16 *const *next, int every, int dim, const bf16 *rows, int padded,
+inline void dot4(const bf16 *const *each, const bf16 *const *next, int every, int dim, const bf16 *rows, int padded,
                       vf *out) {
   static_assert(std::is_same_v<What, Product>);
   if (DIM == 0) prefetch_four(next, every, dim);
@@ -165,8 +165,8 @@ inline void meet_four(const bf16 *const *each, const bf16 *const *next, int ever
 
 /// As direct_products, of R rows: one of each of `streams` parts by turns, 1 or STREAMS. DIM: dim where it is known, else 0.
 template <class What, int R, int streams, int DIM, class KV, class Operand>
-[[gnu::noinline]] void meet(const KV *const *each, const KV *const *next, int n, int any_dim, const Operand *rows, int padded,
-                            float *out) {
+[[gnu::noinline]] void dot_tile(const KV *const *each, const KV *const *next, int n, int any_dim, const Operand *rows,
+                                int padded, float *out) {
   const int dim = DIM > 0 ? DIM : any_dim;
   constexpr bool by_turns = streams > 1;
   constexpr int step = by_turns ? 1 : 4;
@@ -176,7 +176,7 @@ template <class What, int R, int streams, int DIM, class KV, class Operand>
 #pragma GCC unroll 4
     for (int i = 0; i < FOURS; ++i) {
       const int at = first + i * step;
-      meet_four<What, R, DIM>(each + at, next + at, every, dim, rows, padded, &fours[0][i]);
+      dot4<What, R, DIM>(each + at, next + at, every, dim, rows, padded, &fours[0][i]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -311,16 +311,16 @@ template <class What, class KV, class Operand>
 inline void direct_products(int rows, const KV *const *each, const KV *const *next, int n, bool scattered, int dim,
                      const Operand *with, int padded, float *out) {
   for_direct_rows(rows, each, next, n, [&](auto count, int first, const KV *const *ahead) {
-    const auto meet_rows = [&](auto streams, auto known) {
-      meet<What, count, streams, known>(each, ahead, n, dim, with + first * padded, padded, out + first * TILE);
+    const auto dot_rows = [&](auto streams, auto known) {
+      dot_tile<What, count, streams, known>(each, ahead, n, dim, with + first * padded, padded, out + first * TILE);
     };
     const auto with_streams = [&](auto streams) {
       // Loops of known length take a fifth less time where there are registers enough.
       if constexpr (WIDTH == 16) {
-        if (dim == 64) return meet_rows(streams, std::integral_constant<int, 64>{});
-        if (dim == 128) return meet_rows(streams, std::integral_constant<int, 128>{});
+        if (dim == 64) return dot_rows(streams, std::integral_constant<int, 64>{});
+        if (dim == 128) return dot_rows(streams, std::integral_constant<int, 128>{});
       }
-      meet_rows(streams, std::integral_constant<int, 0>{});
+      dot_rows(streams, std::integral_constant<int, 0>{});
     };
     // Values are looked at again while they are in a nearby cache, in whichever order.
     if constexpr (std::is_same_v<What, Product>)

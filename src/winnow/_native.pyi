@@ -295,7 +295,7 @@ class Kernels:
     def linear(
         self, weight: PackedWeight, x: int, x_stride: int, bias: int, out: int, rows: int, threads: int
     ) -> None: ...
-    def before_attention(
+    def pre_attention(
         self,
         work: DecoderWorkspace,
         layer: DecoderLayer,
@@ -307,7 +307,7 @@ class Kernels:
         qkv: int,
         threads: int,
     ) -> None: ...
-    def after_attention(
+    def post_attention(
         self,
         work: DecoderWorkspace,
         layer: DecoderLayer,

@@ -74,7 +74,7 @@ class Layer:
     def qkv_width(self) -> int:
         return (QUERY_HEADS + 2 * KV_HEADS) * HEAD_DIM
 
-    def after_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
+    def post_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
         """Part by part."""
 
         def product(x: Tensor, linear: tuple[PackedWeight, Tensor | None]) -> Tensor:
@@ -104,12 +104,12 @@ def in_two_calls(
     spec: AttentionSpec,
 ) -> Tensor:
     """The layer with attention called in between."""
-    qkv = layer.kernels.before_attention(layer.native, x, rotation, rotation, layer.qkv_width)
+    qkv = layer.kernels.pre_attention(layer.native, x, rotation, rotation, layer.qkv_width)
     heads = qkv.view(len(x), -1, HEAD_DIM)
     q, k, v = heads.split_with_sizes([QUERY_HEADS, KV_HEADS, KV_HEADS], dim=1)
     backend.write(cache, batch.spans, batch.layer, k, v)
     attended = backend.attend(cache, batch.spans, batch.layer, q, spec)
-    return layer.kernels.after_attention(layer.native, x, attended.flatten(1))
+    return layer.kernels.post_attention(layer.native, x, attended.flatten(1))
 
 
 @pytest.mark.parametrize(
@@ -269,8 +269,8 @@ def test_what_lies_after_attention(
         generator = torch.Generator().manual_seed(tokens)
         residual = torch.randn(tokens, HIDDEN, generator=generator).to(dtype)
         attended = torch.randn(tokens, QUERY_HEADS * HEAD_DIM, generator=generator).to(dtype)
-        found = layer.kernels.after_attention(layer.native, residual, attended)
-        assert torch.equal(found, layer.after_attention(residual, attended))
+        found = layer.kernels.post_attention(layer.native, residual, attended)
+        assert torch.equal(found, layer.post_attention(residual, attended))
 
 
 @pytest.mark.parametrize("normed", [False, True], ids=["added as it is", "added normed"])
@@ -286,8 +286,8 @@ def test_any_number_of_threads_gives_the_same_bits(isa: str, normed: bool) -> No
         # Two threads take tokens of their own, four have too few and share the features.
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            qkv = layer.kernels.before_attention(layer.native, residual, rotation, rotation, layer.qkv_width)
-            outs.append((qkv, layer.kernels.after_attention(layer.native, residual, attended)))
+            qkv = layer.kernels.pre_attention(layer.native, residual, rotation, rotation, layer.qkv_width)
+            outs.append((qkv, layer.kernels.post_attention(layer.native, residual, attended)))
     finally:
         torch.set_num_threads(before)
     for other in outs[1:]:

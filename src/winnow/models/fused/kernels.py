@@ -103,7 +103,7 @@ class LayerKernels:
         )
         return out
 
-    def before_attention(
+    def pre_attention(
         self, layer: native.DecoderLayer, x: Tensor, cos: Tensor, sin: Tensor, width: int
     ) -> Tensor:
         """A layer up to its attention: norm, queries, keys and values, rotation.
@@ -120,7 +120,7 @@ class LayerKernels:
         assert x.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape
         tokens = x.shape[0]
         out = x.new_empty(tokens, width)
-        self._kernels.before_attention(
+        self._kernels.pre_attention(
             self._work,
             layer,
             x.data_ptr(),
@@ -133,7 +133,7 @@ class LayerKernels:
         )
         return out
 
-    def after_attention(self, layer: native.DecoderLayer, residual: Tensor, attended: Tensor) -> Tensor:
+    def post_attention(self, layer: native.DecoderLayer, residual: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer: output projection, norm, feed-forward part, both added to the layer's input.
 
         Args:
@@ -142,7 +142,7 @@ class LayerKernels:
         """
         assert residual.is_contiguous() and attended.is_contiguous() and residual.dtype == attended.dtype
         out = residual.clone()
-        self._kernels.after_attention(
+        self._kernels.post_attention(
             self._work, layer, out.data_ptr(), attended.data_ptr(), out.shape[0], torch.get_num_threads()
         )
         return out

@@ -116,7 +116,7 @@ class FusedLayer(nn.Module):
         num_heads = query_heads + 2 * kv_heads
         cos, sin = rotation[0][0], rotation[1][0]
         if self._native is not None:
-            qkv = self.kernels.before_attention(self._native, x, cos, sin, num_heads * head_dim)
+            qkv = self.kernels.pre_attention(self._native, x, cos, sin, num_heads * head_dim)
         else:
             qkv = self.qkv(self.kernels.rms_norm(x, self.norms.input))
             norms = self.norms.query, self.norms.key
@@ -128,7 +128,7 @@ class FusedLayer(nn.Module):
     def _finish(self, residual: Tensor, attended: Tensor, watcher: ResidualWatcher | None) -> Tensor:
         """Output projection and feed-forward part. Both arguments [n, ...] -> the layer's output, [n, hidden_size]."""
         if self._native is not None and watcher is None:
-            return self.kernels.after_attention(self._native, residual, attended)
+            return self.kernels.post_attention(self._native, residual, attended)
         stream = self.output(attended)
         if watcher is not None:
             watcher.leave_attention(self.layer_idx, stream[None])
