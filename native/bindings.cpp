@@ -95,13 +95,13 @@ NB_MODULE(_native, m) {
   nb::class_<Pool>(m, "Pool")
       .def(
           "__init__",
-          [](Pool *self, uintptr_t k, uintptr_t v, uintptr_t position, uintptr_t score, int64_t num_slots,
-             int64_t num_scores, int64_t block_size, int64_t block_stride, int64_t head_dim, DType dtype) {
+          [](Pool *self, uintptr_t k, uintptr_t v, uintptr_t position, uintptr_t accumulators, int64_t num_slots,
+             int64_t num_accumulators, int64_t block_size, int64_t block_stride, int64_t head_dim, DType dtype) {
             new (self) Pool{{block_size, block_stride, head_dim}, at<char>(k), at<char>(v), at<int32_t>(position),
-                            at<float>(score), num_slots, num_scores, dtype};
+                            at<float>(accumulators), num_slots, num_accumulators, dtype};
           },
-          nb::kw_only(), "k"_a, "v"_a, "position"_a, "score"_a, "num_slots"_a, "num_scores"_a, "block_size"_a,
-          "block_stride"_a, "head_dim"_a, "dtype"_a);
+          nb::kw_only(), "k"_a, "v"_a, "position"_a, "accumulators"_a, "num_slots"_a, "num_accumulators"_a,
+          "block_size"_a, "block_stride"_a, "head_dim"_a, "dtype"_a);
 
   nb::class_<Cache, Pool>(m, "Cache")
       .def(
@@ -122,31 +122,32 @@ NB_MODULE(_native, m) {
       .value("value_aware", Term::value_aware);
   nb::enum_<Group>(m, "Group").value("sum", Group::sum).value("mean", Group::mean).value("max", Group::max);
 
-  nb::class_<Observe>(m, "Observe")
+  nb::class_<AttentionObserver>(m, "AttentionObserver")
       .def(
           "__init__",
-          [](Observe *self, std::vector<Term> terms, Group group, int64_t exclude_first, bool replace,
-             int64_t pool_size, bool pool_max, bool pool_per_query_head, bool pool_skip_window) {
-            new (self) Observe{std::move(terms), group,    exclude_first,       replace,
-                               pool_size,        pool_max, pool_per_query_head, pool_skip_window};
+          [](AttentionObserver *self, std::vector<Term> terms, Group group, int64_t exclude_first, bool replace,
+             int64_t smoothing_size, bool smoothing_max, bool smoothing_per_query_head, bool smoothing_skip_window) {
+            new (self) AttentionObserver{std::move(terms), group,         exclude_first,
+                                         replace,          smoothing_size, smoothing_max,
+                                         smoothing_per_query_head,         smoothing_skip_window};
           },
-          nb::kw_only(), "terms"_a, "group"_a, "exclude_first"_a, "replace"_a, "pool_size"_a, "pool_max"_a,
-          "pool_per_query_head"_a, "pool_skip_window"_a);
+          nb::kw_only(), "terms"_a, "group"_a, "exclude_first"_a, "replace"_a, "smoothing_size"_a, "smoothing_max"_a,
+          "smoothing_per_query_head"_a, "smoothing_skip_window"_a);
 
   nb::class_<Batch>(m, "Batch")
       .def(
           "__init__",
           [](Batch *self, std::vector<int64_t> slots, std::vector<int64_t> counts, std::vector<int64_t> starts,
-             uintptr_t position, int64_t num_tokens, std::vector<int64_t> observe, std::vector<int64_t> observe_from,
-             std::vector<Observe> observes) {
+             uintptr_t position, int64_t num_tokens, std::vector<int64_t> observer, std::vector<int64_t> observe_from,
+             std::vector<AttentionObserver> observers) {
             const int64_t *first = at<int64_t>(position);
             new (self) Batch{std::move(slots),        std::move(counts),
                              std::move(starts),       std::vector<int64_t>(first, first + num_tokens),
-                             std::move(observe),      std::move(observe_from),
-                             std::move(observes)};
+                             std::move(observer),     std::move(observe_from),
+                             std::move(observers)};
           },
-          nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observe"_a,
-          "observe_from"_a, "observes"_a)
+          nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observer"_a,
+          "observe_from"_a, "observers"_a)
       .def_prop_ro("end", &Batch::end);
 
   nb::class_<AttentionSpec>(m, "AttentionSpec")
@@ -205,9 +206,9 @@ NB_MODULE(_native, m) {
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("keep_best",
-           [](const Kernels &self, const Pool &pool, uintptr_t block, uintptr_t length, uintptr_t kept, uintptr_t worth,
+           [](const Kernels &self, const Pool &pool, uintptr_t block, uintptr_t length, uintptr_t kept, uintptr_t score,
               uintptr_t must_stay, int64_t rows, int64_t stride, int threads) {
-             self.keep_best(pool, {at<int64_t>(block), at<int32_t>(length), at<int32_t>(kept), at<float>(worth),
+             self.keep_best(pool, {at<int64_t>(block), at<int32_t>(length), at<int32_t>(kept), at<float>(score),
                                    at<bool>(must_stay), rows, stride},
                             threads);
            },
@@ -234,20 +235,21 @@ NB_MODULE(_native, m) {
            "start"_a, "end"_a, "context_len"_a, "dtype"_a, "q"_a, "q_token"_a, "q_head"_a, "count"_a, "first"_a, "every"_a,
            "num_query_heads"_a, "query_logs"_a, "key_logs"_a, "spec"_a, "threads"_a)
       .def("leverage",
-           [](const Kernels &self, const KeyRows &rows, float ridge, uintptr_t worth, int threads) {
-             self.leverage(rows, ridge, at<float>(worth), threads);
+           [](const Kernels &self, const KeyRows &rows, float ridge, uintptr_t score, int threads) {
+             self.leverage(rows, ridge, at<float>(score), threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("key_difference",
-           [](const Kernels &self, const KeyRows &rows, uintptr_t worth, int threads) {
-             self.key_difference(rows, at<float>(worth), threads);
+           [](const Kernels &self, const KeyRows &rows, uintptr_t score, int threads) {
+             self.key_difference(rows, at<float>(score), threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("pool_rows",
+      .def("smooth_rows",
            [](const Kernels &self, uintptr_t x, uintptr_t position, uintptr_t length, int64_t rows, int64_t stride,
-              int64_t pool_size, bool pool_max, uintptr_t out, int threads) {
-             self.pool_rows({at<float>(x), at<int32_t>(position), at<int32_t>(length), rows, stride, pool_size, pool_max},
-                            at<float>(out), threads);
+              int64_t smoothing_size, bool smoothing_max, uintptr_t out, int threads) {
+             const SmoothedRows smoothed{at<float>(x), at<int32_t>(position), at<int32_t>(length), rows, stride,
+                                         smoothing_size, smoothing_max};
+             self.smooth_rows(smoothed, at<float>(out), threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("rms_norm",

@@ -21,7 +21,7 @@ namespace winnow {
   void replay(const Replay &, Workspace &);                                                              \
   void leverage(const KeyRows &, float, float *, int);                                                   \
   void key_difference(const KeyRows &, float *, int);                                                    \
-  void pool_rows(const PooledRows &, float *, int);                                                      \
+  void smooth_rows(const SmoothedRows &, float *, int);                                                      \
   void rms_norm(const NormRows &, const RmsNorm &, int);                                                 \
   void add_normed(const AddedRows &, const RmsNorm &, int);                                              \
   void rotate(const RotaryRows &, const RmsNorm &, const RmsNorm &, int);                                \
@@ -33,7 +33,7 @@ namespace winnow {
   bool gates(int64_t);                                                                                   \
   void gated_linear(const PackedWeight &, const LinearRows &, Activation, int);                          \
   void greedy(const LogitRows &, int64_t *, int);                                                        \
-  const Kernels kernels{write, compact, keep_best, attend, replay, leverage, key_difference, pool_rows,  \
+  const Kernels kernels{write, compact, keep_best, attend, replay, leverage, key_difference, smooth_rows,  \
                         rms_norm, add_normed, rotate, gate, packed_size, pack, unpack_rows, linear,      \
                         gates, gated_linear, greedy};                                                    \
   }

@@ -21,11 +21,11 @@ struct Kernels {
   /// Raise the scores of a context's KVs to the largest attention that a repetition's queries pay them.
   void (*replay)(const Replay &, Workspace &);
   /// Ridge leverage of the keys of rows, float [rows, stride]; 0 past a row's length.
-  void (*leverage)(const KeyRows &, float ridge, float *worth, int threads);
+  void (*leverage)(const KeyRows &, float ridge, float *score, int threads);
   /// Minus the cosine of each key and the mean direction of its row's keys, float [rows, stride]; 0 past the length.
-  void (*key_difference)(const KeyRows &, float *worth, int threads);
+  void (*key_difference)(const KeyRows &, float *score, int threads);
   /// Pool what KVs are worth over their neighbours in position, float [rows, stride]; 0 past a row's length.
-  void (*pool_rows)(const PooledRows &, float *out, int threads);
+  void (*smooth_rows)(const SmoothedRows &, float *out, int threads);
   /// Norm rows, in the same pass adding to them.
   void (*rms_norm)(const NormRows &, const RmsNorm &, int threads);
   /// Norm rows and add them to others.

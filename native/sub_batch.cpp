@@ -25,7 +25,7 @@ void add_sequence(const Batch &batch, int64_t seq, SubBatch &sub_batch) {
   own.counts.push_back(batch.counts[seq]);
   own.starts.push_back(own.num_tokens());
   own.position.insert(own.position.end(), batch.position.begin() + first, batch.position.begin() + end);
-  own.observe.push_back(batch.observe[seq]);
+  own.observer.push_back(batch.observer[seq]);
   own.observe_from.push_back(batch.observe_from[seq]);
   for (int64_t token = first; token < end; ++token) sub_batch.tokens.push_back(token);
 }
@@ -50,7 +50,7 @@ std::vector<SubBatch> partition_batch(const Batch &batch, const Cache &cache, co
   }
   if (*std::max_element(load.begin(), load.end()) * threads > all * MAX_IMBALANCE) return {};
   std::vector<SubBatch> sub_batches(threads);
-  for (SubBatch &sub_batch : sub_batches) sub_batch.batch.observes = batch.observes;
+  for (SubBatch &sub_batch : sub_batches) sub_batch.batch.observers = batch.observers;
   for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) add_sequence(batch, seq, sub_batches[whose[seq]]);
   return sub_batches;
 }

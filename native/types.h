@@ -28,8 +28,8 @@ struct Blocks {
 struct Pool : Blocks {
   char *k, *v;        // [num_slots] vectors of dtype, which need not be that of a model's activations
   int32_t *position;  // [num_slots]
-  float *score;       // [num_scores, num_slots]
-  int64_t num_slots, num_scores;
+  float *accumulators;  // [num_accumulators, num_slots]
+  int64_t num_slots, num_accumulators;
   DType dtype;
 };
 
@@ -101,24 +101,24 @@ class Row {
 enum class Term : int32_t { attention, squared, group_squared, below_average, value_aware };
 enum class Group : int32_t { sum, mean, max };
 
-/// See winnow.attention.Observe and Pool, field by field.
-struct Observe {
+/// See winnow.attention.AttentionObserver and Smoothing, field by field.
+struct AttentionObserver {
   std::vector<Term> terms;
   Group group;
   int64_t exclude_first;
   bool replace;
-  int64_t pool_size;  // 0: scores are not pooled
-  bool pool_max;      // else the average
-  bool pool_per_query_head, pool_skip_window;
+  int64_t smoothing_size;  // 0: none
+  bool smoothing_max;      // else the average
+  bool smoothing_per_query_head, smoothing_skip_window;
 };
 
 /// See winnow.attention.Spans.
 struct Batch {
   std::vector<int64_t> slots, counts, starts;  // [B]
   std::vector<int64_t> position;               // [T]
-  std::vector<int64_t> observe;                // [B]: index into observes, or -1
+  std::vector<int64_t> observer;               // [B]: index into observers, or -1
   std::vector<int64_t> observe_from;           // [B]
-  std::vector<Observe> observes;
+  std::vector<AttentionObserver> observers;
 
   int64_t num_seqs() const { return static_cast<int64_t>(slots.size()); }
   int64_t num_tokens() const { return static_cast<int64_t>(position.size()); }
@@ -192,24 +192,24 @@ struct KeyRows : Blocks {
   int64_t rows, stride;
 };
 
-/// Rows of which some KVs stay: `kept` of each, those that must and then those that are worth most.
+/// Rows to evict from: `kept` KVs of each stay, those that must and then those of the highest scores.
 struct RankedRows {
   const int64_t *block;    // [rows, stride / block_size]
   const int32_t *length;   // [rows]: KVs of each row
   const int32_t *kept;     // [rows]
-  const float *worth;      // [rows, stride]
+  const float *score;      // [rows, stride]
   const bool *must_stay;   // [rows, stride], no more of a row than are kept
   int64_t rows, stride;    // stride: slots, those of whole blocks
 };
 
-/// What each KV of some rows is worth alone, to be pooled over neighbours; see winnow.attention.Pool.
-struct PooledRows {
+/// Scores to smooth over KVs near in position; see winnow.attention.Smoothing.
+struct SmoothedRows {
   const float *x;           // [rows, stride]
   const int32_t *position;  // [rows, stride]
   const int32_t *length;    // [rows]
   int64_t rows, stride;
-  int64_t pool_size;
-  bool pool_max;  // else the average
+  int64_t smoothing_size;
+  bool smoothing_max;  // else the average
 };
 
 /// Memory that grows by demand and is kept from call to call, so that a step asks the system for none.

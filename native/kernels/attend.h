@@ -69,7 +69,7 @@ struct ScoreRow {
   int64_t seq, head, first_query;  // queries before it do not count
   int64_t kept;                    // the weights of its only query, in floats; -1: nowhere
   int64_t sums;                    // where its sums lie, in floats
-  const Observe *observe;
+  const AttentionObserver *observer;
   int64_t first_item, last_item;   // that have partial scores; none: probabilities are computed anew
 };
 
@@ -101,22 +101,22 @@ inline int64_t kept_size(int64_t rows) { return rows * (TILE + 1); }
 inline int64_t observed_keys(bool kept) { return kept ? FEW_ROWS_KEYS : 4 * TILE; }
 
 /// Whether the query heads of a group become one number for each query, not at the end.
-inline bool grouped_at_once(const Observe &observe, Term term) {
-  return term == Term::group_squared || (observe.group == Group::max && !observe.replace);
+inline bool grouped_at_once(const AttentionObserver &observer, Term term) {
+  return term == Term::group_squared || (observer.group == Group::max && !observer.replace);
 }
 
 /// Query heads whose partial scores stay apart: only where they become one number after all queries, and not by adding.
-inline int64_t partial_score_heads(const Observe &observe, int64_t group) {
-  return observe.group == Group::max && observe.replace ? group : 1;
+inline int64_t partial_score_heads(const AttentionObserver &observer, int64_t group) {
+  return observer.group == Group::max && observer.replace ? group : 1;
 }
 
 /// Terms that have a score to go to.
-inline int64_t used_terms(const Observe &observe, const Cache &cache) {
-  return std::min<int64_t>(observe.terms.size(), cache.num_scores);
+inline int64_t used_terms(const AttentionObserver &observer, const Cache &cache) {
+  return std::min<int64_t>(observer.terms.size(), cache.num_accumulators);
 }
 
-inline bool has_term(const Observe &observe, int64_t terms, Term term) {
-  return std::find(observe.terms.begin(), observe.terms.begin() + terms, term) != observe.terms.begin() + terms;
+inline bool has_term(const AttentionObserver &observer, int64_t terms, Term term) {
+  return std::find(observer.terms.begin(), observer.terms.begin() + terms, term) != observer.terms.begin() + terms;
 }
 
 /// One thread's memory: operands and results of a tile.
@@ -166,7 +166,7 @@ inline void positions_of(const Cache &cache, const int64_t *slot, int64_t n, int
   for (; i < n; ++i) out[i] = cache.position[slot[i]];
 }
 
-/// Slots of the KVs [first, first + n) of a row, as far as positions_of and put_scores look at them.
+/// Slots of the KVs [first, first + n) of a row, as far as positions_of and update_accumulators look at them.
 inline void slots_to_read(const Cache &cache, const Row &row, int64_t first, int64_t n, int64_t *out) {
   const int64_t by_vectors = adjacent(cache) ? n / WIDTH * WIDTH : 0;
   row.runs(first, n, [=](int64_t i, int64_t count, int64_t slot) {
@@ -285,12 +285,13 @@ inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_qu
   });
 }
 
-/// Prefetch the scores of the keys that share a cache line, and their positions where near ones do not count. Into L2, as KVs,
+/// Prefetch an accumulator of the keys that share a cache line, and their positions where near ones do not count. Into L2, as KVs,
 /// which are prefetched at the same time: L1 has too few fill buffers for both.
-inline void prefetch_scores(const Cache &cache, const Observe &observe, int64_t slot) {
+inline void prefetch_accumulators(const Cache &cache, const AttentionObserver &observer, int64_t slot) {
   asm volatile("");  // GCC takes a function that only prefetches for one that does nothing, and leaves its calls out
-  for (int64_t n = 0; n < cache.num_scores; ++n) __builtin_prefetch(cache.score + n * cache.num_slots + slot, 0, 2);
-  if (observe.exclude_first) __builtin_prefetch(cache.position + slot, 0, 2);
+  for (int64_t n = 0; n < cache.num_accumulators; ++n)
+    __builtin_prefetch(cache.accumulators + n * cache.num_slots + slot, 0, 2);
+  if (observer.exclude_first) __builtin_prefetch(cache.position + slot, 0, 2);
 }
 
 /// (largest logit, 1 / sum of e^(logit - largest)) of every token and query head, [T, num_query_heads, 2].

@@ -86,7 +86,7 @@ inline void finish(const Attend &call, float *outputs, float *statistics, int64_
 
 /// Prefetch some queries of the query heads of one KV head.
 inline void prefetch_queries(const Attend &call, int64_t token, int64_t count, int64_t first_head) {
-  asm volatile("");  // see prefetch_scores
+  asm volatile("");  // see prefetch_accumulators
   const int64_t width = bytes_of(call.dtype), stride = call.q.token_stride * width, bytes = call.cache.head_dim * width;
   for (int64_t head = first_head; head < first_head + call.group(); ++head) {
     const char *query = call.q.data + token * stride + head * call.q.head_stride * width;
@@ -97,7 +97,7 @@ inline void prefetch_queries(const Attend &call, int64_t token, int64_t count, i
 
 /// Prefetch the memory that the outputs of some tokens go to, of the query heads of one KV head.
 inline void prefetch_outputs(const Attend &call, const float *statistics, int64_t token, int64_t count, int64_t first_head) {
-  asm volatile("");  // see prefetch_scores
+  asm volatile("");  // see prefetch_accumulators
   const int64_t bytes = call.cache.head_dim * bytes_of(call.dtype);
   for (int64_t at = token * call.num_query_heads + first_head; count > 0; --count, at += call.num_query_heads) {
     const char *out = call.out + at * bytes;
@@ -145,7 +145,7 @@ void online_softmax(const float *logits, Operand *weights, float *sums, float &r
 /// Prefetch the vectors `first` to n of the next tile, which the products of a shorter tile leave out.
 template <class KV>
 void prefetch_rest(const KV *const *next, int first, int n, int dim) {
-  asm volatile("");  // see prefetch_scores
+  asm volatile("");  // see prefetch_accumulators
   for (int j = first; j < n; ++j)
     for (int d = 0; d < dim; d += LINE<KV>) __builtin_prefetch(next[j] + d, 0, 2);
 }

@@ -38,23 +38,23 @@ template <class KV>
 KeptScores<KV>::KeptScores(const Attend &call, const ScoreRow &score_row, int64_t first_key, int64_t last_key,
                            const float *kept_weights, const float *statistics, const float *outputs)
     : call_(call),
-      observe_(*score_row.observe),
+      observer_(*score_row.observer),
       row_(call.cache, call.batch.slots[score_row.seq], call.layer, score_row.head),
       group_(call.group()),
-      terms_(used_terms(observe_, call.cache)),
+      terms_(used_terms(observer_, call.cache)),
       token_(call.batch.starts[score_row.seq]),
       position_(call.batch.position[token_]),
       first_(first_key),
       last_(last_key),
       kept_(kept_weights),
-      value_aware_(has_term(observe_, terms_, Term::value_aware)),
+      value_aware_(has_term(observer_, terms_, Term::value_aware)),
       distance_(value_aware_ ? group_ * TILE : 0),
       factor_(group_),
       row_max_(group_, NEG_INF) {
   const int64_t head = token_ * call.num_query_heads + score_row.head * group_;
   statistic_ = statistics + 2 * head;
   output_ = value_aware_ ? outputs + head * round_up(static_cast<int>(call.cache.head_dim), WIDTH) : nullptr;
-  if (has_term(observe_, terms_, Term::below_average))
+  if (has_term(observer_, terms_, Term::below_average))
     average_ = 1.0f / static_cast<float>(visible_keys(call, row_, row_.length, position_));
   if (value_aware_) tiles_[0].find(call, row_, first_, last_, position_);
   for (int64_t first = first_; first < first_ + TILES_AHEAD * TILE; first += TILE) prefetch_tile(first);
@@ -66,17 +66,17 @@ void KeptScores<KV>::prefetch_tile(int64_t first) {
   const int64_t n = std::min<int64_t>(TILE, last_ - first);
   int64_t *slot = slots_[first / TILE % TILES_AHEAD];
   slots_to_read(call_.cache, row_, first, n, slot);
-  for (int64_t i = 0; i < n; i += LINE<float>) prefetch_scores(call_.cache, observe_, slot[i]);
+  for (int64_t i = 0; i < n; i += LINE<float>) prefetch_accumulators(call_.cache, observer_, slot[i]);
 }
 
 template <class KV>
 bool KeptScores<KV>::finish_tile() {
   if (first_ >= last_) return false;
   const Cache &cache = call_.cache;
-  const Observe &observe = observe_;
+  const AttentionObserver &observer = observer_;
   const int64_t n = std::min<int64_t>(TILE, last_ - first_), *slot = slots_[first_ / TILE % TILES_AHEAD];
   int32_t tile_position[TILE] = {};
-  if (observe.exclude_first) positions_of(cache, slot, n, tile_position);
+  if (observer.exclude_first) positions_of(cache, slot, n, tile_position);
   if (value_aware_) {
     const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
     const Tile<KV> &tile = tiles_[current_];
@@ -94,7 +94,7 @@ bool KeptScores<KV>::finish_tile() {
   }
   float out[TILE] = {};
   for (int64_t term = 0; term < terms_; ++term) {
-    with_term(observe.terms[term], [&](auto constant) {
+    with_term(observer.terms[term], [&](auto constant) {
       constexpr Term kind = decltype(constant)::value;
       for (int64_t j = 0; j < n; j += WIDTH) {
         vf together{};
@@ -102,14 +102,14 @@ bool KeptScores<KV>::finish_tile() {
           vf p, counted;
           from_weight(load(kept_ + h * TILE + j), factor_[h], p, counted);
           const vf x = contribution(kind, p, counted, average_, distance_.data() + h * TILE + j);
-          together = join(together, x, h, observe.group);
+          together = join(together, x, h, observer.group);
         }
-        together *= share(observe, group_);
+        together *= share(observer, group_);
         if (kind == Term::group_squared) together *= together;
-        store(out + j, far(observe, tile_position + j, position_, together));
+        store(out + j, far(observer, tile_position + j, position_, together));
       }
     });
-    put_scores(cache, term, slot, out, n, observe.replace);
+    update_accumulators(cache, term, slot, out, n, observer.replace);
   }
   prefetch_tile(first_ + TILES_AHEAD * TILE);
   first_ += TILE, kept_ += kept_size(group_);
@@ -120,15 +120,15 @@ void observe_item(const Attend &call, const ScoreRow &score_row, const WorkItem 
                   const float *statistics, float *partial_scores) {
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
-  const Observe &observe = *score_row.observe;
-  const int64_t group = call.group(), rows = item.num_queries * group, terms = used_terms(observe, cache);
+  const AttentionObserver &observer = *score_row.observer;
+  const int64_t group = call.group(), rows = item.num_queries * group, terms = used_terms(observer, cache);
   const Row row(cache, batch.slots[score_row.seq], call.layer, score_row.head);
   const int64_t before = row.length - batch.counts[score_row.seq] + item.first_query;  // keys that all its queries see
   const int64_t first_token = batch.starts[score_row.seq] + item.first_query;
-  const bool below = has_term(observe, terms, Term::below_average);
-  const int64_t heads = partial_score_heads(observe, group);
-  const bool adds_up = terms == 1 && observe.terms[0] == Term::attention && !observe.exclude_first &&
-                       observe.group != Group::max;
+  const bool below = has_term(observer, terms, Term::below_average);
+  const int64_t heads = partial_score_heads(observer, group);
+  const bool adds_up = terms == 1 && observer.terms[0] == Term::attention && !observer.exclude_first &&
+                       observer.group != Group::max;
   std::vector<float> memory(TileSums::size(terms, group)), factors(rows);
   const TileSums work(memory.data(), group);
   int64_t slot[TILE];
@@ -150,11 +150,11 @@ void observe_item(const Attend &call, const ScoreRow &score_row, const WorkItem 
         vf sum{};
         for (int64_t r = first_query * group; r < rows && j < width; ++r)
           sum += vmax(load(kept + r * TILE + j), vf{}) * factors[r];
-        store(partial_scores + j, sum * share(observe, group));
+        store(partial_scores + j, sum * share(observer, group));
       }
       continue;
     }
-    if (observe.exclude_first) {
+    if (observer.exclude_first) {
       row.slots(first, n, slot);
       positions_of(cache, slot, n, position);
     }
@@ -165,18 +165,18 @@ void observe_item(const Attend &call, const ScoreRow &score_row, const WorkItem 
         for (int j = 0; j < width; j += WIDTH) {
           vf p, counted;
           from_weight(load(kept + (query * group + h) * TILE + j), factors[query * group + h], p, counted);
-          store(work.p + h * TILE + j, far(observe, position + j, now, p));
-          store(work.counted + j, far(observe, position + j, now, counted));
+          store(work.p + h * TILE + j, far(observer, position + j, now, p));
+          store(work.counted + j, far(observer, position + j, now, counted));
         }
       const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, sees, now)) : 0.0f;
-      add_query(observe, terms, group, width, average, work);
+      add_query(observer, terms, group, width, average, work);
     }
     for (int64_t term = 0; term < terms; ++term) {
       const float *sums = work.sums + term * group * TILE;
       if (heads == group)
         std::copy(sums, sums + group * TILE, partial_scores + term * group * TILE);
       else
-        aggregate(sums, grouped_at_once(observe, observe.terms[term]) ? 1 : group, TILE, TILE, observe,
+        aggregate(sums, grouped_at_once(observer, observer.terms[term]) ? 1 : group, TILE, TILE, observer,
                   partial_scores + term * TILE);
     }
   }
@@ -184,8 +184,8 @@ void observe_item(const Attend &call, const ScoreRow &score_row, const WorkItem 
 
 void add_partial_scores(const Attend &call, const Plan &plan, const ScoreRow &score_row, int64_t first_key,
                         int64_t last_key, const float *partial_scores) {
-  const Observe &observe = *score_row.observe;
-  const int64_t terms = used_terms(observe, call.cache), heads = partial_score_heads(observe, call.group());
+  const AttentionObserver &observer = *score_row.observer;
+  const int64_t terms = used_terms(observer, call.cache), heads = partial_score_heads(observer, call.group());
   const Row row(call.cache, call.batch.slots[score_row.seq], call.layer, score_row.head);
   std::vector<float> sums(heads * TILE);
   int64_t slot[TILE];
@@ -201,8 +201,8 @@ void add_partial_scores(const Attend &call, const Plan &plan, const ScoreRow &sc
         const float *from = partial_scores + item.partial_scores + (first / TILE * terms + term) * heads * TILE;
         for (int64_t j = 0; j < heads * TILE; j += WIDTH) store(&sums[j], load(&sums[j]) + load(from + j));
       }
-      aggregate(sums.data(), grouped_at_once(observe, observe.terms[term]) ? 1 : heads, TILE, n, observe, out);
-      put_scores(call.cache, term, slot, out, n, observe.replace);
+      aggregate(sums.data(), grouped_at_once(observer, observer.terms[term]) ? 1 : heads, TILE, n, observer, out);
+      update_accumulators(call.cache, term, slot, out, n, observer.replace);
     }
   }
 }

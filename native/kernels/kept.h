@@ -25,7 +25,7 @@ class KeptScores {
   void prefetch_tile(int64_t first);
 
   const Attend &call_;
-  const Observe &observe_;
+  const AttentionObserver &observer_;
   const Row row_;
   const int64_t group_, terms_, token_, position_;
   int64_t first_;

@@ -9,8 +9,8 @@ namespace winnow::WINNOW_ISA {
 
 namespace {
 
-void clear_scores(const Pool &pool, int64_t slot) {
-  for (int64_t n = 0; n < pool.num_scores; ++n) pool.score[n * pool.num_slots + slot] = 0.0f;
+void clear_accumulators(const Pool &pool, int64_t slot) {
+  for (int64_t n = 0; n < pool.num_accumulators; ++n) pool.accumulators[n * pool.num_slots + slot] = 0.0f;
 }
 
 /// Move a KV from one slot to another: key, value, position, scores.
@@ -20,9 +20,9 @@ void move(const Pool &pool, int64_t from, int64_t to) {
   std::memcpy(pool.k + new_vector, pool.k + old_vector, bytes);
   std::memcpy(pool.v + new_vector, pool.v + old_vector, bytes);
   pool.position[to] = pool.position[from];
-  for (int64_t n = 0; n < pool.num_scores; ++n) {
-    float *score = pool.score + n * pool.num_slots;
-    score[to] = score[from];
+  for (int64_t n = 0; n < pool.num_accumulators; ++n) {
+    float *accumulator = pool.accumulators + n * pool.num_slots;
+    accumulator[to] = accumulator[from];
   }
 }
 
@@ -56,7 +56,7 @@ void write_each(const Cache &cache, const Batch &batch, const NewKVs &kvs, int t
           copy(k.data + (token * k.token_stride + head * k.head_stride) * act, cache.k + vector);
           copy(v.data + (token * v.token_stride + head * v.head_stride) * act, cache.v + vector);
           cache.position[slot] = static_cast<int32_t>(batch.position[token]);
-          clear_scores(cache, slot);
+          clear_accumulators(cache, slot);
         }
       });
     }
@@ -88,23 +88,23 @@ uint32_t smallest(const uint32_t *x, int64_t n, int64_t count) {
 
 /// A thread's memory for the KVs of one row, [n] each.
 struct Choice {
-  std::vector<uint32_t> worth, age;  // ordered
+  std::vector<uint32_t> score, age;  // ordered
   std::vector<int64_t> slot;         // in the pool
   std::vector<int64_t> holes, rest;  // of those that go the first ones, of those that stay the others
   std::vector<uint32_t> equals;      // ages of those that are worth as much as the last that goes
 
-  explicit Choice(int64_t n) : worth(n), age(n), slot(n), holes(n), rest(n) {}
+  explicit Choice(int64_t n) : score(n), age(n), slot(n), holes(n), rest(n) {}
 
   /// Find the KVs of a row that go, those that are worth least, and of equals the older; returns how many holes they leave
   /// among the first `kept` slots.
   int64_t choose(int64_t n, int64_t kept) {
-    const uint32_t last = smallest(worth.data(), n, n - kept);
-    const int64_t below = count_below(worth.data(), n, last);
+    const uint32_t last = smallest(score.data(), n, n - kept);
+    const int64_t below = count_below(score.data(), n, last);
     equals.clear();
     for (int64_t i = 0; i < n; ++i)
-      if (worth[i] == last) equals.push_back(age[i]);
+      if (score[i] == last) equals.push_back(age[i]);
     const uint32_t last_age = smallest(equals.data(), static_cast<int64_t>(equals.size()), n - kept - below);
-    const auto goes = [&](int64_t i) { return worth[i] < last || (worth[i] == last && age[i] <= last_age); };
+    const auto goes = [&](int64_t i) { return score[i] < last || (score[i] == last && age[i] <= last_age); };
     int64_t num_holes = 0, num_rest = 0;
     for (int64_t i = 0; i < kept; ++i) holes[num_holes] = i, num_holes += goes(i);
     for (int64_t i = kept; i < n; ++i) rest[num_rest] = i, num_rest += !goes(i);
@@ -145,7 +145,7 @@ void keep_best(const Pool &pool, const RankedRows &rows, int threads) {
         std::copy(pool.position + slot, pool.position + slot + (end - i), &choice.age[i]);
       }
       for (int64_t i = 0; i < n; ++i)
-        choice.worth[i] = ordered(rows.must_stay[first + i] ? std::numeric_limits<float>::infinity() : rows.worth[first + i]);
+        choice.score[i] = ordered(rows.must_stay[first + i] ? std::numeric_limits<float>::infinity() : rows.score[first + i]);
       const int64_t moves = choice.choose(n, kept);
       for (int64_t i = 0; i < moves; ++i) move(pool, choice.slot[choice.rest[i]], choice.slot[choice.holes[i]]);
     }

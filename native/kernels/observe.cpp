@@ -1,4 +1,4 @@
-// Scores from attention: the second pass over the rows whose policy asks for it (winnow.attention.Observe).
+// Scores from attention: the second pass over the rows whose policy asks for it (winnow.attention.AttentionObserver).
 //
 // Probabilities come from weights that attention kept and the statistics of the first pass (kept.cpp): of a decoding row,
 // whose scores are then finished, and of the items of a chunk, which leave sums to be added up. Where weights are not enough
@@ -32,17 +32,17 @@ void squared_distances(const float *values, const float *output, int dim, int wi
 /// The scores of some keys of a row: written at once, or left in `sums` to be pooled.
 template <class KV, class Operand>
 void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_key, int64_t last_key, const float *statistics,
-                   const float *outputs, float *pooled_sums, Buffer &memory) {
+                   const float *outputs, float *unsmoothed, Buffer &memory) {
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
-  const Observe &observe = *score_row.observe;
+  const AttentionObserver &observer = *score_row.observer;
   const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
   const int64_t group = call.group(), count = batch.counts[score_row.seq], start = batch.starts[score_row.seq];
   const Row row(cache, batch.slots[score_row.seq], call.layer, score_row.head);
-  const int64_t terms = used_terms(observe, cache), block = queries_of_item(group, row.length);
+  const int64_t terms = used_terms(observer, cache), block = queries_of_item(group, row.length);
   const int64_t before = row.length - count;  // keys that every query of the chunk sees
-  const bool below = has_term(observe, terms, Term::below_average);
-  const bool value_aware = has_term(observe, terms, Term::value_aware);
+  const bool below = has_term(observer, terms, Term::below_average);
+  const bool value_aware = has_term(observer, terms, Term::value_aware);
   const int64_t sums_size = TileSums::size(terms, group);
   const Scratch<Operand> scratch(memory, block * group, padded, sums_size + (value_aware ? padded * TILE : 0));
   const TileSums work(scratch.extra, group);
@@ -55,7 +55,7 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
   for (int64_t first = first_key, current = 0; first < last_key; first += TILE, current ^= 1) {
     Tile<KV> &tile = tiles[current], &next = tiles[first + TILE < last_key ? current ^ 1 : current];
     if (&next != &tile) next.find(call, row, first + TILE, last_key, batch.position[start + score_row.first_query]);
-    if (observe.exclude_first && !call.window) tile.positions(cache, tile.position);
+    if (observer.exclude_first && !call.window) tile.positions(cache, tile.position);
     const int width = round_up(tile.n, WIDTH);
     std::fill(work.sums, work.sums + terms * group * TILE, 0.0f);
     if (!tile.outside_window) {
@@ -84,41 +84,41 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
           for (int j = 0; j < width; j += WIDTH) {
             const vf x = load(logits + j);
             vf p = vexp(x - row_max) * inverse, counted = x > NEG_INF ? broadcast(1.0f) : vf{};
-            store(work.p + h * TILE + j, far(observe, tile.position + j, position, p));
-            store(work.counted + j, far(observe, tile.position + j, position, counted));
+            store(work.p + h * TILE + j, far(observer, tile.position + j, position, p));
+            store(work.counted + j, far(observer, tile.position + j, position, counted));
           }
           if (value_aware) squared_distances(values, outputs + at * padded, dim, width, work.distance + h * TILE);
         }
         const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, sees, position)) : 0.0f;
-        add_query(observe, terms, group, width, average, work);
+        add_query(observer, terms, group, width, average, work);
       }
     }
     for (int64_t term = 0; term < terms; ++term) {
-      const int64_t heads = grouped_at_once(observe, observe.terms[term]) ? 1 : group;
+      const int64_t heads = grouped_at_once(observer, observer.terms[term]) ? 1 : group;
       const float *sums = work.sums + term * group * TILE;
-      if (observe.pool_size) {
+      if (observer.smoothing_size) {
         for (int64_t h = 0; h < heads; ++h)
           std::copy(sums + h * TILE, sums + h * TILE + tile.n,
-                    pooled_sums + score_row.sums + (term * group + h) * row.length + first);
+                    unsmoothed + score_row.sums + (term * group + h) * row.length + first);
       } else {
-        aggregate(sums, heads, TILE, tile.n, observe, work.p);
-        put_scores(cache, term, tile.slot, work.p, tile.n, observe.replace);
+        aggregate(sums, heads, TILE, tile.n, observer, work.p);
+        update_accumulators(cache, term, tile.slot, work.p, tile.n, observer.replace);
       }
     }
   }
 }
 
 /// Pool the sums of a row over neighbours in position and write its scores.
-void pool_score_row(const Attend &call, const ScoreRow &score_row, const float *pooled_sums) {
+void smooth_score_row(const Attend &call, const ScoreRow &score_row, const float *unsmoothed) {
   const Cache &cache = call.cache;
-  const Observe &observe = *score_row.observe;
+  const AttentionObserver &observer = *score_row.observer;
   const Row row(cache, call.batch.slots[score_row.seq], call.layer, score_row.head);
   const int64_t n = row.length, group = call.group();
   std::vector<int64_t> slots(n), order(n);
   row.slots(0, n, slots.data());
   std::iota(order.begin(), order.end(), 0);
   int64_t pooled = n;
-  if (observe.pool_skip_window) {
+  if (observer.smoothing_skip_window) {
     const int64_t window_start = call.batch.observe_from[score_row.seq];
     const auto end = std::stable_partition(order.begin(), order.end(),
                                            [&](int64_t i) { return cache.position[slots[i]] < window_start; });
@@ -131,20 +131,20 @@ void pool_score_row(const Attend &call, const ScoreRow &score_row, const float *
 
   std::vector<float> ordered(n), smoothed(n * group), together(n);
   const auto pool_row = [&](const float *x, float *out) {
-    smooth(x, order.data(), n, pooled, observe.pool_size, observe.pool_max, ordered.data(), out);
+    smooth(x, order.data(), n, pooled, observer.smoothing_size, observer.smoothing_max, ordered.data(), out);
   };
-  for (int64_t term = 0; term < used_terms(observe, cache); ++term) {
-    const int64_t heads = grouped_at_once(observe, observe.terms[term]) ? 1 : group;
-    const float *sums = pooled_sums + score_row.sums + term * group * n;
-    if (observe.pool_per_query_head) {
+  for (int64_t term = 0; term < used_terms(observer, cache); ++term) {
+    const int64_t heads = grouped_at_once(observer, observer.terms[term]) ? 1 : group;
+    const float *sums = unsmoothed + score_row.sums + term * group * n;
+    if (observer.smoothing_per_query_head) {
       for (int64_t h = 0; h < heads; ++h)
         pool_row(sums + h * n, smoothed.data() + h * n);
-      aggregate(smoothed.data(), heads, n, n, observe, together.data());
+      aggregate(smoothed.data(), heads, n, n, observer, together.data());
     } else {
-      aggregate(sums, heads, n, n, observe, smoothed.data());
+      aggregate(sums, heads, n, n, observer, smoothed.data());
       pool_row(smoothed.data(), together.data());
     }
-    put_scores(cache, term, slots.data(), together.data(), n, true);
+    update_accumulators(cache, term, slots.data(), together.data(), n, true);
   }
 }
 
@@ -174,7 +174,7 @@ void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thre
   if (plan.sums) {
 #pragma omp for schedule(dynamic, 1)
     for (size_t i = 0; i < plan.score_rows.size(); ++i)
-      if (plan.score_rows[i].observe->pool_size) pool_score_row(call, plan.score_rows[i], sums);
+      if (plan.score_rows[i].observer->smoothing_size) smooth_score_row(call, plan.score_rows[i], sums);
   }
 }
 

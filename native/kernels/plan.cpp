@@ -16,8 +16,8 @@ bool are_read(const Attend &call, int64_t first, int64_t count) {
 }
 
 /// Whether the weights of a query, and for one alone the values too, are all that its scores need.
-bool tells_by_weights(const Observe &observe, int64_t terms, int64_t queries) {
-  return !observe.pool_size && (queries == 1 || !has_term(observe, terms, Term::value_aware));
+bool tells_by_weights(const AttentionObserver &observer, int64_t terms, int64_t queries) {
+  return !observer.smoothing_size && (queries == 1 || !has_term(observer, terms, Term::value_aware));
 }
 
 }  // namespace
@@ -31,14 +31,14 @@ Plan::Plan(const Attend &call) {
   // Chunks come last in a batch and cost most: they go first, so that no thread is left with one at the end.
   for (int64_t seq = batch.num_seqs() - 1; seq >= 0; --seq) {
     const int64_t count = batch.counts[seq];
-    const Observe *observe = batch.observe[seq] < 0 ? nullptr : &batch.observes[batch.observe[seq]];
-    const int64_t from = observe ? std::max<int64_t>(0, batch.observe_from[seq] - batch.position[batch.starts[seq]]) : count;
-    const int64_t terms = observe && from < count ? used_terms(*observe, cache) : 0;
+    const AttentionObserver *observer = batch.observer[seq] < 0 ? nullptr : &batch.observers[batch.observer[seq]];
+    const int64_t from = observer ? std::max<int64_t>(0, batch.observe_from[seq] - batch.position[batch.starts[seq]]) : count;
+    const int64_t terms = observer && from < count ? used_terms(*observer, cache) : 0;
     for (int64_t head = 0; head < cache.num_heads; ++head) {
       const Row row(cache, batch.slots[seq], call.layer, head);
       const int64_t max_queries = queries_of_item(group, row.length);
       const int64_t score_row = static_cast<int64_t>(score_rows.size()), first_item = static_cast<int64_t>(items.size());
-      const bool by_weights = terms && tells_by_weights(*observe, terms, count);
+      const bool by_weights = terms && tells_by_weights(*observer, terms, count);
       // A decoding row of one item finishes its scores at once; those of several wait for all of them.
       const bool finishes = by_weights && count == 1 && row.length <= keys_of_item(group);
       int64_t weights = -1;
@@ -70,17 +70,17 @@ Plan::Plan(const Attend &call) {
         }
         if (tells) {
           const int64_t tiles = (last + TILE - 1) / TILE;
-          partial_scores += tiles * terms * partial_score_heads(*observe, group) * TILE;
+          partial_scores += tiles * terms * partial_score_heads(*observer, group) * TILE;
           max_chunk_weights = std::max(max_chunk_weights, tiles * kept_size(rows));
         }
       }
       if (terms) {
         const int64_t piece = observed_keys(weights >= 0);
         for (int64_t key = 0; key < row.length && !finishes; key += piece) observed.emplace_back(score_row, key);
-        score_rows.push_back({seq, head, from, weights, sums, observe, first_item,
+        score_rows.push_back({seq, head, from, weights, sums, observer, first_item,
                          by_items ? static_cast<int64_t>(items.size()) : first_item});
-        if (observe->pool_size) sums += terms * group * row.length;
-        keeps_outputs |= has_term(*observe, terms, Term::value_aware);
+        if (observer->smoothing_size) sums += terms * group * row.length;
+        keeps_outputs |= has_term(*observer, terms, Term::value_aware);
       }
     }
   }

@@ -165,8 +165,8 @@ void replay_as(const Replay &call, Workspace &work) {
       for (int64_t j = 0; j < chosen.judged; ++j) {
         float best = NEG_INF;
         for (int t = 0; t < call.threads; ++t) best = std::max(best, largest[(t * heads + head) * width + j]);
-        float &score = cache.score[slots[head][j]];
-        score = std::max(score, std::exp(best));
+        float &accumulator = cache.accumulators[slots[head][j]];
+        accumulator = std::max(accumulator, std::exp(best));
       }
   }
 }

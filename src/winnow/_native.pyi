@@ -54,9 +54,9 @@ class Pool:
         k: int,
         v: int,
         position: int,
-        score: int,
+        accumulators: int,
         num_slots: int,
-        num_scores: int,
+        num_accumulators: int,
         block_size: int,
         block_stride: int,
         head_dim: int,
@@ -89,7 +89,7 @@ class Group(Enum):
     mean = ...
     max = ...
 
-class Observe:
+class AttentionObserver:
     def __init__(
         self,
         *,
@@ -97,10 +97,10 @@ class Observe:
         group: Group,
         exclude_first: int,
         replace: bool,
-        pool_size: int,
-        pool_max: bool,
-        pool_per_query_head: bool,
-        pool_skip_window: bool,
+        smoothing_size: int,
+        smoothing_max: bool,
+        smoothing_per_query_head: bool,
+        smoothing_skip_window: bool,
     ) -> None: ...
 
 class Batch:
@@ -112,9 +112,9 @@ class Batch:
         starts: list[int],
         position: int,
         num_tokens: int,
-        observe: list[int],
+        observer: list[int],
         observe_from: list[int],
-        observes: list[Observe],
+        observers: list[AttentionObserver],
     ) -> None: ...
     @property
     def end(self) -> int: ...
@@ -181,7 +181,7 @@ class Kernels:
         block: int,
         length: int,
         kept: int,
-        worth: int,
+        score: int,
         must_stay: int,
         rows: int,
         stride: int,
@@ -226,17 +226,17 @@ class Kernels:
         spec: AttentionSpec,
         threads: int,
     ) -> None: ...
-    def leverage(self, rows: KeyRows, ridge: float, worth: int, threads: int) -> None: ...
-    def key_difference(self, rows: KeyRows, worth: int, threads: int) -> None: ...
-    def pool_rows(
+    def leverage(self, rows: KeyRows, ridge: float, score: int, threads: int) -> None: ...
+    def key_difference(self, rows: KeyRows, score: int, threads: int) -> None: ...
+    def smooth_rows(
         self,
         x: int,
         position: int,
         length: int,
         rows: int,
         stride: int,
-        pool_size: int,
-        pool_max: bool,
+        smoothing_size: int,
+        smoothing_max: bool,
         out: int,
         threads: int,
     ) -> None: ...

@@ -19,6 +19,7 @@ from winnow.errors import ConfigError
 try:
     from winnow._native import (
         Activation,
+        AttentionObserver,
         AttentionSpec,
         Batch,
         Cache,
@@ -29,7 +30,6 @@ try:
         Group,
         Kernels,
         KeyRows,
-        Observe,
         PackedWeight,
         Pool,
         RmsNorm,
@@ -54,6 +54,7 @@ __all__ = [
     "DTYPES",
     "ISA_VARIABLE",
     "Activation",
+    "AttentionObserver",
     "AttentionSpec",
     "Batch",
     "Cache",
@@ -64,7 +65,6 @@ __all__ = [
     "Group",
     "Kernels",
     "KeyRows",
-    "Observe",
     "PackedWeight",
     "Pool",
     "RmsNorm",

@@ -173,9 +173,9 @@ class NativeBackend:
                 k=pool.k.data_ptr(),
                 v=pool.v.data_ptr(),
                 position=pool.position.data_ptr(),
-                score=pool.score.data_ptr(),
+                accumulators=pool.score.data_ptr(),
                 num_slots=pool.num_blocks * layout.block_size,
-                num_scores=layout.num_scores,
+                num_accumulators=layout.num_scores,
                 block_size=layout.block_size,
                 block_stride=pool.k.stride(0),
                 head_dim=layout.head_dim,
@@ -211,24 +211,24 @@ class NativeBackend:
                 starts=spans.starts.tolist(),
                 position=spans.position.data_ptr(),
                 num_tokens=len(spans.position),
-                observe=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
+                observer=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
                 observe_from=spans.observe_from.tolist(),
-                observes=[self._native_observe(kind) for kind in kinds.values()],
+                observers=[self._native_observe(kind) for kind in kinds.values()],
             )
             self._batch = spans, view
         return self._batch[1]
 
-    def _native_observe(self, observe: Observe) -> native.Observe:
+    def _native_observe(self, observe: Observe) -> native.AttentionObserver:
         pool = observe.pool
-        return native.Observe(
+        return native.AttentionObserver(
             terms=[native.Term[term.name.lower()] for term in observe.terms],
             group=native.Group[observe.group.name.lower()],
             exclude_first=observe.exclude_first,
             replace=observe.replace,
-            pool_size=pool.size if pool else 0,
-            pool_max=pool is not None and pool.kind == "max",
-            pool_per_query_head=pool is not None and pool.per_query_head,
-            pool_skip_window=pool is not None and pool.skip_window,
+            smoothing_size=pool.size if pool else 0,
+            smoothing_max=pool is not None and pool.kind == "max",
+            smoothing_per_query_head=pool is not None and pool.per_query_head,
+            smoothing_skip_window=pool is not None and pool.skip_window,
         )
 
 

@@ -54,7 +54,7 @@ class RowKernels:
         not looked at."""
         worth = worth.contiguous()
         pooled = torch.empty_like(worth)
-        self._kernels.pool_rows(
+        self._kernels.smooth_rows(
             worth.data_ptr(),
             self._position.data_ptr(),
             self._length.data_ptr(),
