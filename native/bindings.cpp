@@ -92,15 +92,25 @@ NB_MODULE(_native, m) {
           "down_norm"_a, "activation"_a, "num_query_heads"_a, "num_kv_heads"_a, "head_dim"_a)
       .def_prop_ro("dtype", &DecoderLayer::dtype);
 
+  nb::class_<Field>(m, "Field")
+      .def(
+          "__init__",
+          [](Field *self, uintptr_t data, int64_t slot_bytes, int64_t block_bytes) {
+            new (self) Field{at<char>(data), slot_bytes, block_bytes};
+          },
+          "data"_a, "slot_bytes"_a, "block_bytes"_a);
+
   nb::class_<Pool>(m, "Pool")
       .def(
           "__init__",
-          [](Pool *self, uintptr_t k, uintptr_t v, uintptr_t position, uintptr_t accumulators, int64_t num_slots,
-             int64_t num_accumulators, int64_t block_size, int64_t block_stride, int64_t head_dim, DType dtype) {
-            new (self) Pool{{block_size, block_stride, head_dim}, at<char>(k), at<char>(v), at<int32_t>(position),
-                            at<float>(accumulators), num_slots, num_accumulators, dtype};
+          [](Pool *self, std::vector<Field> fields, uintptr_t k, uintptr_t v, uintptr_t position, uintptr_t accumulators,
+             int64_t num_slots, int64_t num_accumulators, int64_t block_size, int64_t block_stride, int64_t head_dim,
+             DType dtype) {
+            new (self) Pool{{block_size, block_stride, head_dim}, std::move(fields),       at<char>(k), at<char>(v),
+                            at<int32_t>(position),                at<float>(accumulators), num_slots,   num_accumulators,
+                            dtype};
           },
-          nb::kw_only(), "k"_a, "v"_a, "position"_a, "accumulators"_a, "num_slots"_a, "num_accumulators"_a,
+          nb::kw_only(), "fields"_a, "k"_a, "v"_a, "position"_a, "accumulators"_a, "num_slots"_a, "num_accumulators"_a,
           "block_size"_a, "block_stride"_a, "head_dim"_a, "dtype"_a);
 
   nb::class_<Cache, Pool>(m, "Cache")

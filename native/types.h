@@ -24,8 +24,17 @@ struct Blocks {
   int64_t at(int64_t slot) const { return at(slot / block_size, slot % block_size); }
 };
 
-/// The memory of a cache; see winnow.cache.KVPool.
+/// A part of every KV in a pool, such as its key: slots of a block side by side.
+struct Field {
+  char *data;
+  int64_t slot_bytes, block_bytes;  // from one slot, or block, to the next
+
+  char *at(int64_t block, int64_t offset) const { return data + block * block_bytes + offset * slot_bytes; }
+};
+
+/// The memory of a cache; see winnow.cache.KVPool. Moving a KV copies its fields; attention reads k and v, which are two of them.
 struct Pool : Blocks {
+  std::vector<Field> fields;
   char *k, *v;        // [num_slots] vectors of dtype, which need not be that of a model's activations
   int32_t *position;  // [num_slots]
   float *accumulators;  // [num_accumulators, num_slots]

@@ -13,12 +13,12 @@ void clear_accumulators(const Pool &pool, int64_t slot) {
   for (int64_t n = 0; n < pool.num_accumulators; ++n) pool.accumulators[n * pool.num_slots + slot] = 0.0f;
 }
 
-/// Move a KV from one slot to another: key, value, position, scores.
+/// Move a KV from one slot to another: its fields, position and accumulators.
 void move(const Pool &pool, int64_t from, int64_t to) {
-  const int64_t width = bytes_of(pool.dtype), bytes = pool.head_dim * width;
-  const int64_t old_vector = pool.at(from) * width, new_vector = pool.at(to) * width;
-  std::memcpy(pool.k + new_vector, pool.k + old_vector, bytes);
-  std::memcpy(pool.v + new_vector, pool.v + old_vector, bytes);
+  const int64_t old_block = from / pool.block_size, old_offset = from % pool.block_size;
+  const int64_t new_block = to / pool.block_size, new_offset = to % pool.block_size;
+  for (const Field &field : pool.fields)
+    std::memcpy(field.at(new_block, new_offset), field.at(old_block, old_offset), field.slot_bytes);
   pool.position[to] = pool.position[from];
   for (int64_t n = 0; n < pool.num_accumulators; ++n) {
     float *accumulator = pool.accumulators + n * pool.num_slots;

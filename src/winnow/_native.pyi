@@ -47,10 +47,14 @@ class DecoderLayer:
     @property
     def dtype(self) -> DType: ...
 
+class Field:
+    def __init__(self, data: int, slot_bytes: int, block_bytes: int) -> None: ...
+
 class Pool:
     def __init__(
         self,
         *,
+        fields: list[Field],
         k: int,
         v: int,
         position: int,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
-from winnow import _native
+from winnow import _native, native
 from winnow.attention import AttentionSpec, Group, Observe, Pool, ReferenceBackend, Term
 from winnow.attention.native import NativeBackend
 from winnow.cache.layout import PAGE_ENTRIES
@@ -309,6 +309,43 @@ def test_compact_equals_the_reference(isa: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(
             getattr(ours, field), getattr(theirs, field), rtol=0, atol=0, equal_nan=True
         )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_moving_copies_every_field_of_a_slot(isa: str) -> None:
+    """Whatever a codec stores: fields of any number of bytes, apart or in one block."""
+    blocks, block_size = 20, 4
+    generator = torch.Generator().manual_seed(0)
+    fields = [
+        torch.randint(256, (blocks, block_size, width), dtype=torch.uint8, generator=generator)
+        for width in (13, 1, 64, 2)
+    ]
+    position = torch.arange(blocks * block_size, dtype=torch.int32)
+    accumulators = torch.randn(2, blocks * block_size, generator=generator)
+    order = torch.randperm(blocks * block_size, generator=generator)
+    source, target = order[:30], order[30:60]
+    expected = [field.clone().flatten(0, 1) for field in fields]
+    for field in (*expected, expected_position := position.clone()):
+        field[target] = field[source]
+    expected_accumulators = accumulators.clone()
+    expected_accumulators[:, target] = accumulators[:, source]
+    pool = native.Pool(
+        fields=[native.Field(field.data_ptr(), field.stride(1), field.stride(0)) for field in fields],
+        k=0,
+        v=0,
+        position=position.data_ptr(),
+        accumulators=accumulators.data_ptr(),
+        num_slots=blocks * block_size,
+        num_accumulators=2,
+        block_size=block_size,
+        block_stride=0,
+        head_dim=0,
+        dtype=native.DType.f32,
+    )
+    native.Kernels(isa).compact(pool, source.data_ptr(), target.data_ptr(), len(source), 2)
+    assert all(torch.equal(field.flatten(0, 1), x) for field, x in zip(fields, expected, strict=True))
+    assert torch.equal(position, expected_position)
+    assert torch.equal(accumulators, expected_accumulators)
 
 
 def test_a_wrong_shape_is_refused() -> None:

@@ -169,7 +169,13 @@ class NativeBackend:
     def _native_pool(self, pool: KVPool) -> native.Pool:
         if self._pool is None or self._pool[0] is not pool:
             layout = pool.layout
+            # Both views of k and v have their slots side by side.
+            fields = [
+                native.Field(x.data_ptr(), x.stride(1) * x.itemsize, x.stride(0) * x.itemsize)
+                for x in (pool.k, pool.v)
+            ]
             view = native.Pool(
+                fields=fields,
                 k=pool.k.data_ptr(),
                 v=pool.v.data_ptr(),
                 position=pool.position.data_ptr(),
