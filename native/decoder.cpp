@@ -8,13 +8,13 @@ namespace winnow {
 
 namespace {
 
-/// Tokens, at most, that pass through a part of the layer together: what lies between its products stays in the caches, and a
-/// prefill step needs no more memory for it than this for each thread.
+/// Most tokens that are computed together between two products: their intermediate results fit the caches, and bound the memory
+/// that a prefill step needs for each thread.
 constexpr int64_t TOKENS_AT_ONCE = 576;
-/// Tokens for each thread from which on it takes its own through all of a part: nobody waits for the others between two
-/// products, and every thread reads all weights. With fewer of them threads share the features of each product.
+/// Fewest tokens per thread for which each thread computes tokens of its own: no barrier between two products, but every thread
+/// reads all weights. With fewer tokens, threads share the features of each product.
 constexpr int64_t TOKENS_OF_ONE = 192;
-/// What a multiplication in attention costs, to one in a layer's products.
+/// Cost of a multiplication in attention relative to one in a layer's products.
 constexpr double ATTENTION_TO_PRODUCTS = 1.4;
 
 /// Consecutive tokens of a call: the first, how many, and the memory and the threads for them.
@@ -49,7 +49,7 @@ void multiply(const Kernels &kernels, const Linear &linear, const char *x, char 
   kernels.linear(linear.weight, {x, linear.weight.in_features, linear.bias, add, out, rows}, threads);
 }
 
-/// Room for rows of a layer's number format.
+/// Memory for rows of a layer's dtype.
 char *rows_of(Buffer &buffer, const DecoderLayer &layer, int64_t tokens, int64_t size) {
   return buffer.get<char>(tokens * size * bytes_of(layer.dtype()));
 }
@@ -69,7 +69,7 @@ void gate_up(const Kernels &kernels, const DecoderLayer &layer, const char *x, i
   kernels.gate({layer.dtype(), both, gated, tokens, inner}, layer.activation, threads);
 }
 
-/// A range's rows of x to its rows of qkv.
+/// Norm, queries, keys and values, rotation: a range's rows of x to its rows of qkv.
 void pre_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, const Rotation &rotation, char *qkv,
                    const TokenRange &range) {
   const auto &[first, tokens, work, threads] = range;
@@ -77,7 +77,7 @@ void pre_attention(const Kernels &kernels, const DecoderLayer &layer, const char
   const int64_t element = bytes_of(layer.dtype()), turned = first * rotation.rotary_dim * element;
   const char *in = x + first * size * element;
   char *heads = qkv + first * width * element, *normed = rows_of(work.normed, layer, tokens, size);
-  // Without anything to add the norm only reads its rows.
+  // Without `add` the norm only reads its rows.
   kernels.rms_norm({layer.dtype(), const_cast<char *>(in), nullptr, normed, tokens, size}, layer.input_norm, threads);
   multiply(kernels, layer.qkv, normed, heads, nullptr, tokens, threads);
   kernels.rotate({layer.dtype(), heads, width, tokens, layer.num_query_heads, layer.num_kv_heads, layer.head_dim,
@@ -85,7 +85,7 @@ void pre_attention(const Kernels &kernels, const DecoderLayer &layer, const char
                  layer.query_norm, layer.key_norm, threads);
 }
 
-/// A range's rows of x and of what was attended, to those of the layer's output, in x.
+/// Output projection and feed-forward part: a range's rows of x and `attended` to the layer's output, in x.
 void post_attention(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended,
                     const TokenRange &range) {
   const auto &[first, tokens, work, threads] = range;
@@ -104,7 +104,7 @@ void post_attention(const Kernels &kernels, const DecoderLayer &layer, char *x, 
   kernels.add_normed(added, layer.down_norm, threads);
 }
 
-/// Room for the queries, keys and values of a layer.
+/// Memory for the queries, keys and values of a layer.
 char *qkv_of(const DecoderLayer &layer, int64_t tokens, DecoderWorkspace &work) {
   return rows_of(work.qkv, layer, tokens, layer.qkv.weight.out_features);
 }
@@ -114,7 +114,7 @@ Heads heads_of(const DecoderLayer &layer, char *qkv, int64_t n) {
   return {qkv + n * layer.head_dim * bytes_of(layer.dtype()), layer.qkv.weight.out_features, layer.head_dim};
 }
 
-/// As `pre_attention`; then the range's keys and values go into the cache, as those of its index-th layer.
+/// `pre_attention`, and store the range's keys and values in the cache's index-th layer.
 void pre_attention_and_store(const Kernels &kernels, const DecoderLayer &layer, int64_t index, const char *x,
                              const Rotation &rotation, char *qkv, const PagedStep &step, const TokenRange &range) {
   pre_attention(kernels, layer, x, rotation, qkv, range);
@@ -123,9 +123,9 @@ void pre_attention_and_store(const Kernels &kernels, const DecoderLayer &layer, 
   kernels.write(step.cache, step.batch, {index, layer.dtype(), k, v, range.first, range.first + range.tokens}, range.threads);
 }
 
-/// What the tokens of a layer attend to, [tokens, num_query_heads * head_dim]; their keys and values are in the cache.
+/// Attention of a layer's tokens, [tokens, num_query_heads * head_dim]; their keys and values are in the cache.
 ///
-/// read: [tokens], whose rows anybody reads; null: everybody's.
+/// read: [tokens], whether a row is read; null: all are.
 const char *attend(const Kernels &kernels, const DecoderLayer &layer, int64_t index, char *qkv, const AttentionSpec &spec,
                    const PagedStep &step, const std::vector<bool> *read, DecoderWorkspace &work, int threads) {
   char *attended = rows_of(work.attended, layer, step.batch.num_tokens(), layer.output.weight.in_features);
@@ -135,7 +135,7 @@ const char *attend(const Kernels &kernels, const DecoderLayer &layer, int64_t in
   return attended;
 }
 
-/// Some rows of x, each of so many bytes, one after the other.
+/// Copy some rows of x, of row_bytes each, one after the other.
 void select(const char *x, int64_t row_bytes, const int64_t *rows, int64_t count, char *out) {
   for (int64_t i = 0; i < count; ++i) std::memcpy(out + i * row_bytes, x + rows[i] * row_bytes, row_bytes);
 }
@@ -150,17 +150,17 @@ void look_up(const Kernels &kernels, const Embedding &embedding, const int64_t *
     kernels.unpack_rows(embedding.packed, ids + range.first, range.tokens, out, range.threads);
 }
 
-/// The wanted rows of x, each of so many bytes.
+/// A copy of the wanted rows of x, of row_bytes each.
 char *take(const char *x, int64_t row_bytes, const Wanted &wanted, Buffer &buffer) {
   char *taken = buffer.get<char>(wanted.count * row_bytes);
   select(x, row_bytes, wanted.tokens, wanted.count, taken);
   return taken;
 }
 
-/// From the embedding up to the last layer's attention: x [tokens, hidden_size] becomes that layer's input. Returns what was
-/// attended to there, [tokens, num_query_heads * head_dim].
+/// From the embedding up to the last layer's attention: x [tokens, hidden_size] becomes that layer's input. Returns the
+/// attention, [tokens, num_query_heads * head_dim].
 ///
-/// read: of whom that is read by anybody; null: everybody.
+/// read: tokens whose attention is read; null: all.
 const char *run_layers(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, char *x,
                        const RotationTable &table, const PagedStep &step, const Wanted *read, DecoderWorkspace &work,
                        int threads) {
@@ -182,7 +182,7 @@ const char *run_layers(const Kernels &kernels, const Decoder &decoder, const int
   for (size_t i = 0; i + 1 < decoder.layers.size(); ++i) {
     const StackedLayer &now = decoder.layers[i], &next = decoder.layers[i + 1];
     const char *attended = attend(kernels, now.layer, now.index, qkv, now.spec, step, nullptr, work, threads);
-    // A token's way from one layer's attention to the next one's depends on no other token: nobody waits in between.
+    // Between the attention of two layers tokens are independent: no barrier is needed.
     qkv = qkv_of(next.layer, tokens, work);
     for_token_ranges(tokens, work, threads, [&](const TokenRange &range) {
       post_attention(kernels, now.layer, x, attended, range);
@@ -238,8 +238,8 @@ char *hidden_states(const Kernels &kernels, const Decoder &decoder, const int64_
   return selects || wanted.all() ? x : take(x, row, wanted, work.wanted);
 }
 
-/// The same, by threads that take sequences of their own through all layers: nobody waits for anybody, and what a core writes
-/// it reads itself.
+/// The same, by threads that compute sub-batches of their own through all layers: without barriers, and a core reads what it
+/// wrote itself.
 char *hidden_states_by_sub_batch(const Kernels &kernels, const Decoder &decoder, const int64_t *ids,
                                  const RotationTable &table, const PagedStep &step, const Wanted &wanted,
                                  const std::vector<SubBatch> &sub_batches, DecoderWorkspace &work) {
@@ -270,7 +270,7 @@ char *hidden_states_by_sub_batch(const Kernels &kernels, const Decoder &decoder,
   return hidden;
 }
 
-/// What a token costs in all layers.
+/// The cost of a token in all layers.
 TokenCost token_cost(const Decoder &decoder) {
   TokenCost cost{};
   for (const StackedLayer &stacked : decoder.layers) {

@@ -39,7 +39,7 @@ std::vector<SubBatch> partition_batch(const Batch &batch, const Cache &cache, co
     sequences.emplace_back(cost_of(batch, cache, seq, cost), seq);
     all += sequences.back().first;
   }
-  // The costliest first, each to the thread that has least.
+  // The costliest first, each to the least loaded thread.
   std::stable_sort(sequences.begin(), sequences.end(), [](const auto &a, const auto &b) { return a.first > b.first; });
   std::vector<double> load(threads);
   std::vector<int> whose(sequences.size());

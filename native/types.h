@@ -14,7 +14,7 @@ enum class DType : int32_t { f32, bf16, f16 };
 
 inline int64_t bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
-/// How keys, or values, lie in memory: block_size of them side by side, and the next block's block_stride elements on.
+/// How keys, or values, are laid out: block_size of them side by side, then the next block block_stride elements on.
 struct Blocks {
   int64_t block_size, block_stride, head_dim;
 
@@ -32,7 +32,7 @@ struct Field {
   char *at(int64_t block, int64_t offset) const { return data + block * block_bytes + offset * slot_bytes; }
 };
 
-/// The memory of a cache; see winnow.cache.KVPool. Moving a KV copies its fields; attention reads k and v, which are two of them.
+/// The memory of a cache; see winnow.cache.KVPool. Moving a KV copies its fields; attention reads k and v, two of them.
 struct Pool : Blocks {
   std::vector<Field> fields;
   char *k, *v;        // [num_slots] vectors of dtype, which need not be that of a model's activations
@@ -42,7 +42,7 @@ struct Pool : Blocks {
   DType dtype;
 };
 
-/// A pool, and the tables that say whose its blocks are; see winnow.cache.BlockTables.
+/// A pool, and the tables of its rows' blocks; see winnow.cache.BlockTables.
 struct Cache : Pool {
   const int32_t *pages;       // [num_pages, num_layers, num_heads, page_entries]: block ids
   const int32_t *page_table;  // [max_seqs, pages_per_seq]
@@ -141,7 +141,7 @@ struct Heads {
   int64_t token_stride, head_stride;
 };
 
-/// Keys and values of the batch's tokens in one layer, of which [first, last) are meant.
+/// Keys and values of the batch's tokens [first, last) in one layer.
 struct NewKVs {
   int64_t layer;
   DType dtype;  // of k and v; they are stored in the cache's
@@ -167,12 +167,12 @@ struct Attend : AttentionSpec {
   char *out;
   int64_t num_query_heads;
   int threads;
-  const std::vector<bool> *read = nullptr;  // [T]: whose output anybody reads; null: everybody's
+  const std::vector<bool> *read = nullptr;  // [T]: whether a token's output is read; null: all are
 
   int64_t group() const { return num_query_heads / cache.num_heads; }
 };
 
-/// Queries of a pass that repeats a context, and the KVs that they judge; see winnow.eviction.reconstruction.
+/// Queries of a pass that repeats a context, and the KVs that they score; see winnow.eviction.reconstruction.
 ///
 /// A query's softmax goes over the context's KVs [0, head) and [start, end), and those behind the context up to itself. KVs of
 /// a row are in the order of their positions, from 0 on without a gap.
@@ -184,15 +184,15 @@ struct Replay : AttentionSpec {
   Heads q;                        // [count, num_query_heads, head_dim]
   int64_t count, first, every;    // queries, the position of the first one, and from one to the next
   int64_t num_query_heads;
-  const float *query_logs;        // [count], taken off the logarithm of what a query pays; null: nothing
-  const float *key_logs;          // [num_query_heads, judged], added to it; null: nothing
+  const float *query_logs;        // [count], subtracted from a query's log probabilities; null: nothing
+  const float *key_logs;          // [num_query_heads, judged], added to them; null: nothing
   int threads;
 
   int64_t group() const { return num_query_heads / cache.num_heads; }
   int64_t judged() const { return head + end - start; }
 };
 
-/// Rows of keys that lie anywhere in a pool, padded to `stride` slots each.
+/// Rows of keys anywhere in a pool, padded to `stride` slots each.
 struct KeyRows : Blocks {
   DType dtype;
   const char *k;          // [num_slots] vectors
@@ -221,7 +221,7 @@ struct SmoothedRows {
   bool smoothing_max;  // else the average
 };
 
-/// Memory that grows by demand and is kept from call to call, so that a step asks the system for none.
+/// Memory that grows on demand and is kept between calls, so that a step allocates none.
 class Buffer {
  public:
   /// At least n elements of T, aligned for every instruction set; what they hold is undefined.
@@ -244,7 +244,7 @@ class Buffer {
   size_t size_ = 0;
 };
 
-/// What attention needs besides its inputs.
+/// Temporary memory of attention.
 struct Workspace {
   Buffer partials, statistics, kept, partial_scores, outputs, sums;
   std::vector<Buffer> threads;

@@ -20,16 +20,16 @@ constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
 
 /// Rows that read a tile once it is packed: queries times query heads of a group. Keeps the sums of an item in the L2 cache.
 constexpr int64_t ITEM_ROWS = 96;
-/// Rows whose logits are computed together: they stay in the L1 cache, and tile registers are full.
+/// Rows whose logits are computed together: they fit L1, and fill tile registers.
 #if defined(WINNOW_TILES)
 constexpr int64_t ROWS_AT_ONCE = 96;
 #else
 constexpr int64_t ROWS_AT_ONCE = 24;
 #endif
-/// Keys of an item, so that few long rows still occupy many threads. More rows reuse a tile more: they split less.
+/// Keys of an item, so that few long rows still occupy many threads. Many rows reuse a tile more, so they split less.
 constexpr int64_t FEW_ROWS = 32, FEW_ROWS_KEYS = 2048, MANY_ROWS_KEYS = 8192;
 
-/// Queries of an item. Over a short row it has twice as many, for the same memory of weights that it keeps for the scores.
+/// Queries of an item. Twice as many over a short row, whose weights for the scores take the same memory.
 inline int64_t queries_of_item(int64_t group, int64_t row_length) {
   const int64_t rows = row_length <= MANY_ROWS_KEYS / 2 ? 2 * ITEM_ROWS : ITEM_ROWS;
   return std::max<int64_t>(1, rows / group);
@@ -105,7 +105,7 @@ inline bool grouped_at_once(const AttentionObserver &observer, Term term) {
   return term == Term::group_squared || (observer.group == Group::max && !observer.replace);
 }
 
-/// Query heads whose partial scores stay apart: only where they become one number after all queries, and not by adding.
+/// Query heads with partial scores of their own: where they are aggregated after all queries, and not by a sum.
 inline int64_t partial_score_heads(const AttentionObserver &observer, int64_t group) {
   return observer.group == Group::max && observer.replace ? group : 1;
 }
@@ -129,7 +129,7 @@ struct Scratch {
   Operand *weights;   // [rows, keys_at_once]
   Operand *keys;      // see pack_keys; one tile after the other
   Operand *values;    // see pack_values
-  float *extra;       // what the caller asks for
+  float *extra;       // of extra_size
 
   Scratch(Buffer &buffer, int64_t rows, int64_t padded, int64_t extra_size = 0) {
     int64_t bytes = 0;
@@ -176,8 +176,8 @@ inline void slots_to_read(const Cache &cache, const Row &row, int64_t first, int
   });
 }
 
-/// Where KVs of a row lie that are met at once. Pointers past the last repeat it: what is read there is finite and weighs
-/// nothing.
+/// Addresses of KVs of a row that are computed at once. Pointers past the last repeat it: they read finite numbers, of weight
+/// 0.
 template <class KV>
 struct Tile {
   int n = 0;
@@ -242,7 +242,7 @@ inline vi lanes() {
   return out;
 }
 
-/// Scale, bend and mask a query's raw logits of a tile in place; returns the largest.
+/// Scale, soft-cap and mask a query's raw logits of a tile in place; returns the largest.
 ///
 /// visible: how many of the tile's first keys the query may see by their order. scale: what is left to scale. position: of the
 /// tile's keys, read where there is a window.
@@ -264,7 +264,7 @@ inline float finish_logits(float *logits, int n, int64_t visible, const Attentio
   return horizontal_max(highest);
 }
 
-/// The largest of a query's raw logits, where nothing but scaling is to be done to them.
+/// The largest of a query's raw logits, where they are only scaled.
 inline float highest_logit(const float *logits, int n) {
   vf highest = load(logits);
   for (int j = WIDTH; j < n; j += WIDTH) highest = vmax(highest, load(logits + j));
@@ -285,8 +285,8 @@ inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_qu
   });
 }
 
-/// Prefetch an accumulator of the keys that share a cache line, and their positions where near ones do not count. Into L2, as KVs,
-/// which are prefetched at the same time: L1 has too few fill buffers for both.
+/// Prefetch the accumulators of the keys that share a cache line, and their positions where near ones do not count. Into L2, as
+/// KVs, which are prefetched at the same time: L1 has too few fill buffers for both.
 inline void prefetch_accumulators(const Cache &cache, const AttentionObserver &observer, int64_t slot) {
   asm volatile("");  // GCC takes a function that only prefetches for one that does nothing, and leaves its calls out
   for (int64_t n = 0; n < cache.num_accumulators; ++n)

@@ -5,7 +5,7 @@ namespace winnow::WINNOW_ISA {
 
 namespace {
 
-/// Parts of a tile whose keys are read by turns, one of each, where they lie in several places. Divides WIDTH.
+/// Parts of a scattered tile that are read in turn, a key of each. Divides WIDTH.
 constexpr int STREAMS = 4;
 /// Vectors of a tile that different rows prefetch in shares, so that memory is busy all the time.
 constexpr int SHARED = TILE / STREAMS;
@@ -91,7 +91,7 @@ inline void prefetch_four(const KV *const *next, int every, int dim) {
     for (int d = 0; d < dim; d += LINE<KV>) __builtin_prefetch(next[j * every] + d, 0, 2);
 }
 
-/// R rows with four keys or values, every `every`th of `each`: what add_up_four makes of them, of each row FOURS vectors on.
+/// R rows with four keys or values, every `every`th of `each`: their products reduced by add_up_four, FOURS vectors apart.
 template <class What, int R, int DIM, class KV>
 inline void dot4(const KV *const *each, const KV *const *next, int every, int dim, const float *rows, int padded,
                       vf *out) {
@@ -117,7 +117,7 @@ inline void dot4(const KV *const *each, const KV *const *next, int every, int di
       }
     };
     const int whole = dim / WIDTH * WIDTH;
-    // Unrolled it is faster in the caches, but then waits for memory where blocks are neighbours.
+    // Unrolling is faster in the caches, but slower from memory where blocks are adjacent.
 #pragma GCC unroll 1
     for (int d = 0; d < whole; d += WIDTH) add(d, [](const KV *x) { return load(x); });
     if (whole < dim) add(whole, [&](const KV *x) { return load_part(x, dim - whole); });
@@ -163,7 +163,7 @@ inline void dot4(const bf16 *const *each, const bf16 *const *next, int every, in
 }
 #endif
 
-/// As direct_products, of R rows: one of each of `streams` parts by turns, 1 or STREAMS. DIM: dim where it is known, else 0.
+/// As direct_products, of R rows; keys of `streams` parts in turn, 1 or STREAMS. DIM: dim where it is known, else 0.
 template <class What, int R, int streams, int DIM, class KV, class Operand>
 [[gnu::noinline]] void dot_tile(const KV *const *each, const KV *const *next, int n, int any_dim, const Operand *rows,
                                 int padded, float *out) {
@@ -322,7 +322,7 @@ inline void direct_products(int rows, const KV *const *each, const KV *const *ne
       }
       dot_rows(streams, std::integral_constant<int, 0>{});
     };
-    // Values are looked at again while they are in a nearby cache, in whichever order.
+    // Values are read a second time, out of a cache, where the order does not matter.
     if constexpr (std::is_same_v<What, Product>)
       if (scattered) return with_streams(std::integral_constant<int, STREAMS>{});
     with_streams(std::integral_constant<int, 1>{});

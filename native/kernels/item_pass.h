@@ -165,11 +165,11 @@ struct ThreadState {
   WorkQueue queue;
   const Scratch<Operand> scratch;
   Lookahead<KV> ahead;
-  std::optional<KeptScores<KV>> waiting;  // scores of a row before, worked out among the products of the next item
+  std::optional<KeptScores<KV>> waiting;  // scores of an earlier row, computed between the products of this item
 };
 
-/// Tiles of an item that are left when its thread takes the next item: few, for the threads to end together, but what the
-/// tables say of that item has to arrive.
+/// Tiles of an item that are left when its thread takes the next item: few, so that the threads end together, but enough for
+/// that item's table entries to arrive.
 constexpr int64_t TILES_BEFORE_NEXT = 2;
 
 /// Attention of an item's queries over its keys. Phases: load the queries; for each tile of keys load it, then for some
@@ -282,18 +282,18 @@ class ItemPass {
       if (seen <= 0) continue;
       qk(tile, first_half, queries);
       softmax(tile, first, queries, kept);
-      // By now the next keys are on their way, which this does not need to wait for.
+      // By now the next keys are being fetched, which this does not need.
       if (thread_.waiting && !thread_.waiting->finish_tile()) thread_.waiting.reset();
       if (!values_) continue;
       pv(tile, second_half, queries);
-      // Stores of finished rows wait for memory, but among products nobody waits for them.
+      // Stores of finished rows are slow, but overlap with the products of the others.
       if (ends) finish_until(queries.first_row + queries.rows);
     }
     for (int j = 0; kept && j < tile.n; j += TILE, kept += kept_size(rows_))
       std::copy(scratch_.row_max, scratch_.row_max + rows_, kept + rows_ * TILE);
   }
 
-  /// Brings a tile into operand form, where it is not multiplied where it lies.
+  /// Packs a tile as operands, unless it is multiplied in place.
   void load_tile(const Tile<KV> &tile, const Tile<KV> &next, const KV *const *first_half, const KV *const *second_half) const {
     const int width = round_up(tile.n, WIDTH);
     prefetch_rest(first_half, width, next.n, dim_);
@@ -319,7 +319,7 @@ class ItemPass {
 
   /// Logits become weights. kept: where those of the tile are kept too, or null.
   void softmax(const Tile<KV> &tile, int64_t first, const Queries &queries, float *kept) const {
-    // Logits of nearly every model are only scaled, which needs no pass of its own.
+    // Most models only scale logits, which needs no pass of its own.
     const float scale_before = only_scales_ ? 1.0f : call_.scale, scale_after = only_scales_ ? call_.scale : 1.0f;
     const int width = round_up(tile.n, WIDTH), seen_width = queries.seen_width;
     const int64_t apart = kept_size(rows_);
@@ -359,7 +359,7 @@ class ItemPass {
     }
   }
 
-  /// Leaves the rows as they are, to be merged with those of other items.
+  /// Stores the unfinished rows, to be merged with those of other items.
   void store_partial() const {
     for (int r = 0; r < rows_; ++r) {
       float *to = results_.partials + item_.partial + r * (padded_ + 2), *sums = scratch_.sums + r * padded_;
@@ -382,8 +382,8 @@ class ItemPass {
   const int rows_, keys_;  // queries times query heads; keys of a tile
   const int64_t token_;    // of the first query
   const int64_t sees_;     // how many keys the first query sees; each further one sees one more
-  const bool direct_;      // keys and values are multiplied where they lie
-  const bool values_;      // somebody reads the outputs
+  const bool direct_;      // keys and values are multiplied in place
+  const bool values_;      // outputs are read
   const int64_t at_once_;  // queries
   const bool only_scales_;
   int64_t finished_ = 0;   // rows

@@ -15,12 +15,12 @@ inline void from_weight(vf weight, float factor, vf &p, vf &counted) {
   counted = weight < 0.0f ? vf{} : broadcast(1.0f);
 }
 
-/// What makes the weights of a tile, e^(logit - row_max), probabilities: the row's largest logit is `highest`.
+/// The factor from a tile's weights, e^(logit - row_max), to probabilities. highest: the row's largest logit.
 inline float factor_of(float row_max, float highest, float inverse) {
-  return row_max == highest ? inverse : inverse * std::exp(row_max - highest);  // mostly they are the same
+  return row_max == highest ? inverse : inverse * std::exp(row_max - highest);  // the usual case
 }
 
-/// Calls f with the term as a constant, so that it is not looked at for every KV.
+/// Calls f with the term as a constant, so that it is not tested for every KV.
 template <class F>
 inline void with_term(Term term, F f) {
   switch (term) {

@@ -5,8 +5,8 @@
 
 namespace winnow::WINNOW_ISA {
 
-/// The scores of the keys [first_key, last_key) of a decoding row: a tile at a time, so that they can be worked out among the
-/// products of another row, while its KVs are on their way from memory.
+/// The scores of the keys [first_key, last_key) of a decoding row: a tile at a time, so that they can be computed between the
+/// products of another row, whose KVs are being fetched.
 template <class KV>
 class KeptScores {
  public:

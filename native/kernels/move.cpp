@@ -90,13 +90,13 @@ uint32_t smallest(const uint32_t *x, int64_t n, int64_t count) {
 struct Choice {
   std::vector<uint32_t> score, age;  // ordered
   std::vector<int64_t> slot;         // in the pool
-  std::vector<int64_t> holes, rest;  // of those that go the first ones, of those that stay the others
-  std::vector<uint32_t> equals;      // ages of those that are worth as much as the last that goes
+  std::vector<int64_t> holes, rest;  // evicted KVs among the first `kept` slots; kept KVs behind them
+  std::vector<uint32_t> equals;      // ages of KVs with the highest evicted score
 
   explicit Choice(int64_t n) : score(n), age(n), slot(n), holes(n), rest(n) {}
 
-  /// Find the KVs of a row that go, those that are worth least, and of equals the older; returns how many holes they leave
-  /// among the first `kept` slots.
+  /// Find the KVs of a row to evict: lowest score first, ties go to the older KV. Returns how many are among the first `kept`
+  /// slots.
   int64_t choose(int64_t n, int64_t kept) {
     const uint32_t last = smallest(score.data(), n, n - kept);
     const int64_t below = count_below(score.data(), n, last);
@@ -104,11 +104,11 @@ struct Choice {
     for (int64_t i = 0; i < n; ++i)
       if (score[i] == last) equals.push_back(age[i]);
     const uint32_t last_age = smallest(equals.data(), static_cast<int64_t>(equals.size()), n - kept - below);
-    const auto goes = [&](int64_t i) { return score[i] < last || (score[i] == last && age[i] <= last_age); };
+    const auto evicted = [&](int64_t i) { return score[i] < last || (score[i] == last && age[i] <= last_age); };
     int64_t num_holes = 0, num_rest = 0;
-    for (int64_t i = 0; i < kept; ++i) holes[num_holes] = i, num_holes += goes(i);
-    for (int64_t i = kept; i < n; ++i) rest[num_rest] = i, num_rest += !goes(i);
-    return std::min(num_holes, num_rest);  // they are as many where no two KVs have the same position
+    for (int64_t i = 0; i < kept; ++i) holes[num_holes] = i, num_holes += evicted(i);
+    for (int64_t i = kept; i < n; ++i) rest[num_rest] = i, num_rest += !evicted(i);
+    return std::min(num_holes, num_rest);  // equal unless two KVs have the same position
   }
 };
 

@@ -1,11 +1,11 @@
-// Scores from attention: the second pass over the rows whose policy asks for it (winnow.attention.AttentionObserver).
+// Scores from attention: the second pass over the rows that have an observer (winnow.attention.AttentionObserver).
 //
-// Probabilities come from weights that attention kept and the statistics of the first pass (kept.cpp): of a decoding row,
-// whose scores are then finished, and of the items of a chunk, which leave sums to be added up. Where weights are not enough
-// (pooling, and values where there are many queries) or the row of a chunk is cut into several items of the same queries, they
-// come from a second product with the keys. Few rows take the same way through it as in attention (direct.h): where a
-// probability p is divided by 1 - p and close to 1, the last bit of its logit shows. Sums over queries are made key by key, so
-// a piece is some keys of a row, and the order of the additions is that of the queries.
+// Probabilities come from the weights that attention kept and the statistics of the first pass (kept.cpp). A decoding row's
+// scores are finished from them; items of a chunk leave partial scores. Where weights are not enough (smoothing, and values
+// of several queries), or the row of a chunk is cut into several items of the same queries, probabilities come from a second
+// product with the keys. Few rows are computed there as in attention (direct.h): where a probability p close to 1 is divided
+// by 1 - p, the last bit of its logit matters. Sums over queries are per key, in the order of the queries, so work is cut by
+// keys.
 #include <numeric>
 
 #include "direct.h"
@@ -29,7 +29,7 @@ void squared_distances(const float *values, const float *output, int dim, int wi
   }
 }
 
-/// The scores of some keys of a row: written at once, or left in `sums` to be pooled.
+/// The scores of some keys of a row: written at once, or left in `unsmoothed`.
 template <class KV, class Operand>
 void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_key, int64_t last_key, const float *statistics,
                    const float *outputs, float *unsmoothed, Buffer &memory) {
@@ -47,7 +47,7 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
   const Scratch<Operand> scratch(memory, block * group, padded, sums_size + (value_aware ? padded * TILE : 0));
   const TileSums work(scratch.extra, group);
   float *values = scratch.extra + sums_size;
-  // Whether the item of attention that begins with a query has so few rows that their keys are multiplied where they lie.
+  // Whether the item of attention that begins with a query has so few rows that keys are multiplied in place.
   const auto direct = [&](int64_t query) { return std::min(block, count - query) * group <= MOST_DIRECT_ROWS; };
 
   Tile<KV> tiles[2];
@@ -108,7 +108,7 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
   }
 }
 
-/// Pool the sums of a row over neighbours in position and write its scores.
+/// Smooth the sums of a row over KVs near in position and write its scores.
 void smooth_score_row(const Attend &call, const ScoreRow &score_row, const float *unsmoothed) {
   const Cache &cache = call.cache;
   const AttentionObserver &observer = *score_row.observer;

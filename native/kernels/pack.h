@@ -1,4 +1,4 @@
-// Brings queries, keys and values into the operand forms of product.h.
+// Packs queries, keys and values as operands of product.h.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@ constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 /// Keys of a tile: this many columns of logits are computed at once. A multiple of every WIDTH.
 constexpr int TILE = 64;
-/// Keys that many rows meet at once, two tiles: they scale, load and store their sums half as often.
+/// Keys of a tile where rows are many: they scale, load and store their sums half as often.
 constexpr int WIDE_TILE = 2 * TILE;
 
 #if defined(__AVX512F__)

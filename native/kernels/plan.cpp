@@ -8,7 +8,7 @@ namespace {
 
 int64_t keys_of_item(int64_t rows) { return rows <= FEW_ROWS ? FEW_ROWS_KEYS : MANY_ROWS_KEYS; }
 
-/// Whether anybody reads the output of some tokens.
+/// Whether the output of any of some tokens is read.
 bool are_read(const Attend &call, int64_t first, int64_t count) {
   if (!call.read) return true;
   const auto from = call.read->begin() + first;
@@ -28,7 +28,7 @@ Plan::Plan(const Attend &call) {
   const int64_t group = call.group(), padded = round_up(static_cast<int>(cache.head_dim), WIDTH);
   const size_t num_rows = batch.num_seqs() * cache.num_heads;
   items.reserve(num_rows), score_rows.reserve(num_rows), item_batches.reserve(num_rows);
-  // Chunks come last in a batch and cost most: they go first, so that no thread is left with one at the end.
+  // Chunks are last in a batch and cost most: compute them first, so that no thread starts one at the end.
   for (int64_t seq = batch.num_seqs() - 1; seq >= 0; --seq) {
     const int64_t count = batch.counts[seq];
     const AttentionObserver *observer = batch.observer[seq] < 0 ? nullptr : &batch.observers[batch.observer[seq]];
@@ -39,7 +39,7 @@ Plan::Plan(const Attend &call) {
       const int64_t max_queries = queries_of_item(group, row.length);
       const int64_t score_row = static_cast<int64_t>(score_rows.size()), first_item = static_cast<int64_t>(items.size());
       const bool by_weights = terms && tells_by_weights(*observer, terms, count);
-      // A decoding row of one item finishes its scores at once; those of several wait for all of them.
+      // A decoding row of one item finishes its scores at once; a row of several needs all of them.
       const bool finishes = by_weights && count == 1 && row.length <= keys_of_item(group);
       int64_t weights = -1;
       if (by_weights && count == 1) {
@@ -49,7 +49,7 @@ Plan::Plan(const Attend &call) {
         else
           weights = kept, kept += size;
       }
-      // The last queries have the longest row and may be the fewest: where theirs is one item, everybody's is.
+      // The last queries have the longest row and may be the fewest: if they are one item, so are all others.
       const bool by_items = by_weights && count > 1 && row.length <= keys_of_item(((count - 1) % max_queries + 1) * group);
       for (int64_t query = (count - 1) / max_queries * max_queries; query >= 0; query -= max_queries) {
         const int64_t queries = std::min(max_queries, count - query), rows = queries * group;
@@ -87,9 +87,9 @@ Plan::Plan(const Attend &call) {
   batch_items(group);
 }
 
-/// Items are taken several at a time where they are short, for threads that fetched each one would wait for each other.
+/// Threads take short items several at a time: one at a time they would contend for the counter.
 void Plan::batch_items(int64_t group) {
-  // Few rows wait for memory, and more keys mean more time; many rows have to be multiplied by each key.
+  // Few rows are bound by memory, so keys count; many rows by computation, so keys times rows do.
   const auto is_few = [group](const WorkItem &item) { return item.num_queries * group <= FEW_ROWS; };
   const auto work_of = [&](const WorkItem &item) {
     const int64_t keys = item.last_key - item.first_key;

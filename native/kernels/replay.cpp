@@ -1,9 +1,8 @@
 // The largest attention that a repetition's queries pay the KVs of their context (winnow.eviction.reconstruction).
 //
-// The logarithm of a probability is its logit minus that of the query's sum, so the largest one takes no exponential for each.
-// Logits of few queries at a time stay in the second-level cache: they are multiplied once and read twice. Keys are brought
-// into operand form once for all queries. The largest of some numbers is the same in any order, so neither threads nor
-// parts of a pass change it.
+// A log probability is a logit minus the log of the query's sum, so the largest needs no exponential per KV. Logits of few
+// queries at a time fit L2: computed once, read twice. Keys are packed once for all queries. A maximum does not depend on the
+// order, so neither threads nor parts of a pass change it.
 #include <omp.h>
 
 #include <cmath>
@@ -14,7 +13,7 @@ namespace winnow::WINNOW_ISA {
 
 namespace {
 
-/// The KVs that take part, as if they followed one another: those that are judged come first.
+/// The KVs that take part, as one sequence: the scored ones first.
 struct Chosen {
   int64_t judged, count, tiles;
   std::vector<int32_t> position;  // and index in the row; of whole tiles, of which the last ones repeat the last
@@ -47,7 +46,7 @@ template <class Operand>
 struct ItemMemory {
   float *logits;  // [tiles, rows, TILE]
   float *sums;    // [rows, WIDTH]
-  float *row_max;    // [rows], then what is taken off a row's logits
+  float *row_max;  // [rows], then what is subtracted from a row's logits
   Operand *queries;
 
   ItemMemory(Buffer &buffer, int64_t rows, int64_t tiles, int64_t padded) {
@@ -58,7 +57,7 @@ struct ItemMemory {
   }
 };
 
-/// Raise `largest`, [judged in whole tiles], to the logarithms of what `queries` from `query` on pay.
+/// Raise `largest`, [judged in whole tiles], to the log probabilities of `queries` from `query` on.
 template <class Operand>
 void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int64_t query, int64_t queries,
                      const Operand *keys, const ItemMemory<Operand> &memory, float *largest) {
