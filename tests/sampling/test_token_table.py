@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from winnow.cli.batch.logprobs import chat_logprobs, completion_logprobs
-from winnow.engine.answer import Answer
+from winnow.engine.output_state import OutputState
 from winnow.engine.request import Request
 from winnow.outputs import CompletionOutput, RequestMetrics
 from winnow.sampling import Logprob, SamplingParams, TextStream
@@ -45,14 +45,14 @@ def answer_of(
         RequestMetrics(arrival_time=0.0),
     )
     [sequence] = request.sequences
-    answer = Answer(sequence, TokenTable(tokenizer), frozenset())
+    state = OutputState(sequence, TokenTable(tokenizer), frozenset())
     for token in tokens:
         others = [(token + step) % len(tokenizer) for step in (0, 7, 100)]
         logprobs = {each: Logprob(-1.0 - rank, rank + 1) for rank, each in enumerate(others)}
-        if answer.take(token, logprobs) is not None:
+        if state.append_token(token, logprobs) is not None:
             break
-    answer.finish()
-    return answer.output(None)
+    state.finish()
+    return state.output(None)
 
 
 def check(answer: CompletionOutput) -> None:
