@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from winnow import native
-from winnow.attention import Pool
+from winnow.attention import Smoothing
+from winnow.attention.native import key_rows
 from winnow.eviction.rows import LayerRows
 from winnow.native import native_kernels
 
@@ -13,23 +14,12 @@ class RowKernels:
     """The rows of a layer, as the kernels see them. Results do not depend on the number of threads."""
 
     def __init__(self, kernels: "native.Kernels", rows: LayerRows) -> None:
-        keys = rows.pool.k
         self._kernels = kernels
         self._threads = torch.get_num_threads()
         # The kernels get addresses, so these must live as long.
         self._slot, self._position = rows.slot.contiguous(), rows.position.contiguous()
         self._length = rows.length.contiguous()
-        self._keys = native.KeyRows(
-            dtype=native.native_dtype(keys.dtype),
-            k=keys.data_ptr(),
-            head_dim=keys.shape[-1],
-            block_size=keys.shape[1],
-            block_stride=keys.stride(0),
-            slot=self._slot.data_ptr(),
-            length=self._length.data_ptr(),
-            rows=self._length.numel(),
-            stride=self._slot.shape[-1],
-        )
+        self._keys = key_rows(rows.pool, self._slot, self._length)
 
     @classmethod
     def of(cls, rows: LayerRows) -> "RowKernels | None":
@@ -49,7 +39,7 @@ class RowKernels:
         self._kernels.key_difference(self._keys, worth.data_ptr(), self._threads)
         return worth
 
-    def pooled(self, worth: Tensor, pool: Pool) -> Tensor:
+    def pooled(self, worth: Tensor, smoothing: Smoothing) -> Tensor:
         """`worth`, float32 [B, H, N], pooled over neighbours; zeros where not valid. The pool's heads and window are
         not looked at."""
         worth = worth.contiguous()
@@ -60,8 +50,8 @@ class RowKernels:
             self._length.data_ptr(),
             self._length.numel(),
             worth.shape[-1],
-            pool.size,
-            pool.kind == "max",
+            smoothing.size,
+            smoothing.kind == "max",
             pooled.data_ptr(),
             self._threads,
         )
