@@ -20,7 +20,7 @@ from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
 from winnow.engine.new_request import NewRequest
 from winnow.engine.scheduler import Scheduler
-from winnow.engine.torch_executor import TorchExecutor
+from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel, ModelGeometry
 from winnow.sampling import SamplingParams
 
@@ -60,12 +60,13 @@ def open_engine(layers: int, kv_heads: int, sequences: int, prompt: int) -> Engi
         eos_token_ids=frozenset(),
     )
     executor = TorchExecutor(model, config, ReferenceBackend())
+    scheduler = Scheduler(config.scheduler, executor, time.monotonic)
     return Engine(
         executor,
-        Scheduler(config.scheduler, executor, time.monotonic),
+        scheduler,
         None,
         frozenset(),
-        Admission(executor.cache, config, VOCAB, max_model_len, max_model_len),
+        Admission(scheduler.ledger, config, VOCAB, max_model_len, max_model_len),
         config.cache.kv_memory,
         time.perf_counter,
     )

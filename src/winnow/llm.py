@@ -11,13 +11,13 @@ from typing import Any, Self, Unpack, cast
 from winnow.chat import Message, TokenizedPrompt, apply_template
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
-from winnow.engine.build import build_engine
 from winnow.engine.loop import RequestLoop
 from winnow.engine.new_request import NewRequest
 from winnow.engine.shared import OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
 from winnow.eviction import preset_of
 from winnow.eviction.describe import brief_policy
+from winnow.executor.build import build_engine
 from winnow.fork import require_usable_torch
 from winnow.inspection import Held, Inspection, KeptTokens, read_tokens
 from winnow.models import PlainModel, load_model, load_plain_model

@@ -247,14 +247,14 @@ class TestPriorities:
         engine.add(NewRequest("urgent", None, PROMPTS[3], greedy(3), priority=1))
         order = []
         while engine.has_unfinished:
-            parked = victim.slot is None and not victim.finished
+            parked = victim.kv.slot is None and not victim.finished
             order += [output.request_id for output in engine.step() if output.finished]
             engine.check_integrity()
             if victim in queue:
                 assert engine.stats().parked_bytes == engine.kv_bytes(before.length)
                 for kept, held in zip(queue._kvs[victim].layers, before.layers, strict=True):
                     assert all(torch.equal(k, h) for k, h in zip(kept, held, strict=True))
-            elif parked and victim.slot is not None:
+            elif parked and victim.kv.slot is not None:
                 for now, held in zip(batch.view(victim).layers, before.layers, strict=True):
                     assert all(torch.equal(n[:, : h.shape[1]], h) for n, h in zip(now, held, strict=True))
         assert order == ["urgent", "slow", "slower"]

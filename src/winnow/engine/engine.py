@@ -8,9 +8,8 @@ from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
 from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.new_request import KeptPositions, NewRequest
-from winnow.engine.plan import StepPlan
 from winnow.engine.request import ReplayTally, Request, Sequence
-from winnow.engine.scheduler import Scheduler
+from winnow.engine.scheduler import ScheduledStep, Scheduler
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EngineStats, EvictionReport
 
@@ -40,13 +39,13 @@ class Engine(RequestLoop):
         self._seconds = {"schedule": 0.0, "execute": 0.0}
 
     def stats(self) -> EngineStats:
-        cache, rounds = self._executor.cache, self._scheduler.rounds
+        ledger, rounds = self._scheduler.ledger, self._scheduler.rounds
         schedule = self._seconds["schedule"] - rounds.seconds  # rounds run while a step is scheduled
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
-            kv_bytes_used=cache.used_bytes,
-            kv_bytes_peak=cache.peak_bytes,
+            kv_bytes_used=ledger.used_bytes,
+            kv_bytes_peak=ledger.peak_bytes,
             kv_bytes_budget=self._kv_memory,
             prompt_tokens=self._requests.prompt_tokens,
             generated_tokens=self._requests.generated_tokens,
@@ -54,7 +53,7 @@ class Engine(RequestLoop):
             num_steps=self._num_steps,
             num_rounds=rounds.rounds,
             replay_tokens=self._replay.tokens,
-            kv_bytes_freed=rounds.freed_blocks * cache.layout.block_bytes,
+            kv_bytes_freed=rounds.freed_blocks * ledger.layout.block_bytes,
             replay_seconds=self._replay.seconds,
             elapsed={
                 "schedule": schedule,
@@ -66,24 +65,26 @@ class Engine(RequestLoop):
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
-        layout = self._executor.cache.layout
+        layout = self._executor.layout
         return layout.blocks_for(num_kvs) * layout.block_bytes
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
-        self._executor.cache.check_integrity()
-        cache = self._executor.cache
+        ledger = self._scheduler.ledger
+        ledger.check_integrity()
+        self._executor.apply(ledger.take_update())
+        self._executor.check_integrity(ledger)
         for sequence in self._scheduler.running:
-            computed = sequence.num_computed + sequence.replayed
-            assert (cache.host_lengths[sequence.slot] <= computed).all(), "a row holds more than was computed"
-        assert all(sequence.slot is None for sequence in self._scheduler.waiting), (
+            computed = sequence.kv.num_computed + sequence.kv.replayed
+            assert (ledger.lengths[sequence.kv.slot] <= computed).all(), "a row holds more than was computed"
+        assert all(sequence.kv.slot is None for sequence in self._scheduler.waiting), (
             "a waiting sequence has a slot"
         )
         for sequence in self._scheduler.running:
             self._check_rows(sequence)
-        slots = [sequence.slot for sequence in self._scheduler.running]
+        slots = [sequence.kv.slot for sequence in self._scheduler.running]
         assert len(set(slots)) == len(slots), "two sequences share a slot"
-        assert len(slots) + cache.num_free_slots == cache.size.max_num_seqs, "a slot is lost"
+        assert len(slots) + ledger.num_free_slots == ledger.size.max_num_seqs, "a slot is lost"
 
     # -- hooks of the loop -----------------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ class Engine(RequestLoop):
                 )
         return Request.of(
             new,
-            self._executor.settle(new.params),
+            self._executor.with_seed(new.params),
             granted.max_tokens,
             self._clock(),
             granted.evictions,
@@ -111,27 +112,27 @@ class Engine(RequestLoop):
 
     def _compute(self) -> Sampled | None:
         start = self._clock()
-        plan = self._scheduler.schedule()
-        if not plan.entries:
+        step = self._scheduler.schedule()
+        if not step.plan.entries:
             return None
         scheduled = self._clock()
         try:
-            result = self._executor.execute(plan)
+            result = self._executor.execute(step.plan)
         except BaseException:  # also on KeyboardInterrupt
             self._scheduler.start_anew()
             raise
         executed = self._clock()
-        self._scheduler.advance(plan)
-        self._count_replays(plan, executed - scheduled)
+        self._scheduler.advance(step)
+        self._count_replays(step, executed - scheduled)
         self._seconds["schedule"] += scheduled - start
         self._seconds["execute"] += executed - scheduled
         return Sampled(
-            plan.samplers,
+            step.samplers,
             result.token_ids,
             result.logprobs,
             result.errors,
-            _count_prompt_tokens(plan),
-            {plan.entries[index].sequence: found for index, found in result.prompt_logprobs.items()},
+            _count_prompt_tokens(step),
+            {step.sequences[index]: found for index, found in result.prompt_logprobs.items()},
             executed,
         )
 
@@ -142,10 +143,10 @@ class Engine(RequestLoop):
         return self._scheduler.take_failed()
 
     def _kept_positions(self, sequence: Sequence) -> KeptPositions:
-        return self._executor.kept_positions(sequence.running_slot)
+        return self._executor.kept_positions(sequence.kv.running_slot)
 
     def _report(self, sequence: Sequence) -> EvictionReport | None:
-        return eviction_report(sequence, self._executor.cache.layout)
+        return eviction_report(sequence, self._executor.layout)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -153,28 +154,28 @@ class Engine(RequestLoop):
         """Assert that each row holds a token once, and all that is protected."""
         eviction = sequence.eviction
         protected: set[int] = set()
-        if eviction is not None and sequence.last_round:
+        if eviction is not None and sequence.kv.last_round:
             for start, end in ((0, eviction.policy.keep.sinks), *eviction.spans):
-                protected.update(range(start, min(end, sequence.last_round)))
-        for layer in self._executor.kept_positions(sequence.running_slot):
+                protected.update(range(start, min(end, sequence.kv.last_round)))
+        for layer in self._executor.kept_positions(sequence.kv.running_slot):
             for row in layer:
                 assert len(set(row)) == len(row), "a row holds a token twice"
                 assert protected.issubset(row), "a row lost a protected KV"
 
-    def _count_replays(self, plan: StepPlan, seconds: float) -> None:
+    def _count_replays(self, step: ScheduledStep, seconds: float) -> None:
         """Add to each replay its share of a step's seconds, by tokens."""
-        for entry in plan.entries:
+        for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
             if entry.replay is not None:
-                share = seconds * entry.count / plan.num_tokens
-                for tally in (entry.sequence.replay, self._replay):
+                share = seconds * entry.count / step.plan.num_tokens
+                for tally in (sequence.replay, self._replay):
                     tally.add(entry.count, share)
 
 
-def _count_prompt_tokens(plan: StepPlan) -> int:
-    """Prompt tokens that a plan computes; recomputed ones count again."""
+def _count_prompt_tokens(step: ScheduledStep) -> int:
+    """Prompt tokens that a step computes; recomputed ones count again."""
     computed = 0
-    for entry in plan.entries:
-        prompt_len = entry.sequence.prompt_len
+    for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
+        prompt_len = sequence.prompt_len
         if entry.replay is None and entry.start < prompt_len:
             computed += min(entry.end, prompt_len) - entry.start
     return computed

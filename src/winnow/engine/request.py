@@ -6,6 +6,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from winnow.engine.kv_state import KVState
 from winnow.engine.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
@@ -135,7 +136,7 @@ class ReplayTally:
 class Sequence:
     """One sample of a request: its tokens, and how many of them are in the cache.
 
-    Waiting: `slot` is None. Running: it has a slot and `num_computed` of its tokens are computed. A token is sampled
+    Waiting: it has no slot. Running: it has one, and `kv.num_computed` of its tokens are computed. A token is sampled
     when all are computed, which makes a preempted sequence just one with much to compute.
     """
 
@@ -145,8 +146,7 @@ class Sequence:
     prompt_len: int = field(init=False)
     eviction: SequenceEviction | None = field(init=False)
     """None: nothing will ever be evicted."""
-    num_computed: int = 0
-    slot: int | None = None
+    kv: KVState = field(default_factory=KVState)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -155,14 +155,6 @@ class Sequence:
     """Tokens that it had when it was last preempted while it had the cache for itself."""
     forks: list["Sequence"] = field(default_factory=list)
     logprobs: list[LogprobDict | None] = field(default_factory=list)
-    last_round: int = 0
-    """Tokens computed at the last round of eviction since the sequence got its slot."""
-    shift: int = 0
-    """What re-assigned positions lie below token indices."""
-    passes_done: int = 0
-    """Passes of its replay that were computed and dropped since the sequence got its slot."""
-    replayed: int = 0
-    """Tokens of the next pass that are in the cache, behind the context."""
     replay: ReplayTally = field(default_factory=ReplayTally)
     """All of the sequence's, those before a preemption too."""
     rounds: RoundTally = field(default_factory=RoundTally)
@@ -189,13 +181,13 @@ class Sequence:
 
     @property
     def num_to_compute(self) -> int:
-        return len(self.token_ids) - self.num_computed
+        return len(self.token_ids) - self.kv.num_computed
 
     @property
     def is_decoding(self) -> bool:
         """Whether all that is left to compute is the token sampled last."""
         num_tokens = len(self.token_ids)
-        return num_tokens - self.num_computed == 1 and num_tokens > self.prompt_len
+        return num_tokens - self.kv.num_computed == 1 and num_tokens > self.prompt_len
 
     @property
     def before_replay_round(self) -> bool:
@@ -203,7 +195,7 @@ class Sequence:
         eviction = self.eviction
         if eviction is None or not eviction.passes:
             return False
-        return self.num_computed == eviction.context_len != self.last_round
+        return self.kv.num_computed == eviction.context_len != self.kv.last_round
 
     @property
     def next_pass(self) -> ReplayPass | None:
@@ -212,13 +204,7 @@ class Sequence:
             return None
         assert self.eviction is not None, "only policies replay"
         passes = self.eviction.passes
-        return passes[self.passes_done] if self.passes_done < len(passes) else None
-
-    @property
-    def running_slot(self) -> int:
-        """The slot of a sequence that is known to have one."""
-        assert self.slot is not None, "only a running sequence has a slot"
-        return self.slot
+        return passes[self.kv.passes_done] if self.kv.passes_done < len(passes) else None
 
     @property
     def num_output_tokens(self) -> int:

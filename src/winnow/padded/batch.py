@@ -51,7 +51,7 @@ class Batch:
     def reset(self) -> None:
         """Remove all sequences and free the memory."""
         for sequence in self.running:
-            sequence.slot = None
+            sequence.kv.slot = None
         self.cache = PaddedCache(self._budget.kv_shape, self._model.device)
         self.rows = []
 
@@ -75,8 +75,8 @@ class Batch:
 
     def leave(self, sequence: Sequence, *, keep_row: bool) -> None:
         """Remove a sequence. Its row is dropped, or with `keep_row` kept idle while others run."""
-        row = sequence.running_slot
-        sequence.slot = None
+        row = sequence.kv.running_slot
+        sequence.kv.slot = None
         self.rows[row] = None
         if keep_row:
             self.cache.clear(row)
@@ -87,7 +87,7 @@ class Batch:
 
     def view(self, sequence: Sequence) -> QueryKVs:
         """Return views of a running sequence's KVs."""
-        return self.cache.view(sequence.running_slot)
+        return self.cache.view(sequence.kv.running_slot)
 
     def drop_idle_rows(self) -> None:
         """Drop the rows without a sequence."""
@@ -141,14 +141,14 @@ class Batch:
         spans = [(last - length - 1, last) for length in cache.lengths]
         logits = self._forward(
             [[sequence.token_ids[-1] if sequence else 0] for sequence in self.rows],
-            [[sequence.num_computed if sequence else 0] for sequence in self.rows],
+            [[sequence.kv.num_computed if sequence else 0] for sequence in self.rows],
             spans,
             [0],
         )[:, 0]
         cache.advance(counts)
         for sequence in live:
-            sequence.num_computed += 1
-        return live, logits if len(live) == len(self.rows) else logits[[s.running_slot for s in live]]
+            sequence.kv.num_computed += 1
+        return live, logits if len(live) == len(self.rows) else logits[[s.kv.running_slot for s in live]]
 
     def decode_with(self, joiners: SequenceType[Sequence]) -> tuple[list[Sequence], Tensor]:
         """Prefill `joiners` in the pass in which the others decode, padded after their one token (4.1).
@@ -162,22 +162,22 @@ class Batch:
         tokens, positions, spans, counts = [], [], [], []
         for row, sequence in enumerate(self.rows):
             assert sequence is not None, "idle rows are dropped before a query joins"
-            ids = sequence.token_ids[sequence.num_computed :]
+            ids = sequence.token_ids[sequence.kv.num_computed :]
             front = width - len(ids) if sequence in joiners else 0
             behind = width - len(ids) - front
             tokens.append([ids[0]] * front + ids + [ids[0]] * behind)
-            own = list(range(sequence.num_computed, sequence.num_tokens))
+            own = list(range(sequence.kv.num_computed, sequence.num_tokens))
             positions.append([0] * front + own + [0] * behind)
             first = cache.columns + front - cache.lengths[row]
             spans.append((first, cache.columns + front + len(ids)))
             counts.append(len(ids))
         self._count(width, sum(counts))
         logits = self._forward(tokens, positions, spans, sorted({0, width - 1}))
-        joined = [joiner.running_slot for joiner in joiners]
+        joined = [joiner.kv.running_slot for joiner in joiners]
         cache.advance_shaped(counts, joined, keep_gaps=self.keeps_gaps)
         live = self.running
         for sequence, count in zip(live, counts, strict=True):
-            sequence.num_computed += count
+            sequence.kv.num_computed += count
         kept = [-1 if sequence in joiners else 0 for sequence in live]
         return live, logits[torch.arange(len(live)), kept]
 
@@ -189,8 +189,8 @@ class Batch:
             if sequence is None:
                 assert cache.lengths[row] == 0, "an idle row holds KVs"
             else:
-                assert sequence.slot == row, "a sequence does not know its row"
-                assert cache.lengths[row] == sequence.num_computed == sequence.num_tokens - 1
+                assert sequence.kv.slot == row, "a sequence does not know its row"
+                assert cache.lengths[row] == sequence.kv.num_computed == sequence.num_tokens - 1
         assert cache.longest <= cache.least_columns <= cache.columns <= cache.shape.columns
         assert cache.rows <= cache.shape.rows
         for layer in cache.layers:
@@ -215,7 +215,7 @@ class Batch:
 
     def _enter(self, sequence: Sequence, row: int) -> None:
         self.rows[row] = sequence
-        sequence.slot = row
+        sequence.kv.slot = row
         self._counters.joins += 1
 
     def _drop(self, row: int) -> None:
@@ -225,7 +225,7 @@ class Batch:
         if moved != row:
             self.rows[row] = last
             if last is not None:
-                last.slot = row
+                last.kv.slot = row
 
     def _count(self, width: int, tokens: int) -> None:
         counters = self._counters

@@ -65,7 +65,7 @@ class PaddedExecutor:
     def remove(self, sequence: Sequence) -> None:
         """Free what a sequence holds, whether it runs, waits or is being prefilled."""
         batch, queue, underway = self._batch, self._queue, self._underway
-        if sequence.slot is not None:
+        if sequence.kv.slot is not None:
             batch.leave(sequence, keep_row=self._mode.keeps_rows)
         elif sequence in queue:
             queue.pop(sequence)
@@ -90,7 +90,7 @@ class PaddedExecutor:
         safe |= {fork for sequence in unfinished for fork in sequence.forks}
         for sequence in unfinished:
             if sequence not in safe:
-                sequence.slot = None
+                sequence.kv.slot = None
                 queue.put_back(sequence)
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ class PaddedExecutor:
         for row, sequence in enumerate(group.sequences):
             if sequence.finished:  # aborted meanwhile
                 continue
-            sequence.num_computed = sequence.num_tokens
-            prompt_tokens += min(sequence.num_computed, sequence.prompt_len)
+            sequence.kv.num_computed = sequence.num_tokens
+            prompt_tokens += min(sequence.kv.num_computed, sequence.prompt_len)
             kvs = group.cache.view(row)
             for each in (sequence, *_fork(sequence)):
                 self._queue.hold(each, kvs)
@@ -212,7 +212,7 @@ class PaddedExecutor:
             if forks:
                 self._queue.park(forks, batch.view(sequence))
                 asking += [(fork, sequences.index(sequence)) for fork in forks]
-        prompt_tokens = sum(min(sequence.num_computed, sequence.prompt_len) for sequence in joiners)
+        prompt_tokens = sum(min(sequence.kv.num_computed, sequence.prompt_len) for sequence in joiners)
         return self._sample(asking, logits, prompt_tokens)
 
     def _sample(
@@ -282,7 +282,7 @@ class PaddedExecutor:
         assert set(placed) == set(unfinished), "a sequence is lost"
         batch.check_integrity()
         for sequence in queue.parked:
-            assert queue.length_parked(sequence) == sequence.num_computed, "a parked query lacks KVs"
+            assert queue.length_parked(sequence) == sequence.kv.num_computed, "a parked query lacks KVs"
         assert batch.reserved_bytes == 0 or self._underway or self._group, (
             "memory is reserved without a group"
         )
@@ -294,5 +294,5 @@ def _fork(sequence: Sequence) -> list[Sequence]:
     """Take the other samples of a sequence's prompt, which share its KVs so far; returns them."""
     forks, sequence.forks = sequence.forks, []
     for fork in forks:
-        fork.num_computed = sequence.num_computed
+        fork.kv.num_computed = sequence.kv.num_computed
     return forks

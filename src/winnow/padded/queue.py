@@ -66,7 +66,7 @@ class Queue:
 
     def put_back(self, sequence: Sequence) -> None:
         """Queue a sequence of an earlier request, without KVs: all its tokens are to be computed."""
-        sequence.num_computed = 0
+        sequence.kv.num_computed = 0
         self.waiting.put_back(sequence)
 
     def hold(self, sequence: Sequence, kvs: QueryKVs) -> None:
