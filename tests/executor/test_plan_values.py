@@ -129,19 +129,25 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["full", "snapkv", "kv-compress", "kvzip", "streaming-shift", "keydiff"])
 def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> None:
-    """In a pool that preempts, with samples that share blocks, penalties and logprobs."""
+    """With preemption, samples that share blocks, penalties and logprobs."""
     rng = random.Random(name)
-    options: dict[str, Any] = {"kv_memory": 170_000, "max_num_seqs": 6, "prefill_chunk": 48, "num_scores": 2}
+    options: dict[str, Any] = {
+        "kv_memory": 600_000,
+        "max_num_seqs": 16,
+        "prefill_chunk": 48,
+        "num_scores": 2,
+        "kv_floor": 1,
+    }
     with LLM(directory, **options) as llm:
         engine: Any = llm._engine
         backend = open_backend("auto", engine._executor._model.device)
         mirrored = Mirrored(engine._executor, TorchExecutor(engine._executor._model, llm.config, backend))
         engine._executor = engine._scheduler._executor = engine._scheduler._rounds._executor = mirrored
         for index in range(8):
-            length = rng.randint(30, 90)
-            amount = {} if name == "full" else {"compression": rng.choice([2.0, 3.0])}
+            length = rng.randint(90, 140)
+            amount = {} if name == "full" else {"compression": rng.choice([2.0, 2.5])}
             params = SamplingParams(
-                n=rng.choice([1, 1, 3]),
+                n=3 if index % 3 == 0 else 1,
                 temperature=rng.choice([0.0, 1.0]),
                 seed=index,
                 max_tokens=rng.randint(1, 40),
@@ -156,8 +162,9 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
         while llm.has_unfinished:
             llm.step()
             llm.check_integrity()
-        assert llm.stats().num_preemptions > 0, "the pool was meant to be too small"
-        assert mirrored.num_steps > 40
+            if mirrored.num_steps % 9 == 0 and engine._scheduler.running:
+                engine._scheduler._preempt(rng.choice(engine._scheduler.running))
+        assert mirrored.num_steps > 20
         assert mirrored.num_copied > 0
         assert (mirrored.num_rounds > 0) == (name != "full")
 
