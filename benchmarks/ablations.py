@@ -42,7 +42,7 @@ from winnow.eviction import (
     Keep,
     KeyDifference,
     Leverage,
-    Score,
+    Scorer,
     ValueAware,
     When,
     Window,
@@ -152,7 +152,7 @@ def norms(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
         yield "ridge 1", replace(base, score=replace(base.score, ridge=1.0))
 
 
-SCORES: dict[str, Score] = {
+SCORES: dict[str, Scorer] = {
     "value-aware": ValueAware(32, Smoothing(7, "max")),
     "all queries": Cumulative(),
     "all queries, per query seen": Average(),

@@ -15,17 +15,17 @@ from winnow.eviction import (
     EvictionPolicy,
     Keep,
     LayerRows,
-    Score,
+    Scorer,
     When,
     Window,
 )
 
 
 @dataclass(frozen=True)
-class ValueNorm(Score):
+class ValueNorm(Scorer):
     """A KV is worth the length of its value vector."""
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         return rows.values().norm(dim=-1)  # [sequences, heads, KVs]
 
 

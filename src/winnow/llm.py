@@ -15,7 +15,7 @@ from winnow.engine.loop import RequestLoop
 from winnow.engine.new_request import NewRequest
 from winnow.engine.shared import OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
-from winnow.eviction import preset_of
+from winnow.eviction import resolve_policy
 from winnow.eviction.describe import brief_policy
 from winnow.executor.build import build_engine
 from winnow.fork import require_usable_torch
@@ -156,13 +156,12 @@ class LLM:
         [output] = self._finish([self._request(tokenized, params, observer=observer, final_only=True)])
         output.raise_for_error()
         answer = output.outputs[0]
-        [config] = requested_eviction(self.config.eviction, params)
-        eviction = config.chosen
+        [eviction] = requested_eviction(self.config.eviction, params)
         # The last token of an answer is never computed, so no row holds it.
         at_end = Held.of(observer.at_end, len(token_ids) + len(answer.token_ids) - 1)
         return Inspection(
-            policy=eviction if isinstance(eviction, str) else "own",
-            parts=brief_policy(preset_of(eviction).policy),
+            policy=eviction.name,
+            parts=brief_policy(eviction.policy),
             tokens=read_tokens(self.tokenizer, [*token_ids, *answer.token_ids]),
             num_prompt_tokens=len(token_ids),
             answer=answer.text,
@@ -364,9 +363,9 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:
 
         plain = load_plain_model(config.model)
         return plain, build_padded_engine(plain, config, time.monotonic)
-    policy = preset_of(config.eviction.chosen).policy
+    policy = resolve_policy(config.eviction).policy
     loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
-    return loaded, build_engine(loaded, config, time.monotonic)
+    return loaded, build_engine(loaded, config, policy, time.monotonic)
 
 
 def _is_token_ids(value: Any) -> bool:

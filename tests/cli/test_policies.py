@@ -10,7 +10,7 @@ from torch import Tensor
 
 from winnow.attention import Group
 from winnow.cli.main import main
-from winnow.eviction import PRESETS, AdaptiveHeads, EvictionPolicy, LayerRows, Pyramid, Score, Window
+from winnow.eviction import PRESETS, AdaptiveHeads, EvictionPolicy, LayerRows, Pyramid, Scorer, Window
 from winnow.eviction.describe import brief, brief_policy, first_line
 
 
@@ -123,10 +123,10 @@ class TestBrief:
 
     def test_a_class_of_ones_own(self) -> None:
         @dataclass(frozen=True)
-        class Mine(Score):
+        class Mine(Scorer):
             weight: float = 1.0
 
-            def worth(self, rows: LayerRows) -> Tensor:
+            def score(self, rows: LayerRows) -> Tensor:
                 return rows.position.float()
 
         assert brief(Mine(0.5)) == "Mine (weight 0.5)"

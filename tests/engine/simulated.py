@@ -18,7 +18,7 @@ from winnow.eviction import (
     Instruction,
     SequenceEviction,
     replay_passes,
-    settle,
+    resolve_policy,
 )
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams
@@ -137,7 +137,7 @@ class Simulation:
         eviction = None
         if policy is not None:
             config = EvictionConfig(eviction=policy, kv_budget=budget)
-            eviction = settle(config, prompt_len, prompt_len + max_tokens - 1)
+            eviction = resolve_policy(config).for_prompt(prompt_len, prompt_len + max_tokens - 1)
             replay = policy.score.replay
             if eviction is not None and replay is not None and prompt_len > eviction.target:
                 passes = replay_passes(replay, [3] * prompt_len, Instruction(), 0, 400)

@@ -32,10 +32,11 @@ from winnow.eviction import (
     LayerSplit,
     Pyramid,
     Recency,
-    Score,
+    Scorer,
     When,
     Window,
 )
+from winnow.eviction.costs import RowCosts
 from winnow.eviction.ranking import Ranking
 
 PEERS = Path(__file__).parent / "peers"
@@ -68,10 +69,10 @@ class KvpressPyramid(LayerSplit):
     beta: int
     ratio: float
 
-    def budgets(self, ranking: Ranking) -> Tensor:
-        lengths, windows = ranking.round.tokens.tolist(), ranking.round.recent.tolist()
+    def budgets(self, costs: RowCosts) -> Tensor:
+        lengths, windows = costs.round.tokens.tolist(), costs.round.recent.tolist()
         return torch.tensor(
-            [self._split(*each, ranking.num_layers) for each in zip(lengths, windows, strict=True)]
+            [self._split(*each, costs.num_layers) for each in zip(lengths, windows, strict=True)]
         )
 
     def _split(self, length: int, window: int, layers: int) -> list[int]:
@@ -90,17 +91,21 @@ class KvpressHeads(Budget):
 
     share: float
 
-    def targets(self, ranking: Ranking) -> Tensor:
-        budget = ranking.round.budget
+    def costs(self, ranking: Ranking) -> RowCosts:
+        return RowCosts.of(ranking, ranking.sorted_score)
+
+    def allot(self, costs: RowCosts) -> Tensor:
+        assert costs.cost is not None
+        budget = costs.round.budget
         safe = (budget.double() * self.share).long().clamp_min(1)[:, None, None, None]
-        place = torch.arange(ranking.worth.shape[-1])
-        worth = ranking.worth.masked_fill(place >= ranking.length[..., None] - safe, torch.inf)
-        gone = (ranking.length - budget[:, None, None]).sum(dim=2)
-        last_to_go = worth.flatten(2).sort(dim=-1).values.gather(2, gone[..., None] - 1)
-        return ranking.length - (worth <= last_to_go[..., None]).sum(dim=-1)
+        place = torch.arange(costs.cost.shape[-1])
+        cost = costs.cost.masked_fill(place >= costs.length[..., None] - safe, torch.inf)
+        gone = (costs.length - budget[:, None, None]).sum(dim=2)
+        last_to_go = cost.flatten(2).sort(dim=-1).values.gather(2, gone[..., None] - 1)
+        return costs.length - (cost <= last_to_go[..., None]).sum(dim=-1)
 
 
-def score_and_keep(press: str, parameters: dict[str, Any]) -> tuple[Score, Keep]:
+def score_and_keep(press: str, parameters: dict[str, Any]) -> tuple[Scorer, Keep]:
     if press in ("SnapKVPress", "PyramidKVPress"):
         pool = Smoothing(parameters["kernel_size"], "average", per_query_head=True, skip_window=True)
         window = parameters["window_size"]

@@ -1,7 +1,7 @@
 """KV-Compress's worked example (Figure 5 and its text in 4.2.2), from metrics to moved KVs.
 
 One layer, two KV heads, blocks of two. The heads hold five and two KVs, and the sequence must give up two blocks: both
-come from the first head, and a third would be the lone block of the second. The text tells these numbers; the figure's
+come from the first head, and a third would be the lone block of the second. The text gives these numbers; the figure's
 metrics are drawn only, so those here are others of the same order.
 """
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from winnow.attention.ranked_rows import moves
-from winnow.eviction.budgets.heads import cheapest_blocks, length_without
+from winnow.eviction.budgets.heads import block_costs, cheapest_blocks, length_without
 
 BLOCK, HELD = 2, (5, 2)
 # By logical index. Five KVs are three blocks: the first freed costs 1 (any KV may be that in the half-empty block, so
@@ -19,11 +19,11 @@ METRICS = ((3.0, 6.0, 1.0, 2.0, 4.0), (5.0, 4.5))
 
 def schedule(excess: int) -> tuple[list[int], list[int]]:
     """Blocks that each head gives up, and KVs that it keeps."""
-    worth = torch.full((1, 1, 2, max(HELD)), torch.inf)
+    score = torch.full((1, 1, 2, max(HELD)), torch.inf)
     for head, metrics in enumerate(METRICS):
-        worth[0, 0, head, : len(metrics)] = torch.tensor(sorted(metrics))
+        score[0, 0, head, : len(metrics)] = torch.tensor(sorted(metrics))
     length = torch.tensor([[HELD]])
-    freed = cheapest_blocks(worth, length, torch.tensor([excess]), BLOCK)
+    freed = cheapest_blocks(block_costs(score, length, BLOCK), torch.tensor([excess]))
     return freed[0, 0].tolist(), length_without(length, freed, BLOCK)[0, 0].tolist()
 
 

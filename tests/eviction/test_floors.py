@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_dense_oracle import ALWAYS, ONCE, WITHIN, WORDS, build, open_llm
+from lockstep import ALWAYS, ONCE, WITHIN, WORDS, build, open_llm
 
 from winnow import SamplingParams
 from winnow.eviction import (

@@ -16,7 +16,7 @@ from winnow.attention.native import NativeBackend
 from winnow.attention.observer_reference import smooth
 from winnow.attention.reference import ReferenceBackend
 from winnow.cache import CacheLayout, CacheSize, LocalCache
-from winnow.eviction import KeyDifference, Leverage, Score
+from winnow.eviction import KeyDifference, Leverage, Scorer
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.ranking import Ranking
 from winnow.eviction.rows import LayerRows, RoundInputs, RoundRows
@@ -70,12 +70,12 @@ class Case:
 
 def row_by_row(rows: LayerRows, formula: Callable[[Tensor], Tensor]) -> Tensor:
     """A formula of a row's keys, [n, d] in float64, for all rows, as float32; zeros where not valid."""
-    worth = torch.zeros(rows.valid.shape, dtype=torch.float64)
+    score = torch.zeros(rows.valid.shape, dtype=torch.float64)
     for b, h in torch.cartesian_prod(*(torch.arange(n) for n in rows.length.shape)).tolist():
         n = int(rows.length[b, h])
         if n > 0:
-            worth[b, h, :n] = formula(rows.pool.k.flatten(0, 1)[rows.slot[b, h, :n]].double())
-    return worth.float()
+            score[b, h, :n] = formula(rows.pool.k.flatten(0, 1)[rows.slot[b, h, :n]].double())
+    return score.float()
 
 
 def leverages(keys: Tensor, ridge: float) -> Tensor:
@@ -190,12 +190,12 @@ def test_keys_that_are_all_alike_are_worth_nothing_by_leverage(name: str) -> Non
     assert not leverage(rows, 0.1).any()
 
 
-@pytest.mark.parametrize("score", [Leverage(), Leverage(pool=Smoothing(3, "average")), KeyDifference()])
-def test_scores_agree_without_the_kernels(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scorer", [Leverage(), Leverage(pool=Smoothing(3, "average")), KeyDifference()])
+def test_scores_agree_without_the_kernels(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Case([[90, 33]], 64, torch.bfloat16).rows()
-    by_kernels = score.worth(rows)
+    by_kernels = scorer.score(rows)
     monkeypatch.setattr("winnow.eviction.kernels.native_kernels", lambda: None)
-    torch.testing.assert_close(by_kernels[rows.valid], score.worth(rows)[rows.valid], rtol=5e-4, atol=5e-4)
+    torch.testing.assert_close(by_kernels[rows.valid], scorer.score(rows)[rows.valid], rtol=5e-4, atol=5e-4)
 
 
 @pytest.mark.parametrize("isa", KERNELS)
@@ -211,8 +211,8 @@ def test_those_stay_that_torch_would_keep(isa: str, case: Case, data: st.DataObj
 
     ours, theirs = case.all_rows(), case.all_rows()
     shape = ours.position.shape
-    worth = choose([-1.5, -0.0, 0.0, 1e-30, 0.25, 7.0, 1e30])
-    worth = torch.where(ours.valid, worth, math.nan)
+    score = choose([-1.5, -0.0, 0.0, 1e-30, 0.25, 7.0, 1e30])
+    score = torch.where(ours.valid, score, math.nan)
     must_stay = (choose([0.0, 0.0, 0.0, 1.0]) > 0) & ours.valid
     protected = must_stay.sum(dim=-1)
     kept = (
@@ -225,7 +225,7 @@ def test_those_stay_that_torch_would_keep(isa: str, case: Case, data: st.DataObj
         pool.accumulators.copy_(torch.randn(pool.accumulators.shape, generator=filling))
 
     for backend, rows in ((NativeBackend(KERNELS[isa]), ours), (ReferenceBackend(), theirs)):
-        ranked = Ranking(rows, worth, must_stay, torch.empty(0)).ranked
+        ranked = Ranking(rows, score, must_stay, None).ranked
         backend.keep_best(rows.cache.pool, ranked, kept, int((rows.length - kept).max()))
     for name in ("storage", "position", "accumulators"):
         assert torch.equal(getattr(ours.cache.pool, name), getattr(theirs.cache.pool, name)), name
@@ -237,10 +237,10 @@ def test_rows_where_a_position_comes_twice_do_no_harm() -> None:
     pool = rows.cache.pool
     pool.position.zero_()
     before = pool.storage.clone()
-    worth = torch.zeros(rows.position.shape)
+    score = torch.zeros(rows.position.shape)
     kept = torch.full(rows.length.shape, 10)
     backend = NativeBackend(KERNELS["generic"])
-    ranked = Ranking(rows, worth, torch.zeros_like(rows.valid), torch.empty(0)).ranked
+    ranked = Ranking(rows, score, torch.zeros_like(rows.valid), None).ranked
     backend.keep_best(pool, ranked, kept, 20)
     outside = torch.ones(pool.num_blocks, dtype=torch.bool)
     outside[rows.block.flatten()] = False

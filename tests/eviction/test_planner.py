@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from winnow.attention.ranked_rows import moves
-from winnow.eviction.budgets.heads import cheapest_blocks, length_without, without_best
+from winnow.eviction.budgets.heads import above_floor, block_costs, cheapest_blocks, length_without
 from winnow.eviction.ranking import Ranking, ranks, sort_rows
 
-# A row: its KVs as (worth, protected). Few different worths, so that ties are common.
+# A row: its KVs as (score, protected). Few different scores, so that ties are common.
 Row = list[tuple[float, bool]]
 ROWS = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 7.0]), st.booleans()), max_size=11)
 
@@ -28,15 +28,15 @@ def sequences(draw: st.DrawFn) -> list[list[Row]]:
 
 
 def tensors(batch: list[list[Row]]) -> tuple[Tensor, Tensor]:
-    """Sorted worth [B, 1, rows, N], +inf for what cannot go, and lengths [B, 1, rows]."""
+    """Sorted score [B, 1, rows, N], +inf for what cannot go, and lengths [B, 1, rows]."""
     longest = max((len(row) for rows in batch for row in rows), default=0) or 1
-    worth = torch.full((len(batch), 1, len(batch[0]), longest), torch.inf)
+    score = torch.full((len(batch), 1, len(batch[0]), longest), torch.inf)
     for b, rows in enumerate(batch):
         for r, row in enumerate(rows):
             values = sorted(math.inf if protected else value for value, protected in row)
-            worth[b, 0, r, : len(row)] = torch.tensor(values)
+            score[b, 0, r, : len(row)] = torch.tensor(values)
     length = torch.tensor([[[len(row) for row in rows]] for rows in batch])
-    return worth, length
+    return score, length
 
 
 def costs(row: Row, block_size: int) -> list[float]:
@@ -67,8 +67,8 @@ def test_frees_what_is_asked_at_the_least_cost(
     batch: list[list[Row]], block_size: int, data: st.DataObject
 ) -> None:
     excess = [data.draw(st.integers(0, 12)) for _ in batch]
-    worth, length = tensors(batch)
-    freed = cheapest_blocks(worth, length, torch.tensor(excess), block_size)
+    score, length = tensors(batch)
+    freed = cheapest_blocks(block_costs(score, length, block_size), torch.tensor(excess))
     kept = length_without(length, freed, block_size)
     for b, rows in enumerate(batch):
         count, cost = cheapest(rows, excess[b], block_size)
@@ -125,10 +125,11 @@ def test_frees_what_is_asked_at_the_least_cost_above_floors(
     most = [data.draw(st.integers(0, 8)) for _ in layers]
     flat, length = tensors([[row for rows in layers for row in rows]])
     shape = (1, len(layers), len(layers[0]))
-    worth, length = flat.view(*shape, -1), length.view(shape)
-    guarded = without_best(worth, length, torch.minimum(torch.tensor([least]), length))
-    freed = cheapest_blocks(guarded, length, torch.tensor([excess]), block_size, torch.tensor([most]))
-    count, cost = cheapest_of_layers(layers, least, most, excess, block_size)
+    score, length = flat.view(*shape, -1), length.view(shape)
+    cost = block_costs(score, length, block_size)
+    guarded = above_floor(cost, length, torch.minimum(torch.tensor([least]), length), block_size)
+    freed = cheapest_blocks(guarded, torch.tensor([excess]), torch.tensor([most]))
+    count, least_cost = cheapest_of_layers(layers, least, most, excess, block_size)
     taken = freed[0].tolist()
     assert sum(map(sum, taken)) == count, "it gives up what it was asked, or all that floors let go"
     paid = sum(
@@ -136,7 +137,7 @@ def test_frees_what_is_asked_at_the_least_cost_above_floors(
         for rows, ns in zip(layers, taken, strict=True)
         for row, n in zip(rows, ns, strict=True)
     )
-    assert paid == pytest.approx(cost)
+    assert paid == pytest.approx(least_cost)
     for rows, ns, floors, limit in zip(layers, taken, least, most, strict=True):
         assert sum(ns) <= limit
         for row, n, floor in zip(rows, ns, floors, strict=True):
@@ -145,9 +146,9 @@ def test_frees_what_is_asked_at_the_least_cost_above_floors(
 
 def test_four_sequences_of_one_round_each_give_up_sixteen_blocks() -> None:
     # The published code frees 16, 8, 0, 0 here: it counts from the batch's first block instead of the sequence's.
-    worth = torch.rand(4, 2, 2, 128).sort(dim=-1).values
+    score = torch.rand(4, 2, 2, 128).sort(dim=-1).values
     length = torch.full((4, 2, 2), 128)
-    freed = cheapest_blocks(worth, length, torch.tensor([16, 16, 16, 16]), 4)
+    freed = cheapest_blocks(block_costs(score, length, 4), torch.tensor([16, 16, 16, 16]))
     assert freed.sum(dim=(1, 2)).tolist() == [16, 16, 16, 16]
 
 
@@ -165,13 +166,13 @@ def test_four_sequences_of_one_round_each_give_up_sixteen_blocks() -> None:
     ),
     padding=st.integers(0, 5),
 )
-def test_rows_sort_by_worth_then_age(values: list[tuple[float, int, bool]], padding: int) -> None:
+def test_rows_sort_by_score_then_age(values: list[tuple[float, int, bool]], padding: int) -> None:
     n = len(values)
     valid = torch.arange(n + padding) < n
-    worth = torch.tensor([v for v, _, _ in values] + [math.nan] * padding)
+    score = torch.tensor([v for v, _, _ in values] + [math.nan] * padding)
     position = torch.tensor([p for _, p, _ in values] + [7] * padding, dtype=torch.int32)
     protected = torch.tensor([k for _, _, k in values] + [False] * padding)
-    found, order = sort_rows(worth, position, protected, valid)
+    found, order = sort_rows(score, position, protected, valid)
     expected = sorted(range(n), key=lambda i: (math.inf if values[i][2] else values[i][0], values[i][1]))
     assert order[:n].tolist() == expected
     assert found[:n].tolist() == [math.inf if values[i][2] else values[i][0] for i in order[:n].tolist()]
@@ -205,25 +206,25 @@ def test_moves_fill_the_holes_and_nothing_else(rows: list[list[bool]]) -> None:
 )
 def test_the_lowest_are_the_first_of_the_order(rows: list[Row], data: st.DataObject) -> None:
     longest = max(map(len, rows)) + data.draw(st.integers(0, 3)) or 1
-    worth, position = (
+    score, position = (
         torch.full((1, 1, len(rows), longest), -1.0),
         torch.randint(50, (1, 1, len(rows), longest)),
     )
     protected = torch.zeros(1, 1, len(rows), longest, dtype=torch.bool)
     for r, row in enumerate(rows):
-        worth[0, 0, r, : len(row)] = torch.tensor([value for value, _ in row])
+        score[0, 0, r, : len(row)] = torch.tensor([value for value, _ in row])
         protected[0, 0, r, : len(row)] = torch.tensor([keep for _, keep in row])
         position[0, 0, r, : len(row)] = torch.randperm(len(row))
     length = torch.tensor([[[len(row) for row in rows]]])
     count = torch.tensor([[[data.draw(st.integers(0, len(row))) for row in rows]]])
     valid = torch.arange(longest) < length[..., None]
-    sorted_worth, order = sort_rows(worth, position.int(), protected, valid)
+    sorted_score, order = sort_rows(score, position.int(), protected, valid)
     known = SimpleNamespace(block=None, length=length[0], position=position.int())
-    ranking = Ranking(known, worth, protected, torch.empty(0))  # type: ignore[arg-type]
+    ranking = Ranking(known, score, protected, None)  # type: ignore[arg-type]
     lowest = ranking.ranked.lowest(count, int(count.max()))
     for r in range(len(rows)):
         assert set(lowest[0, 0, r].nonzero()[:, 0].tolist()) == set(order[0, 0, r, : count[0, 0, r]].tolist())
-    assert torch.equal(ranking.worth, sorted_worth)
+    assert torch.equal(ranking.sorted_score, sorted_score)
 
 
 def test_ranks_give_places() -> None:

@@ -1,6 +1,6 @@
 """Every number of every preset beside its source, written down apart from the table of presets.
 
-The dense oracle takes its numbers from the presets, so it cannot tell when one of them is no longer its paper's. Here
+The dense oracle takes its numbers from the presets, so it cannot notice when one of them is no longer its paper's. Here
 a change of a preset must name its source again. What is not listed is off: None, False, 0 or empty.
 
 "own" in a source marks a choice of Winnow's, where the paper and its code say nothing or something that does not apply.
@@ -141,9 +141,9 @@ STREAMING: Row = {
 def expected() -> Row:
     return {
         "score.class": ("ByValueNorm", "kvpress expected_attention_press.py: use_vnorm"),
-        "score.score.class": ("ExpectedAttention", "Expected Attention"),
-        "score.score.horizon": (512, "kvpress expected_attention_press.py: n_future_positions 512"),
-        "score.score.skip": (4, "kvpress expected_attention_press.py: n_sink 4"),
+        "score.inner.class": ("ExpectedAttention", "Expected Attention"),
+        "score.inner.horizon": (512, "kvpress expected_attention_press.py: n_future_positions 512"),
+        "score.inner.skip": (4, "kvpress expected_attention_press.py: n_sink 4"),
         "keep.sinks": (4, "kvpress expected_attention_press.py: sinks get the largest score"),
     }
 
@@ -354,14 +354,14 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def differences(told: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Of a preset as `full_preset` tells it from its row: what is there and what is pinned."""
+def differences(preset: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Differences between a preset, as `full_preset` returns it, and its row: what is there and what is pinned."""
     there = {
         key: value
-        for key, value in leaves(told)
+        for key, value in leaves(preset)
         if value and key not in ("name", "paper") and key not in _CONSTANT
     }
-    pinned = {key: value for key, (value, _) in PINNED[told["name"]].items()}
+    pinned = {key: value for key, (value, _) in PINNED[preset["name"]].items()}
     return {
         key: (there.get(key), pinned.get(key))
         for key in there.keys() | pinned.keys()
@@ -380,11 +380,11 @@ def test_a_preset_is_what_its_source_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_no_number_can_change_unseen(name: str) -> None:
-    told = full_preset(name, PRESETS[name])
-    for key, value in leaves(told):
+    preset = full_preset(name, PRESETS[name])
+    for key, value in leaves(preset):
         if key in ("name", "paper") or key in _CONSTANT:
             continue
-        changed = copy.deepcopy(told)
+        changed = copy.deepcopy(preset)
         *path, last = key.split(".")
         place = changed
         for part in path:

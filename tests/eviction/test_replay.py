@@ -1,4 +1,4 @@
-"""Scoring by reconstruction: what is asked, what attention tells, and what the engine makes of it."""
+"""Scoring by reconstruction: the passes, the scores that attention gives, and the round in the engine."""
 
 import math
 import random
@@ -79,15 +79,15 @@ def test_the_instruction_stands_inside_the_template() -> None:
     tokenizer.chat_template = (
         "{% for message in messages %}Human: {{ message.content }}{% endfor %}\n\nplease! {{ eos_token }}"
     )
-    told = Instructor(tokenizer)(Replay(), tokenizer.encode("Human: The quick brown fox"))
-    assert tokenizer.decode(told.first) == f"\n\n{Replay().first}"
-    assert tokenizer.decode(told.answer) == f"\nplease! {tokenizer.eos_token}"
-    assert told.template == len(tokenizer.encode("Human: "))
+    instruction = Instructor(tokenizer)(Replay(), tokenizer.encode("Human: The quick brown fox"))
+    assert tokenizer.decode(instruction.first) == f"\n\n{Replay().first}"
+    assert tokenizer.decode(instruction.answer) == f"\nplease! {tokenizer.eos_token}"
+    assert instruction.template == len(tokenizer.encode("Human: "))
     outside = Instructor(tokenizer)(Replay(), tokenizer.encode("The quick brown fox"))
-    assert outside == replace(told, template=0, answer=())
+    assert outside == replace(instruction, template=0, answer=())
 
 
-# -- what attention tells --------------------------------------------------------------------------------------------
+# -- scores of attention ---------------------------------------------------------------------------------------------
 
 
 BACKENDS = {"torch": ReferenceBackend} | {
@@ -148,8 +148,8 @@ def test_the_largest_probability_by_the_formula(
                 for j, x in zip(seen, logits, strict=True):
                     if j < context:
                         expected[j] = max(expected[j], math.exp(x) / mass)
-        told = cache.pool.accumulators[0, blocks[head]].flatten()[:42]
-        torch.testing.assert_close(told, torch.tensor(expected), atol=1e-6, rtol=1e-5)
+        found = cache.pool.accumulators[0, blocks[head]].flatten()[:42]
+        torch.testing.assert_close(found, torch.tensor(expected), atol=1e-6, rtol=1e-5)
     # Nothing else has changed.
     assert int((cache.pool.accumulators != 0).sum()) == sum(
         int((cache.pool.accumulators[0, blocks[head]] != 0).sum()) for head in range(2)
@@ -187,13 +187,13 @@ def test_kernels_tell_what_torch_tells(
         output = torch.randn(group * heads, dim, 48, generator=generator)
         weights = ReplayWeights(output @ output.mT, torch.randn(count, 48, generator=generator))
     span = ReplaySpan(slot, ReplayPass(tuple(range(count)), 5, 70, 260, context, 2), slice(0, count), 0)
-    told = []
+    observed = []
     for backend in (ReferenceBackend(), NativeBackend(_native.Kernels(isa))):
         cache.pool.accumulators.zero_()
         observe_replay(cache, backend, span, 0, q, AttentionSpec(dim**-0.5), weights)
-        told.append(cache.pool.accumulators.clone())
-    assert int((told[0] > 0).sum()) == heads * 195
-    torch.testing.assert_close(told[1], told[0], rtol=2e-5, atol=1e-9)
+        observed.append(cache.pool.accumulators.clone())
+    assert int((observed[0] > 0).sum()) == heads * 195
+    torch.testing.assert_close(observed[1], observed[0], rtol=2e-5, atol=1e-9)
 
 
 # -- in the engine ---------------------------------------------------------------------------------------------------
@@ -316,11 +316,11 @@ def test_a_replay_itself_changes_nothing_that_is_computed(directory: Path, llm: 
 def test_the_report_says_what_the_replay_cost(llm: LLM) -> None:
     before = llm.stats()
     [output] = llm.generate(PROMPTS[0], greedy(compression=4))
-    told, stats = report(output), llm.stats()
+    reported, stats = report(output), llm.stats()
     # No words: the model has no tokenizer.
-    assert told.replay_tokens == stats.replay_tokens - before.replay_tokens == 150
-    assert told.replay_seconds == pytest.approx(stats.replay_seconds - before.replay_seconds)
-    assert told.replay_seconds > 0
+    assert reported.replay_tokens == stats.replay_tokens - before.replay_tokens == 150
+    assert reported.replay_seconds == pytest.approx(stats.replay_seconds - before.replay_seconds)
+    assert reported.replay_seconds > 0
     assert stats.prompt_tokens - before.prompt_tokens == 150
 
 
@@ -375,17 +375,17 @@ def test_scores_are_those_of_full_attention(directory: Path, name: str, options:
     document = prompt(120)
     with open_llm(directory, eviction=name, **options) as llm:
         executor = llm._engine._executor
-        told = []
+        collected = []
         evict = executor.evict
 
         def look_then_evict(members: list[PlannedEviction]) -> Any:
             for layer in range(executor.layout.num_layers):
                 n, slot = len(document), members[0].slot
                 place, _ = judged_slots(executor.cache, layer, slot, JudgedKVs(0, 0, n, n), n)
-                told.append(executor.cache.pool.accumulators[0].flatten()[place].clone())
+                collected.append(executor.cache.pool.accumulators[0].flatten()[place].clone())
             return evict(members)
 
         executor.evict = look_then_evict
         llm.generate(document, greedy(compression=4, max_tokens=2))
     expected = dense_scores(directory, document, normalized=name == "kvzip-plus")
-    torch.testing.assert_close(torch.stack(told), expected, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(torch.stack(collected), expected, rtol=1e-3, atol=1e-6)

@@ -141,7 +141,12 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
     with LLM(directory, **options) as llm:
         engine: Any = llm._engine
         backend = open_backend("auto", engine._executor._model.device)
-        mirrored = Mirrored(engine._executor, TorchExecutor(engine._executor._model, llm.config, backend))
+        mirrored = Mirrored(
+            engine._executor,
+            TorchExecutor(
+                engine._executor._model, llm.config, backend, engine._executor.layout.num_accumulators
+            ),
+        )
         engine._executor = engine._scheduler._executor = engine._scheduler._rounds._executor = mirrored
         for index in range(8):
             length = rng.randint(90, 140)

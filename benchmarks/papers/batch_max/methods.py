@@ -13,7 +13,7 @@ from winnow.errors import ConfigError
 from winnow.evaluate.demo_tasks import CATEGORIES
 from winnow.evaluate.sample import Question
 from winnow.evaluate.tasks import TaskSettings, load_task
-from winnow.eviction import PRESETS, Average, EvictionPolicy, KeyDifference, Recency, Score
+from winnow.eviction import PRESETS, Average, EvictionPolicy, KeyDifference, Recency, Scorer
 from winnow.sampling import SamplingParams
 from winnow.units import parse_bytes
 
@@ -81,7 +81,7 @@ class BatchMaxConfig:
 EVICT_EVERY = 64
 """The paper's p: tokens between two rounds."""
 
-SCORES: Mapping[str, Score] = MappingProxyType(
+SCORES: Mapping[str, Scorer] = MappingProxyType(
     dict(zip(RULES, (Average(), KeyDifference(), PRESETS["leverage"].policy.score, Recency()), strict=True))
 )
 """`average` is the paper's own rule (3.2); its loop takes any other as well. `leverage` is that preset's."""

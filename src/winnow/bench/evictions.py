@@ -5,7 +5,7 @@ from typing import Any
 
 from winnow.bench.room import kv_memory_for
 from winnow.config import EngineConfig
-from winnow.eviction import preset_of
+from winnow.eviction import find_preset
 
 
 def options_by_eviction(
@@ -25,7 +25,7 @@ def options_by_eviction(
     options = options | {"kv_memory": kv_memory_for(config, kv_seqs, num_kvs)}
     found = {}
     for eviction in evictions:
-        preset_of(eviction)  # a name that nobody knows is refused before anything is measured
+        find_preset(eviction)  # a name that nobody knows is refused before anything is measured
         if eviction == "full":
             found[eviction] = options
         else:

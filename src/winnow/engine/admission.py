@@ -12,10 +12,10 @@ from winnow.eviction import (
     Instruction,
     Replay,
     ReplayPass,
+    ResolvedPolicy,
     SequenceEviction,
-    preset_of,
     replay_passes,
-    settle,
+    resolve_policy,
 )
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
@@ -109,8 +109,8 @@ class Admission:
 
     def _admit(self, token_ids: list[int], params: SamplingParams) -> Admitted:
         check_tokens(token_ids, params, self._vocab_size)
-        configs = requested_eviction(self._config.eviction, params)
-        policy = preset_of(configs[0].chosen).policy
+        asked = requested_eviction(self._config.eviction, params)
+        policy = asked[0].policy
         context = (
             self._max_model_len if policy.reassign_positions else min(self._max_model_len, self._trained_len)
         )
@@ -129,16 +129,15 @@ class Admission:
         total, layout = prompt_len + max_tokens - 1, self._ledger.layout
         # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
         evictions = [
-            settle(
-                each,
+            each.for_prompt(
                 prompt_len,
                 total,
                 context_len,
                 params.protect,
                 params.template_tail or 0,
-                may_idle=len(configs) == 1,
+                may_idle=len(asked) == 1,
             )
-            for each in configs
+            for each in asked
         ]
         evictions = self._with_replay(evictions, token_ids, context)
         for eviction in evictions:
@@ -154,8 +153,7 @@ class Admission:
                 f"prompt of {prompt_len} tokens with max_tokens {max_tokens} needs room for {peak} KVs a row, "
                 f"kv_memory {format_bytes(self._config.cache.kv_memory)} holds {self._ledger.capacity}"
             )
-        asked = configs[0].chosen
-        name = None if policy.when.never else asked if isinstance(asked, str) else "own"
+        name = None if policy.when.never else asked[0].name
         return Admitted(min(max_tokens, left), tuple(evictions), name)
 
     def _with_replay(
@@ -218,22 +216,29 @@ def _blocks(eviction: SequenceEviction | None, layout: CacheLayout, num_tokens: 
     return layout.blocks_for(num_tokens) if eviction is None else eviction.peak_blocks(layout, num_tokens)
 
 
-def requested_eviction(config: EvictionConfig, params: SamplingParams) -> list[EvictionConfig]:
-    """The engine's choice with what the request puts in its place: one for all samples, or one each."""
+def requested_eviction(config: EvictionConfig, params: SamplingParams) -> list[ResolvedPolicy]:
+    """The engine's choice with what the request puts in its place: one for all samples, or one each.
+
+    Raises:
+        ConfigError: there is no such policy, or an amount is out of range or given for a policy that takes none.
+        InvalidRequestError: several amounts, for a policy whose samples share its rounds.
+    """
     own: dict[str, Any] = {} if params.eviction is None else {"eviction": params.eviction}
     unset: dict[str, Any] = {"compression": None, "kv_budget": None}
     for name in unset:
         value = getattr(params, name)
         if value is not None:
             values = value if isinstance(value, tuple) else (value,)
-            configs = [replace(config, **own, **(unset | {name: each})) for each in values]
-            if len(configs) > 1 and preset_of(configs[0].chosen).policy.when.in_prefill:
+            asked = [resolve_policy(replace(config, **own, **(unset | {name: each}))) for each in values]
+            if len(asked) > 1 and asked[0].policy.when.in_prefill:
                 raise InvalidRequestError(
                     f"{name} must be one number for a policy with rounds within the prompt, which samples share; "
                     f"got {value}"
                 )
-            return configs
+            return asked
+    if not own:
+        return [resolve_policy(config)]
+    policy = resolve_policy(replace(config, **own, **unset))
     # An amount that the engine was opened with means nothing to a policy that takes none.
-    policy = preset_of(params.eviction).policy if own else None
-    takes_none = policy is not None and (policy.when.never or policy.budget.fixed is not None)
-    return [replace(config, **own, **(unset if takes_none else {}))]
+    amounts = {name: getattr(config, name) for name in unset} if policy.takes_amount else {}
+    return [replace(policy, **amounts)]

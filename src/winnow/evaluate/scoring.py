@@ -9,7 +9,7 @@ from winnow.evaluate.cell import Cell
 from winnow.evaluate.metrics import score
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.reached import reached_compression
-from winnow.eviction import settle
+from winnow.eviction import resolve_policy
 from winnow.outputs import CompletionOutput, EvictionReport
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def outcome_of(llm: "LLM", ask: Ask, part: Part, output: CompletionOutput) -> Ou
 
 def _reached(llm: "LLM", ask: Ask, cell: Cell, report: EvictionReport) -> float | None:
     config = replace(llm.config.eviction, eviction=cell.policy, compression=cell.compression, kv_budget=None)
-    eviction = settle(config, len(ask.token_ids), ask.last_token, ask.context_tokens, may_idle=False)
+    eviction = resolve_policy(config).for_prompt(
+        len(ask.token_ids), ask.last_token, ask.context_tokens, may_idle=False
+    )
     return reached_compression(report, eviction)
 
 

@@ -19,6 +19,7 @@ from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import PRESETS, Preset, find_preset
 from winnow.eviction.replay import Instruction, Replay, ReplayPass, replay_passes
+from winnow.eviction.resolve import OWN, ResolvedPolicy, resolve_policy
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores import (
     Average,
@@ -38,16 +39,16 @@ from winnow.eviction.scores import (
     Random,
     Recency,
     Reconstruction,
-    Score,
+    Scorer,
     ValueAware,
     Window,
 )
 from winnow.eviction.sequence import SequenceEviction
-from winnow.eviction.settle import preset_of, settle
 from winnow.eviction.signals import Needs, QueryMoments, Signals
 from winnow.eviction.when import When
 
 __all__ = [
+    "OWN",
     "PRESETS",
     "PUNCTUATION",
     "SPECIAL",
@@ -89,7 +90,8 @@ __all__ = [
     "Reconstruction",
     "Replay",
     "ReplayPass",
-    "Score",
+    "ResolvedPolicy",
+    "Scorer",
     "SequenceEviction",
     "Signals",
     "ValueAware",
@@ -97,7 +99,6 @@ __all__ = [
     "Window",
     "evict",
     "find_preset",
-    "preset_of",
     "replay_passes",
-    "settle",
+    "resolve_policy",
 ]

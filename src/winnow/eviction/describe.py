@@ -10,40 +10,40 @@ from winnow.eviction.presets import Preset
 from winnow.json_values import json_value
 
 PARTS = ("score", "budget", "keep", "when")
-"""The four choices of a policy, in the order in which they are told."""
+"""The four choices of a policy, in the order of presentation."""
 
 
 def brief(value: Any) -> str:
     """A dataclass in a few words, such as `Window (size 8, continual)`: its fields that differ from their defaults."""
-    told = brief_fields(value)
-    return f"{type(value).__name__} ({told})" if told else type(value).__name__
+    chosen = brief_fields(value)
+    return f"{type(value).__name__} ({chosen})" if chosen else type(value).__name__
 
 
 def brief_fields(value: Any) -> str:
     """The fields of a dataclass that differ from their defaults; switches that are on are just named."""
-    told = []
+    parts = []
     for field in fields(value):
         chosen, words = getattr(value, field.name), field.name.replace("_", " ")
         if chosen == _default(field):
             continue
         if chosen is True:
-            told.append(words)
+            parts.append(words)
         elif is_dataclass(chosen) and type(chosen).__name__.lower() == field.name:
             # The class would only say the field's name again.
-            told.append(f"{words} ({brief_fields(chosen)})")
+            parts.append(f"{words} ({brief_fields(chosen)})")
         else:
-            told.append(f"{words} {_word(chosen)}")
-    return ", ".join(told)
+            parts.append(f"{words} {_word(chosen)}")
+    return ", ".join(parts)
 
 
 def brief_policy(policy: EvictionPolicy) -> dict[str, str]:
-    """Each part of a policy in a few words. What is not of the four parts is told with `keep`."""
-    told = {part: brief(getattr(policy, part)) for part in ("score", "budget")}
+    """Each part of a policy in a few words. Fields besides the four parts stand with `keep`."""
+    parts = {part: brief(getattr(policy, part)) for part in ("score", "budget")}
     rest = [f for f in fields(policy) if f.name not in PARTS and getattr(policy, f.name) != _default(f)]
     words = [brief_fields(policy.keep), *(field.name.replace("_", " ") for field in rest)]
-    told["keep"] = ", ".join(filter(None, words)) or "-"
-    told["when"] = brief_fields(policy.when) or "never"
-    return told
+    parts["keep"] = ", ".join(filter(None, words)) or "-"
+    parts["when"] = brief_fields(policy.when) or "never"
+    return parts
 
 
 def full_preset(name: str, preset: Preset) -> dict[str, Any]:

@@ -24,8 +24,8 @@ class EvictionTarget:
     eviction: SequenceEviction
     computed: int
     """Tokens in the cache, less what rounds took."""
-    shift: int = 0
-    """What re-assigned positions lie below token indices."""
+    position_offset: int = 0
+    """Token index minus stored position, of the KVs that re-assigned positions moved; else 0."""
 
 
 @torch.inference_mode()
@@ -51,11 +51,12 @@ def evict(
     kinds = signals.kinds(slots) if policy.budget.needs_kinds else None
     rows = RoundRows(cache, _round(cache, policy, members, signals), int(lengths.max()), kinds, signals)
     ranking = _rank(policy, rows)
-    kept = torch.minimum(torch.maximum(policy.budget.targets(ranking), ranking.protected), ranking.length)
+    targets = policy.budget.allot(policy.budget.costs(ranking))
+    kept = torch.minimum(torch.maximum(targets, ranking.protected), ranking.length)
     lengths_after: IntArray = kept.to(torch.int32).cpu().numpy()
     stay = kept.transpose(0, 1)
     backend.keep_best(cache.pool, ranking.ranked, stay, int((lengths - lengths_after).max()))
-    if policy.score.forgets:
+    if policy.score.resets_accumulators:
         cache.pool.clear_accumulators(rows.slot[rows.valid], policy.score.num_accumulators)
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
@@ -75,7 +76,7 @@ def _round(
     slots = tuple(member.slot for member in members)
     return RoundInputs(
         slots=slots,
-        now=column([member.computed - member.shift - 1 for member in members]).int(),
+        now=column([member.computed - member.position_offset - 1 for member in members]).int(),
         budget=column([member.eviction.target for member in members]),
         sinks=policy.keep.sinks,
         recent=column([member.eviction.recent_at(member.computed) for member in members]),
@@ -89,11 +90,14 @@ def _round(
 
 def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
     """Look at the layers one by one, so that nothing as large as the keys is held for more than one."""
-    worth, protected, stats = [], [], []
+    scores, protected, stats = [], [], []
     for layer in map(rows.layer, range(len(rows.slot))):
-        value = policy.score.worth(layer).float()
-        worth.append(value.mean(dim=1, keepdim=True).expand_as(value) if policy.score.per_layer else value)
+        score = policy.score.score(layer).float()
+        scores.append(score.mean(dim=1, keepdim=True).expand_as(score) if policy.score.per_layer else score)
         pinned, of_layer = policy.budget.pin(layer), policy.budget.layer_stats(layer)
         protected.append(layer.protected if pinned is None else layer.protected | pinned)
-        stats.append(value.new_empty(0) if of_layer is None else of_layer)
-    return Ranking(rows, torch.stack(worth), torch.stack(protected), torch.stack(stats, dim=1))
+        if of_layer is not None:
+            stats.append(of_layer)
+    return Ranking(
+        rows, torch.stack(scores), torch.stack(protected), torch.stack(stats, dim=1) if stats else None
+    )

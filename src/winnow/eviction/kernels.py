@@ -29,27 +29,27 @@ class RowKernels:
 
     def leverage(self, ridge: float) -> Tensor:
         """See `Leverage`; not pooled. float32 [B, H, N], zeros where not valid."""
-        worth = torch.empty(self._slot.shape, dtype=torch.float32)
-        self._kernels.leverage(self._keys, ridge, worth.data_ptr(), self._threads)
-        return worth
+        score = torch.empty(self._slot.shape, dtype=torch.float32)
+        self._kernels.leverage(self._keys, ridge, score.data_ptr(), self._threads)
+        return score
 
     def key_difference(self) -> Tensor:
         """See `KeyDifference`. float32 [B, H, N], zeros where not valid."""
-        worth = torch.empty(self._slot.shape, dtype=torch.float32)
-        self._kernels.key_difference(self._keys, worth.data_ptr(), self._threads)
-        return worth
+        score = torch.empty(self._slot.shape, dtype=torch.float32)
+        self._kernels.key_difference(self._keys, score.data_ptr(), self._threads)
+        return score
 
-    def pooled(self, worth: Tensor, smoothing: Smoothing) -> Tensor:
-        """`worth`, float32 [B, H, N], pooled over neighbours; zeros where not valid. The pool's heads and window are
+    def pooled(self, score: Tensor, smoothing: Smoothing) -> Tensor:
+        """`score`, float32 [B, H, N], pooled over neighbours; zeros where not valid. The pool's heads and window are
         not looked at."""
-        worth = worth.contiguous()
-        pooled = torch.empty_like(worth)
+        score = score.contiguous()
+        pooled = torch.empty_like(score)
         self._kernels.smooth_rows(
-            worth.data_ptr(),
+            score.data_ptr(),
             self._position.data_ptr(),
             self._length.data_ptr(),
             self._length.numel(),
-            worth.shape[-1],
+            score.shape[-1],
             smoothing.size,
             smoothing.kind == "max",
             pooled.data_ptr(),

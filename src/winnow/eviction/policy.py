@@ -7,7 +7,7 @@ from winnow.attention import AttentionObserver
 from winnow.errors import ConfigError
 from winnow.eviction.budgets import Budget, EqualHeads, LazyLayers, Recipes
 from winnow.eviction.keep import Keep
-from winnow.eviction.scores import Cumulative, LastQuery, MeanDeviation, Recency, Score
+from winnow.eviction.scores import Cumulative, LastQuery, MeanDeviation, Recency, Scorer
 from winnow.eviction.when import When
 
 
@@ -22,7 +22,7 @@ class EvictionPolicy:
         ConfigError: the four do not go together; says why.
     """
 
-    score: Score = field(default_factory=Recency)
+    score: Scorer = field(default_factory=Recency)
     budget: Budget = field(default_factory=EqualHeads)
     keep: Keep = field(default_factory=Keep)
     when: When = field(default_factory=When)

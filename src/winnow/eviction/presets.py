@@ -59,7 +59,7 @@ _KV_COMPRESS = EvictionPolicy(
     Keep(recent=8),
     When(after_prefill=True, join_prefill=True, pressure=True),
 )
-# Chosen by a search on the demo model's tasks, which docs/eviction.md tells about.
+# Chosen by a search on the demo model's tasks: see docs/eviction.md.
 _LEVERAGE = EvictionPolicy(
     Leverage(pool=Smoothing(3, "average")),
     AdaptiveRows(),
@@ -76,7 +76,8 @@ _STREAMING = EvictionPolicy(
 
 PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),
-    "winnow": Preset(_KVZIP, "what wins on a real model (docs/results/real.md): KVzip, by blocks"),
+    # Chosen by docs/results/real.md.
+    "winnow": Preset(_KVZIP, "KVzip by blocks: the best on a real model"),
     "leverage": Preset(_LEVERAGE, "leverage of keys (Compactor, exact) under KV-Compress's budget"),
     "leverage-pd": Preset(
         replace(_LEVERAGE, when=When(after_prefill=True, prefill_every=256, decode_every=16, pressure=True)),

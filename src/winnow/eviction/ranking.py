@@ -18,15 +18,15 @@ class Ranking:
 
     Attributes:
         rows: what is known of the KVs, layers first.
-        value: float32 [L, B, H, N], what the score says of each KV; arbitrary past the length.
+        score: float32 [L, B, H, N], of each KV; arbitrary past the length.
         must_stay: bool [L, B, H, N], False past the length.
-        stats: float32 [B, L, H], what the budget's `layer_stats` gave; empty if nothing.
+        stats: float32 [B, L, H], what the budget's `layer_stats` returned; None if it has none.
     """
 
     rows: RoundRows
-    value: Tensor
+    score: Tensor
     must_stay: Tensor
-    stats: Tensor
+    stats: Tensor | None
 
     @property
     def round(self) -> RoundInputs:
@@ -41,26 +41,13 @@ class Ranking:
         """KVs of each row, int64 [B, L, H]."""
         return self.rows.length.transpose(0, 1).long()
 
-    @property
-    def num_layers(self) -> int:
-        return self.length.shape[1]
-
-    @property
-    def num_heads(self) -> int:
-        return self.length.shape[2]
-
-    @property
-    def blocks(self) -> Tensor:
-        """Blocks of each row, int64 [B, L, H]."""
-        return -(-self.length // self.block_size)
-
     @cached_property
     def protected(self) -> Tensor:
         """How many KVs of each row must stay, int64 [B, L, H]."""
         return self.must_stay.sum(dim=-1).transpose(0, 1)
 
     @cached_property
-    def worth(self) -> Tensor:
+    def sorted_score(self) -> Tensor:
         """float32 [B, L, H, N], ascending; +inf for protected KVs and past the length."""
         return score_of(self.ranked.sorted_key).transpose(0, 1)
 
@@ -68,18 +55,18 @@ class Ranking:
     def ranked(self) -> RankedRows:
         """The rows in the order of eviction."""
         rows = self.rows
-        return RankedRows(rows.block, rows.length, rows.position, self.value, self.must_stay)
+        return RankedRows(rows.block, rows.length, rows.position, self.score, self.must_stay)
 
 
-def sort_rows(worth: Tensor, position: Tensor, protected: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort each row by worth, the older first among equals, protected KVs last, then what is not valid.
+def sort_rows(score: Tensor, position: Tensor, protected: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort each row by score, the older first among equals, protected KVs last, then what is not valid.
 
     All arguments [..., N].
 
     Returns:
-        Sorted worth (+inf for protected and not valid) and the order, int64, both [..., N].
+        Sorted scores (+inf for protected and not valid) and the order, int64, both [..., N].
     """
-    key, order = sort_key(worth, position, protected, valid).sort(dim=-1)
+    key, order = sort_key(score, position, protected, valid).sort(dim=-1)
     return score_of(key), order
 
 

@@ -167,11 +167,11 @@ class LayerRows:
         """What each KV's token got within its chunk of the context: summed over the chunk's queries, mean over the
         group; float32 [B, H, N]. Needs `Needs(chunk=...)`.
         """
-        told = self._signals.chunk_attention(self.layer, self.round.slots)
-        last = max(told.shape[-1] - 1, 0)
+        attention = self._signals.chunk_attention(self.layer, self.round.slots)
+        last = max(attention.shape[-1] - 1, 0)
         place = self.position.long().masked_fill(~self.valid, 0)
         outside = ~self.valid | (place > last)
-        return told.gather(-1, place.clamp_max(last)).masked_fill_(outside, 0.0)
+        return attention.gather(-1, place.clamp_max(last)).masked_fill_(outside, 0.0)
 
     def mean_rotation(self, count: int) -> Tensor:
         """The mean of the rotations to the next `count` positions, float32 [B, d, d]: rotated = rotation @ vector.

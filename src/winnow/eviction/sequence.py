@@ -150,12 +150,12 @@ class SequenceEviction:
         """What the queries of tokens start..end - 1 do to the scores, and the first of them that counts."""
         score = self.policy.score
         decoding = start >= self.context_len
-        told = self.policy.observes[decoding]
-        if score.window is None or told is None or (decoding and not told.replace):
-            return told, start
+        observe = self.policy.observes[decoding]
+        if score.window is None or observe is None or (decoding and not observe.replace):
+            return observe, start
         if not decoding and (start >= self.question_end or end != self._observed_end(start)):
             return None, start  # no round comes after this chunk, or it goes by the queries before
-        return told, max(end - score.window, start)
+        return observe, max(end - score.window, start)
 
     # -- how many blocks it may hold -----------------------------------------------------------------------------
 

@@ -8,14 +8,24 @@ from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
 from winnow.engine.instructor import Instructor
 from winnow.engine.scheduler import Scheduler
+from winnow.eviction import EvictionPolicy
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel
 
 
-def build_engine(loaded: LoadedModel, config: EngineConfig, clock: Callable[[], float]) -> Engine:
-    """Set up cache, scheduler and admission around a model."""
+def build_engine(
+    loaded: LoadedModel, config: EngineConfig, policy: EvictionPolicy, clock: Callable[[], float]
+) -> Engine:
+    """Set up cache, scheduler and admission around a model.
+
+    Args:
+        policy: the engine's own, which decides how many accumulators there are if the configuration does not say it.
+    """
+    num_accumulators = config.eviction.num_accumulators
+    if num_accumulators is None:
+        num_accumulators = max(policy.score.num_accumulators, 1)
     backend = open_backend(config.model.attention_backend, loaded.device)
-    executor = TorchExecutor(loaded, config, backend)
+    executor = TorchExecutor(loaded, config, backend, num_accumulators)
     scheduler = Scheduler(config.scheduler, executor, clock, max_round_kvs=config.eviction.max_round_kvs)
     admission = Admission(
         scheduler.ledger,

@@ -14,7 +14,7 @@ from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig
 from winnow.engine.plan import PlannedEviction, PlannedSequence, StepPlan, StepResult
 from winnow.errors import InvalidRequestError, UnsupportedModelError
-from winnow.eviction import EvictionPolicy, EvictionTarget, SequenceEviction, evict, preset_of
+from winnow.eviction import EvictionPolicy, EvictionTarget, SequenceEviction, evict
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans
 from winnow.executor.decode_graph import CudaCapture, DecodeGraphs
 from winnow.executor.signals import EngineSignals
@@ -29,12 +29,10 @@ from winnow.sampling import Sampler, SamplingParams, prompt_logprobs
 class TorchExecutor:
     """Owns the model, the memory of KVs and the sampler."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend) -> None:
+    def __init__(
+        self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend, num_accumulators: int = 1
+    ) -> None:
         geometry = model.geometry
-        policy = preset_of(config.eviction.chosen).policy
-        num_accumulators = config.eviction.num_accumulators
-        if num_accumulators is None:
-            num_accumulators = max(policy.score.num_accumulators, 1)
         layout = CacheLayout(
             geometry.num_layers,
             geometry.num_kv_heads,

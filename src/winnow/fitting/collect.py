@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from winnow.chat import apply_template
-from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, LayerRows, Needs, Replay, Score, When
+from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, LayerRows, Needs, Replay, Scorer, When
 from winnow.eviction.scores.keys import key_difference
 from winnow.eviction.scores.reconstruction import Reconstruction
 from winnow.llm import LLM
@@ -61,7 +61,7 @@ class Recorder:
 
 
 @dataclass(frozen=True)
-class _Recorded(Score):
+class _Recorded(Scorer):
     """A replay's score, taken down."""
 
     num_accumulators = 1
@@ -76,8 +76,8 @@ class _Recorded(Score):
     def replay(self) -> Replay:
         return self.inner.replay
 
-    def worth(self, rows: LayerRows) -> Tensor:
-        score = self.inner.worth(rows)
+    def score(self, rows: LayerRows) -> Tensor:
+        score = self.inner.score(rows)
         self.recorder.take(rows, score)
         return score
 

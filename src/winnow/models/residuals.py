@@ -29,12 +29,12 @@ class InputWatcher(Protocol):
 
 
 def watch_residuals(model: nn.Module, num_layers: int) -> None:
-    """Hook the model's layers, so that a step that is watching is told. Others pay one attribute look-up a layer.
+    """Hook the model's layers to pass hidden states to a watching step. Other steps cost one attribute look-up a layer.
 
-    Fused layers have no parts to hook; they tell the step themselves.
+    Fused layers have no parts to hook; they call the step themselves.
 
     Raises:
-        UnsupportedModelError: the layers cannot be told apart.
+        UnsupportedModelError: the layers cannot be identified.
     """
     for layer, attention in _hooked(model, num_layers):
         layer.register_forward_pre_hook(_enter, with_kwargs=True)
@@ -42,30 +42,30 @@ def watch_residuals(model: nn.Module, num_layers: int) -> None:
 
 
 def watch_attention_inputs(model: nn.Module, num_layers: int) -> None:
-    """Hook the model's attention, so that a step that wants its inputs gets them. Fused layers tell it themselves.
+    """Hook the model's attention to pass its inputs to a step that wants them. Fused layers call the step themselves.
 
     Raises:
-        UnsupportedModelError: the layers cannot be told apart.
+        UnsupportedModelError: the layers cannot be identified.
     """
     for _, attention in _hooked(model, num_layers):
         attention.register_forward_pre_hook(_enter_attention, with_kwargs=True)
 
 
 def _hooked(model: nn.Module, num_layers: int) -> list[tuple[nn.Module, nn.Module]]:
-    """The layers that do not tell the step themselves, each with its attention."""
+    """The layers that do not call the step themselves, each with its attention."""
     layers = decoder_layers(model, num_layers)
     pairs = [(layer, part) for layer in layers for part in _attentions(layer)]
-    told = sum(getattr(layer, "tells_step", False) for layer in layers)
-    if len(pairs) + told != num_layers:
+    calling = sum(getattr(layer, "calls_step", False) for layer in layers)
+    if len(pairs) + calling != num_layers:
         raise UnsupportedModelError(
-            f"{type(model).__name__}: cannot tell which {num_layers} modules are its layers, so their hidden states "
+            f"{type(model).__name__}: cannot identify its {num_layers} layers among its modules, so hidden states "
             "cannot be watched"
         )
     return pairs
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
-    """The model's layers in order; empty if they cannot be told."""
+    """The model's layers in order; empty if they cannot be identified."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return module

@@ -11,7 +11,7 @@ from winnow.errors import EvaluationError
 from winnow.evaluate.likelihood import Keeping, Likelihood, Pair, score_pairs
 from winnow.evaluate.lm_eval.generation import sampling_for
 from winnow.evaluate.lm_eval.rolling import rolling_pairs
-from winnow.eviction import preset_of
+from winnow.eviction import resolve_policy
 from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -210,9 +210,9 @@ class WinnowLM(TemplateLM):
 def _engine_keeping(llm: "LLM") -> Keeping:
     """What the engine was opened with, less rounds that depend on what else runs."""
     config = llm.config.eviction
-    preset = preset_of(config.chosen)
-    policy = replace(preset.policy, when=preset.policy.when.alone)
+    own = resolve_policy(config)
+    policy = replace(own.policy, when=own.policy.when.alone)
     budget = config.kv_budget
     if budget is None and config.compression is None:
-        budget = preset.kv_budget
+        budget = own.default_budget
     return Keeping(policy, config.compression, budget)

@@ -9,6 +9,7 @@ from torch import Tensor
 from winnow.cache import CacheLayout
 from winnow.cache.layout import ceil_div
 from winnow.eviction.budgets.floors import Floors
+from winnow.eviction.costs import RowCosts
 from winnow.eviction.ranking import Ranking
 from winnow.eviction.rows import LayerRows
 
@@ -40,12 +41,24 @@ class Budget(Floors, ABC):
         return None
 
     def layer_stats(self, rows: LayerRows) -> Tensor | None:
-        """What `targets` must know of a layer's KVs, float32 [B, H]."""
+        """Statistics of a layer's KVs that `allot` needs, float32 [B, H]; each head's from its own row."""
         return None
 
+    def costs(self, ranking: Ranking) -> RowCosts:
+        """The costs of evicting from each row. Local to a rank: a row's costs depend on that row alone."""
+        return RowCosts.of(ranking)
+
     @abstractmethod
-    def targets(self, ranking: Ranking) -> Tensor:
-        """KVs that each row keeps, int64 [B, L, H]; the planner never goes below what is protected."""
+    def allot(self, costs: RowCosts) -> Tensor:
+        """Split the budget over the rows.
+
+        Args:
+            costs: of all heads, those of all ranks put together.
+
+        Returns:
+            KVs that each row keeps, int64 [B, L, H], the same on every rank. The planner never goes below what is
+            protected.
+        """
 
     def blocks_after(self, layout: CacheLayout, budget: int, protected: int) -> int:
         """Most blocks that a sequence holds after a round, with so many protected KVs in every row."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from winnow.errors import ConfigError
-from winnow.eviction.ranking import Ranking
+from winnow.eviction.costs import RowCosts
 
 
 @dataclass(frozen=True)
@@ -49,44 +49,44 @@ class Floors:
         """Whether anything is kept for the sake of a row or layer."""
         return bool(self.row_floor or self.layer_floor or self.wide_layers)
 
-    def row_least(self, ranking: Ranking) -> Tensor:
+    def row_least(self, costs: RowCosts) -> Tensor:
         """What each row keeps at least, int64 [B, L, H]; never more than it holds."""
-        least = self._amount(self.row_floor, ranking.round.budget)[:, None].expand(-1, ranking.num_layers)
-        least = self._widened(ranking, least, self._layer_least(ranking))
-        return torch.minimum(least[:, :, None], ranking.length)
+        least = self._amount(self.row_floor, costs.round.budget)[:, None].expand(-1, costs.num_layers)
+        least = self._widened(costs, least, self._layer_least(costs))
+        return torch.minimum(least[:, :, None], costs.length)
 
-    def layer_least_blocks(self, ranking: Ranking) -> Tensor:
+    def layer_least_blocks(self, costs: RowCosts) -> Tensor:
         """Blocks that each layer keeps at least, int64 [B, L]."""
-        kvs = self._amount(self.layer_floor, ranking.round.budget) * ranking.num_heads
-        least = -(-kvs // ranking.block_size)
-        return torch.minimum(least[:, None], ranking.blocks.sum(dim=2))
+        kvs = self._amount(self.layer_floor, costs.round.budget) * costs.num_heads
+        least = -(-kvs // costs.block_size)
+        return torch.minimum(least[:, None], costs.blocks.sum(dim=2))
 
-    def raised(self, ranking: Ranking, shares: Tensor) -> Tensor:
+    def raised(self, costs: RowCosts, shares: Tensor) -> Tensor:
         """Shares of layers, KVs per row, int64 [B, L], none below its floor.
 
         What that takes comes from the other layers, in proportion to what each has above its own floor.
         """
         if not self.has_floors:
             return shares
-        least = self._layer_least(ranking)
-        least = self._widened(ranking, least, least)
+        least = self._layer_least(costs)
+        least = self._widened(costs, least, least)
         above = (shares - least).clamp_min(0)
         room = (shares.sum(dim=1) - least.sum(dim=1)).clamp_min(0)
         return least + above * room[:, None] // above.sum(dim=1, keepdim=True).clamp_min(1)
 
-    def _layer_least(self, ranking: Ranking) -> Tensor:
+    def _layer_least(self, costs: RowCosts) -> Tensor:
         """KVs per row that a layer keeps if it is not a wide one, [B, L]."""
-        budget = ranking.round.budget
+        budget = costs.round.budget
         floor = torch.maximum(self._amount(self.row_floor, budget), self._amount(self.layer_floor, budget))
-        return torch.maximum(floor[:, None], ranking.protected.amax(dim=2))
+        return torch.maximum(floor[:, None], costs.protected.amax(dim=2))
 
-    def _widened(self, ranking: Ranking, least: Tensor, layer_least: Tensor) -> Tensor:
+    def _widened(self, costs: RowCosts, least: Tensor, layer_least: Tensor) -> Tensor:
         """`least`, [B, L], with what wide layers keep instead."""
-        wide = min(self.wide_layers, ranking.num_layers)
+        wide = min(self.wide_layers, costs.num_layers)
         if not wide:
             return least
-        budget, held = ranking.round.budget, ranking.length.amax(dim=2)[:, :wide]
-        left = budget * ranking.num_layers - layer_least[:, wide:].sum(dim=1)
+        budget, held = costs.round.budget, costs.length.amax(dim=2)[:, :wide]
+        left = budget * costs.num_layers - layer_least[:, wide:].sum(dim=1)
         wanted = held
         if self.wide_factor is not None:
             wanted = torch.minimum(held, _times(budget, self.wide_factor)[:, None])

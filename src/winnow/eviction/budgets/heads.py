@@ -11,6 +11,7 @@ from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError
 from winnow.eviction.budgets.base import Budget
 from winnow.eviction.budgets.layers import EqualLayers, LayerSplit
+from winnow.eviction.costs import RowCosts
 from winnow.eviction.ranking import Ranking, ranks
 from winnow.eviction.rows import LayerRows
 
@@ -29,9 +30,9 @@ class EqualHeads(Budget):
     def needs_similarity(self) -> bool:
         return self.layers.needs_similarity
 
-    def targets(self, ranking: Ranking) -> Tensor:
-        shares = self.raised(ranking, self.layers.budgets(ranking))
-        return shares[:, :, None].expand_as(ranking.length)
+    def allot(self, costs: RowCosts) -> Tensor:
+        shares = self.raised(costs, self.layers.budgets(costs))
+        return shares[:, :, None].expand_as(costs.length)
 
     def blocks_after(self, layout: CacheLayout, budget: int, protected: int) -> int:
         if self.equal_rows:
@@ -70,18 +71,22 @@ class AdaptiveHeads(Budget):
     def needs_similarity(self) -> bool:
         return self.layers.needs_similarity
 
-    def targets(self, ranking: Ranking) -> Tensor:
-        shares = self.raised(ranking, self.layers.budgets(ranking))
-        base = (shares[:, :, None] - ranking.protected).clamp_min(0)  # [B, L, H]
-        free = ranking.length - ranking.protected
+    def costs(self, ranking: Ranking) -> RowCosts:
+        return RowCosts.of(ranking, ranking.sorted_score)
+
+    def allot(self, costs: RowCosts) -> Tensor:
+        assert costs.cost is not None, "`costs` gives them"
+        shares = self.raised(costs, self.layers.budgets(costs))
+        base = (shares[:, :, None] - costs.protected).clamp_min(0)  # [B, L, H]
+        free = costs.length - costs.protected
         gone = (free - base).sum(dim=2).clamp_min(0)  # what the layer must lose, [B, L]
-        worth = ranking.worth
+        cost = costs.cost
         if self.has_floors:
-            worth = without_best(worth, ranking.length, self.row_least(ranking))
-        best = free - _lowest(worth, gone)
+            cost = without_best(cost, costs.length, self.row_least(costs))
+        best = free - _lowest(cost, gone)
         # In float64, so that floors such as 0.7 round as in the formula.
         floor = (base.double() * self.floor).floor()
-        return (best.float() * (1 - self.floor) + floor).round().long() + ranking.protected
+        return (best.float() * (1 - self.floor) + floor).round().long() + costs.protected
 
 
 @dataclass(frozen=True)
@@ -91,15 +96,19 @@ class AdaptiveRows(Budget):
     What a sequence must give up is counted in blocks, and those go whose costliest KV is cheapest.
     """
 
-    def targets(self, ranking: Ranking) -> Tensor:
-        kept = -(-ranking.round.budget * (ranking.num_layers * ranking.num_heads) // ranking.block_size)
-        excess = (ranking.blocks.sum(dim=(1, 2)) - kept).clamp_min(0)
-        worth, most = ranking.worth, None
+    def costs(self, ranking: Ranking) -> RowCosts:
+        return RowCosts.of(ranking, block_costs(ranking.sorted_score, ranking.length, ranking.block_size))
+
+    def allot(self, costs: RowCosts) -> Tensor:
+        assert costs.cost is not None, "`costs` gives them"
+        kept = -(-costs.round.budget * (costs.num_layers * costs.num_heads) // costs.block_size)
+        excess = (costs.blocks.sum(dim=(1, 2)) - kept).clamp_min(0)
+        cost, most = costs.cost, None
         if self.has_floors:
-            worth = without_best(worth, ranking.length, self.row_least(ranking))
-            most = ranking.blocks.sum(dim=2) - self.layer_least_blocks(ranking)
-        freed = cheapest_blocks(worth, ranking.length, excess, ranking.block_size, most)
-        return length_without(ranking.length, freed, ranking.block_size)
+            cost = above_floor(cost, costs.length, self.row_least(costs), costs.block_size)
+            most = costs.blocks.sum(dim=2) - self.layer_least_blocks(costs)
+        freed = cheapest_blocks(cost, excess, most)
+        return length_without(costs.length, freed, costs.block_size)
 
     def blocks_after(self, layout: CacheLayout, budget: int, protected: int) -> int:
         even = ceil_div(budget * layout.rows_per_seq, layout.block_size)
@@ -122,65 +131,96 @@ class LazyLayers(Budget):
     def layer_stats(self, rows: LayerRows) -> Tensor:
         return rows.accumulators[0].masked_fill(~rows.protected, 0.0).sum(dim=-1)
 
-    def targets(self, ranking: Ranking) -> Tensor:
-        lazy = ranking.stats.mean(dim=2, keepdim=True) > self.threshold
-        kept = torch.where(lazy, ranking.round.budget[:, None, None], ranking.length)
-        return torch.maximum(kept, self.row_least(ranking))
+    def allot(self, costs: RowCosts) -> Tensor:
+        assert costs.stats is not None, "layer_stats gives them"
+        lazy = costs.stats.mean(dim=2, keepdim=True) > self.threshold
+        kept = torch.where(lazy, costs.round.budget[:, None, None], costs.length)
+        return torch.maximum(kept, self.row_least(costs))
 
 
-def _lowest(worth: Tensor, count: Tensor) -> Tensor:
+def _lowest(cost: Tensor, count: Tensor) -> Tensor:
     """How many of the `count` lowest KVs of a layer each head has.
 
-    worth [B, L, H, N] with +inf for what cannot go, count [B, L]. Among equals the first head loses first. [B, L, H].
+    Args:
+        cost: float32 [B, L, H, N], +inf for KVs that cannot be evicted; count: int64 [B, L].
+
+    Returns:
+        int64 [B, L, H]. Ties are evicted from the lower head first.
     """
-    heads, slots = worth.shape[2:]
-    order = worth.flatten(2).sort(dim=-1, stable=True).indices
-    taken = torch.arange(heads * slots, device=worth.device) < count[..., None]
+    heads, slots = cost.shape[2:]
+    order = cost.flatten(2).sort(dim=-1, stable=True).indices
+    taken = torch.arange(heads * slots, device=cost.device) < count[..., None]
     lost = torch.zeros_like(taken).scatter_(-1, order, taken)
     return lost.unflatten(2, (heads, slots)).sum(dim=-1)
 
 
-def without_best(worth: Tensor, length: Tensor, least: Tensor) -> Tensor:
-    """`worth`, sorted as in `cheapest_blocks`, where the `least` best KVs of each row cannot go either.
-
-    length and least: int64 [B, L, H].
-    """
-    place = torch.arange(worth.shape[-1], device=worth.device)
-    return worth.masked_fill(place >= (length - least)[..., None], torch.inf)
-
-
-def cheapest_blocks(
-    worth: Tensor, length: Tensor, excess: Tensor, block_size: int, most: Tensor | None = None
-) -> Tensor:
-    """Which blocks a sequence gives up: the `excess` cheapest ones, or all that hold nothing protected.
-
-    A row of n KVs frees its first block when its n mod b (b if that is 0) lowest KVs go, each further one when b more
-    go; the cost of a block is the highest worth among the KVs that go for it. (KV-Compress eq. 16-18. The paper gets
-    the same by giving empty slots the metric 0.) Costs rise along a row, so the cheapest blocks of all rows are
-    always the first ones of each. Of equal costs the lower layer and head give way.
+def without_best(cost: Tensor, length: Tensor, least: Tensor) -> Tensor:
+    """Exclude the `least` best KVs of each row from eviction.
 
     Args:
-        worth: float32 [B, L, H, N], ascending, +inf for what cannot go and past the length.
+        cost: scores of KVs, float32 [B, L, H, N], ascending; length and least: int64 [B, L, H].
+
+    Returns:
+        `cost` with +inf for these KVs.
+    """
+    place = torch.arange(cost.shape[-1], device=cost.device)
+    return cost.masked_fill(place >= (length - least)[..., None], torch.inf)
+
+
+def block_costs(score: Tensor, length: Tensor, block_size: int) -> Tensor:
+    """The cost of freeing each row's first, second, ... block.
+
+    A row of n KVs frees its first block when its n mod b (b if that is 0) lowest KVs are evicted, each further one with
+    b more; the cost of a block is the highest score among the KVs evicted for it (KV-Compress eq. 16-18; the paper gets
+    the same by giving empty slots the metric 0). Costs rise along a row.
+
+    Args:
+        score: float32 [B, L, H, N], ascending, +inf for KVs that cannot be evicted and past the length.
         length: int64 [B, L, H].
+
+    Returns:
+        float32 [B, L, H, ceil(N / b)], +inf where there is no such block.
+    """
+    last = _last_evicted(length, ceil_div(score.shape[-1], block_size), block_size)
+    return score.gather(-1, last.clamp_max(score.shape[-1] - 1)).masked_fill_(
+        last >= length[..., None], torch.inf
+    )
+
+
+def above_floor(cost: Tensor, length: Tensor, least: Tensor, block_size: int) -> Tensor:
+    """`block_costs` with +inf for blocks whose eviction would leave a row less than `least` KVs, int64 [B, L, H]."""
+    last = _last_evicted(length, cost.shape[-1], block_size)
+    return cost.masked_fill(last >= (length - least)[..., None], torch.inf)
+
+
+def _last_evicted(length: Tensor, blocks: int, block_size: int) -> Tensor:
+    """Index, in ascending order of scores, of the last KV evicted for each block: int64 [B, L, H, blocks]."""
+    first = (length - 1) % block_size
+    return first[..., None] + torch.arange(blocks, device=length.device) * block_size
+
+
+def cheapest_blocks(cost: Tensor, excess: Tensor, most: Tensor | None = None) -> Tensor:
+    """Choose the blocks that a sequence frees: the `excess` cheapest ones, or all that can be freed.
+
+    Costs rise along a row, so the cheapest blocks of all rows are always the first ones of each. Ties are taken from
+    the lower layer, then the lower head.
+
+    Args:
+        cost: float32 [B, L, H, E] as `block_costs` returns it.
         excess: int64 [B], blocks to free.
-        most: int64 [B, L], blocks that a layer may give up; None: all. Limits of rows lie in `worth`. As each limit
-            holds for a row, a layer or all, taking the cheapest within each in turn is cheapest for all of them.
+        most: int64 [B, L], blocks that a layer may free; None: all. Limits of rows are +inf in `cost`. Each limit holds
+            for a row, a layer or all, so taking the cheapest within each in turn is cheapest for all of them.
 
     Returns:
         Blocks to free in each row, int64 [B, L, H].
     """
-    blocks = ceil_div(worth.shape[-1], block_size)
-    first = (length - 1) % block_size  # index of the last KV that goes for a row's first block
-    last = first[..., None] + torch.arange(blocks, device=worth.device) * block_size  # [B, L, H, blocks]
-    inside = last < length[..., None]
-    cost = worth.gather(-1, last.clamp_max(worth.shape[-1] - 1)).masked_fill(~inside, torch.inf)
     if most is not None:
         cost = cost.masked_fill(ranks(cost.flatten(2)).view_as(cost) >= most[..., None, None], torch.inf)
-    cost = cost.flatten(1)
-    cost, order = cost.sort(dim=-1, stable=True)
+    shape = cost.shape[1:]
+    cost, order = cost.flatten(1).sort(dim=-1, stable=True)
     taken = (torch.arange(cost.shape[1], device=cost.device) < excess[:, None]) & (cost < torch.inf)
     freed = torch.zeros_like(taken).scatter_(-1, order, taken)
-    return freed.unflatten(1, last.shape[1:]).sum(dim=-1)
+    return freed.unflatten(1, shape).sum(dim=-1)
 
 
 def length_without(length: Tensor, freed: Tensor, block_size: int) -> Tensor:

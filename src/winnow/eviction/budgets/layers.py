@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from winnow.errors import ConfigError
-from winnow.eviction.ranking import Ranking
+from winnow.eviction.costs import RowCosts
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class LayerSplit(ABC):
     needs_similarity: ClassVar[bool] = False
 
     @abstractmethod
-    def budgets(self, ranking: Ranking) -> Tensor:
+    def budgets(self, costs: RowCosts) -> Tensor:
         """int64 [B, L]."""
 
 
@@ -29,8 +29,8 @@ class LayerSplit(ABC):
 class EqualLayers(LayerSplit):
     """The same for all."""
 
-    def budgets(self, ranking: Ranking) -> Tensor:
-        return ranking.round.budget[:, None].expand(-1, ranking.num_layers)
+    def budgets(self, costs: RowCosts) -> Tensor:
+        return costs.round.budget[:, None].expand(-1, costs.num_layers)
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class Pyramid(LayerSplit):
         if self.beta < 1:
             raise ConfigError(f"beta must be at least 1, got {self.beta}")
 
-    def budgets(self, ranking: Ranking) -> Tensor:
-        window, there = ranking.round.recent, ranking.round.tokens - ranking.round.recent
-        base = ranking.round.budget - window
+    def budgets(self, costs: RowCosts) -> Tensor:
+        window, there = costs.round.recent, costs.round.tokens - costs.round.recent
+        base = costs.round.budget - window
         least = base // self.beta
         most = 2 * base - least
         least = torch.where(most >= there, 2 * base - there, least)
         most = torch.minimum(most, there)
-        step = (most - least) // max(ranking.num_layers - 1, 1)
-        layer = torch.arange(ranking.num_layers, device=base.device)
+        step = (most - least) // max(costs.num_layers - 1, 1)
+        layer = torch.arange(costs.num_layers, device=base.device)
         steps = most[:, None] - layer * step[:, None] + window[:, None]
-        short = ranking.round.tokens < 2 * base
-        return torch.where(short[:, None], ranking.round.budget[:, None], steps)
+        short = costs.round.tokens < 2 * base
+        return torch.where(short[:, None], costs.round.budget[:, None], steps)
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,15 @@ class LayerGroups(LayerSplit):
         if not 0.0 < self.share <= 1.0:
             raise ConfigError(f"share must be above 0 and at most 1, got {self.share}")
 
-    def budgets(self, ranking: Ranking) -> Tensor:
-        device = ranking.round.budget.device
+    def budgets(self, costs: RowCosts) -> Tensor:
+        device = costs.round.budget.device
         similar = torch.from_numpy(
-            np.stack([most_similar(row) for row in ranking.round.similarity.double().cpu().numpy()])
+            np.stack([most_similar(row) for row in costs.round.similarity.double().cpu().numpy()])
         ).to(device)
-        total = ranking.round.budget[:, None] * ranking.num_layers
-        poor = (ranking.round.budget[:, None].double() * self.share).long()
+        total = costs.round.budget[:, None] * costs.num_layers
+        poor = (costs.round.budget[:, None].double() * self.share).long()
         num_poor = similar.sum(dim=1, keepdim=True)
-        rich = (total - num_poor * poor) // (ranking.num_layers - num_poor).clamp_min(1)
+        rich = (total - num_poor * poor) // (costs.num_layers - num_poor).clamp_min(1)
         return torch.where(similar, poor, rich)
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from winnow.errors import ConfigError
 from winnow.eviction.budgets.base import Budget
-from winnow.eviction.ranking import Ranking, sort_rows
+from winnow.eviction.costs import RowCosts
+from winnow.eviction.ranking import sort_rows
 from winnow.eviction.rows import LayerRows
 
 SPECIAL, PUNCTUATION = 1, 2
@@ -54,8 +55,9 @@ class Recipes(Budget):
     def layer_stats(self, rows: LayerRows) -> Tensor:
         return self.pin(rows).sum(dim=-1).float()
 
-    def targets(self, ranking: Ranking) -> Tensor:
-        return torch.maximum(ranking.stats.long(), self.row_least(ranking))
+    def allot(self, costs: RowCosts) -> Tensor:
+        assert costs.stats is not None, "layer_stats gives them"
+        return torch.maximum(costs.stats.long(), self.row_least(costs))
 
     def _ladder(self, rows: LayerRows, mass: Tensor) -> list[Tensor]:
         special = rows.protected | (rows.valid & (rows.kind == SPECIAL))

@@ -9,7 +9,7 @@ from winnow.eviction.scores.attention import (
     ValueAware,
     Window,
 )
-from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.base import Scorer
 from winnow.eviction.scores.compactor import Compactor
 from winnow.eviction.scores.expected import ChunkAttention, ExpectedAttention
 from winnow.eviction.scores.factors import ByOutputNorm, ByValueNorm
@@ -37,7 +37,7 @@ __all__ = [
     "Random",
     "Recency",
     "Reconstruction",
-    "Score",
+    "Scorer",
     "ValueAware",
     "Window",
 ]

@@ -10,11 +10,11 @@ from winnow.attention import AttentionObserver, Group, Smoothing, Term
 from winnow.errors import ConfigError
 from winnow.eviction.ranking import ranks
 from winnow.eviction.rows import LayerRows
-from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.base import Scorer
 
 
 @dataclass(frozen=True)
-class Window(Score):
+class Window(Scorer):
     """Attention of the last queries before a round (SnapKV; KV-Compress eq. 7-11 with power 2)."""
 
     num_accumulators: ClassVar[int] = 1
@@ -47,12 +47,12 @@ class Window(Score):
             return AttentionObserver((_TERM[self.power],), self.group) if self.continual else None
         return AttentionObserver((_TERM[self.power],), self.group, replace=True, smoothing=self.pool)
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         return rows.accumulators[0]
 
 
 @dataclass(frozen=True)
-class Cumulative(Score):
+class Cumulative(Scorer):
     """Attention of all queries so far (H2O; KV-Compress eq. 19 with power 2 and exclude_first 10)."""
 
     num_accumulators: ClassVar[int] = 1
@@ -66,7 +66,7 @@ class Cumulative(Score):
     def observe(self, *, decoding: bool) -> AttentionObserver:
         return AttentionObserver((_TERM[self.power],), self.group, self.exclude_first)
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         return rows.accumulators[0]
 
 
@@ -74,13 +74,13 @@ class Cumulative(Score):
 class Average(Cumulative):
     """Attention per query seen, which takes away what old KVs have for their age alone (Batch-Max 3.2)."""
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         seen = rows.age() + (1 - self.exclude_first)
         return rows.accumulators[0] / seen.clamp_min_(1)
 
 
 @dataclass(frozen=True)
-class MeanDeviation(Score):
+class MeanDeviation(Scorer):
     """Mean attention, and steady low attention goes first (RoCo, EasyKV).
 
     Of a row's n unprotected KVs, so many have the right to go as the budget would keep, or as must go if that is more:
@@ -94,7 +94,7 @@ class MeanDeviation(Score):
     def observe(self, *, decoding: bool) -> AttentionObserver:
         return AttentionObserver((Term.ATTENTION, Term.GROUP_SQUARED), self.group)
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         seen = (rows.age() + 1).clamp_min(1)
         mean = rows.accumulators[0] / seen
         deviation = (rows.accumulators[1] / seen - mean.square()).clamp_min(0.0).sqrt()
@@ -113,7 +113,7 @@ _ABOVE_ANY_MEAN = 1e6
 
 
 @dataclass(frozen=True)
-class LastQuery(Score):
+class LastQuery(Scorer):
     """Attention of the last query alone, averaged over all heads of the layer (TOVA)."""
 
     num_accumulators: ClassVar[int] = 1
@@ -130,12 +130,12 @@ class LastQuery(Score):
     def observe(self, *, decoding: bool) -> AttentionObserver:
         return AttentionObserver((Term.ATTENTION,), Group.MEAN, replace=True)
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         return rows.accumulators[0]
 
 
 @dataclass(frozen=True)
-class BelowAverage(Score):
+class BelowAverage(Scorer):
     """How rarely a KV got less than the average attention, 1 / (KVs seen), in recent history (Scissorhands).
 
     History: the last `history` queries of the prompt, then all queries since the last round.
@@ -153,16 +153,16 @@ class BelowAverage(Score):
     def observe(self, *, decoding: bool) -> AttentionObserver:
         return AttentionObserver((Term.BELOW_AVERAGE,), self.group, replace=not decoding)
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         return -rows.accumulators[0]
 
     @property
-    def forgets(self) -> bool:
+    def resets_accumulators(self) -> bool:
         return True
 
 
 @dataclass(frozen=True)
-class ValueAware(Score):
+class ValueAware(Scorer):
     """How far the outputs of the last queries would move without the KV: (p / (1 - p))^2 |v - o|^2 (DropKV)."""
 
     num_accumulators: ClassVar[int] = 1
@@ -188,7 +188,7 @@ class ValueAware(Score):
             return AttentionObserver((Term.VALUE_AWARE,), self.group) if self.continual else None
         return AttentionObserver((Term.VALUE_AWARE,), self.group, replace=True, smoothing=self.pool)
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         return rows.accumulators[0]
 
 

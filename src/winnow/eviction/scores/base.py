@@ -13,10 +13,10 @@ from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
-class Score(ABC):
+class Scorer(ABC):
     """How much a KV is worth. The least worthy go first, and of equals the older.
 
-    A new score is a frozen dataclass with `worth`, and `observe` if it needs attention: see examples/own_score.py.
+    A new score is a frozen dataclass with `score`, and `observe` if it needs attention: see examples/own_score.py.
     """
 
     num_accumulators: ClassVar[int] = 0
@@ -53,10 +53,10 @@ class Score(ABC):
         return None
 
     @abstractmethod
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         """Float32 [B, H, N] of finite numbers, higher is worth more; ignored where a slot is not valid."""
 
     @property
-    def forgets(self) -> bool:
+    def resets_accumulators(self) -> bool:
         """Whether the accumulators start anew after each round."""
         return False

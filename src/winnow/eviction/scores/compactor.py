@@ -10,14 +10,14 @@ from winnow.attention import Smoothing
 from winnow.attention.observer_reference import smooth
 from winnow.errors import ConfigError
 from winnow.eviction.rows import LayerRows
-from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.base import Scorer
 from winnow.eviction.scores.expected import ChunkAttention
 from winnow.eviction.scores.leverage import Leverage
 from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
-class Compactor(Score):
+class Compactor(Scorer):
     """blending z(leverage of unrotated keys) + z(attention within chunks times the norm of the value, pooled).
 
     z takes the mean from the layer's KVs and divides by their standard deviation, all heads together. Protected KVs are
@@ -57,9 +57,9 @@ class Compactor(Score):
     def needs(self) -> Needs:
         return Needs(chunk=self.chunk, chunk_from=self.sinks, rotation=True)
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         counted = rows.valid & ~rows.protected
-        attention = self._attention.worth(rows) * rows.values().norm(dim=-1)
+        attention = self._attention.score(rows) * rows.values().norm(dim=-1)
         attention = smooth(attention[:, :, None], rows.position, counted, self._pool)[:, :, 0]
         leverage = self._leverage.of(rows, counted)
         return self._weight(rows) * _standard(leverage, counted) + _standard(attention, counted)

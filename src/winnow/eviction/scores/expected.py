@@ -7,12 +7,12 @@ from torch import Tensor
 
 from winnow.errors import ConfigError
 from winnow.eviction.rows import LayerRows
-from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.base import Scorer
 from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
-class ExpectedAttention(Score):
+class ExpectedAttention(Scorer):
     """Attention that queries to come are expected to pay (Devoto et al., "Expected Attention", 2025).
 
     Queries to come are taken for normal, with the mean and covariance that the context's queries had before their
@@ -35,7 +35,7 @@ class ExpectedAttention(Score):
     def needs(self) -> Needs:
         return Needs(moments_from=self.skip, rotation=True)
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         keys, counted = rows.keys(), rows.valid & (rows.position >= self.skip)
         share = torch.zeros_like(keys[..., 0])
         mean, covariance = self._queries(rows, num_heads=keys.shape[1])
@@ -57,7 +57,7 @@ class ExpectedAttention(Score):
 
 
 @dataclass(frozen=True)
-class ChunkAttention(Score):
+class ChunkAttention(Scorer):
     """Attention of a chunk of the context within itself, every query seeing all of it (Compactor).
 
     The sum over the chunk's queries of softmax(q^T k), without a factor on logits as in the method's code; the mean
@@ -78,5 +78,5 @@ class ChunkAttention(Score):
     def needs(self) -> Needs:
         return Needs(chunk=self.chunk, chunk_from=self.skip)
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         return rows.chunk_attention()

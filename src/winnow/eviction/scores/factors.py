@@ -10,60 +10,60 @@ from winnow.attention import AttentionObserver
 from winnow.errors import ConfigError
 from winnow.eviction.replay import Replay
 from winnow.eviction.rows import LayerRows
-from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.base import Scorer
 from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
-class Factor(Score):
+class Factor(Scorer):
     """(score + epsilon) times a factor of each KV. Everything else is the inner score's."""
 
-    score: Score
+    inner: Scorer
     epsilon: float = 0.0
     """Added to the score, so that KVs that it does not tell apart go by the factor. Scores of attention are shares of
     about 1 / tokens each."""
 
     def __post_init__(self) -> None:
-        if not self.score.factors:
+        if not self.inner.factors:
             raise ConfigError(
-                f"{type(self.score).__name__} may be below 0 or is no amount: it cannot be multiplied"
+                f"{type(self.inner).__name__} may be below 0 or is no amount: it cannot be multiplied"
             )
         if not self.epsilon >= 0.0:
             raise ConfigError(f"epsilon must be at least 0, got {self.epsilon}")
 
     @property
     def num_accumulators(self) -> int:  # type: ignore[override]
-        return self.score.num_accumulators
+        return self.inner.num_accumulators
 
     @property
     def per_layer(self) -> bool:  # type: ignore[override]
-        return self.score.per_layer
+        return self.inner.per_layer
 
     @property
     def needs(self) -> Needs:
-        return self.score.needs
+        return self.inner.needs
 
     @property
     def window(self) -> int | None:
-        return self.score.window
+        return self.inner.window
 
     @property
     def replay(self) -> Replay | None:
-        return self.score.replay
+        return self.inner.replay
 
     @property
     def before_template(self) -> bool:
-        return self.score.before_template
+        return self.inner.before_template
 
     def observe(self, *, decoding: bool) -> AttentionObserver | None:
-        return self.score.observe(decoding=decoding)
+        return self.inner.observe(decoding=decoding)
 
     @property
-    def forgets(self) -> bool:
-        return self.score.forgets
+    def resets_accumulators(self) -> bool:
+        return self.inner.resets_accumulators
 
-    def worth(self, rows: LayerRows) -> Tensor:
-        return (self.score.worth(rows) + self.epsilon) * self.factor(rows)
+    def score(self, rows: LayerRows) -> Tensor:
+        return (self.inner.score(rows) + self.epsilon) * self.factor(rows)
 
     @abstractmethod
     def factor(self, rows: LayerRows) -> Tensor:
@@ -90,7 +90,7 @@ class ByOutputNorm(Factor):
 
     @property
     def needs(self) -> Needs:
-        return replace(self.score.needs, output=True)
+        return replace(self.inner.needs, output=True)
 
     def factor(self, rows: LayerRows) -> Tensor:
         values, weights = rows.values(), rows.output_weights()

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from winnow.eviction.predictor import PredictorSource
 from winnow.eviction.rows import LayerRows
-from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.base import Scorer
 from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
-class Fitted(Score):
+class Fitted(Scorer):
     """KVzip's score without its replay, as a predictor expects it that `winnow fit` made for the model.
 
     It reads what the cache stores of a KV, so it needs no queries and holds in every round.
@@ -24,7 +24,7 @@ class Fitted(Score):
     def needs(self) -> Needs:
         return Needs(rotation=True, predictor=PredictorSource(self.path))
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         # The predictor knows logarithms of attention. Its order is what counts, within what float32 can hold.
         return rows.predicted(PredictorSource(self.path)).clamp_(-_MOST, _MOST).exp_()
 

@@ -7,26 +7,26 @@ from torch import Tensor
 
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.rows import LayerRows
-from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.base import Scorer
 
 
 @dataclass(frozen=True)
-class KeyNorm(Score):
+class KeyNorm(Scorer):
     """Keys of small norm attract attention (Devoto et al., "A simple and effective L2 norm-based strategy", 2024)."""
 
     factors: ClassVar[bool] = False
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         return -rows.keys().norm(dim=-1)
 
 
 @dataclass(frozen=True)
-class KeyDifference(Score):
+class KeyDifference(Scorer):
     """Keys unlike the mean direction of the row's keys stay (KeyDiff)."""
 
     factors: ClassVar[bool] = False
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         kernels = RowKernels.of(rows)
         return key_difference(rows) if kernels is None else kernels.key_difference()
 

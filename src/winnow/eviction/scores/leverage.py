@@ -10,15 +10,15 @@ from winnow.attention.observer_reference import smooth
 from winnow.errors import ConfigError
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.rows import LayerRows
-from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.base import Scorer
 from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
-class Leverage(Score):
+class Leverage(Scorer):
     """Keys that the row's other keys say little about stay: their ridge leverage scores.
 
-    Keys are seen from the row's mean. With S the mean of their outer products, the worth of a key x is
+    Keys are seen from the row's mean. With S the mean of their outer products, the score of a key x is
     x^T (S + ridge m I)^-1 x, where m is the mean eigenvalue of S. That is n times the leverage of x in a ridge
     regression on all n keys (Alaoui and Mahoney, "Fast randomized kernel ridge regression with statistical guarantees",
     2015); without the ridge it is the squared Mahalanobis distance from the mean. Leverage of keys as a score for KVs:
@@ -45,15 +45,15 @@ class Leverage(Score):
     def needs(self) -> Needs:
         return Needs(rotation=self.unrotated)
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         kernels = None if self.unrotated else RowKernels.of(rows)
         if kernels is not None:
-            worth = kernels.leverage(self.ridge)
-            return worth if self.pool is None else kernels.pooled(worth, self.pool)
-        worth = self.of(rows, rows.valid)
+            score = kernels.leverage(self.ridge)
+            return score if self.pool is None else kernels.pooled(score, self.pool)
+        score = self.of(rows, rows.valid)
         if self.pool is None:
-            return worth
-        return smooth(worth[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
+            return score
+        return smooth(score[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
 
     def of(self, rows: LayerRows, counted: Tensor) -> Tensor:
         """The leverage of the KVs that are `counted` among themselves, bool [B, H, N]; not pooled. Zeros elsewhere."""

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from winnow.eviction.replay import Replay
 from winnow.eviction.rows import LayerRows
-from winnow.eviction.scores.base import Score
+from winnow.eviction.scores.base import Scorer
 from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
-class Reconstruction(Score):
+class Reconstruction(Scorer):
     """The largest attention that a KV gets while the context is repeated behind it (KVzip, eq. 2)."""
 
     num_accumulators: ClassVar[int] = 1
@@ -31,5 +31,5 @@ class Reconstruction(Score):
     def replay(self) -> Replay:
         return self.asked
 
-    def worth(self, rows: LayerRows) -> Tensor:
+    def score(self, rows: LayerRows) -> Tensor:
         return rows.accumulators[0]

@@ -37,10 +37,10 @@ class FusedLayer(nn.Module):
     Attributes:
         only_wanted: nobody reads the hidden state of tokens whose logits are not wanted, so of those only keys and
             values are computed.
-        tells_step: it tells a watching step of its hidden states; see `winnow.models.residuals`.
+        calls_step: it passes its hidden states to a watching step; see `winnow.models.residuals`.
     """
 
-    tells_step = True
+    calls_step = True
 
     def __init__(
         self,

@@ -1,0 +1,76 @@
+"""What budgets compare: the costs of evicting from each row, per rank or of all ranks together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from winnow.eviction.ranking import Ranking
+from winnow.eviction.rows import RoundInputs
+
+
+@dataclass(frozen=True)
+class RowCosts:
+    """The rows of B sequences, L layers and H KV heads as a budget sees them.
+
+    With tensor parallelism each rank computes those of its own heads, and `join` puts the ranks together.
+
+    Attributes:
+        round: the sequences of the round; the same on every rank.
+        block_size: slots of a block.
+        length: KVs of each row, int64 [B, L, H].
+        protected: how many of them must stay, int64 [B, L, H].
+        stats: what the budget's `layer_stats` returned, float32 [B, L, H]; None if it has none.
+        cost: float32 [B, L, H, E], ascending: the cost of evicting one unit more from the row, a KV or a block as the
+            budget counts; +inf where nothing is left to evict. None for budgets that do not compare KVs.
+    """
+
+    round: RoundInputs
+    block_size: int
+    length: Tensor
+    protected: Tensor
+    stats: Tensor | None = None
+    cost: Tensor | None = None
+
+    @classmethod
+    def of(cls, ranking: Ranking, cost: Tensor | None = None) -> "RowCosts":
+        """The costs of a ranking's rows."""
+        return cls(ranking.round, ranking.block_size, ranking.length, ranking.protected, ranking.stats, cost)
+
+    @classmethod
+    def join(cls, parts: Sequence["RowCosts"]) -> "RowCosts":
+        """Concatenate the heads of all ranks, in the order of ranks."""
+        return replace(
+            parts[0],
+            length=torch.cat([part.length for part in parts], dim=2),
+            protected=torch.cat([part.protected for part in parts], dim=2),
+            stats=_join([part.stats for part in parts]),
+            cost=_join([part.cost for part in parts], padded=True),
+        )
+
+    @property
+    def num_layers(self) -> int:
+        return self.length.shape[1]
+
+    @property
+    def num_heads(self) -> int:
+        return self.length.shape[2]
+
+    @cached_property
+    def blocks(self) -> Tensor:
+        """Blocks of each row, int64 [B, L, H]."""
+        return -(-self.length // self.block_size)
+
+
+def _join(parts: Sequence[Tensor | None], *, padded: bool = False) -> Tensor | None:
+    """Concatenate along heads; with `padded`, +inf fills the last dimension to the longest one."""
+    present = [part for part in parts if part is not None]
+    if not present:
+        return None
+    if padded:
+        width = max(part.shape[-1] for part in present)
+        present = [functional.pad(part, (0, width - part.shape[-1]), value=torch.inf) for part in present]
+    return torch.cat(present, dim=2)

@@ -1,0 +1,156 @@
+"""From what engine and request ask for to a policy with numbers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from winnow.config import EvictionConfig
+from winnow.errors import ConfigError, InvalidRequestError
+from winnow.eviction.policy import EvictionPolicy
+from winnow.eviction.presets import find_preset
+from winnow.eviction.sequence import SequenceEviction
+
+OWN = "own"
+"""The name of policies that are no presets."""
+_DEFAULT_COMPRESSION = 4.0
+
+
+@dataclass(frozen=True)
+class ResolvedPolicy:
+    """A policy and how much it may keep, as an engine or a request asks for it.
+
+    Attributes:
+        name: the preset's, or `OWN`.
+        default_budget: KVs per row that the preset's paper uses; None: it names none.
+        compression, kv_budget, kv_floor: as in `EvictionConfig`.
+
+    Raises:
+        ConfigError: an amount is given, and the policy decides itself how much it keeps.
+    """
+
+    name: str
+    policy: EvictionPolicy
+    default_budget: int | None = None
+    compression: float | None = None
+    kv_budget: int | None = None
+    kv_floor: int = 1
+
+    def __post_init__(self) -> None:
+        if self.policy.budget.fixed is None or self.policy.when.never:
+            return
+        for field in ("compression", "kv_budget"):
+            if getattr(self, field) is not None:
+                raise ConfigError(f"{field} cannot be chosen: {self.name!r} decides itself how much it keeps")
+
+    @property
+    def takes_amount(self) -> bool:
+        """Whether `compression` and `kv_budget` mean anything to the policy."""
+        return not self.policy.when.never and self.policy.budget.fixed is None
+
+    def budget(self, context_len: int) -> int:
+        """KVs per row on average for a context of so many tokens."""
+        fixed = self.policy.budget.fixed
+        if fixed is not None:
+            return fixed
+        if self.kv_budget is not None:
+            return self.kv_budget
+        if self.compression is None and self.default_budget is not None:
+            return self.default_budget
+        return max(self.kv_floor, math.ceil(context_len / (self.compression or _DEFAULT_COMPRESSION)))
+
+    def for_prompt(
+        self,
+        prompt_len: int,
+        num_tokens: int,
+        context_len: int | None = None,
+        spans: Sequence[tuple[int, int]] = (),
+        template_tail: int = 0,
+        *,
+        may_idle: bool = True,
+    ) -> SequenceEviction | None:
+        """The policy with the numbers of one prompt, or None if it would never evict anything.
+
+        Args:
+            num_tokens: most tokens that will be computed, prompt included.
+            context_len: tokens of the prompt that its rounds see; None: all.
+            spans: positions to protect, half-open.
+            template_tail: tokens at the prompt's end that follow the question. Where the budget has no room for them
+                they count as any other.
+            may_idle: return None where the budget suffices for all tokens.
+
+        Raises:
+            InvalidRequestError: the budget is smaller than what is protected, or a span lies outside the context.
+        """
+        policy = self.policy
+        if policy.when.never:
+            return None
+        context_len = prompt_len if context_len is None else context_len
+        budget = self.budget(context_len)
+        eviction = SequenceEviction(policy, budget, prompt_len, context_len, tuple(spans))
+        if (
+            may_idle
+            and policy.budget.bounded
+            and num_tokens <= (budget if policy.when.within else eviction.target)
+        ):
+            return None
+        _check_spans(eviction)
+        if _includes_protected(policy):
+            _check_room(eviction)
+        return _with_template(eviction, min(template_tail, prompt_len) - (prompt_len - context_len))
+
+
+def resolve_policy(config: EvictionConfig) -> ResolvedPolicy:
+    """Look up the policy that a configuration names, or take the one that it holds.
+
+    Raises:
+        ConfigError: there is no such policy, or an amount is given for one that takes none.
+    """
+    chosen = config.chosen
+    amounts = (config.compression, config.kv_budget, config.kv_floor)
+    if isinstance(chosen, EvictionPolicy):
+        return ResolvedPolicy(OWN, chosen, None, *amounts)
+    if isinstance(chosen, str):
+        preset = find_preset(chosen)
+        return ResolvedPolicy(chosen, preset.policy, preset.kv_budget, *amounts)
+    raise ConfigError(f"eviction must be a preset's name or an EvictionPolicy, got {type(chosen).__name__}")
+
+
+def _with_template(eviction: SequenceEviction, tail: int) -> SequenceEviction:
+    """The same with the tail of a template kept, where policy and budget allow it."""
+    policy = eviction.policy
+    if tail <= 0 or not policy.score.before_template or policy.reassign_positions:
+        return eviction
+    span = (eviction.context_len - tail, eviction.context_len)
+    kept = replace(eviction, spans=(*eviction.spans, span), template_tail=tail)
+    return kept if kept.num_protected <= kept.target or not _includes_protected(policy) else eviction
+
+
+def _includes_protected(policy: EvictionPolicy) -> bool:
+    """Whether what is protected counts towards the budget; else it is kept besides."""
+    return policy.budget.fixed is None or policy.budget.bounded
+
+
+def _check_room(eviction: SequenceEviction) -> None:
+    if eviction.target < 1:
+        raise InvalidRequestError(
+            f"kv_budget must be above {eviction.policy.when.prefill_every} (prefill_every), the room for the tokens "
+            f"to come that it includes, got {eviction.budget}"
+        )
+    if eviction.num_protected > eviction.target:
+        raise InvalidRequestError(
+            f"the budget of {eviction.target} KVs per row is smaller than the protected set of "
+            f"{eviction.num_protected}: {eviction.policy.keep.sinks} sinks, {eviction.recent} recent"
+            + (f", {len(eviction.spans)} spans" if eviction.spans else "")
+        )
+
+
+def _check_spans(eviction: SequenceEviction) -> None:
+    for start, end in eviction.spans:
+        if end > eviction.context_len:
+            raise InvalidRequestError(
+                f"protect must lie within the first {eviction.context_len} tokens of the prompt, got {start}..{end}"
+            )
+    if eviction.spans and eviction.policy.reassign_positions:
+        raise InvalidRequestError(
+            "protect names positions, and this policy re-assigns them: it cannot keep spans"
+        )

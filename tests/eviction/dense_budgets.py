@@ -1,0 +1,233 @@
+"""How many KVs each row keeps, by the definition of each budget."""
+
+import math
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from dense_model import RELATIVE, floor_share
+from dense_scores import DenseScores
+from dense_state import Order, Row, Score
+
+from winnow.eviction import (
+    PUNCTUATION,
+    SPECIAL,
+    AdaptiveHeads,
+    AdaptiveRows,
+    EqualHeads,
+    LayerGroups,
+    LazyLayers,
+    Pyramid,
+    Recipes,
+)
+
+
+class DenseBudgets(DenseScores):
+    """The budgets' formulas."""
+
+    def _keeps(self, scores: dict[tuple[int, int], dict[int, Score]]) -> list[int]:
+        """What each row keeps, in the order of `all_rows`; not yet raised to what is protected."""
+        budget = self.policy.budget
+        if isinstance(budget, AdaptiveRows):
+            return self._cheapest_blocks(scores)
+        if isinstance(budget, LazyLayers):
+            return [
+                max(self.target, self._least(row)) if self._is_lazy(row, budget.threshold) else len(row.held)
+                for row in self.all_rows
+            ]
+        assert isinstance(budget, EqualHeads | AdaptiveHeads)
+        shares = self._raised(self._layer_shares(budget.layers))
+        if isinstance(budget, AdaptiveHeads):
+            return [
+                keep
+                for layer, share in zip(self.rows, shares, strict=True)
+                for keep in self._compete(layer, share, budget.floor, scores)
+            ]
+        return [shares[row.layer] for row in self.all_rows]
+
+    def _floor(self, floor: float) -> int:
+        """A floor in KVs."""
+        return floor_share(floor, self.target) if isinstance(floor, float) else min(floor, self.target)
+
+    def _narrow_least(self, layer: int) -> int:
+        """What each row of a layer must be able to keep if the layer is not a wide one."""
+        budget = self.policy.budget
+        protected = max(self._num_protected(row) for row in self.rows[layer])
+        return max(self._floor(budget.row_floor), self._floor(budget.layer_floor), protected)
+
+    def _wide(self, layer: int) -> int:
+        """What each row of a wide layer keeps at least."""
+        budget, num_layers = self.policy.budget, len(self.rows)
+        wide = min(budget.wide_layers, num_layers)
+        wanted = max(len(row.held) for row in self.rows[layer])
+        if budget.wide_factor is not None:
+            wanted = min(wanted, floor_share(budget.wide_factor, self.target))
+        if isinstance(budget, LazyLayers):
+            return wanted
+        left = self.target * num_layers - sum(self._narrow_least(n) for n in range(wide, num_layers))
+        return min(wanted, max(left // wide, self.target))
+
+    def _least(self, row: Row) -> int:
+        """What a row keeps at least."""
+        least = self._floor(self.policy.budget.row_floor)
+        if row.layer < self.policy.budget.wide_layers:
+            least = max(least, self._wide(row.layer))
+        return min(least, len(row.held))
+
+    def _raised(self, shares: list[int]) -> list[int]:
+        """Shares of layers, none below its floor; the others pay in proportion to what they have above theirs."""
+        budget = self.policy.budget
+        if not (budget.row_floor or budget.layer_floor or budget.wide_layers):
+            return shares
+        least = [self._narrow_least(layer) for layer in range(len(shares))]
+        for layer in range(min(budget.wide_layers, len(shares))):
+            least[layer] = max(least[layer], self._wide(layer))
+        above = [max(share - floor, 0) for share, floor in zip(shares, least, strict=True)]
+        room = max(sum(shares) - sum(least), 0)
+        return [floor + part * room // max(sum(above), 1) for floor, part in zip(least, above, strict=True)]
+
+    def _layer_shares(self, split: object) -> list[int]:
+        c, num_layers = self.target, len(self.rows)
+        if isinstance(split, Pyramid):
+            w, t = self.recent, self.computed
+            if self.question_end < t <= self.context_len:
+                w += t - self.question_end
+            base = c - w
+            if t < 2 * base:
+                return [c] * num_layers
+            low = base // split.beta
+            high = 2 * base - low
+            if high >= t - w:
+                high = t - w
+                low = 2 * base - high
+            step = (high - low) // (num_layers - 1)
+            return [high - layer * step + w for layer in range(num_layers)]
+        if isinstance(split, LayerGroups):
+            similar = self._most_similar_layers()
+            little = floor_share(split.share, c)
+            much = (num_layers * c - len(similar) * little) // (num_layers - len(similar))
+            return [little if layer in similar else much for layer in range(num_layers)]
+        return [c] * num_layers
+
+    def _most_similar_layers(self) -> set[int]:
+        """The group of the highest cosines: three groups with the least squared distance to their means."""
+        similarity = [float(np.mean(cosines[: self.prompt_len])) for cosines in self._cosines]
+        order = sorted(range(len(similarity)), key=lambda layer: similarity[layer])
+        splits = []
+        for i, j in combinations(range(1, len(order)), 2):
+            parts = [[similarity[layer] for layer in part] for part in (order[:i], order[i:j], order[j:])]
+            splits.append((sum(float(np.var(part)) * len(part) for part in parts), set(order[j:])))
+        splits.sort(key=lambda split: split[0])
+        best = splits[0]
+        if any(rest <= best[0] + RELATIVE and group != best[1] for rest, group in splits[1:]):
+            self._doubt()
+        return best[1]
+
+    def _compete(
+        self, layer: list[Row], share: int, floor: float, scores: dict[tuple[int, int], dict[int, Score]]
+    ) -> list[int]:
+        """AdaptiveHeads."""
+        protected = [self._num_protected(row) for row in layer]
+        b = [max(share - p, 0) for p in protected]
+        free = [self._free(row, scores[row.layer, row.head]) for row in layer]
+        candidates = []
+        for row, entries, p in zip(layer, free, protected, strict=True):
+            guarded = max(self._least(row) - p, 0) if self._has_floors else 0
+            safe = set(row.tokens) - set(self._lowest(entries, len(entries) - guarded)) if guarded else set()
+            candidates += [
+                (w, (row.head, *order), row.head) for w, order, token in entries if token not in safe
+            ]
+        lost = self._lowest(candidates, sum(len(entries) for entries in free) - sum(b))
+        keeps = []
+        for row, entries, own, p in zip(layer, free, b, protected, strict=True):
+            n = len(entries) - lost.count(row.head)
+            keeps.append(round(n * (1 - Fraction(str(floor))) + floor_share(floor, own)) + p)
+        return keeps
+
+    def _cheapest_blocks(self, scores: dict[tuple[int, int], dict[int, Score]]) -> list[int]:
+        """AdaptiveRows."""
+        b = self._block_size
+        allowed = math.ceil(Fraction(self.target * len(self.all_rows), b))
+        excess = sum(math.ceil(len(row.held) / b) for row in self.all_rows) - allowed
+        steps: dict[tuple[int, int], list[int]] = {}
+        candidates: list[tuple[Score, Order, Any]] = []
+        for row in self.all_rows:
+            ranked = sorted(
+                self._free(row, scores[row.layer, row.head]), key=lambda entry: (entry[0].value, entry[1])
+            )
+            must_go = len(row.held) % b or b
+            steps[row.layer, row.head] = []
+            least = self._least(row) if self._has_floors else 0
+            while must_go <= len(ranked) and len(row.held) - must_go >= max(least, 0) and len(row.held) > 0:
+                candidates.append(
+                    (
+                        ranked[must_go - 1][0],
+                        (row.layer, row.head, len(steps[row.layer, row.head])),
+                        (row.layer, row.head),
+                    )
+                )
+                steps[row.layer, row.head].append(must_go)
+                must_go += b
+        if self._has_floors:
+            candidates = self._within_layers(candidates)
+        freed = self._lowest(candidates, excess)
+        return [
+            len(row.held)
+            - (steps[row.layer, row.head][count - 1] if (count := freed.count((row.layer, row.head))) else 0)
+            for row in self.all_rows
+        ]
+
+    @property
+    def _has_floors(self) -> bool:
+        budget = self.policy.budget
+        return bool(budget.row_floor or budget.layer_floor or budget.wide_layers)
+
+    def _within_layers(self, candidates: list[tuple[Score, Order, Any]]) -> list[tuple[Score, Order, Any]]:
+        """Of blocks that could go, those that each layer can spare."""
+        spared = []
+        for layer, rows in enumerate(self.rows):
+            floor = self._floor(self.policy.budget.layer_floor) * len(rows)
+            held = sum(math.ceil(len(row.held) / self._block_size) for row in rows)
+            own = [candidate for candidate in candidates if candidate[1][0] == layer]
+            named = [(score, order, (score, order, name)) for score, order, name in own]
+            spared += self._lowest(named, held - math.ceil(floor / self._block_size))
+        return spared
+
+    def _is_lazy(self, row: Row, threshold: float) -> bool:
+        last = self.computed - 1
+        heads = [
+            sum(r.paid[h, last, kv.token] for kv in r.held if self._protected(kv))
+            for r in self.rows[row.layer]
+            for h in range(len(r.paid))
+        ]
+        mean = sum(heads) / len(heads)
+        if abs(mean - threshold) <= RELATIVE:
+            self._doubt()
+        return mean > threshold
+
+    def _recipe(self, row: Row, budget: Recipes) -> set[int]:
+        """The tokens that stay."""
+        assert self._kinds is not None
+        scores = self.scores(row)
+        kinds = {j: self._kinds[self.token_ids[j]] for j in row.tokens}
+        total = sum(score.value for score in scores.values())
+        everything = [(scores[j], (j,), j) for j in row.tokens]
+        ladder = [
+            lambda: {j for j in row.tokens if kinds[j] == SPECIAL},
+            lambda: {j for j in row.tokens if kinds[j] == PUNCTUATION},
+            lambda: (
+                set(row.tokens)
+                - set(self._lowest(everything, len(everything) - floor_share(budget.heavy, len(everything))))
+            ),
+            lambda: {j for j in row.tokens if j >= self.computed - floor_share(budget.local, self.computed)},
+        ]
+        kept = {kv.token for kv in row.held if self._protected(kv)}
+        for rung in ladder:
+            kept |= rung()
+            recovered = sum(scores[j].value for j in kept)
+            if abs(recovered - budget.recovery * total) <= RELATIVE * total:
+                self._doubt()
+            if recovered >= budget.recovery * total:
+                return kept
+        return set(row.tokens)

@@ -1,0 +1,160 @@
+"""Budgets over ranks: costs of each rank's own heads, put together, allot what one rank with all heads allots."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lockstep import ask, build, open_llm, small
+from torch import Tensor
+
+from winnow.eviction import (
+    PRESETS,
+    AdaptiveHeads,
+    AdaptiveRows,
+    Budget,
+    EqualHeads,
+    Fixed,
+    LayerGroups,
+    LazyLayers,
+    Pyramid,
+    Recipes,
+)
+from winnow.eviction.costs import RowCosts
+from winnow.eviction.ranking import Ranking
+from winnow.eviction.rows import RoundInputs
+
+BLOCK = 4
+FLOORS = [
+    {},
+    {"row_floor": 0.4},
+    {"row_floor": 3, "layer_floor": 0.7},
+    {"layer_floor": 0.9, "wide_layers": 1, "wide_factor": 1.5},
+    {"row_floor": 0.2, "wide_layers": 2},
+]
+BUDGETS: list[Budget] = [
+    make(**floors)
+    for floors in FLOORS
+    for make in (
+        EqualHeads,
+        lambda **each: EqualHeads(Pyramid(5), **each),
+        lambda **each: EqualHeads(LayerGroups(), **each),
+        lambda **each: Fixed(kvs=2, **each),
+        AdaptiveHeads,
+        lambda **each: AdaptiveHeads(0.0, Pyramid(2), **each),
+        lambda **each: AdaptiveHeads(0.7, LayerGroups(), **each),
+        AdaptiveRows,
+        LazyLayers,
+    )
+] + [Recipes(), Recipes(row_floor=3), Recipes(wide_layers=1)]
+
+
+def heads_of(ranking: Ranking, heads: slice) -> Ranking:
+    """The ranking of a rank that holds some of the heads; its rows are padded to its own longest one."""
+    rows = ranking.rows
+    length = rows.length[:, :, heads]
+    room = -(-int(length.max()) // BLOCK) * BLOCK
+    local = SimpleNamespace(
+        round=rows.round,
+        cache=rows.cache,
+        block=None,
+        length=length,
+        position=rows.position[:, :, heads, :room],
+    )
+    return Ranking(
+        local,  # type: ignore[arg-type]
+        ranking.score[:, :, heads, :room],
+        ranking.must_stay[:, :, heads, :room],
+        None if ranking.stats is None else ranking.stats[:, :, heads],
+    )
+
+
+def over_ranks(budget: Budget, ranking: Ranking, first: int) -> Tensor:
+    """Targets where one rank holds the first `first` heads, and another the others."""
+    parts = [heads_of(ranking, slice(first)), heads_of(ranking, slice(first, None))]
+    return budget.allot(RowCosts.join([budget.costs(part) for part in parts]))
+
+
+def random_ranking(budget: Budget, rng: random.Random) -> Ranking:
+    """Rows of uneven length, with many equal scores."""
+    sequences, layers, heads = rng.randint(1, 3), rng.randint(1, 4), rng.randint(2, 5)
+    shape = (layers, sequences, heads)
+    seed = torch.Generator().manual_seed(rng.randrange(2**31))
+    length = torch.randint(1, 30, shape, generator=seed)
+    room = -(-int(length.max()) // BLOCK) * BLOCK
+    valid = torch.arange(room) < length[..., None]
+    position = torch.stack([torch.randperm(room, generator=seed) for _ in range(length.numel())]).int()
+    tokens = torch.randint(30, 60, (sequences,), generator=seed)
+    round_ = RoundInputs(
+        slots=tuple(range(sequences)),
+        now=tokens.int() - 1,
+        budget=torch.randint(4, 20, (sequences,), generator=seed),
+        sinks=0,
+        recent=torch.randint(0, 3, (sequences,), generator=seed),
+        spans=((),) * sequences,
+        tokens=tokens,
+        similarity=torch.rand(sequences, layers, generator=seed),
+    )
+    rows = SimpleNamespace(
+        round=round_,
+        cache=SimpleNamespace(pool=SimpleNamespace(layout=SimpleNamespace(block_size=BLOCK))),
+        block=None,
+        length=length.int(),
+        position=position.view(*shape, room),
+    )
+    stats = None
+    if isinstance(budget, LazyLayers):
+        stats = torch.rand(sequences, layers, heads, generator=seed) * 1.8
+    elif isinstance(budget, Recipes):
+        stats = torch.randint(1, 12, (sequences, layers, heads), generator=seed).float()
+    return Ranking(
+        rows,  # type: ignore[arg-type]
+        torch.randint(0, 9, (*shape, room), generator=seed).float(),
+        valid & (torch.rand(*shape, room, generator=seed) < 0.1),
+        stats,
+    )
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=repr)
+def test_two_ranks_allot_what_one_does(budget: Budget) -> None:
+    rng = random.Random(repr(budget))
+    for _ in range(20):
+        ranking = random_ranking(budget, rng)
+        expected = budget.allot(budget.costs(ranking))
+        heads = expected.shape[2]
+        assert torch.equal(over_ranks(budget, ranking, rng.randint(1, heads - 1)), expected)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    build(path, 0)
+    return path
+
+
+@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if not preset.policy.when.never])
+def test_two_ranks_allot_what_a_preset_allots(
+    name: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rounds of a running engine, each planned by one rank and by two."""
+    rounds = 0
+    rng = random.Random(name)
+    policy = small(PRESETS[name].policy, rng)
+    costs = type(policy.budget).costs
+
+    def checked(budget: Budget, ranking: Ranking) -> RowCosts:
+        nonlocal rounds
+        rounds += 1
+        ranks = [costs(budget, heads_of(ranking, heads)) for heads in (slice(1), slice(1, None))]
+        alone = costs(budget, ranking)
+        assert torch.equal(budget.allot(RowCosts.join(ranks)), budget.allot(alone))
+        return alone
+
+    monkeypatch.setattr(type(policy.budget), "costs", checked)
+    with open_llm(model, 0, prefill_chunk=None) as llm:
+        for asked in (ask(policy, rng, 12) for _ in range(2)):
+            llm.submit(asked.prompt, asked.params)
+        while llm.has_unfinished:
+            llm.step()
+    assert rounds
