@@ -1,4 +1,4 @@
-"""A step as the CPU kernels take it, so that a decoder layer can be one call."""
+"""One step in the form that the CPU kernels take, so that a decoder layer can be one call."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class NativeSpec:
-    """An `AttentionSpec` for the kernels."""
+    """An `AttentionSpec` in the form that the kernels take."""
 
     def __init__(self, spec: AttentionSpec) -> None:
         from winnow import _native
@@ -29,10 +29,10 @@ class NativeSpec:
 
 @dataclass(frozen=True)
 class NativeStep:
-    """A batch over a paged cache, good until its spans or its cache change."""
+    """A batch over a paged cache. Valid until its spans or its cache change."""
 
     cache: "_native.Cache"
     batch: "_native.Batch"
     work: "_native.Workspace"
     dtype: torch.dtype
-    """Of keys and values."""
+    """Of the stored keys and values."""
