@@ -48,6 +48,8 @@ def imported_parts(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             names.add(node.module)
+            if node.module == "winnow":
+                names |= {f"winnow.{alias.name}" for alias in node.names if alias.name in LAYERS}
     return {name.split(".")[1] for name in names if name.startswith("winnow.")}
 
 
@@ -58,6 +60,12 @@ def test_imports_run_downward() -> None:
             continue
         above = {name for name in imported_parts(path) if LAYERS.index(name) > LAYERS.index(part)}
         assert not above, f"{path.relative_to(SOURCE)} imports {above}, which stand above it"
+
+
+def test_the_extension_has_one_face() -> None:
+    for path in SOURCE.rglob("*.py"):
+        if path.name != "native.py" or path.parent != SOURCE:
+            assert "_native" not in imported_parts(path), f"{path.relative_to(SOURCE)} imports winnow._native"
 
 
 def test_the_accounting_knows_no_model() -> None:

@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 pytest.importorskip("winnow._native")
-from winnow import LLM, SamplingParams, _native
+from winnow import LLM, SamplingParams, native
 from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.models.binding import ATTENTION_NAME
@@ -93,7 +93,7 @@ def layers_of(model: Any) -> list[nn.Module]:
 @pytest.fixture(params=[False, True], ids=["vector-units", "matrix-units"])
 def matrix_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the processor has AMX; both kinds are tried on every processor, since oneDNN computes on all of them."""
-    monkeypatch.setattr(_native, "has_matrix_units", lambda: request.param)
+    monkeypatch.setattr(native, "has_matrix_units", lambda: request.param)
     return bool(request.param)
 
 

@@ -1,23 +1,19 @@
 """What the CPU kernels compute for scores: on keys where they lie in the pool, without a copy of them."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from winnow import native
 from winnow.attention import Smoothing
 from winnow.attention.native import key_rows
 from winnow.eviction.rows import LayerRows
 from winnow.native import native_kernels
 
-if TYPE_CHECKING:
-    from winnow import _native
-
 
 class RowKernels:
     """The rows of a layer, as the kernels see them. Results do not depend on the number of threads."""
 
-    def __init__(self, kernels: "_native.Kernels", rows: LayerRows) -> None:
+    def __init__(self, kernels: "native.Kernels", rows: LayerRows) -> None:
         self._kernels = kernels
         self._threads = torch.get_num_threads()
         # The kernels get addresses, so these must live as long.
@@ -48,7 +44,7 @@ class RowKernels:
         not looked at."""
         worth = worth.contiguous()
         pooled = torch.empty_like(worth)
-        self._kernels.pool_rows(
+        self._kernels.smooth_rows(
             worth.data_ptr(),
             self._position.data_ptr(),
             self._length.data_ptr(),
