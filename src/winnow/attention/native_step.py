@@ -24,6 +24,7 @@ class NativeSpec:
 class NativeStep:
     """A batch over a paged cache. Valid until its spans or its cache change."""
 
-    cache: native.Cache
-    batch: native.Batch
-    work: native.Workspace
+    # Quoted: without the extension this module is imported too, and `native` lacks its types.
+    cache: "native.Cache"
+    batch: "native.Batch"
+    work: "native.Workspace"
