@@ -162,7 +162,7 @@ def _attend_rows(
         counts = position >= rows.observe_from[:, None]
         first = n - int(counts.sum(dim=1).max())  # no earlier query counts in any sequence
         if first < n:
-            observation.take(
+            observation.accumulate(
                 p[:, :, :, first:],
                 visible[:, :, first:],
                 age[:, :, first:],

@@ -3,7 +3,14 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.rows import find_slots, fold, logits_of, row_length, sees, vectors_at
+from winnow.attention.triton.kernels.rows import (
+    find_slots,
+    logits_of,
+    online_softmax,
+    row_length,
+    sees,
+    vectors_at,
+)
 
 
 @triton.jit(do_not_specialize=["layer", "tokens"])
@@ -69,8 +76,8 @@ def attend_chunk(
     now = tl.load(position + token, mask=real, other=-1).to(tl.int32)
     earliest = tl.load(position + start + first_query).to(tl.int32)
 
-    biggest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     seen = tl.zeros([BLOCK_M], tl.float32)
     # A chunk's own KVs are the last of its row, in order: skip those after the tile's last query.
@@ -95,18 +102,18 @@ def attend_chunk(
         values = tl.load(
             v_pool + at[:, None] + d[None, :], mask=wanted[:, None] & (d < HEAD_DIM)[None, :], other=0.0
         ).to(DOT)
-        biggest, total, acc = fold(logits, values, biggest, total, acc)
+        row_max, row_sum, acc = online_softmax(logits, values, row_max, row_sum, acc)
         if statistics is not None:
             seen += tl.sum(visible.to(tl.float32), axis=1)
 
     if sinks is not None:
         sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32)
-        top = tl.maximum(biggest, sink)
-        shrunk = tl.exp(biggest - top)
-        total = total * shrunk + tl.exp(sink - top)
-        acc = acc * shrunk[:, None]
-        biggest = top
-    result = acc / tl.where(total > 0, total, 1.0)[:, None]
+        top = tl.maximum(row_max, sink)
+        rescale = tl.exp(row_max - top)
+        row_sum = row_sum * rescale + tl.exp(sink - top)
+        acc = acc * rescale[:, None]
+        row_max = top
+    result = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
     mine = token * (KV_HEADS * GROUP) + query_head
     out_at = mine[:, None] * HEAD_DIM + d[None, :]
     tl.store(out + out_at, result.to(out.dtype.element_ty), shown)
@@ -114,6 +121,6 @@ def attend_chunk(
         tl.store(exact + out_at, result, shown)
     if statistics is not None:
         plane = tokens.to(tl.int64) * (KV_HEADS * GROUP)
-        tl.store(statistics + mine, biggest, real)
-        tl.store(statistics + plane + mine, total, real)
+        tl.store(statistics + mine, row_max, real)
+        tl.store(statistics + plane + mine, row_sum, real)
         tl.store(statistics + 2 * plane + mine, seen, real)

@@ -6,7 +6,14 @@ The split of a row depends on its own length only, so a sequence's result is bit
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.rows import find_slots, fold, logits_of, row_length, sees, vectors_at
+from winnow.attention.triton.kernels.rows import (
+    find_slots,
+    logits_of,
+    online_softmax,
+    row_length,
+    sees,
+    vectors_at,
+)
 
 
 @triton.jit
@@ -80,8 +87,8 @@ def attend_split(
     # Index of each query head among R x Hq.
     mine = row.to(tl.int64) * (KV_HEADS * GROUP) + query_head
 
-    biggest = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_G], tl.float32)
+    row_max = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     seen = tl.zeros([BLOCK_N], tl.float32)
     for first in range(start, tl.minimum(start + size, length), BLOCK_N):
@@ -105,15 +112,15 @@ def attend_split(
         values = tl.load(
             v_pool + at[:, None] + d[None, :], mask=wanted[:, None] & (d < HEAD_DIM)[None, :], other=0.0
         ).to(DOT)
-        biggest, total, acc = fold(logits, values, biggest, total, acc)
+        row_max, row_sum, acc = online_softmax(logits, values, row_max, row_sum, acc)
         seen += visible.to(tl.float32)
 
     splits = tl.num_programs(2)
     mine = mine * splits + split
     plane = tl.num_programs(0).to(tl.int64) * (KV_HEADS * GROUP) * splits
     tl.store(partial + mine[:, None] * HEAD_DIM + d[None, :], acc, real[:, None] & (d < HEAD_DIM)[None, :])
-    tl.store(statistics + mine, biggest, real)
-    tl.store(statistics + plane + mine, total, real)
+    tl.store(statistics + mine, row_max, real)
+    tl.store(statistics + plane + mine, row_sum, real)
     tl.store(statistics + 2 * plane + mine, tl.zeros([BLOCK_G], tl.float32) + tl.sum(seen, axis=0), real)
 
 
@@ -154,27 +161,27 @@ def merge_splits(
     at = mine * splits + s
     plane = tl.num_programs(0).to(tl.int64) * (KV_HEADS * GROUP) * splits
 
-    biggest = tl.load(statistics + at, mask=there, other=float("-inf"))
-    top = tl.max(biggest, axis=0)
+    row_max = tl.load(statistics + at, mask=there, other=float("-inf"))
+    top = tl.max(row_max, axis=0)
     if sinks is not None:
         sink = tl.load(sinks + query_head).to(tl.float32)
         top = tl.maximum(top, sink)
     base = tl.where(top == float("-inf"), 0.0, top)
-    weight = tl.exp(biggest - base)
-    total = tl.sum(tl.load(statistics + plane + at, mask=there, other=0.0) * weight, axis=0)
+    weight = tl.exp(row_max - base)
+    row_sum = tl.sum(tl.load(statistics + plane + at, mask=there, other=0.0) * weight, axis=0)
     if sinks is not None:
-        total += tl.exp(sink - base)
+        row_sum += tl.exp(sink - base)
     parts = tl.load(
         partial + at[:, None] * HEAD_DIM + d[None, :],
         mask=there[:, None] & (d < HEAD_DIM)[None, :],
         other=0.0,
     )
-    result = tl.sum(parts * weight[:, None], axis=0) / tl.where(total > 0, total, 1.0)
+    result = tl.sum(parts * weight[:, None], axis=0) / tl.where(row_sum > 0, row_sum, 1.0)
     out_at = out + (sequence.to(tl.int64) * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + d
     tl.store(out_at, result.to(out.dtype.element_ty), d < HEAD_DIM)
     if merged is not None:
         seen = tl.sum(tl.load(statistics + 2 * plane + at, mask=there, other=0.0), axis=0)
         rows = tl.num_programs(0) * tl.num_programs(1)
         tl.store(merged + mine, base)
-        tl.store(merged + rows + mine, total)
+        tl.store(merged + rows + mine, row_sum)
         tl.store(merged + 2 * rows + mine, seen)

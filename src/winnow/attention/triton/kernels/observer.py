@@ -82,8 +82,8 @@ def observe_decode(
     real = g < GROUP
     mine = row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g
     plane = tl.num_programs(0) * (KV_HEADS * GROUP)
-    biggest = tl.load(statistics + mine, mask=real, other=0.0)
-    total = tl.load(statistics + plane + mine, mask=real, other=1.0)
+    row_max = tl.load(statistics + mine, mask=real, other=0.0)
+    row_sum = tl.load(statistics + plane + mine, mask=real, other=1.0)
     seen = tl.load(statistics + 2 * plane + mine, mask=real, other=0.0)
     logits = tl.load(
         raw + mine[:, None] * raw_stride + n[None, :],
@@ -94,7 +94,7 @@ def observe_decode(
     if EXCLUDE_FIRST > 0:
         age = tl.load(position + sequence).to(tl.int32) - tl.load(position_pool + flat, inside, other=0)
         counted = counted & (age >= EXCLUDE_FIRST)[None, :]
-    p = tl.where(counted, tl.exp(logits - biggest[:, None]) / total[:, None], 0.0)
+    p = tl.where(counted, tl.exp(logits - row_max[:, None]) / row_sum[:, None], 0.0)
     p = term_of(p, counted, seen[:, None], TERM)
     if AGGREGATE == "max":
         added = tl.max(p, axis=0)
@@ -222,10 +222,10 @@ def observe_chunk(
             queries = tl.load(q_at, mask=real[:, None] & (d < HEAD_DIM)[None, :], other=0.0).to(DOT)
             logits = logits_of(queries, keys, scale, SOFTCAP)
             mine = token * (KV_HEADS * GROUP) + query_head
-            biggest = tl.load(statistics + mine, mask=real, other=0.0)
-            total = tl.load(statistics + plane + mine, mask=real, other=1.0)
+            row_max = tl.load(statistics + mine, mask=real, other=0.0)
+            row_sum = tl.load(statistics + plane + mine, mask=real, other=1.0)
             seen = tl.load(statistics + 2 * plane + mine, mask=real, other=0.0)
-            p = tl.where(counted, tl.exp(logits - biggest[:, None]) / total[:, None], 0.0)
+            p = tl.where(counted, tl.exp(logits - row_max[:, None]) / row_sum[:, None], 0.0)
             p = term_of(p, counted, seen[:, None], TERM)
             if TERM == "value aware":
                 p *= squared_distance(

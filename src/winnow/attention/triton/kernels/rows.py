@@ -66,17 +66,17 @@ def logits_of(queries, keys, scale, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def fold(logits, values, biggest, total, acc):
+def online_softmax(logits, values, row_max, row_sum, acc):
     """Update the online softmax of each query by a block of KVs.
 
-    logits: float32 [M, N], -inf where a query does not see a KV; values: [N, D]. biggest [M]: largest logit so far,
-    total [M]: sum of exp(logit - biggest), acc [M, D]: sum of exp(logit - biggest) v. Returns the updated three.
+    logits: float32 [M, N], -inf where a query does not see a KV; values: [N, D]. row_max [M]: largest logit so far,
+    row_sum [M]: sum of exp(logit - row_max), acc [M, D]: sum of exp(logit - row_max) v. Returns the updated three.
     """
-    grown = tl.maximum(biggest, tl.max(logits, axis=1))
+    new_max = tl.maximum(row_max, tl.max(logits, axis=1))
     # Without a visible KV the maximum is -inf, and -inf - -inf would be NaN.
-    base = tl.where(grown == float("-inf"), 0.0, grown)
-    shrunk = tl.exp(biggest - base)
+    base = tl.where(new_max == float("-inf"), 0.0, new_max)
+    rescale = tl.exp(row_max - base)
     weight = tl.exp(logits - base[:, None])
-    total = total * shrunk + tl.sum(weight, axis=1)
-    acc = tl.dot(weight.to(values.dtype), values, acc * shrunk[:, None], input_precision="ieee")
-    return grown, total, acc
+    row_sum = row_sum * rescale + tl.sum(weight, axis=1)
+    acc = tl.dot(weight.to(values.dtype), values, acc * rescale[:, None], input_precision="ieee")
+    return new_max, row_sum, acc
