@@ -110,7 +110,7 @@ def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.Mon
         assert found is not None
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         starts |= {slot: start + 1 for slot, start in running.items()}
-    for name in ("position", "k", "score"):
+    for name in ("position", "k", "accumulators"):
         torch.testing.assert_close(
             getattr(graphs.pool, name), getattr(eager.pool, name), rtol=1e-4, atol=1e-5
         )
