@@ -1,4 +1,4 @@
-"""A step as the CPU kernels take it, so that a decoder layer can be one call."""
+"""One step in the form that the CPU kernels take, so that a decoder layer can be one call."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from winnow.attention.interface import AttentionSpec
 
 
 class NativeSpec:
-    """An `AttentionSpec` for the kernels."""
+    """An `AttentionSpec` in the form that the kernels take."""
 
     def __init__(self, spec: AttentionSpec) -> None:
         sinks = None if spec.sinks is None else spec.sinks.detach().float().contiguous()
@@ -22,8 +22,9 @@ class NativeSpec:
 
 @dataclass(frozen=True)
 class NativeStep:
-    """A batch over a paged cache, good until its spans or its cache change."""
+    """A batch over a paged cache. Valid until its spans or its cache change."""
 
-    cache: native.Cache
-    batch: native.Batch
-    work: native.Workspace
+    # Quoted: without the extension this module is imported too, and `native` lacks its types.
+    cache: "native.Cache"
+    batch: "native.Batch"
+    work: "native.Workspace"

@@ -5,7 +5,6 @@ from torch import Tensor
 
 from winnow import native
 from winnow.attention import Smoothing
-from winnow.attention.native import key_rows
 from winnow.eviction.rows import LayerRows
 from winnow.native import native_kernels
 
@@ -14,6 +13,8 @@ class RowKernels:
     """The rows of a layer, as the kernels see them. Results do not depend on the number of threads."""
 
     def __init__(self, kernels: "native.Kernels", rows: LayerRows) -> None:
+        from winnow.attention.native import key_rows  # needs the extension
+
         self._kernels = kernels
         self._threads = torch.get_num_threads()
         # The kernels get addresses, so these must live as long.
