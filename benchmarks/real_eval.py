@@ -34,7 +34,7 @@ from winnow import LLM
 from winnow.bench.environment import Environment
 from winnow.bench.machine import Machine, report_head
 from winnow.evaluate.asks import make_asks
-from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, QUERIES, Cell, num_scores, plan_cells
+from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, QUERIES, Cell, num_accumulators, plan_cells
 from winnow.evaluate.journal import ResultJournal
 from winnow.evaluate.likelihood import Keeping
 from winnow.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
@@ -477,7 +477,7 @@ def main() -> None:
         kv_memory=arguments.kv_memory,
         threads=arguments.threads,
         kv_floor=1,
-        num_scores=num_scores(cells),
+        num_accumulators=num_accumulators(cells),
     ) as llm:
         head = report_head(["python", "-m", "benchmarks.real_eval", *sys.argv[1:]], Machine.here("cpu")) | {
             "model": Path(arguments.model).name,

@@ -336,7 +336,7 @@ def open_llm(path: Path, seed: int, **options: object) -> LLM:
     settings: dict[str, object] = {
         "kv_memory": "4MiB",
         "block_size": BLOCK,
-        "num_scores": 2,
+        "num_accumulators": 2,
         "max_num_seqs": [2, 3][seed % 2],
         "prefill_chunk": [16, 64, None][seed % 3],
     }
@@ -660,7 +660,7 @@ def test_value_aware_worth_of_a_kv_that_takes_nearly_everything(
         llm.step()
         watched.follow()
         assert watched.sequence.kv.slot is not None
-        score = pool_of(llm).score[0].flatten()
+        score = pool_of(llm).accumulators[0].flatten()
         for row, place in rows_of(llm, watched.sequence.kv.slot, watched.oracle):
             worths = watched.oracle.worths(row)
             expected = [worths[j].value for j in row.tokens]

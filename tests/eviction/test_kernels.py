@@ -13,11 +13,10 @@ from torch import Tensor
 
 from winnow.attention import Pool
 from winnow.attention.native import NativeBackend
-from winnow.attention.observation import smooth
+from winnow.attention.observer_reference import smooth
 from winnow.attention.reference import ReferenceBackend
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.eviction import KeyDifference, Leverage, Score
-from winnow.eviction.evict import moves
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.ranking import Ranking
 from winnow.eviction.rows import LayerRows, RoundInputs, RoundRows
@@ -221,13 +220,12 @@ def test_those_stay_that_torch_would_keep(isa: str, case: Case, data: st.DataObj
         filling = torch.Generator().manual_seed(5)
         pool = rows.cache.pool
         pool.v.copy_(torch.randn(pool.v.shape, generator=filling))
-        pool.score.copy_(torch.randn(pool.score.shape, generator=filling))
+        pool.accumulators.copy_(torch.randn(pool.accumulators.shape, generator=filling))
 
-    NativeBackend(KERNELS[isa]).keep_best(ours.cache.pool, ours.block, ours.length, kept, worth, must_stay)
-    ranking = Ranking(theirs, worth, must_stay, torch.empty(0))
-    goes = ranking.lowest(theirs.length - kept, int((theirs.length - kept).max()))
-    ReferenceBackend().compact(theirs.cache.pool, *moves(theirs.valid & ~goes, kept, theirs.slot))
-    for name in ("kv", "position", "score"):
+    for backend, rows in ((NativeBackend(KERNELS[isa]), ours), (ReferenceBackend(), theirs)):
+        ranked = Ranking(rows, worth, must_stay, torch.empty(0)).ranked
+        backend.keep_best(rows.cache.pool, ranked, kept, int((rows.length - kept).max()))
+    for name in ("storage", "position", "accumulators"):
         assert torch.equal(getattr(ours.cache.pool, name), getattr(theirs.cache.pool, name)), name
 
 
@@ -236,11 +234,12 @@ def test_rows_where_a_position_comes_twice_do_no_harm() -> None:
     rows = Case([[30, 30]], head_dim=8, dtype=torch.float32).all_rows()
     pool = rows.cache.pool
     pool.position.zero_()
-    before = pool.kv.clone()
+    before = pool.storage.clone()
     worth = torch.zeros(rows.position.shape)
     kept = torch.full(rows.length.shape, 10)
     backend = NativeBackend(KERNELS["generic"])
-    backend.keep_best(pool, rows.block, rows.length, kept, worth, torch.zeros_like(rows.valid))
-    outside = torch.ones(len(pool.kv), dtype=torch.bool)
+    ranked = Ranking(rows, worth, torch.zeros_like(rows.valid), torch.empty(0)).ranked
+    backend.keep_best(pool, ranked, kept, 20)
+    outside = torch.ones(pool.num_blocks, dtype=torch.bool)
     outside[rows.block.flatten()] = False
-    assert torch.equal(pool.kv[outside], before[outside])
+    assert torch.equal(pool.storage[outside], before[outside])

@@ -8,7 +8,7 @@ from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
-from winnow.attention import AttentionSpec, Observe, PagedCache, Pool, Term  # noqa: E402
+from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, Pool, Term  # noqa: E402
 from winnow.attention.native import NativeBackend  # noqa: E402
 from winnow.attention.native_step import NativeSpec  # noqa: E402
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight, PackedWeight  # noqa: E402
@@ -134,7 +134,7 @@ def test_whole_layer_in_one_call(
 ) -> None:
     kernels = _native.Kernels(isa)
     layer, backend = Layer(LayerKernels(kernels), dtype, 128, biased=True), NativeBackend(kernels)
-    observe = [Observe((Term.ATTENTION,))] * len(counts)
+    observe = [AttentionObserver((Term.ATTENTION,))] * len(counts)
     batch = paged_batch(
         3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, kv_dtype=kv_dtype, observe=observe
     )
@@ -147,7 +147,7 @@ def test_whole_layer_in_one_call(
         layer.native, batch.layer, x, rotation, rotation, NativeSpec(spec), step
     )
     assert torch.equal(found, in_two_calls(layer, backend, theirs, batch, x, rotation, spec))
-    for field in ("k", "v", "position", "score"):
+    for field in ("k", "v", "position", "accumulators"):
         a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
@@ -163,9 +163,9 @@ def two_threads() -> Iterator[None]:
 
 OBSERVED = {
     "nothing": None,
-    "attention": Observe((Term.ATTENTION,)),
-    "values": Observe((Term.VALUE_AWARE,)),
-    "pooled": Observe((Term.SQUARED,), replace=True, pool=Pool(5)),
+    "attention": AttentionObserver((Term.ATTENTION,)),
+    "values": AttentionObserver((Term.VALUE_AWARE,)),
+    "pooled": AttentionObserver((Term.SQUARED,), replace=True, pool=Pool(5)),
 }
 
 
@@ -216,7 +216,8 @@ def decode_in_one_call(
     batch = paged_batch(
         3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, kv_dtype=kv_dtype, observe=told
     )
-    batch.cache.pool.kv.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
+    for field in batch.cache.pool.fields.values():
+        field.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
     generator = torch.Generator().manual_seed(1)
 
     def randn(*shape: int) -> Tensor:
@@ -251,7 +252,7 @@ def decode_in_one_call(
     assert torch.equal(found, expected if rows is None else expected[rows])
     with pytest.raises(IndexError, match="between 0 and 99, got 100"):
         kernels.decode(decoder, tokens.clone().fill_(VOCAB), cos, sin, step, rows, VOCAB)
-    for field in ("k", "v", "position", "score"):
+    for field in ("k", "v", "position", "accumulators"):
         a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 

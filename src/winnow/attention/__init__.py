@@ -1,19 +1,22 @@
 """HOW KVs are read: one small interface, and the backends that compute it."""
 
 from winnow.attention.backends import open_backend
-from winnow.attention.interface import AttentionBackend, AttentionSpec
-from winnow.attention.observe import Group, Observe, Pool, Term
+from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
+from winnow.attention.observer import AttentionObserver, Group, Pool, Term
+from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.reference import ReferenceBackend
 from winnow.attention.spans import Spans
 from winnow.cache import PagedCache
 
 __all__ = [
     "AttentionBackend",
+    "AttentionObserver",
     "AttentionSpec",
     "Group",
-    "Observe",
+    "JudgedKVs",
     "PagedCache",
     "Pool",
+    "RankedRows",
     "ReferenceBackend",
     "Spans",
     "Term",

@@ -4,15 +4,17 @@ import torch
 from torch import Tensor
 
 from winnow import native
-from winnow.attention.interface import AttentionSpec
+from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
 from winnow.attention.native_step import NativeSpec, NativeStep
-from winnow.attention.observe import Observe
+from winnow.attention.observer import AttentionObserver
+from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool, PagedCache
+from winnow.cache.codec import PlainCodec, plain_format
 from winnow.cache.layout import PAGE_ENTRIES
 
 
-class NativeBackend:
+class NativeBackend(AttentionBackend):
     """See `AttentionBackend` for shapes and meaning. Results do not depend on the number of threads.
 
     All layers of a step bring the same cache and the same spans, so what the kernels need of them is made once and kept
@@ -80,24 +82,12 @@ class NativeBackend:
         q: Tensor,
         spec: AttentionSpec,
         *,
-        judged: tuple[int, int, int],
-        context_len: int,
+        judged: JudgedKVs,
         first: int,
         every: int = 1,
         query_logs: Tensor | None = None,
         key_logs: Tensor | None = None,
     ) -> None:
-        """Raise accumulator 0 of a context's KVs to the largest attention that a repetition's queries pay them.
-
-        Args:
-            slot: of the sequence; KVs of its rows lie in the order of their positions, none is missing.
-            q: [n, Hq, d], queries at positions `first`, `first + every` and so on, behind the context.
-            judged: how many of the context's first KVs, and first and end of a part of it, half-open. A query's softmax
-                goes over these and the KVs behind the context up to its own position.
-            query_logs: float32 [n], taken off the logarithm of what a query pays.
-            key_logs: float32 [Hq, judged KVs], added to it.
-        """
-        head, start, end = judged
         queries = _dense(q)
         # The kernel gets addresses, so these must live as long.
         taken_off, added = (None if x is None else x.float().contiguous() for x in (query_logs, key_logs))
@@ -107,10 +97,10 @@ class NativeBackend:
             self._native_cache(cache),
             layer=layer,
             slot=slot,
-            head=head,
-            start=start,
-            end=end,
-            context_len=context_len,
+            head=judged.head,
+            start=judged.start,
+            end=judged.end,
+            context_len=judged.context_len,
             dtype=native.native_dtype(q.dtype),
             q=queries.data_ptr(),
             q_token=queries.stride(0),
@@ -139,53 +129,42 @@ class NativeBackend:
             torch.get_num_threads(),
         )
 
-    def keep_best(
-        self, pool: KVPool, block: Tensor, length: Tensor, kept: Tensor, worth: Tensor, must_stay: Tensor
-    ) -> None:
-        """Move the KVs of rows that stay to the front: those that must, then those worth most, of equals the younger.
-
-        Args:
-            block: int64 [..., n], the blocks of each row.
-            length: int32 [...], KVs of each row.
-            kept: [...], how many stay, at least as many as must.
-            worth: float32 [..., n * block size], arbitrary past the length.
-            must_stay: bool [..., n * block size].
-        """
-        assert worth.shape[-1] == block.shape[-1] * pool.layout.block_size, "rows are padded to whole blocks"
-        block, length, kept = block.contiguous(), length.contiguous(), kept.int().contiguous()
-        worth, must_stay = worth.contiguous(), must_stay.contiguous()
+    def keep_best(self, pool: KVPool, rows: RankedRows, kept: Tensor, most_evicted: int) -> None:
+        score, must_stay = rows.score.contiguous(), rows.must_stay.contiguous()
+        block, length, kept = rows.block.contiguous(), rows.length.contiguous(), kept.int().contiguous()
+        assert score.shape[-1] == block.shape[-1] * pool.layout.block_size, "rows are padded to whole blocks"
         self._kernels.keep_best(
             self._native_pool(pool),
             block.data_ptr(),
             length.data_ptr(),
             kept.data_ptr(),
-            worth.data_ptr(),
+            score.data_ptr(),
             must_stay.data_ptr(),
             length.numel(),
-            worth.shape[-1],
+            score.shape[-1],
             torch.get_num_threads(),
         )
 
     def _native_pool(self, pool: KVPool) -> native.Pool:
         if self._pool is None or self._pool[0] is not pool:
             layout = pool.layout
-            # Both views of k and v have their slots side by side.
-            fields = [
-                native.Field(x.data_ptr(), x.stride(1) * x.itemsize, x.stride(0) * x.itemsize)
-                for x in (pool.k, pool.v)
-            ]
+            # Attention reads plain vectors alone; moving copies the fields of any codec.
+            plain = isinstance(layout.codec, PlainCodec)
             view = native.Pool(
-                fields=fields,
-                k=pool.k.data_ptr(),
-                v=pool.v.data_ptr(),
+                fields=[
+                    native.Field(x.data_ptr(), x.stride(1) * x.itemsize, x.stride(0) * x.itemsize)
+                    for x in pool.fields.values()
+                ],
+                k=pool.k.data_ptr() if plain else 0,
+                v=pool.v.data_ptr() if plain else 0,
                 position=pool.position.data_ptr(),
-                accumulators=pool.score.data_ptr(),
+                accumulators=pool.accumulators.data_ptr(),
                 num_slots=pool.num_blocks * layout.block_size,
-                num_accumulators=layout.num_scores,
+                num_accumulators=layout.num_accumulators,
                 block_size=layout.block_size,
-                block_stride=pool.k.stride(0),
+                block_stride=pool.k.stride(0) if plain else 0,
                 head_dim=layout.head_dim,
-                dtype=native.native_dtype(layout.dtype),
+                dtype=_kv_dtype(pool) if plain else native.DType.f32,
             )
             self._pool = pool, view
         return self._pool[1]
@@ -193,6 +172,7 @@ class NativeBackend:
     def _native_cache(self, cache: PagedCache) -> native.Cache:
         if self._cache is None or self._cache[0] is not cache:
             layout, tables = cache.pool.layout, cache.tables
+            _kv_dtype(cache.pool)  # refuses what attention cannot read
             view = native.Cache(
                 self._native_pool(cache.pool),
                 pages=tables.pages.data_ptr(),
@@ -219,23 +199,51 @@ class NativeBackend:
                 num_tokens=len(spans.position),
                 observer=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
                 observe_from=spans.observe_from.tolist(),
-                observers=[self._native_observe(kind) for kind in kinds.values()],
+                observers=[self._native_observer(kind) for kind in kinds.values()],
             )
             self._batch = spans, view
         return self._batch[1]
 
-    def _native_observe(self, observe: Observe) -> native.AttentionObserver:
-        pool = observe.pool
+    def _native_observer(self, observer: AttentionObserver) -> native.AttentionObserver:
+        pool = observer.pool
         return native.AttentionObserver(
-            terms=[native.Term[term.name.lower()] for term in observe.terms],
-            group=native.Group[observe.group.name.lower()],
-            exclude_first=observe.exclude_first,
-            replace=observe.replace,
+            terms=[native.Term[term.name.lower()] for term in observer.terms],
+            group=native.Group[observer.group.name.lower()],
+            exclude_first=observer.exclude_first,
+            replace=observer.replace,
             smoothing_size=pool.size if pool else 0,
             smoothing_max=pool is not None and pool.kind == "max",
             smoothing_per_query_head=pool is not None and pool.per_query_head,
             smoothing_skip_window=pool is not None and pool.skip_window,
         )
+
+
+def key_rows(pool: KVPool, slot: Tensor, length: Tensor) -> native.KeyRows:
+    """The keys of rows for the kernels, where they lie in the pool. It points at all three arguments.
+
+    Args:
+        slot: int64 [..., N], dense, the slots of each row; length: int32 [...], dense, how many of them count.
+    """
+    return native.KeyRows(
+        dtype=_kv_dtype(pool),
+        k=pool.k.data_ptr(),
+        head_dim=pool.layout.head_dim,
+        block_size=pool.layout.block_size,
+        block_stride=pool.k.stride(0),
+        slot=slot.data_ptr(),
+        length=length.data_ptr(),
+        rows=length.numel(),
+        stride=slot.shape[-1],
+    )
+
+
+def _kv_dtype(pool: KVPool) -> native.DType:
+    """The kernels' name of the dtype in which the pool stores KVs.
+
+    Raises:
+        ConfigError: the kernels do not read the pool's codec.
+    """
+    return native.native_dtype(getattr(torch, plain_format(pool.layout.codec, "attention_backend native")))
 
 
 def _dense(x: Tensor) -> Tensor:

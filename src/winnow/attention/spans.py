@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnow.attention.observe import Observe
+from winnow.attention.observer import AttentionObserver
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Spans:
     lengths: NDArray[np.int64]
     position: Tensor
     first_position: NDArray[np.int64]
-    observe: tuple[Observe | None, ...]
+    observe: tuple[AttentionObserver | None, ...]
     observe_from: NDArray[np.int64]
 
     @classmethod
@@ -43,7 +43,7 @@ class Spans:
         counts: list[int],
         lengths: NDArray[np.int64],
         device: torch.device | str = "cpu",
-        observe: Sequence[Observe | None] | None = None,
+        observe: Sequence[AttentionObserver | None] | None = None,
         observe_from: list[int] | None = None,
     ) -> Self:
         """Lay out sequences whose tokens of this batch begin at the positions `starts`."""

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from winnow import native
 from winnow.attention import Pool
+from winnow.attention.native import key_rows
 from winnow.eviction.rows import LayerRows
 from winnow.native import native_kernels
 
@@ -12,24 +13,13 @@ from winnow.native import native_kernels
 class RowKernels:
     """The rows of a layer, as the kernels see them. Results do not depend on the number of threads."""
 
-    def __init__(self, kernels: "native.Kernels", rows: LayerRows) -> None:
-        keys = rows.pool.k
+    def __init__(self, kernels: native.Kernels, rows: LayerRows) -> None:
         self._kernels = kernels
         self._threads = torch.get_num_threads()
         # The kernels get addresses, so these must live as long.
         self._slot, self._position = rows.slot.contiguous(), rows.position.contiguous()
         self._length = rows.length.contiguous()
-        self._keys = native.KeyRows(
-            dtype=native.native_dtype(keys.dtype),
-            k=keys.data_ptr(),
-            head_dim=keys.shape[-1],
-            block_size=keys.shape[1],
-            block_stride=keys.stride(0),
-            slot=self._slot.data_ptr(),
-            length=self._length.data_ptr(),
-            rows=self._length.numel(),
-            stride=self._slot.shape[-1],
-        )
+        self._keys = key_rows(rows.pool, self._slot, self._length)
 
     @classmethod
     def of(cls, rows: LayerRows) -> "RowKernels | None":

@@ -73,7 +73,7 @@ def execute(namespace: argparse.Namespace) -> int:
     from winnow.evaluate.lm_eval.require import require_lm_eval
 
     require_lm_eval()
-    from winnow.evaluate.cell import AWARE, num_scores, plan_cells
+    from winnow.evaluate.cell import AWARE, num_accumulators, plan_cells
     from winnow.evaluate.likelihood import Keeping
     from winnow.evaluate.lm_eval.report import lm_eval_table, write_lm_eval
     from winnow.evaluate.lm_eval.run import LmEvalPlan
@@ -82,7 +82,7 @@ def execute(namespace: argparse.Namespace) -> int:
     keepings = {cell.label: Keeping.of(cell) for cell in cells}
     chat = namespace.apply_chat_template
     plan = LmEvalPlan(namespace.tasks, namespace.num_fewshot, namespace.limit, place, chat)
-    options = {"kv_floor": KV_FLOOR, "num_scores": num_scores(cells)} | options
+    options = {"kv_floor": KV_FLOOR, "num_accumulators": num_accumulators(cells)} | options
     with open_llm(options) as llm:
         head = run_head(llm, options) | {"settings": plan.to_json()}
         try:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from winnow.attention import Pool
-from winnow.attention.observation import smooth
+from winnow.attention.observer_reference import smooth
 from winnow.errors import ConfigError
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.rows import LayerRows

@@ -50,7 +50,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Observe:
+class AttentionObserver:
     """What attention does to the scores of a sequence, in the same pass.
 
     Over the queries i that count, score[n, j] receives the sum of what `terms[n]` says. A query counts from the

@@ -1,10 +1,10 @@
-"""The plain form of `Observe`: sums over queries, aggregated, pooled, and written to the slots."""
+"""The plain form of `AttentionObserver`: sums over queries, aggregated, pooled, and written to the slots."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from winnow.attention.observe import Group, Observe, Pool, Term
+from winnow.attention.observer import AttentionObserver, Group, Pool, Term
 
 # Where a KV takes all attention, leaving it out would change the output without bound; so 1 - p is kept above this.
 # With much less the score would tell nothing but float32's errors in p and v - o.
@@ -17,7 +17,7 @@ class Observation:
     Shapes: G sequences, H KV heads, g query heads each, n queries, N slots of a row, d = head_dim.
     """
 
-    def __init__(self, observe: Observe) -> None:
+    def __init__(self, observe: AttentionObserver) -> None:
         self._observe = observe
         self._sums: list[Tensor] = []  # per term [G, H, g, N], or [G, H, 1, N] where aggregated per query
 
@@ -57,16 +57,18 @@ class Observation:
         # [1, n] @ [n, N]: the sum over the queries that count
         return (counts[:, None, None, None, :].float() @ told)[..., 0, :]
 
-    def store(self, score: Tensor, slot: Tensor, position: Tensor, valid: Tensor, first: Tensor) -> None:
-        """Bring what was taken into the scores.
+    def store(
+        self, accumulators: Tensor, slot: Tensor, position: Tensor, valid: Tensor, first: Tensor
+    ) -> None:
+        """Add the sums to the accumulators, or replace them.
 
         Args:
-            score: float32 [num_scores, slots of the pool].
+            accumulators: float32 [num_accumulators, slots of the pool].
             slot: int64 [G, H, N], where each KV of the rows lies.
             position: int32 [G, H, N]; valid: bool [G, H, N], below the row's length.
             first: int64 [G], the first position whose query counts.
         """
-        for target, sums in zip(score, self._sums, strict=False):
+        for target, sums in zip(accumulators, self._sums, strict=False):
             added = aggregate_sums(sums, self._observe, position, valid, first)
             if self._observe.replace:
                 target[slot[valid]] = added[valid]
@@ -75,7 +77,9 @@ class Observation:
                 target.index_add_(0, slot.flatten(), added.masked_fill(~valid, 0.0).flatten())
 
 
-def aggregate_sums(sums: Tensor, observe: Observe, position: Tensor, valid: Tensor, first: Tensor) -> Tensor:
+def aggregate_sums(
+    sums: Tensor, observe: AttentionObserver, position: Tensor, valid: Tensor, first: Tensor
+) -> Tensor:
     """Sums over queries become one number per KV: query heads aggregated, neighbours pooled as `observe` says.
 
     Args:
