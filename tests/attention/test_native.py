@@ -15,7 +15,15 @@ from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
 from winnow import _native, native
-from winnow.attention import AttentionObserver, AttentionSpec, Group, PagedCache, Pool, ReferenceBackend, Term
+from winnow.attention import (
+    AttentionObserver,
+    AttentionSpec,
+    Group,
+    PagedCache,
+    ReferenceBackend,
+    Smoothing,
+    Term,
+)
 from winnow.attention.native import NativeBackend
 from winnow.cache import KVPool
 from winnow.cache.layout import PAGE_ENTRIES
@@ -56,7 +64,7 @@ def observes(num_accumulators: int) -> st.SearchStrategy[AttentionObserver]:
     """All of `AttentionObserver` but thresholds, which rounding tips over: see test_below_average."""
     smooth_terms = [term for term in Term if term is not Term.BELOW_AVERAGE]
     pools = st.builds(
-        Pool,
+        Smoothing,
         size=st.sampled_from([1, 3, 7]),
         kind=st.sampled_from(["max", "average"]),
         per_query_head=st.booleans(),
@@ -68,7 +76,9 @@ def observes(num_accumulators: int) -> st.SearchStrategy[AttentionObserver]:
         "exclude_first": st.sampled_from([0, 1, 5]),
     }
     added = st.builds(AttentionObserver, **fields)
-    replaced = st.builds(AttentionObserver, **fields, replace=st.just(True), pool=st.one_of(st.none(), pools))
+    replaced = st.builds(
+        AttentionObserver, **fields, replace=st.just(True), smoothing=st.one_of(st.none(), pools)
+    )
     return st.one_of(added, replaced)
 
 
@@ -108,7 +118,7 @@ def test_activations_and_kvs_have_dtypes_of_their_own(
     observe = [
         AttentionObserver((Term.ATTENTION,)),
         None,
-        AttentionObserver((Term.SQUARED,), replace=True, pool=Pool(5)),
+        AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5)),
         None,
     ]
     batch = paged_batch(
@@ -126,7 +136,7 @@ def test_an_unknown_dtype_is_refused() -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_probability_close_to_1_and_a_pool(isa: str) -> None:
     """p is .998 here, which (p / (1 - p))^2 magnifies: pooled scores need the very logits of attention, not others."""
-    observe = AttentionObserver((Term.VALUE_AWARE,), group=Group.SUM, replace=True, pool=Pool(1))
+    observe = AttentionObserver((Term.VALUE_AWARE,), group=Group.SUM, replace=True, smoothing=Smoothing(1))
     batch = paged_batch(
         6561107,
         [1, 1],
@@ -279,7 +289,7 @@ def test_kvs_that_kernels_cannot_read_are_refused() -> None:
 def test_threads_change_nothing(isa: str, dtype: torch.dtype) -> None:
     """Bit for bit, where rows are so long that several threads share one."""
     observe = AttentionObserver((Term.ATTENTION, Term.SQUARED))
-    pooled = AttentionObserver((Term.ATTENTION,), replace=True, pool=Pool(7))
+    pooled = AttentionObserver((Term.ATTENTION,), replace=True, smoothing=Smoothing(7))
     batch = paged_batch(
         7, [1, 1, 1, 40, 150], longest=9000, dtype=dtype, num_accumulators=2, observe=[observe] * 4 + [pooled]
     )

@@ -15,8 +15,8 @@ from winnow.attention import (
     AttentionSpec,
     Group,
     PagedCache,
-    Pool,
     ReferenceBackend,
+    Smoothing,
     Spans,
     Term,
 )
@@ -289,8 +289,8 @@ def test_equals_the_formula(
 def test_pooling_smooths_over_neighbours_in_position(
     seed: int, group: int, aggregation: Group, size: int, kind: str, per_query_head: bool, skip_window: bool
 ) -> None:
-    pool = Pool(size, kind, per_query_head, skip_window)
-    observe = AttentionObserver((Term.ATTENTION,), aggregation, replace=True, pool=pool)
+    pool = Smoothing(size, kind, per_query_head, skip_window)
+    observe = AttentionObserver((Term.ATTENTION,), aggregation, replace=True, smoothing=pool)
     heads, half = 2, size // 2
     case = build(seed, [6, 1], heads, group, 1, torch.float32, observe)
     ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
@@ -353,7 +353,7 @@ def test_without_observe_scores_stay() -> None:
 
 def test_pooling_needs_all_queries_at_once() -> None:
     with pytest.raises(ValueError, match="replace must be True"):
-        AttentionObserver(pool=Pool(7))
+        AttentionObserver(smoothing=Smoothing(7))
 
 
 def test_compact_moves_all_of_a_kv() -> None:

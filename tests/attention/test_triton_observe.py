@@ -6,7 +6,7 @@ import pytest
 import torch
 from triton_case import DEVICE, build, compare, compute, with_observers
 
-from winnow.attention import AttentionObserver, AttentionSpec, Group, Pool, ReferenceBackend, Term
+from winnow.attention import AttentionObserver, AttentionSpec, Group, ReferenceBackend, Smoothing, Term
 from winnow.attention.triton import TritonBackend, batch
 
 SPEC = AttentionSpec(1.0, window=20, softcap=3.0, sinks=torch.linspace(-1, 1, 6, device=DEVICE))
@@ -17,12 +17,12 @@ EVERY = [
 ]
 POOLED = [
     AttentionObserver(
-        (Term.ATTENTION,), group, replace=True, pool=Pool(size, kind, per_query_head, skip_window)
+        (Term.ATTENTION,), group, replace=True, smoothing=Smoothing(size, kind, per_query_head, skip_window)
     )
     for group, (size, kind), per_query_head, skip_window in itertools.product(
         Group, [(3, "max"), (5, "average")], [False, True], [False, True]
     )
-] + [AttentionObserver((Term.GROUP_SQUARED,), replace=True, pool=Pool(3, per_query_head=True))]
+] + [AttentionObserver((Term.GROUP_SQUARED,), replace=True, smoothing=Smoothing(3, per_query_head=True))]
 
 
 def of_six(observers: list[AttentionObserver]) -> list[list[AttentionObserver | None]]:
@@ -44,7 +44,7 @@ def test_pooled_equals_the_reference(observe: list[AttentionObserver | None]) ->
 
 def test_watched_and_unwatched_share_a_batch() -> None:
     """Also where the window of a chunk begins after it, so that no query of it counts."""
-    seen, pooled = AttentionObserver(), AttentionObserver(replace=True, pool=Pool(3))
+    seen, pooled = AttentionObserver(), AttentionObserver(replace=True, smoothing=Smoothing(3))
     case = build(31, [1, 1, 1, 1, 6, 6, 6], observe=[None, seen, None, seen, None, seen, pooled])
     case.spans.observe_from[5] = 1000
     compare(case, SPEC)

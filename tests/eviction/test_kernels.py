@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnow.attention import Pool
+from winnow.attention import Smoothing
 from winnow.attention.native import NativeBackend
 from winnow.attention.observer_reference import smooth
 from winnow.attention.reference import ReferenceBackend
@@ -148,8 +148,8 @@ def test_key_difference_is_the_formula(case: Case) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=CASES, pool=st.builds(Pool, st.sampled_from([1, 3, 7]), st.sampled_from(["max", "average"])))
-def test_neighbours_are_pooled_in_order_of_position(case: Case, pool: Pool) -> None:
+@given(case=CASES, pool=st.builds(Smoothing, st.sampled_from([1, 3, 7]), st.sampled_from(["max", "average"])))
+def test_neighbours_are_pooled_in_order_of_position(case: Case, pool: Smoothing) -> None:
     rows = case.rows()
     for name in KERNELS:
         kernels = RowKernels(KERNELS[name], rows)
@@ -162,7 +162,9 @@ def test_neighbours_are_pooled_in_order_of_position(case: Case, pool: Pool) -> N
 def scored(name: str, rows: LayerRows) -> Tensor:
     """By both kernels of an instruction set, [2, B, H, N]."""
     kernels = RowKernels(KERNELS[name], rows)
-    return torch.stack([kernels.pooled(kernels.leverage(0.1), Pool(3, "average")), kernels.key_difference()])
+    return torch.stack(
+        [kernels.pooled(kernels.leverage(0.1), Smoothing(3, "average")), kernels.key_difference()]
+    )
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -188,7 +190,7 @@ def test_keys_that_are_all_alike_are_worth_nothing_by_leverage(name: str) -> Non
     assert not leverage(rows, 0.1).any()
 
 
-@pytest.mark.parametrize("score", [Leverage(), Leverage(pool=Pool(3, "average")), KeyDifference()])
+@pytest.mark.parametrize("score", [Leverage(), Leverage(pool=Smoothing(3, "average")), KeyDifference()])
 def test_scores_agree_without_the_kernels(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Case([[90, 33]], 64, torch.bfloat16).rows()
     by_kernels = score.worth(rows)

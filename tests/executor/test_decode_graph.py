@@ -12,8 +12,8 @@ from winnow.attention import (
     AttentionObserver,
     AttentionSpec,
     Group,
-    Pool,
     ReferenceBackend,
+    Smoothing,
     Spans,
     Term,
 )
@@ -125,7 +125,7 @@ def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.Mon
         [AttentionObserver(), None],
         [AttentionObserver(), AttentionObserver((Term.SQUARED,))],
         [AttentionObserver((Term.VALUE_AWARE,))] * 2,
-        [AttentionObserver(replace=True, pool=Pool(3))] * 2,
+        [AttentionObserver(replace=True, smoothing=Smoothing(3))] * 2,
     ],
     ids=["some", "differ", "values", "pooled"],
 )

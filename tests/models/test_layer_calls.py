@@ -8,7 +8,7 @@ from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
-from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, Pool, Term  # noqa: E402
+from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, Smoothing, Term  # noqa: E402
 from winnow.attention.native import NativeBackend  # noqa: E402
 from winnow.attention.native_step import NativeSpec  # noqa: E402
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight, PackedWeight  # noqa: E402
@@ -165,7 +165,7 @@ OBSERVED = {
     "nothing": None,
     "attention": AttentionObserver((Term.ATTENTION,)),
     "values": AttentionObserver((Term.VALUE_AWARE,)),
-    "pooled": AttentionObserver((Term.SQUARED,), replace=True, pool=Pool(5)),
+    "pooled": AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5)),
 }
 
 

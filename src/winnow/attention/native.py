@@ -205,16 +205,16 @@ class NativeBackend(AttentionBackend):
         return self._batch[1]
 
     def _native_observer(self, observer: AttentionObserver) -> native.AttentionObserver:
-        pool = observer.pool
+        smoothing = observer.smoothing
         return native.AttentionObserver(
             terms=[native.Term[term.name.lower()] for term in observer.terms],
             group=native.Group[observer.group.name.lower()],
             exclude_first=observer.exclude_first,
             replace=observer.replace,
-            smoothing_size=pool.size if pool else 0,
-            smoothing_max=pool is not None and pool.kind == "max",
-            smoothing_per_query_head=pool is not None and pool.per_query_head,
-            smoothing_skip_window=pool is not None and pool.skip_window,
+            smoothing_size=smoothing.size if smoothing else 0,
+            smoothing_max=smoothing is not None and smoothing.kind == "max",
+            smoothing_per_query_head=smoothing is not None and smoothing.per_query_head,
+            smoothing_skip_window=smoothing is not None and smoothing.skip_window,
         )
 
 
@@ -243,7 +243,8 @@ def _kv_dtype(pool: KVPool) -> native.DType:
     Raises:
         ConfigError: the kernels do not read the pool's codec.
     """
-    return native.native_dtype(getattr(torch, plain_format(pool.layout.codec, "attention_backend native")))
+    plain_format(pool.layout.codec, "attention_backend native")
+    return native.native_dtype(pool.k.dtype)
 
 
 def _dense(x: Tensor) -> Tensor:

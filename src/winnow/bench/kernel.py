@@ -14,7 +14,7 @@ from winnow.attention import (
     AttentionObserver,
     AttentionSpec,
     Group,
-    Pool,
+    Smoothing,
     Spans,
     Term,
     open_backend,
@@ -32,7 +32,7 @@ DECODE_OBSERVED = {
 }
 """What decoding queries tell the scores: H2O, KV-Compress (eq. 19), DropKV."""
 WINDOW = 8
-WINDOW_OBSERVED = AttentionObserver((Term.SQUARED,), Group.SUM, replace=True, pool=Pool(7))
+WINDOW_OBSERVED = AttentionObserver((Term.SQUARED,), Group.SUM, replace=True, smoothing=Smoothing(7))
 """What a prompt's last queries tell the scores in KV-Compress."""
 
 

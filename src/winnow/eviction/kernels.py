@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from winnow import native
-from winnow.attention import Pool
+from winnow.attention import Smoothing
 from winnow.attention.native import key_rows
 from winnow.eviction.rows import LayerRows
 from winnow.native import native_kernels
@@ -39,7 +39,7 @@ class RowKernels:
         self._kernels.key_difference(self._keys, worth.data_ptr(), self._threads)
         return worth
 
-    def pooled(self, worth: Tensor, pool: Pool) -> Tensor:
+    def pooled(self, worth: Tensor, smoothing: Smoothing) -> Tensor:
         """`worth`, float32 [B, H, N], pooled over neighbours; zeros where not valid. The pool's heads and window are
         not looked at."""
         worth = worth.contiguous()
@@ -50,8 +50,8 @@ class RowKernels:
             self._length.data_ptr(),
             self._length.numel(),
             worth.shape[-1],
-            pool.size,
-            pool.kind == "max",
+            smoothing.size,
+            smoothing.kind == "max",
             pooled.data_ptr(),
             self._threads,
         )

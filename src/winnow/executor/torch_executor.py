@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionObserver, PagedCache, Spans
-from winnow.attention.native_step import NativeStep
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray
 from winnow.cache.memory import require_memory
@@ -98,7 +97,7 @@ class TorchExecutor:
             self._signals,
             self._signals.note(plan, self._states),
             None if len(wanted) == len(spans.position) else wanted,
-            None if queries or replays else self._native_step(spans),
+            None if queries or replays else self._backend.step(self.cache, spans),
             queries,
             replays,
         )
@@ -209,9 +208,6 @@ class TorchExecutor:
     def _to_device(self, numbers: list[int]) -> Tensor:
         """As int64 [n]; by way of numpy, which reads a list in a third of the time."""
         return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(self._model.device)
-
-    def _native_step(self, spans: Spans) -> NativeStep | None:
-        return self._backend.step(self.cache, spans)
 
     def _forward(self, plan: StepPlan, spans: Spans, step: PagedAttentionStep, wanted: Tensor) -> Tensor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""

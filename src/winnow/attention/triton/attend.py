@@ -199,13 +199,13 @@ class Attend:
         tuning, q, observe = self._tuning.observe, self._q, watched.observe
         kv_heads, block_size = self._layout["KV_HEADS"], self._layout["BLOCK_SIZE"]
         # Only sums of single heads can be pooled one by one, or have a maximum.
-        apart = observe.pool is not None and observe.pool.per_query_head
+        apart = observe.smoothing is not None and observe.smoothing.per_query_head
         apart |= observe.replace and observe.group is Group.MAX
         heads = 1 if apart and term is not Term.GROUP_SQUARED else self._group
         parts = q.shape[1] // heads
         longest = ceil_div(watched.longest, block_size) * block_size
         sums = None
-        if heads < self._group or observe.pool is not None:
+        if heads < self._group or observe.smoothing is not None:
             sums = q.new_empty((len(watched.index), parts, longest), dtype=torch.float32)
         observe_chunk[(ceil_div(watched.longest, tuning.keys), parts, len(watched.index))](
             q,

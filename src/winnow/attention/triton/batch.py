@@ -81,7 +81,7 @@ class Batch:
         for observe, index in _alike(told[: spans.num_decodes]).items():
             if observe is None:
                 decodes.append(_decodes(spans, index, None))
-            elif observe.pool is None and Term.VALUE_AWARE not in observe.terms:
+            elif observe.smoothing is None and Term.VALUE_AWARE not in observe.terms:
                 decodes += [
                     _decodes(spans, part, observe) for part in _parts(spans.lengths, index, query_heads)
                 ]

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from winnow.attention import AttentionObserver, Group, Pool, Term
+from winnow.attention import AttentionObserver, Group, Smoothing, Term
 from winnow.errors import ConfigError
 from winnow.eviction.ranking import ranks
 from winnow.eviction.rows import LayerRows
@@ -20,7 +20,7 @@ class Window(Score):
     num_accumulators: ClassVar[int] = 1
     size: int = 32
     power: int = 1
-    pool: Pool | None = None
+    pool: Smoothing | None = None
     group: Group = Group.SUM
     continual: bool = False
     """Add what the queries after the prompt pay, unpooled (KV-Compress eq. 20)."""
@@ -45,7 +45,7 @@ class Window(Score):
     def observe(self, *, decoding: bool) -> AttentionObserver | None:
         if decoding:
             return AttentionObserver((_TERM[self.power],), self.group) if self.continual else None
-        return AttentionObserver((_TERM[self.power],), self.group, replace=True, pool=self.pool)
+        return AttentionObserver((_TERM[self.power],), self.group, replace=True, smoothing=self.pool)
 
     def worth(self, rows: LayerRows) -> Tensor:
         return rows.accumulators[0]
@@ -167,7 +167,7 @@ class ValueAware(Score):
 
     num_accumulators: ClassVar[int] = 1
     size: int = 32
-    pool: Pool | None = None
+    pool: Smoothing | None = None
     group: Group = Group.SUM
     continual: bool = False
     skip_template: bool = False
@@ -186,7 +186,7 @@ class ValueAware(Score):
     def observe(self, *, decoding: bool) -> AttentionObserver | None:
         if decoding:
             return AttentionObserver((Term.VALUE_AWARE,), self.group) if self.continual else None
-        return AttentionObserver((Term.VALUE_AWARE,), self.group, replace=True, pool=self.pool)
+        return AttentionObserver((Term.VALUE_AWARE,), self.group, replace=True, smoothing=self.pool)
 
     def worth(self, rows: LayerRows) -> Tensor:
         return rows.accumulators[0]
