@@ -62,12 +62,6 @@ def test_imports_run_downward() -> None:
         assert not above, f"{path.relative_to(SOURCE)} imports {above}, which stand above it"
 
 
-def test_the_extension_has_one_face() -> None:
-    for path in SOURCE.rglob("*.py"):
-        if path.name != "native.py" or path.parent != SOURCE:
-            assert "_native" not in imported_parts(path), f"{path.relative_to(SOURCE)} imports winnow._native"
-
-
 def test_the_accounting_knows_no_model() -> None:
     for path in (SOURCE / "cache").glob("*.py"):
         assert imported_parts(path) <= {"cache", "errors", "resources", "units"}, path.name

@@ -10,7 +10,7 @@ from winnow.attention.observer import AttentionObserver
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool, PagedCache
-from winnow.cache.codec import plain_format
+from winnow.cache.codec import PlainCodec, plain_format
 from winnow.cache.layout import PAGE_ENTRIES
 
 
@@ -148,23 +148,23 @@ class NativeBackend(AttentionBackend):
     def _native_pool(self, pool: KVPool) -> native.Pool:
         if self._pool is None or self._pool[0] is not pool:
             layout = pool.layout
-            # Both views of k and v have their slots side by side.
-            fields = [
-                native.Field(x.data_ptr(), x.stride(1) * x.itemsize, x.stride(0) * x.itemsize)
-                for x in (pool.k, pool.v)
-            ]
+            # Attention reads plain vectors alone; moving copies the fields of any codec.
+            plain = isinstance(layout.codec, PlainCodec)
             view = native.Pool(
-                fields=fields,
-                k=pool.k.data_ptr(),
-                v=pool.v.data_ptr(),
+                fields=[
+                    native.Field(x.data_ptr(), x.stride(1) * x.itemsize, x.stride(0) * x.itemsize)
+                    for x in pool.fields.values()
+                ],
+                k=pool.k.data_ptr() if plain else 0,
+                v=pool.v.data_ptr() if plain else 0,
                 position=pool.position.data_ptr(),
                 accumulators=pool.accumulators.data_ptr(),
                 num_slots=pool.num_blocks * layout.block_size,
                 num_accumulators=layout.num_accumulators,
                 block_size=layout.block_size,
-                block_stride=pool.k.stride(0),
+                block_stride=pool.k.stride(0) if plain else 0,
                 head_dim=layout.head_dim,
-                dtype=_kv_dtype(pool),
+                dtype=_kv_dtype(pool) if plain else native.DType.f32,
             )
             self._pool = pool, view
         return self._pool[1]
@@ -172,6 +172,7 @@ class NativeBackend(AttentionBackend):
     def _native_cache(self, cache: PagedCache) -> native.Cache:
         if self._cache is None or self._cache[0] is not cache:
             layout, tables = cache.pool.layout, cache.tables
+            _kv_dtype(cache.pool)  # refuses what attention cannot read
             view = native.Cache(
                 self._native_pool(cache.pool),
                 pages=tables.pages.data_ptr(),
@@ -198,18 +199,18 @@ class NativeBackend(AttentionBackend):
                 num_tokens=len(spans.position),
                 observer=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
                 observe_from=spans.observe_from.tolist(),
-                observers=[self._native_observe(kind) for kind in kinds.values()],
+                observers=[self._native_observer(kind) for kind in kinds.values()],
             )
             self._batch = spans, view
         return self._batch[1]
 
-    def _native_observe(self, observe: AttentionObserver) -> native.AttentionObserver:
-        smoothing = observe.smoothing
+    def _native_observer(self, observer: AttentionObserver) -> native.AttentionObserver:
+        smoothing = observer.smoothing
         return native.AttentionObserver(
-            terms=[native.Term[term.name.lower()] for term in observe.terms],
-            group=native.Group[observe.group.name.lower()],
-            exclude_first=observe.exclude_first,
-            replace=observe.replace,
+            terms=[native.Term[term.name.lower()] for term in observer.terms],
+            group=native.Group[observer.group.name.lower()],
+            exclude_first=observer.exclude_first,
+            replace=observer.replace,
             smoothing_size=smoothing.size if smoothing else 0,
             smoothing_max=smoothing is not None and smoothing.kind == "max",
             smoothing_per_query_head=smoothing is not None and smoothing.per_query_head,
@@ -237,7 +238,7 @@ def key_rows(pool: KVPool, slot: Tensor, length: Tensor) -> native.KeyRows:
 
 
 def _kv_dtype(pool: KVPool) -> native.DType:
-    """The kernels' name of the format in which the pool stores KVs.
+    """The kernels' name of the dtype in which the pool stores KVs.
 
     Raises:
         ConfigError: the kernels do not read the pool's codec.
