@@ -21,8 +21,7 @@ from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.fused.kernels import LayerKernels
-from winnow.models.fused.layer import FusedLayer
-from winnow.models.fused.norm import FusedNorm
+from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fused.probe import record_calls, run_model
 from winnow.models.geometry import probe_geometry
 from winnow.models.loader import load_model
@@ -57,8 +56,8 @@ MAX_POSITION = 512
 class Step:
     """Attention of a token with itself, which is enough to tell layers apart."""
 
-    def __init__(self, wanted: Tensor | None = None, watching: bool = False) -> None:
-        self.wanted, self.watching = wanted, watching
+    def __init__(self, logits_indices: Tensor | None = None, watching: bool = False) -> None:
+        self.logits_indices, self.watching = logits_indices, watching
         self.specs: list[AttentionSpec] = []
         self.hidden: list[Tensor] = []
         self.attended: list[Tensor] = []
@@ -197,10 +196,10 @@ def test_another_activation_is_not_taken_for_silu() -> None:
 @pytest.mark.parametrize("architecture", FUSED)
 def test_the_last_layer_computes_only_what_is_wanted(architecture: str) -> None:
     model = optimized(bound(architecture, torch.float32))
-    assert [layer.only_wanted for layer in layers_of(model)] == [False, False, True]
+    assert [layer.last_layer_only_wanted for layer in layers_of(model)] == [False, False, True]
     everything = run_model(model, MAX_POSITION, Step())
     for wanted in range(everything.shape[1]):
-        found = run_model(model, MAX_POSITION, Step(torch.tensor([wanted])), wanted=wanted)
+        found = run_model(model, MAX_POSITION, Step(torch.tensor([wanted])), logits_index=wanted)
         torch.testing.assert_close(found[0, 0], everything[0, wanted], rtol=1e-5, atol=1e-5)
 
 
@@ -209,7 +208,7 @@ def test_what_comes_after_the_layers_may_need_every_token() -> None:
     model = bound("llama-gqa", torch.float32)
     norm = model.model.norm
     model.model.norm = nn.Sequential(norm, _Mean())
-    assert not any(layer.only_wanted for layer in layers_of(optimized(model)))
+    assert not any(layer.last_layer_only_wanted for layer in layers_of(optimized(model)))
 
 
 class _Mean(nn.Module):
@@ -227,8 +226,8 @@ def test_a_watching_step_sees_the_same_hidden_states(architecture: str) -> None:
     run_model(model, MAX_POSITION, plain)
     model = optimized(bound(architecture, torch.float32))
     watch_residuals(model, 3)
-    fused = Step(wanted=torch.tensor([0]), watching=True)
-    run_model(model, MAX_POSITION, fused, wanted=0)
+    fused = Step(logits_indices=torch.tensor([0]), watching=True)
+    run_model(model, MAX_POSITION, fused, logits_index=0)
     assert len(fused.hidden) == len(fused.attended) == 3
     for mine, theirs in zip(fused.hidden + fused.attended, plain.hidden + plain.attended, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)

@@ -26,7 +26,7 @@ from winnow.models import load_model, pack_model
 from winnow.models.fused.kernels import LayerKernels
 from winnow.models.packed import extract
 from winnow.models.packed.decoder import RotaryEmbedding
-from winnow.models.packed.files import DESCRIPTION, OTHERS, PACKED
+from winnow.models.packed.description import DESCRIPTION, OTHERS, PACKED
 from winnow.models.packed.write import write_packed
 from winnow.models.packed_linear import one_dnn_works
 
@@ -158,10 +158,10 @@ def test_a_last_layer_that_may_not_choose_computes_all(llama: tuple[Path, Path])
     description = llama[1] / DESCRIPTION
     told = description.read_text()
     numbers = json.loads(told)
-    assert numbers["selects"] is True
-    description.write_text(json.dumps(numbers | {"selects": False}))
+    assert numbers["last_layer_only_wanted"] is True
+    description.write_text(json.dumps(numbers | {"last_layer_only_wanted": False}))
     try:
-        assert not load_model(ModelConfig(llama[1])).model.layers[-1].only_wanted
+        assert not load_model(ModelConfig(llama[1])).model.layers[-1].last_layer_only_wanted
         assert answers(llama[1]) == expected
     finally:
         description.write_text(told)
@@ -171,7 +171,7 @@ def test_a_last_layer_that_may_not_choose_computes_all(llama: tuple[Path, Path])
 def test_who_computes_a_published_model(architecture: str, tmp_path: Path) -> None:
     save(ARCHITECTURES[architecture], tmp_path / "model")
     loaded = load_model(ModelConfig(tmp_path / "model"))
-    assert (loaded.computes is loaded.model) == (architecture not in PACKABLE)
+    assert (loaded.forward_model is loaded.model) == (architecture not in PACKABLE)
     assert load_model(ModelConfig(tmp_path / "model", optimize=False)).decoder is None
 
 
@@ -200,7 +200,7 @@ def test_a_table_of_rotations_grows_with_the_positions(dtype: torch.dtype) -> No
 
 def test_weights_are_views_of_their_file_at_whole_cache_lines(llama: tuple[Path, Path]) -> None:
     model: Any = load_model(ModelConfig(llama[1])).model
-    assert [layer.only_wanted for layer in model.layers] == [False, False, True]
+    assert [layer.last_layer_only_wanted for layer in model.layers] == [False, False, True]
     products = [model.head, *(getattr(layer, name) for layer in model.layers for name in ("qkv", "down"))]
     maps = Path("/proc/self/maps")
     for product in products:

@@ -38,8 +38,8 @@ class _AttentionStep:
     signals: EngineSignals
     watched: Tensor | None
     """Which tokens count for the similarity of hidden states, [T]."""
-    wanted: Tensor | None
-    """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
+    logits_indices: Tensor | None
+    """Tokens whose logits are computed, int64 [n]; None: all of the batch."""
     native: NativeStep | None
     """The same for the kernels, where they may compute whole layers."""
     queries: tuple[WatchedQueries, ...] = ()
@@ -254,8 +254,8 @@ class TorchExecutor:
         if self._graphs is not None and not (step.watching or step.queries or step.replays):
             decoded = self._graphs.run(tokens, spans)
             if decoded is not None:
-                return decoded if step.wanted is None else decoded[wanted]
-        output = self._model.computes(
+                return decoded if step.logits_indices is None else decoded[wanted]
+        output = self._model.forward_model(
             input_ids=self._to_device(tokens)[None],
             position_ids=spans.position[None],
             use_cache=False,
@@ -268,7 +268,7 @@ class TorchExecutor:
     def decode_logits(self, tokens: Tensor, spans: Spans) -> Tensor:
         """The logits, [B, V], of sequences that bring one token each, int64 [1, B]; their rows have room for it."""
         step = _AttentionStep(self._backend, self._paged, spans, self._signals, None, None, None)
-        output = self._model.computes(
+        output = self._model.forward_model(
             input_ids=tokens,
             position_ids=spans.position[None],
             use_cache=False,

@@ -1,4 +1,4 @@
-"""What a packed model is, apart from its tensors, as JSON."""
+"""The directory of a packed model, and what the model is apart from its tensors, as JSON."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,8 +7,13 @@ from typing import Any
 
 from winnow.errors import UnsupportedModelError
 from winnow.models.geometry import ModelGeometry
-from winnow.models.packed.files import DESCRIPTION
 
+DESCRIPTION = "winnow.json"
+"""All that is no tensor; written last, so that its presence says that the directory is whole."""
+PACKED = "packed.safetensors"
+"""Packed weights, each at an address that suits the kernels."""
+OTHERS = "others.safetensors"
+"""Norms and biases, and an embedding that the head does not share."""
 FORMAT = 2
 _DTYPES = ("float32", "bfloat16", "float16")
 _ACTIVATIONS = ("silu", "gelu_tanh")
@@ -71,8 +76,8 @@ class Description:
     """Factor of cosines and sines."""
     tied: bool
     """The embedding's rows are the head's."""
-    selects: bool
-    """The last layer computes only tokens whose logits are wanted."""
+    last_layer_only_wanted: bool
+    """Of the last layer only tokens whose logits are wanted are computed."""
     norm: NormNumbers
     layers: tuple[LayerNumbers, ...]
 
@@ -139,9 +144,16 @@ class Description:
                     f"model: {file} is of format {told['format']!r}, and this version reads {FORMAT}; "
                     "pack the model again"
                 )
+            if "selects" in told:  # the field's name in older descriptions
+                told["last_layer_only_wanted"] = told.pop("selects")
             return cls(**told | _parts(told))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UnsupportedModelError(f"model: {file} does not describe a packed model: {error}") from None
+
+
+def is_packed(directory: Path) -> bool:
+    """Whether a directory holds a packed model."""
+    return (directory / DESCRIPTION).is_file()
 
 
 def _require(name: str, value: object, holds: bool, what: str) -> None:

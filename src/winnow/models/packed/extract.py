@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from winnow.errors import UnsupportedModelError
-from winnow.models.fused.layer import FusedLayer
-from winnow.models.fused.norm import FusedNorm
+from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fused.probe import trial_logits
 from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
 from winnow.models.packed_embedding import PackedEmbedding

@@ -12,14 +12,12 @@ from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.context import ContextLimit
 from winnow.models.fused.kernels import LayerKernels, NormWeight, PackedWeight
-from winnow.models.fused.layer import FusedLayer
-from winnow.models.fused.norm import FusedNorm
+from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fused.parts import LayerNorms
 from winnow.models.generation import sampling_defaults
 from winnow.models.loaded import LoadedModel
 from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
-from winnow.models.packed.description import Description, LayerNumbers, NormNumbers
-from winnow.models.packed.files import OTHERS, PACKED
+from winnow.models.packed.description import OTHERS, PACKED, Description, LayerNumbers, NormNumbers
 from winnow.models.packed_embedding import PackedEmbedding, panel_shape
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.tokens import end_tokens, load_tokenizer
@@ -86,7 +84,7 @@ class _Reader:
             rows = self._tensor("embedding", (told.vocab_size, told.hidden_size))
             embedding = nn.Embedding.from_pretrained(rows)
         layers = [self._layer(index, numbers) for index, numbers in enumerate(told.layers)]
-        layers[-1].only_wanted = told.selects
+        layers[-1].last_layer_only_wanted = told.last_layer_only_wanted
         rotary = RotaryEmbedding(torch.tensor(told.frequencies), told.rotation_scale, self._dtype)
         norm = FusedNorm(self._norm("norm", told.hidden_size, told.norm), self._kernels)
         return PackedDecoder(embedding, rotary, layers, norm, head).eval()
