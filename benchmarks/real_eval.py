@@ -32,7 +32,6 @@ from benchmarks.papers.kvpress.run import KvpressRun, PressCell
 from benchmarks.papers.page import page, results_json
 from winnow import LLM
 from winnow.bench.environment import Environment
-from winnow.bench.machine import Machine, report_head
 from winnow.evaluate.asks import make_asks
 from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, QUERIES, Cell, num_scores, plan_cells
 from winnow.evaluate.journal import ResultJournal
@@ -45,8 +44,9 @@ from winnow.evaluate.runner import EvaluationProgress, evaluate
 from winnow.evaluate.settings import settings_for
 from winnow.evaluate.tasks import load_task
 from winnow.evaluate.wikitext import cut_windows, wikitext
-from winnow.journal import parse_object, whole_lines
-from winnow.text_table import TextTable
+from winnow.report.journal import parse_object, whole_lines
+from winnow.report.provenance import Machine, report_head
+from winnow.report.tables import TextTable
 from winnow.units import format_bytes
 
 COUNTS_FROM = 0.5

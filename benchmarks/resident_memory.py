@@ -26,7 +26,7 @@ from winnow.bench.presets import PRESETS, Preset, model_cache
 from winnow.bench.work_arguments import add_eviction_arguments, add_work_arguments, take_work
 from winnow.bench.workload import Workload
 from winnow.errors import ConfigError
-from winnow.text_table import TextTable
+from winnow.report.tables import TextTable
 
 MIB = 2**20
 TIMEOUT = 1800
@@ -218,8 +218,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     preset = PRESETS[arguments.work]
     from winnow.bench.environment import PeerError
     from winnow.bench.evictions import options_by_eviction
-    from winnow.bench.machine import Machine, report_head
-    from winnow.cli.report import console, print_tables, write_json
+    from winnow.cli.paths import write_json
+    from winnow.report.console import console, print_tables
+    from winnow.report.provenance import Machine, report_head
 
     found = {}
     model = preset.shape.save(model_cache())

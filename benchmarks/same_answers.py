@@ -22,13 +22,14 @@ import torch
 
 from winnow import LLM, SamplingParams
 from winnow.bench.evictions import options_by_eviction
-from winnow.bench.machine import Machine, report_head
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.work_arguments import add_eviction_arguments, add_work_arguments, take_work
-from winnow.cli.report import check_json_path, console, print_tables, write_json
+from winnow.cli.paths import check_json_path, write_json
 from winnow.errors import WinnowError
 from winnow.inspection import Rows
-from winnow.text_table import TextTable
+from winnow.report.console import console, print_tables
+from winnow.report.provenance import Machine, report_head
+from winnow.report.tables import TextTable
 
 PLAIN: dict[str, Any] = {"attention_backend": "reference", "optimize": False}
 REQUESTS, NEW_TOKENS = 3, 24

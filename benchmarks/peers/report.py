@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 from runner import Outcome
 
-from winnow.bench.machine import Machine
 from winnow.bench.workload import Workload
+from winnow.report.provenance import Machine
 
 WIDTH = 120
 # Ratios are to the first of these that ran: the fastest engine known for this within the same limit, else our own.

@@ -28,10 +28,10 @@ from runner import Outcome, Runner
 from tokenizer import save_with_tokenizer
 
 from winnow.bench.environment import CONVERT_SECONDS, Environment, PeerError, alone, call
-from winnow.bench.machine import Machine, report_head
 from winnow.bench.presets import PRESETS
 from winnow.bench.work_arguments import add_work_arguments, take_work
 from winnow.bench.workload import Workload
+from winnow.report.provenance import Machine, report_head
 
 FOLDER = Path("runs") / "peers"
 

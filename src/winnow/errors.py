@@ -43,6 +43,10 @@ class ForkedError(WinnowError):
     """The `LLM`, or the state of torch that a new one would need, belongs to the process that was forked."""
 
 
+class UsageError(WinnowError):
+    """The command line, or a file that it names, is unusable."""
+
+
 class EvaluationError(WinnowError):
     """An evaluation was asked for something that its task, or the model, cannot do."""
 

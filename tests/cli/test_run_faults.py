@@ -14,8 +14,8 @@ import pytest
 from fake_llm import FakeLLM
 
 from winnow.cli.batch.writer import ResultWriter
-from winnow.cli.errors import UsageError
 from winnow.cli.main import main
+from winnow.errors import UsageError
 from winnow.outputs import CompletionOutput, RequestOutput
 
 Write = Callable[[Iterable[Any]], Path]

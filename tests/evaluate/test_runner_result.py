@@ -12,7 +12,7 @@ from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.report import write_report
 from winnow.evaluate.result import CellResult, Evaluation, Refusal
 from winnow.evaluate.tables import all_tables, category_table, length_table, mean_table
-from winnow.figures import can_draw
+from winnow.report.plots import can_draw
 
 CATEGORIES = ("easy", "hard", "hopeless")
 SNAPKV, RECENT = Cell("snapkv", 4.0, "agnostic"), Cell("recent", 4.0, "agnostic")

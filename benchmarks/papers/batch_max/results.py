@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.papers.batch_max.measure import Accuracy, Run
 from benchmarks.papers.batch_max.methods import FULL_CACHE, BatchMaxConfig, Method, batch_max
 from benchmarks.papers.harness import median_and_range
-from winnow.text_table import TextTable
+from winnow.report.tables import TextTable
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from winnow.bench.answering import OnStep, Step, answer_all, fixed_length
 from winnow.bench.lists import integers, names, require_counts
 from winnow.config import PaddedConfig, option
 from winnow.errors import ConfigError
-from winnow.evaluate.prose import shipped_sentences
+from winnow.evaluate.tasks.files import shipped_sentences
 from winnow.llm import LLM
 from winnow.outputs import EngineStats
 from winnow.padded.stats import PaddedStats
@@ -315,7 +315,7 @@ class Measured:
     """One run of a cell.
 
     Attributes:
-        head: command, date, commit and machine of the start that made it (`winnow.bench.machine.report_head`).
+        head: command, date, commit and machine of the start that made it (`winnow.report.provenance.report_head`).
     """
 
     cell: Cell

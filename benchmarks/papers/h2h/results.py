@@ -21,8 +21,8 @@ from winnow.evaluate.charts import draw
 from winnow.evaluate.perplexity import Perplexity
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.tables import all_tables
-from winnow.figures import can_draw
-from winnow.text_table import TextTable
+from winnow.report.plots import can_draw
+from winnow.report.tables import TextTable
 
 
 def longbench_tables(evaluation: Evaluation) -> list[TextTable]:

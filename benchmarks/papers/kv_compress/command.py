@@ -23,14 +23,14 @@ from benchmarks.papers.kv_compress.results import NOTES, TITLE, all_tables, draw
 from winnow.bench.answering import OnStep
 from winnow.bench.presets import model_cache
 from winnow.bench.room import kv_memory_for
-from winnow.bench.vocabulary import vocab_size
+from winnow.bench.workload import vocab_size
 from winnow.cli.engine import engine_options, model_path, open_llm, silence_transformers
-from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
+from winnow.cli.paths import write_json
 from winnow.cli.progress import add_progress_flag, open_progress, show_steps
-from winnow.cli.report import write_json
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
+from winnow.errors import UsageError
 from winnow.threads import set_threads
 from winnow.units import format_bytes
 

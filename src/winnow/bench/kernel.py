@@ -22,8 +22,8 @@ from winnow.attention import (
 from winnow.bench.kernel_case import KernelCase, torch_device, torch_dtype
 from winnow.bench.kernel_config import KernelConfig
 from winnow.bench.limits import Limits, Reading
-from winnow.bench.machine import Machine
 from winnow.bench.timing import Call, interleave
+from winnow.report.provenance import Machine
 
 DECODE_OBSERVED = {
     "attention": Observe((Term.ATTENTION,)),

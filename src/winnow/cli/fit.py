@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from winnow.cli.engine import model_exists, open_llm, silence_transformers
-from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import require_distinct, require_writable
 from winnow.config import MAX_COUNT, ModelConfig
-from winnow.errors import ConfigError
+from winnow.errors import ConfigError, UsageError
 from winnow.models.hub import is_repository, locate_model
 from winnow.units import format_bytes
 

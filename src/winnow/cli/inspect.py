@@ -17,10 +17,10 @@ from winnow.cli.engine import (
     open_llm,
     sampling_options,
 )
-from winnow.cli.errors import UsageError
 from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.prompt import read_prompt
 from winnow.cli.terminal import show
+from winnow.errors import UsageError
 from winnow.inspection import Inspection
 from winnow.json_values import dump_json
 from winnow.sampling import SamplingParams

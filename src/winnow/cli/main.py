@@ -12,9 +12,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from winnow.cli.errors import UsageError
 from winnow.cli.terminal import named_standard_output, occupy_standard_streams, silence
-from winnow.errors import WinnowError, known_names
+from winnow.errors import UsageError, WinnowError, known_names
 
 DESCRIPTION = "Winnow runs large language models on little memory."
 

@@ -4,8 +4,10 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from winnow.cli.errors import UsageError
+from winnow.errors import UsageError
+from winnow.json_values import dump_json
 
 STANDARD = "-"
 """The path that means standard input or standard output."""
@@ -39,6 +41,22 @@ def write_text(path: Path, text: str, name: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {name}: {error.strerror}") from error
+
+
+def check_json_path(path: Path | None) -> None:
+    """Refuse a path that would be found unusable only after the work.
+
+    Raises:
+        UsageError: names the path.
+    """
+    if path is not None:
+        require_writable(path, f"--json {path}")
+
+
+def write_json(path: Path | None, report: dict[str, Any]) -> None:
+    """Write the report, if a path was asked for."""
+    if path is not None:
+        write_text(path, dump_json(report, indent=2) + "\n", f"--json {path}")
 
 
 def require_distinct(

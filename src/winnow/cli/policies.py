@@ -12,8 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from winnow.cli.errors import UsageError
-from winnow.errors import known_names
+from winnow.errors import UsageError, known_names
 from winnow.eviction import PRESETS, Preset
 from winnow.eviction.describe import PARTS, brief_policy, first_line, full_preset
 from winnow.json_values import json_value

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from winnow.cli.errors import UsageError
+from winnow.errors import UsageError
 
 
 def read_prompt(argument: str | None, file: str | None = None) -> str:

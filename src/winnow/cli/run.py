@@ -22,18 +22,18 @@ from winnow.cli.engine import (
     open_llm,
     sampling_options,
 )
-from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.cli.summary import Summary
 from winnow.cli.terminal import show, silence
 from winnow.config import EngineConfig
-from winnow.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
-from winnow.journal import draft_path
+from winnow.errors import UsageError
 from winnow.json_values import dump_json, json_value
 from winnow.models.hub import locate_model
 from winnow.outputs import EngineStats
+from winnow.report.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
+from winnow.report.journal import draft_path
 from winnow.sampling import SamplingParams
 
 DESCRIPTION = """\

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from winnow.cli.errors import UsageError
+from winnow.errors import UsageError
 
 
 def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:

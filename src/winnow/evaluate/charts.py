@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from winnow.evaluate.result import CellResult, Evaluation
 from winnow.evaluate.tables import query_label
-from winnow.figures import Axis, Line, Panel, heat_map, line_chart, save_figure
+from winnow.report.plots import Axis, Line, Panel, heat_map, line_chart, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,9 +8,9 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from winnow.errors import EvaluationError
 from winnow.evaluate.outcome import Outcome
-from winnow.fingerprint import Fingerprint
-from winnow.journal import create_journal, owner_differences, parse_object, whole_lines
 from winnow.json_values import dump_json
+from winnow.report.fingerprint import Fingerprint
+from winnow.report.journal import create_journal, owner_differences, parse_object, whole_lines
 
 _FORM, _VERSION = "winnow_eval", 1
 _logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _Entry = TypeVar("_Entry", bound=Entry)
 
 
 class ResultJournal(Generic[_Entry]):
-    """A journal (winnow.journal) with an entry per line.
+    """A journal (winnow.report.journal) with an entry per line.
 
     Attributes:
         found: what an earlier evaluation with the same fingerprint left.

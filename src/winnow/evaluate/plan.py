@@ -11,7 +11,7 @@ from winnow.errors import EvaluationError, known_names
 from winnow.evaluate.cell import Cell
 from winnow.evaluate.sample import Sample
 from winnow.evaluate.tasks.task import Task, TaskSettings
-from winnow.fingerprint import Fingerprint, fingerprint
+from winnow.report.fingerprint import Fingerprint, fingerprint
 
 if TYPE_CHECKING:
     from winnow.llm import LLM

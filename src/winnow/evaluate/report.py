@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from winnow.evaluate.charts import draw
-from winnow.evaluate.origin import origin
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.tables import all_tables
-from winnow.figures import can_draw
 from winnow.json_values import dump_json
+from winnow.report.plots import can_draw
+from winnow.report.provenance import origin
 
 RESULTS = "results.json"
 TABLES = "results.md"

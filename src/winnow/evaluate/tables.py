@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from winnow.evaluate.cell import AGNOSTIC, FULL, FULL_CELL
 from winnow.evaluate.result import CellResult, Evaluation
-from winnow.text_table import Footnotes, TextTable
+from winnow.report.tables import Footnotes, TextTable
 from winnow.units import format_bytes
 
 NOTABLE = 0.1

@@ -1,7 +1,7 @@
 """The file beside an output: whose output it is, and results that finished before their turn.
 
-`OUT.jsonl.journal` is a journal (winnow.journal). Each line after its header is an index, a tab, and the record that
-belongs at that place of the output.
+`OUT.jsonl.journal` is a journal (winnow.report.journal). Each line after its header is an index, a tab, and the record
+that belongs at that place of the output.
 """
 
 import json
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from winnow import journal as journals
 from winnow.cli.batch.reader import InputFile
-from winnow.cli.errors import UsageError
-from winnow.fingerprint import INPUT_BYTES, Fingerprint, differences
-from winnow.journal import parse_object, whole_lines
+from winnow.errors import UsageError
+from winnow.report import journal as journals
+from winnow.report.fingerprint import INPUT_BYTES, Fingerprint, differences
+from winnow.report.journal import parse_object, whole_lines
 
 _FORM, _VERSION = "winnow_run", 1
 OF_REQUESTS = (

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from winnow.cli.batch.journal import Checkpoint, create_journal, encode_entry, journal_path
-from winnow.cli.errors import UsageError
-from winnow.fingerprint import Fingerprint
+from winnow.errors import UsageError
+from winnow.report.fingerprint import Fingerprint
 
 SAFE_HINT = "(finished answers are safe; run the same command again to resume)"
 

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from winnow.cli.errors import UsageError
 from winnow.cli.eval import typed
+from winnow.errors import UsageError
 
 OF_CELLS = ("eviction", "compression", "kv_budget", "seed")
 """Flags of the engine that cells take the place of, or that have a meaning of their own in an evaluation."""

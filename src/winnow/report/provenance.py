@@ -1,16 +1,20 @@
-"""Where a number was measured: machine, versions, commit and date, as a report needs them."""
+"""Where a number was measured: command, machine, versions, commit and date, as a report needs them."""
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _CPU_FOLDERS = Path("/sys/devices/system/cpu")
 _USUAL_CACHE = 32 * 2**20
@@ -33,8 +37,10 @@ class Machine:
     system: str
 
     @classmethod
-    def here(cls, device: torch.device | str = "cpu") -> "Machine":
+    def here(cls, device: "torch.device | str" = "cpu") -> "Machine":
         """This machine, for work on `device`; "auto" is a GPU where there is one."""
+        import torch  # late: the command and its machine are named without it where nothing is computed
+
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         on_gpu = torch.device(device).type == "cuda"
@@ -64,6 +70,34 @@ def report_head(command: list[str], machine: Machine) -> dict[str, Any]:
         "commit": commit(),
         "machine": asdict(machine),
     }
+
+
+def typed_command() -> list[str]:
+    """The command line as a user types it: the program without its directory, a package as `python -m` names it."""
+    program, arguments = Path(sys.argv[0]), sys.argv[1:]
+    if program.name != "__main__.py":
+        return [program.name, *arguments]
+    names, folder = [program.parent.name], program.parent.parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    # `python -m winnow` is what `winnow` runs.
+    return ["winnow", *arguments] if names == ["winnow"] else ["python", "-m", ".".join(names), *arguments]
+
+
+def device_name(machine: Mapping[str, Any]) -> str:
+    """What did the work: the accelerator, or the processor with the cores it could use."""
+    return machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
+
+
+def origin(head: Mapping[str, Any]) -> list[str]:
+    """Command, commit, date and machine of a report's head, as two entries of a Markdown list."""
+    machine = head["machine"]
+    return [
+        f"- command: `{shlex.join(head['command'])}`",
+        f"- commit {head['commit'] or 'unknown'}, {head['date']}, {device_name(machine)}, "
+        f"torch {machine['torch_version']}",
+    ]
 
 
 def commit() -> str | None:

@@ -1,6 +1,6 @@
 """Files that a killed process may go on from: a header that says whose file it is, then a line for each thing done.
 
-The header is a JSON object with the format's name and a fingerprint (winnow.fingerprint). A line counts once its
+The header is a JSON object with the format's name and a fingerprint (winnow.report.fingerprint). A line counts once its
 newline is there: a process can be killed in the midst of a write, and then the rest of the line is missing, never its
 beginning.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from winnow.fingerprint import Differences, Fingerprint, differences
+from winnow.report.fingerprint import Differences, Fingerprint, differences
 
 
 def draft_path(path: Path) -> Path:

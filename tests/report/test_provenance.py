@@ -9,8 +9,7 @@ import torch
 
 import benchmarks.papers.__main__ as papers
 from benchmarks.papers.page import results_json
-from winnow.bench.machine import Machine, cpu_cache_bytes, report_head
-from winnow.cli.report import typed_command
+from winnow.report.provenance import Machine, cpu_cache_bytes, report_head, typed_command
 
 
 def write_cpu(folder: Path, cpu: int, shared_by: str) -> None:

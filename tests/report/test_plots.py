@@ -4,7 +4,7 @@ import pytest
 
 from winnow import figures
 from winnow.errors import WinnowError
-from winnow.figures import Axis, Line, Panel, heat_map, line_chart, save_figure
+from winnow.report.plots import Axis, Line, Panel, heat_map, line_chart, save_figure
 
 
 def panel(labels: list[str]) -> Panel:

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from winnow.text_table import Footnotes, TextTable
+from winnow.report.tables import Footnotes, TextTable
 
 WIDE = TextTable("t", "c", ("a", "b", "d"), (("x", ("1", "2", "3")),), across="across")
 
