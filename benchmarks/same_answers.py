@@ -26,7 +26,7 @@ from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.work_arguments import add_eviction_arguments, add_work_arguments, take_work
 from winnow.cli.paths import check_json_path, write_json
 from winnow.errors import WinnowError
-from winnow.inspection import Rows
+from winnow.inspect.inspection import Rows
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import Machine, report_head
 from winnow.report.tables import TextTable

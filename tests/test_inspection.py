@@ -11,7 +11,7 @@ import pytest
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.errors import InvalidRequestError
 from winnow.eviction import EvictionPolicy, Keep, KeyNorm, When
-from winnow.inspection import Held, Inspection, Token, read_tokens
+from winnow.inspect import Held, Inspection, Token, read_tokens
 
 TEXT = (
     "The instrument of Philip is piano. Marriage and family are key structures in most societies. While the two "

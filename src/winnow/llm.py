@@ -19,7 +19,7 @@ from winnow.errors import InvalidRequestError
 from winnow.eviction import preset_of
 from winnow.eviction.describe import brief_policy
 from winnow.fork import require_usable_torch
-from winnow.inspection import Held, Inspection, read_tokens
+from winnow.inspect import Held, Inspection, read_tokens
 from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.options import EngineOptions
 from winnow.outputs import EngineStats, RequestOutput

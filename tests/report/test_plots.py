@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from winnow import figures
 from winnow.errors import WinnowError
+from winnow.report import plots
 from winnow.report.plots import Axis, Line, Panel, heat_map, line_chart, save_figure
 
 
@@ -41,6 +41,6 @@ def test_both_kinds_of_file_are_written(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "find_spec", lambda name: None)
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
     with pytest.raises(WinnowError, match=r"winnow-llm\[plots\]"):
         line_chart([panel(["a"])])

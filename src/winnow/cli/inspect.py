@@ -21,7 +21,7 @@ from winnow.cli.paths import STANDARD, require_distinct, require_writable, write
 from winnow.cli.prompt import read_prompt
 from winnow.cli.terminal import show
 from winnow.errors import UsageError
-from winnow.inspection import Inspection
+from winnow.inspect import Inspection
 from winnow.json_values import dump_json
 from winnow.sampling import SamplingParams
 

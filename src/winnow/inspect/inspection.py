@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from winnow.inspection_page import Moment, Page, render
+from winnow.inspect.page import Moment, Page, render
 from winnow.outputs import EvictionReport
 from winnow.sampling import SamplingParams, TextStream
 from winnow.units import format_bytes
