@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from winnow.cli.batch.errors import LineError
 from winnow.cli.batch.lines import BadLine, Job, parse_line
 from winnow.cli.batch.reader import RawLine
 from winnow.cli.batch.records import answer_record, encode, error_record
 from winnow.cli.batch.tally import Tally
+from winnow.openai.errors import ApiError
 from winnow.outputs import CompletionOutput, EvictionReport, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob
 
@@ -217,7 +217,7 @@ def test_errors() -> None:
 )
 def test_the_status_says_whose_fault_it_is(code: str, kind: str, status: int) -> None:
     job = parse({"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}})
-    response = error_record(job, LineError(code, "why"))["response"]
+    response = error_record(job, ApiError(code, "why"))["response"]
     assert (response["status_code"], response["body"]["error"]["type"]) == (status, kind)
 
 

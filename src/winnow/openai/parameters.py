@@ -1,16 +1,16 @@
-"""The sampling parameters of one line: its own keys over the defaults of the run."""
+"""Sampling parameters of one request: its own fields over the defaults."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from winnow.cli.batch.errors import LineError
 from winnow.errors import WinnowError
+from winnow.openai.errors import ApiError
 from winnow.sampling import SamplingParams
 
 # Keys of OpenAI bodies that say nothing about the answer.
 _IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 
-# Keys that Winnow knows but does not serve in a batch, and the values that mean the same as leaving them out.
+# Keys that Winnow knows but does not serve, and the values that mean the same as leaving them out.
 _UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
@@ -26,33 +26,31 @@ _UNSERVED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def sampling_from_flat(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters from keys named like the fields of `SamplingParams`.
+def sampling_from_fields(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters from fields named like those of `SamplingParams`.
 
     Null stands for the default, except in `max_tokens`, where it lifts the limit.
 
     Raises:
-        LineError: a key nobody knows, or a value out of range.
+        ApiError: a key nobody knows, or a value out of range.
     """
     own = {key: value for key, value in keys.items() if value is not None or key == "max_tokens"}
     try:
         return SamplingParams.from_mapping({**defaults, **own})
     except WinnowError as error:
-        raise LineError("invalid_request", str(error)) from error
+        raise ApiError("invalid_request", str(error)) from error
 
 
-def sampling_from_batch(
-    body: Mapping[str, Any], defaults: Mapping[str, Any], *, chat: bool
-) -> SamplingParams:
+def sampling_from_body(body: Mapping[str, Any], defaults: Mapping[str, Any], *, chat: bool) -> SamplingParams:
     """Sampling parameters under OpenAI's names, and under ours where OpenAI has none.
 
     Raises:
-        LineError: a key nobody knows, one that is not served, or a value out of range.
+        ApiError: a key nobody knows, one that is not served, or a value out of range.
     """
     values = {key: value for key, value in body.items() if value is not None and key not in _IGNORED}
     for key, harmless in _UNSERVED.items():
         if key in values and values.pop(key) not in harmless:
-            raise LineError("unsupported_parameter", f"{key} is not supported")
+            raise ApiError("unsupported_parameter", f"{key} is not supported")
     if chat:
         # OpenAI's own default: a chat answers until it is done.
         defaults = {"max_tokens": None, **defaults}
@@ -61,9 +59,9 @@ def sampling_from_batch(
             values["max_tokens"] = limit
         wanted, top = values.pop("logprobs", False), values.pop("top_logprobs", 0)
         if not isinstance(wanted, bool):
-            raise LineError("invalid_request", f"logprobs must be true or false, got {wanted!r}")
+            raise ApiError("invalid_request", f"logprobs must be true or false, got {wanted!r}")
         if top and not wanted:
-            raise LineError("invalid_request", "top_logprobs needs logprobs to be true")
+            raise ApiError("invalid_request", "top_logprobs needs logprobs to be true")
         if wanted:
             values["logprobs"] = top
-    return sampling_from_flat(values, defaults)
+    return sampling_from_fields(values, defaults)
