@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from winnow.cli.batch.driver import Driver
 from winnow.cli.batch.journal import Checkpoint, journal_path, read_checkpoint
 from winnow.cli.batch.reader import InputFile, open_prompts
-from winnow.cli.batch.stream import StreamWriter, Writer
+from winnow.cli.batch.stream import OrderedWriter, StreamWriter
 from winnow.cli.batch.tally import Tally
 from winnow.cli.batch.writer import SAFE_HINT, ResultWriter
 from winnow.cli.engine import (
@@ -114,7 +114,7 @@ class _Plan:
     def is_done(self) -> bool:
         return self.checkpoint is not None and self.checkpoint.num_done >= self.prompts.num_requests
 
-    def open_writer(self) -> AbstractContextManager[Writer, None]:
+    def open_writer(self) -> OrderedWriter:
         """Where answers go."""
         if self.output is None:
             return StreamWriter(sys.stdout.buffer)

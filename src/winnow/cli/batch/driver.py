@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from winnow.cli.batch.lines import BadLine, Job, parse_line
 from winnow.cli.batch.reader import read_lines
 from winnow.cli.batch.records import Record, answer_record, encode, error_record, request_id
-from winnow.cli.batch.stream import Writer
+from winnow.cli.batch.stream import OrderedWriter
 from winnow.cli.batch.tally import Tally
 from winnow.errors import WinnowError
 from winnow.openai.errors import FAILED, ApiError
@@ -73,7 +73,7 @@ class Driver:
         self,
         engine: Engine,
         defaults: Mapping[str, Any],
-        writer: Writer,
+        writer: OrderedWriter,
         tally: Tally,
         *,
         model: str,
