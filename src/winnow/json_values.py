@@ -10,8 +10,8 @@ from typing import Any
 def json_value(value: Any) -> Any:
     """A value as JSON knows it: a dataclass with its class and all its fields, whatever their values."""
     if is_dataclass(value) and not isinstance(value, type):
-        told = {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
-        return {"class": type(value).__name__} | told
+        values = {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
+        return {"class": type(value).__name__} | values
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple | list):
@@ -29,6 +29,12 @@ def dump_json(value: Any, **options: Any) -> str:
         return json.dumps(value, allow_nan=False, **options)
     except ValueError:
         return json.dumps(_finite(value), allow_nan=False, **options)
+
+
+def json_kind(value: Any) -> str:
+    """What JSON calls a value."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
 
 
 def _finite(value: Any) -> Any:

@@ -123,7 +123,7 @@ class TestRefusals:
             ),
             ({"prefill_group": 0}, "prefill_group must be between 1 and 1024, got 0"),
             ({"park_memory": "lots"}, "park_memory must be a size such as 512MiB, .*, got 'lots'"),
-            ({"group_padding": 1.5}, "group_padding must be a number between 0 and 1, got 1.5"),
+            ({"group_padding": 1.5}, "group_padding must be at most 1.0, got 1.5"),
             ({"park_above": 0.5}, r"admit_below must be at most park_above \(0.5\), got 0.9"),
             ({"park_above": 0, "admit_below": 0}, "park_above must be greater than 0"),
         ],

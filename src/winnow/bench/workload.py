@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from winnow.bench.lists import require_counts
+from winnow.checks import check_counts
 from winnow.config import option
 
 
@@ -18,7 +18,7 @@ class Workload:
     prompt_seed: int = option(0, "of the prompts")
 
     def __post_init__(self) -> None:
-        require_counts(self, zero=("prompt_seed",))
+        check_counts(self, zero=("prompt_seed",))
 
     @property
     def sequence_tokens(self) -> int:

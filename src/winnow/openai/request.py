@@ -7,6 +7,7 @@ from typing import Any
 
 from winnow.chat import normalise_messages
 from winnow.errors import InvalidRequestError
+from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.openai.parameters import sampling_from_body
 from winnow.sampling import SamplingParams
@@ -85,12 +86,6 @@ def read_messages(messages: Any) -> list[Message]:
         return normalise_messages(messages)
     except InvalidRequestError as error:
         raise ApiError("invalid_request", str(error)) from error
-
-
-def json_kind(value: Any) -> str:
-    """What JSON calls a value."""
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
 
 
 def _single(prompt: Any) -> Any:

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from winnow.cli.batch.reader import MAX_LINE_BYTES, RawLine
+from winnow.json_values import json_kind
 from winnow.openai.batch import BATCH_KEYS, endpoint_of, read_batch_line
 from winnow.openai.errors import ApiError
 from winnow.openai.parameters import sampling_from_fields
-from winnow.openai.request import Endpoint, Message, json_kind, read_messages, read_prompt
+from winnow.openai.request import Endpoint, Message, read_messages, read_prompt
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
 

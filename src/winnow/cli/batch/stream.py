@@ -64,7 +64,8 @@ class StreamWriter(OrderedWriter):
         self._stream = stream
 
     def _write(self, index: int) -> None:
-        self._stream.writelines(self._take_due())
+        for line in self._take_due():
+            self._stream.write(line)
         self._stream.flush()
 
     def close(self) -> None:

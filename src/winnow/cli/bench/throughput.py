@@ -11,6 +11,7 @@ from rich.table import Table
 
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.workload import Workload
+from winnow.checks import check_integer
 from winnow.cli.engine import (
     add_engine_flags,
     check_written,
@@ -90,8 +91,8 @@ class _Plan:
         options, work = engine_options(namespace), given(namespace, Workload)
         for name in ("repeat", "kv_seqs"):
             value = getattr(namespace, name)
-            if value is not None and value < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+            if value is not None:
+                check_integer(f"--{name.replace('_', '-')}", value, 1, error=UsageError)
         if namespace.kv_seqs is not None and "kv_memory" in options:
             raise UsageError("--kv-seqs and --kv-memory mean the same, give one")
         check_written({"--json": namespace.json}, options)

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from winnow.checks import check_choice, require
 from winnow.errors import UnsupportedModelError
 from winnow.models.geometry import ModelGeometry
 
@@ -84,25 +85,24 @@ class Description:
     def __post_init__(self) -> None:
         # The kernels trust these numbers; sizes are also checked against the tensors.
         pair = len(self.panel) == 2 and all(map(_is_count, self.panel))
-        _require("panel", self.panel, pair, "two whole numbers above 0")
+        require(pair, "panel", "two whole numbers above 0", self.panel)
         told, together = self.geometry, self.panel[1]
         counts = asdict(told) | {
             n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
         }
         del counts["windows"]
         for name, count in counts.items():
-            _require(name, count, _is_count(count), "a whole number above 0")
-        _require("dtype", self.dtype, self.dtype in _DTYPES, f"one of {_DTYPES}")
+            require(_is_count(count), name, "a whole number above 0", count)
+        check_choice("dtype", self.dtype, _DTYPES)
         shared = told.num_query_heads % told.num_kv_heads == 0
-        _require("num_query_heads", told.num_query_heads, shared, f"a multiple of {told.num_kv_heads}")
+        require(shared, "num_query_heads", f"a multiple of {told.num_kv_heads}", told.num_query_heads)
         for name in ("hidden_size", "inner_size"):
-            _require(name, counts[name], counts[name] % together == 0, f"a multiple of {together}")
+            require(counts[name] % together == 0, name, f"a multiple of {together}", counts[name])
         windows = all(window is None or _is_count(window) for window in told.windows)
         of_all = len(told.windows) == told.num_layers
-        _require(
-            "windows", told.windows, windows and of_all, f"{told.num_layers} of whole numbers above 0 or null"
-        )
-        _require("layers", len(self.layers), len(self.layers) == told.num_layers, f"{told.num_layers}")
+        entries = f"{told.num_layers} of whole numbers above 0 or null"
+        require(windows and of_all, "windows", entries, told.windows)
+        require(len(self.layers) == told.num_layers, "layers", f"{told.num_layers}", len(self.layers))
         norms = [self.norm, *(norm for layer in self.layers for norm in layer.norms)]
         numbers = {
             "rotation_scale": [self.rotation_scale],
@@ -113,15 +113,13 @@ class Description:
         }
         for name, values in numbers.items():
             for value in values:
-                _require(name, value, type(value) in (int, float), "a number")
+                require(type(value) in (int, float), name, "a number", value)
         for layer in self.layers:
-            _require(
-                "activation", layer.activation, layer.activation in _ACTIVATIONS, f"one of {_ACTIVATIONS}"
-            )
+            check_choice("activation", layer.activation, _ACTIVATIONS)
         most = told.head_dim // 2
-        _require("frequencies", len(self.frequencies), len(self.frequencies) <= most, f"at most {most}")
+        require(len(self.frequencies) <= most, "frequencies", f"at most {most}", len(self.frequencies))
         for token in self.eos_token_ids:
-            _require("eos_token_ids", token, token in range(self.vocab_size), f"below {self.vocab_size}")
+            require(token in range(self.vocab_size), "eos_token_ids", f"below {self.vocab_size}", token)
 
     def write(self, directory: Path) -> None:
         """Into a directory, at once or not at all."""
@@ -156,11 +154,6 @@ def is_packed(directory: Path) -> bool:
     return (directory / DESCRIPTION).is_file()
 
 
-def _require(name: str, value: object, holds: bool, what: str) -> None:
-    if not holds:
-        raise ValueError(f"{name} must be {what}, got {value!r}")
-
-
 def _is_count(value: object) -> bool:
     return type(value) is int and value > 0
 
@@ -182,5 +175,5 @@ def _norms(layer: dict[str, Any]) -> dict[str, NormNumbers | None]:
     told = {"output_norm": None, "down_norm": None} | layer  # which older descriptions lack
     every = {name: told[name] for name in (f"{place}_norm" for place in NORMS)}
     for name in ("input_norm", "post_norm"):
-        _require(name, every[name], every[name] is not None, "in every layer")
+        require(every[name] is not None, name, "in every layer", None)
     return {name: None if norm is None else NormNumbers(**norm) for name, norm in every.items()}
