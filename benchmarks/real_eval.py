@@ -32,13 +32,13 @@ from benchmarks.papers.kvpress.run import KvpressRun, PressCell
 from benchmarks.papers.page import page, results_json
 from winnow import LLM
 from winnow.bench.environment import Environment
-from winnow.evaluate.asks import make_asks
 from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, QUERIES, Cell, num_scores, plan_cells
 from winnow.evaluate.journal import ResultJournal
 from winnow.evaluate.likelihood import Keeping
 from winnow.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
 from winnow.evaluate.plan import EvaluationPlan, engine_identity
 from winnow.evaluate.prompt import PromptMaker
+from winnow.evaluate.requests import make_requests
 from winnow.evaluate.result import CellResult
 from winnow.evaluate.runner import EvaluationProgress, evaluate
 from winnow.evaluate.settings import settings_for
@@ -138,7 +138,7 @@ def row_of(work: Work, result: CellResult, seconds: float | None = None) -> Row:
         error=stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None,
         contexts=len(means),
         answers=len(result.outcomes),
-        reached=result.reached,
+        reached=result.achieved_compression,
         kv_bytes=result.kv_bytes,
         refused=None if result.refusal is None else result.refusal.reason,
         seconds=seconds,
@@ -247,7 +247,7 @@ class RealEvaluation:
             maker = PromptMaker(self._llm.tokenizer, "on")
             prompts = [maker.make(sample, question) for question in sample.questions]
             known[key] = 0.0
-            for ask in make_asks([cell], sample, prompts, lambda *_: True):
+            for ask in make_requests([cell], sample, prompts, lambda *_: True):
                 [output] = self._llm.generate([list(ask.token_ids)], ask.params)
                 known[key] += output.metrics.latency or 0.0
             path.write_text(json.dumps(known))

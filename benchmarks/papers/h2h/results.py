@@ -65,7 +65,7 @@ def _longbench_table(
 
 
 def _relative(evaluation: Evaluation, preset: str, amount: float) -> str:
-    """Over the categories that discriminate; empty where there is nothing to divide."""
+    """Over the informative categories; empty where there is nothing to divide."""
     found = [each for each in evaluation.compared(AWARE, amount) if each.cell.preset == preset]
     if not found or evaluation.full is None:
         return ""
@@ -106,9 +106,9 @@ _LINES = 8
 TITLE = "Eviction policies head to head"
 NOTES = """\
 Query-aware: the policy judges the whole prompt, and so knows the question when it decides what stays. Query-agnostic:
-it judges the context before it has seen the question, which is then kept whole. Means are over the categories that
-discriminate: one that a control (`recent`, `random`) answers within 5 % of the full cache says nothing about a policy;
-it is marked and left out. Presets run without rounds under pressure.
+it judges the context before it has seen the question, which is then kept whole. Means are over the
+informative categories: one that a control (`recent`, `random`) answers within 5 % of the full cache says nothing about
+a policy; it is marked and left out. Presets run without rounds under pressure.
 """
 
 

@@ -230,7 +230,7 @@ def _outcome(cell: Cell, shared: _Shared, place: int, reported: dict[str, Any], 
         answer=text,
         prompt_tokens=len(shared.prompts[place].token_ids),
         answer_tokens=len(answer),
-        reached=shared.context / reported["seen"],
+        achieved_compression=shared.context / reported["seen"],
         kv_bytes=reported["kv_bytes"],
     )
 

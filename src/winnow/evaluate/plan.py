@@ -27,7 +27,7 @@ class EvaluationPlan:
     Attributes:
         name: the task's, for titles and messages.
         cells: `plan_cells` makes them.
-        controls: presets among the cells that say which categories do not discriminate.
+        controls: presets among the cells that say which categories are uninformative.
         chat: "auto", "on" or "off"; see `PromptMaker`.
     """
 

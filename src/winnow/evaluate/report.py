@@ -19,8 +19,8 @@ _QUERY_AWARE = """\
 Query-aware: the policy judges the whole prompt, and so knows the question when it decides what stays. Query-agnostic:
 it judges the context before it has seen the question, which is then kept whole."""
 _MEAN = """\
-A mean is over the categories that discriminate. One that a control answers as well as the full cache does (within 5 %),
-or that the full cache itself does not answer (below 0.1), says nothing about a policy; it is marked and left out."""
+A mean is over the informative categories. One that a control answers as well as the full cache does (within 5 %), or
+that the full cache itself does not answer (below 0.1), is uninformative: it is marked and left out."""
 
 
 def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any]) -> list[Path]:

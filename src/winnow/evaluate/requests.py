@@ -1,4 +1,4 @@
-"""What the engine is asked: requests that share the computing of a context wherever cells or questions can."""
+"""Requests of an evaluation; cells and questions share one where a context can be computed once for them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,18 @@ from winnow.evaluate.prompt import Prompt
 from winnow.evaluate.sample import Question, Sample
 from winnow.sampling import SamplingParams
 
-# Whether a question (by its place in the sample) still has to be answered in a cell.
 Missing = Callable[[Cell, Sample, int], bool]
+"""Whether a question, by its place in the sample, is still to be answered in a cell."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One answer of a request: a question in a cell. The first `forced` tokens of the answer are the question's."""
+class SubAnswer:
+    """One answer of a request: a question in a cell.
+
+    Attributes:
+        question: its place among the sample's questions.
+        forced: tokens at the answer's beginning that are the question's.
+    """
 
     cell: Cell
     question: int
@@ -24,13 +29,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One request. `parts` has one entry per answer."""
+class EvalRequest:
+    """One request to the engine; `sub_answers` has one entry per answer."""
 
     sample: Sample
     token_ids: tuple[int, ...]
     params: SamplingParams
-    parts: tuple[Part, ...]
+    sub_answers: tuple[SubAnswer, ...]
 
     @property
     def context_tokens(self) -> int:
@@ -59,9 +64,9 @@ def shared_cells(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:
     return groups
 
 
-def make_asks(
+def make_requests(
     cells: Sequence[Cell], sample: Sample, prompts: Sequence[Prompt], missing: Missing
-) -> Iterator[Ask]:
+) -> Iterator[EvalRequest]:
     """The requests for a sample in a group of `shared_cells`; `prompts` has one entry per question.
 
     One question: one request, its answers being the cells. Several questions on a context that is judged without them:
@@ -76,12 +81,12 @@ def make_asks(
             left = [place for place in range(len(prompts)) if missing(cell, sample, place)]
             # One request has one set of stop strings.
             for _, same in groupby(left, key=lambda place: sample.questions[place].stop):
-                yield _ask_questions(cell, sample, prompts, list(same))
+                yield _request_questions(cell, sample, prompts, list(same))
         return
     for place, prompt in enumerate(prompts):
         wanted = [cell for cell in cells if missing(cell, sample, place)]
         if wanted:
-            yield _ask_cells(wanted, sample, place, prompt)
+            yield _request_cells(wanted, sample, place, prompt)
 
 
 def _shares_context(cell: Cell, prompts: Sequence[Prompt]) -> bool:
@@ -89,7 +94,7 @@ def _shares_context(cell: Cell, prompts: Sequence[Prompt]) -> bool:
     return cell.query == AGNOSTIC or (cell.is_full and all(prompt.context_tokens for prompt in prompts))
 
 
-def _ask_cells(cells: Sequence[Cell], sample: Sample, place: int, prompt: Prompt) -> Ask:
+def _request_cells(cells: Sequence[Cell], sample: Sample, place: int, prompt: Prompt) -> EvalRequest:
     """One question in several cells."""
     question = sample.questions[place]
     params = _params(
@@ -99,10 +104,12 @@ def _ask_cells(cells: Sequence[Cell], sample: Sample, place: int, prompt: Prompt
         context_tokens=_context(sample, prompt.context_tokens) if cells[0].query == AGNOSTIC else None,
         template_tail=prompt.template_tail,
     )
-    return Ask(sample, prompt.token_ids, params, tuple(Part(cell, place) for cell in cells))
+    return EvalRequest(sample, prompt.token_ids, params, tuple(SubAnswer(cell, place) for cell in cells))
 
 
-def _ask_questions(cell: Cell, sample: Sample, prompts: Sequence[Prompt], places: Sequence[int]) -> Ask:
+def _request_questions(
+    cell: Cell, sample: Sample, prompts: Sequence[Prompt], places: Sequence[int]
+) -> EvalRequest:
     """Several questions in one cell: each answer begins with the tokens of its question."""
     context = _context(sample, min(prompts[place].context_tokens for place in places))
     forced = [prompts[place].token_ids[context:] for place in places]
@@ -115,8 +122,8 @@ def _ask_questions(cell: Cell, sample: Sample, prompts: Sequence[Prompt], places
         ),
         forced_tokens=forced,
     )
-    parts = tuple(Part(cell, place, len(tokens)) for place, tokens in zip(places, forced, strict=True))
-    return Ask(sample, prompts[places[0]].token_ids[:context], params, parts)
+    answers = tuple(SubAnswer(cell, place, len(tokens)) for place, tokens in zip(places, forced, strict=True))
+    return EvalRequest(sample, prompts[places[0]].token_ids[:context], params, answers)
 
 
 def _params(
