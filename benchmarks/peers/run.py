@@ -69,11 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         python, converted = places[outcome.peer.name]
         configured = replace(work, model=str(converted), options=outcome.configuration.options)
         runner.run(python, outcome, configured)
-        told = (
+        result = (
             f"{outcome.rates[-1]:.1f} tokens/s" if outcome.error is None else outcome.error.splitlines()[-1]
         )
         row = f"{outcome.peer.name}, {outcome.configuration.name}"
-        console.print(f"round {round_number}, {row}: {told}", markup=False, soft_wrap=True)
+        console.print(f"round {round_number}, {row}: {result}", markup=False, soft_wrap=True)
 
     machine = replace(Machine.here(), threads=arguments.threads)
     head = report_head([Path(sys.argv[0]).name, *(sys.argv[1:] if argv is None else argv)], machine)

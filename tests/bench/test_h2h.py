@@ -90,11 +90,11 @@ class TestContinuations:
             Continuations(1, 15)
 
     def test_each_stands_beside_the_text_and_over_the_full_cache(self) -> None:
-        def told(name: str, *nats: float) -> Perplexity:
+        def printed(name: str, *nats: float) -> Perplexity:
             scores = (WindowScore(name, n, each, 10, 32.0, 100, 1) for n, each in enumerate(nats))
             return Perplexity(name, tuple(scores))
 
-        found = [told("full", 10.0, 20.0), told("h2o", 11.0, 21.0), told("winnow", 10.0, 22.0)]
+        found = [printed("full", 10.0, 20.0), printed("h2o", 11.0, 21.0), printed("winnow", 10.0, 22.0)]
         table = perplexity_table([*found, Perplexity("recent", (), "too small")], Continuations(2, 40))
         rows = dict(table.rows)
         assert rows["full"] == ("full cache", "5.12", "1.000", "4.5", "1.000 +- 0.000", "32")

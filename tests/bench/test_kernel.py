@@ -171,15 +171,15 @@ class TestColumns:
 
 
 def test_every_operation_is_measured_on_every_backend(no_measuring: None) -> None:
-    told: list[str] = []
-    report = measure_kernels(SMALL, told.append)
+    shown: list[str] = []
+    report = measure_kernels(SMALL, shown.append)
     names = [measurement.operation for measurement in report.measurements]
     assert names[::2] == names[1::2]  # side by side
     assert {"write, decode", "decode", "decode, attention", "decode, squared", "prefill", "mixed"} < set(
         names
     )
     unobserved = [name for name in names[::2] if not name.startswith(("decode, ", "prefill, "))]
-    assert told == ["limits of the machine", "filling the cache", *unobserved]
+    assert shown == ["limits of the machine", "filling the cache", *unobserved]
     # What "auto" stands for today is said too.
     backends = [measurement.backend.partition(" (")[0] for measurement in report.measurements]
     assert backends == ["auto", "reference"] * len(names[::2])
@@ -196,10 +196,10 @@ def test_the_command_prints_a_table_and_writes_json(
 ) -> None:
     path = tmp_path / "deep" / "kernels.json"
     assert main([*TYPED.split(), "--uneven", "--json", str(path)]) == 0
-    told = capsys.readouterr().out
-    assert "read 10.0 GB/s, copy 8.0 GB/s, float32 matrix product 100 GFLOP/s" in told
-    assert "uneven rows" in told and "scattered blocks of 4" in told
-    assert "prefill, window 8" in told
+    shown = capsys.readouterr().out
+    assert "read 10.0 GB/s, copy 8.0 GB/s, float32 matrix product 100 GFLOP/s" in shown
+    assert "uneven rows" in shown and "scattered blocks of 4" in shown
+    assert "prefill, window 8" in shown
     report = json.loads(path.read_text())
     assert {"command", "date", "commit", "machine"} < set(report)
     assert report["config"]["context"] == 64 and report["config"]["uneven"] is True
@@ -228,5 +228,5 @@ def test_the_command_prints_a_table_and_writes_json(
 )
 def test_what_is_unusable_is_one_line(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "kernel", *typed.split()]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1 and message in told[0]
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 1 and message in shown[0]

@@ -40,15 +40,15 @@ def test_every_command_has_help(words: str, names: Iterable[str], capsys: pytest
         with pytest.raises(SystemExit) as stop:
             main([*words.split(), name, "--help"])
         assert stop.value.code == 0
-        told = capsys.readouterr().out
-        assert told.count("\n  --threads N") <= 1
+        shown = capsys.readouterr().out
+        assert shown.count("\n  --threads N") <= 1
         if name in (
             "run",
             "generate",
             "inspect",
             "throughput",
         ):
-            assert "--threads N" in told
+            assert "--threads N" in shown
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,11 +109,11 @@ def test_what_is_unusable_is_one_line_and_exit_code_2(
     monkeypatch.chdir(prompts.parent)
     words = {"P": str(prompts), "O": "out.jsonl"}
     assert main([words.get(word, word) for word in typed.split()]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("winnow: error: ")
-    assert told.err.count("\n") == 1
-    assert message in told.err
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("winnow: error: ")
+    assert shown.err.count("\n") == 1
+    assert message in shown.err
     assert llms == []
     assert not Path("out.jsonl").exists()
 

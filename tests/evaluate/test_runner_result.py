@@ -112,19 +112,19 @@ def test_the_table_of_categories(compared: Evaluation) -> None:
 
 
 def test_one_mean_where_every_category_is_informative() -> None:
-    told = evaluation(result(FULL_CELL, 1.0, 0.8, 0.5), result(SNAPKV, 0.9, 0.4, 0.2))
-    means = [name for name, _ in category_table(told, "agnostic", 4.0).rows if name.startswith("mean")]
+    shown = evaluation(result(FULL_CELL, 1.0, 0.8, 0.5), result(SNAPKV, 0.9, 0.4, 0.2))
+    means = [name for name, _ in category_table(shown, "agnostic", 4.0).rows if name.startswith("mean")]
     assert means == ["mean of 3"]
 
 
 def test_refused_cells_are_told_with_the_reason() -> None:
     refused = CellResult(SNAPKV, (), Refusal("too small", 2))
-    told = evaluation(result(FULL_CELL, 1.0, 0.8, 0.5), refused)
-    table = mean_table(told, "agnostic")
+    shown = evaluation(result(FULL_CELL, 1.0, 0.8, 0.5), refused)
+    table = mean_table(shown, "agnostic")
     assert ("snapkv", ("- [1]",)) in table.rows
     assert table.notes == ("[1] refused for 2 of 3 prompts: too small",)
-    assert "snapkv [1]" in category_table(told, "agnostic", 4.0).columns
-    assert told.to_json()["cells"][1]["refused"] == "too small"
+    assert "snapkv [1]" in category_table(shown, "agnostic", 4.0).columns
+    assert shown.to_json()["cells"][1]["refused"] == "too small"
 
 
 def test_lengths_have_a_table_of_their_own() -> None:

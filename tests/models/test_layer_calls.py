@@ -183,8 +183,8 @@ def test_a_decoder_in_one_call(
     kernels, spec, counts = LayerKernels(_native.Kernels(isa)), AttentionSpec(0.25), COUNTS[number]
     layers = [Layer(kernels, dtype, inner, biased=False, normed=inner == 192) for inner in (128, 192)]
     backend, native = NativeBackend(_native.Kernels(isa)), NativeSpec(spec)
-    told = [OBSERVED[observe]] * len(counts)
-    batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=told)
+    shown = [OBSERVED[observe]] * len(counts)
+    batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=shown)
     batch.cache.pool.kv.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
     generator = torch.Generator().manual_seed(1)
 

@@ -426,8 +426,8 @@ def test_pages_let_go_come_back_from_their_file(tmp_path: Path) -> None:
 def resident_of_files() -> int:
     """Bytes of files that this process has mapped and in memory; Linux counts those of tmpfs apart."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    told = dict(line.split(":", maxsplit=1) for line in lines)
-    return sum(int(told[kind].split()[0]) for kind in ("RssFile", "RssShmem")) * 2**10
+    shown = dict(line.split(":", maxsplit=1) for line in lines)
+    return sum(int(shown[kind].split()[0]) for kind in ("RssFile", "RssShmem")) * 2**10
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")

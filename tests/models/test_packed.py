@@ -58,8 +58,8 @@ def damaged(llama: tuple[Path, Path], tmp_path: Path) -> Path:
 
 def tell(path: Path, **values: Any) -> None:
     """Change what a packed model says of itself."""
-    told = json.loads((path / DESCRIPTION).read_text())
-    (path / DESCRIPTION).write_text(json.dumps(told | values))
+    shown = json.loads((path / DESCRIPTION).read_text())
+    (path / DESCRIPTION).write_text(json.dumps(shown | values))
 
 
 def answers(path: Path, **options: Any) -> list[Any]:
@@ -156,15 +156,15 @@ def test_a_step_is_one_call(llama: tuple[Path, Path], monkeypatch: pytest.Monkey
 def test_a_last_layer_that_may_not_choose_computes_all(llama: tuple[Path, Path]) -> None:
     expected = answers(llama[1])
     description = llama[1] / DESCRIPTION
-    told = description.read_text()
-    numbers = json.loads(told)
+    shown = description.read_text()
+    numbers = json.loads(shown)
     assert numbers["last_layer_only_wanted"] is True
     description.write_text(json.dumps(numbers | {"last_layer_only_wanted": False}))
     try:
         assert not load_model(ModelConfig(llama[1])).model.layers[-1].last_layer_only_wanted
         assert answers(llama[1]) == expected
     finally:
-        description.write_text(told)
+        description.write_text(shown)
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
@@ -275,9 +275,9 @@ def test_norms_of_what_a_part_adds(
 
 
 def test_a_description_of_before_there_were_such_norms(damaged: Path, llama: tuple[Path, Path]) -> None:
-    told = json.loads((damaged / DESCRIPTION).read_text())
+    shown = json.loads((damaged / DESCRIPTION).read_text())
     layers = [
-        {n: v for n, v in layer.items() if n not in ("output_norm", "down_norm")} for layer in told["layers"]
+        {n: v for n, v in layer.items() if n not in ("output_norm", "down_norm")} for layer in shown["layers"]
     ]
     tell(damaged, layers=layers)
     assert answers(damaged) == answers(llama[1])
@@ -352,17 +352,17 @@ def test_a_description_that_does_not_fit(damaged: Path, values: dict[str, Any], 
 @pytest.mark.parametrize("name", ["input_norm", "query_norm", "key_norm", "post_norm"])
 def test_a_layer_whose_norm_is_not_told(damaged: Path, name: str) -> None:
     """Left out it is not taken for a norm that the layer does not have."""
-    told = json.loads((damaged / DESCRIPTION).read_text())
-    del told["layers"][1][name]
-    tell(damaged, layers=told["layers"])
+    shown = json.loads((damaged / DESCRIPTION).read_text())
+    del shown["layers"][1][name]
+    tell(damaged, layers=shown["layers"])
     with pytest.raises(UnsupportedModelError, match=f"does not describe a packed model: '{name}'"):
         load_model(ModelConfig(damaged))
 
 
 def test_a_layer_without_a_norm_that_every_layer_has(damaged: Path) -> None:
-    told = json.loads((damaged / DESCRIPTION).read_text())
-    told["layers"][1]["post_norm"] = None
-    tell(damaged, layers=told["layers"])
+    shown = json.loads((damaged / DESCRIPTION).read_text())
+    shown["layers"][1]["post_norm"] = None
+    tell(damaged, layers=shown["layers"])
     with pytest.raises(UnsupportedModelError, match="post_norm must be in every layer, got None"):
         load_model(ModelConfig(damaged))
 

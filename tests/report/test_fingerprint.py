@@ -44,11 +44,11 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_differences_are_told_in_words() -> None:
     theirs = {"input": "a", "model": "b", "n": 1, "stop": ["x"]}
     ours = {"input": "c", "model": "d", "n": 1, "stop": ["y"], "top_k": 3}
-    told = differences(theirs, ours)
-    assert told.refused == (
+    shown = differences(theirs, ours)
+    assert shown.refused == (
         "the prompts have changed",
         "the model's files differ",
         "stop was ['x'] and is ['y']",
         "top_k was None and is 3",
     )
-    assert told.noted == ()
+    assert shown.noted == ()

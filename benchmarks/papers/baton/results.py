@@ -31,7 +31,7 @@ class Bar:
     """How many times faster than `over` a mode should at least be.
 
     Attributes:
-        cause: why it is missed, where that is known; told where it is.
+        cause: why it is missed, where that is known; shown where it is.
     """
 
     query_set: str

@@ -102,7 +102,7 @@ def perplexity_table(found: Sequence[Perplexity], continuations: Continuations) 
 
 
 _LINES = 8
-"""Presets in a panel of the picture: the best ones. More cannot be told apart."""
+"""Presets in a panel of the picture: the best ones. More cannot be distinguished."""
 TITLE = "Eviction policies head to head"
 NOTES = """\
 Query-aware: the policy judges the whole prompt, and so knows the question when it decides what stays. Query-agnostic:

@@ -55,7 +55,7 @@ examples:
   python -m benchmarks.papers kv-compress --random-model --contexts 6000 --compressions 1,64
   python -m benchmarks.papers kv-compress --model DIR --contexts 8192 --new-tokens 512 --kv-seqs 4
 
-The demo model answers its own tasks, so that accuracy is told; other models answer random tokens.
+The demo model answers its own tasks, so that accuracy is reported; other models answer random tokens.
 A large gain needs a full cache that holds few sequences (--kv-seqs), and enough requests to fill
 the memory when they are compressed. --kv-floor bounds how far short prompts are compressed.
 """

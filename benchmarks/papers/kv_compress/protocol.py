@@ -171,7 +171,7 @@ class TimedPrompt:
     def score(self, answer: Sequence[int], tokenizer: Any) -> float | None:
         """Between 0 and 1; None without a question.
 
-        Only what comes before the model's end of text counts: the engine was told to go on after it.
+        Only what comes before the model's end of text counts: the engine goes on after it.
         """
         if self.question is None:
             return None

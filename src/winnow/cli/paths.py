@@ -80,11 +80,11 @@ def require_distinct(
     for place, (name, path, keys, is_written) in enumerate(files):
         for other, other_path, other_keys, other_written in files[place + 1 :]:
             if keys & other_keys and (is_written or other_written):
-                told = str(path) if path == other_path else f"{path} and {other_path}"
+                paths = str(path) if path == other_path else f"{path} and {other_path}"
                 apart = f"{name} must not be {other}"
                 if is_written and other_written:
                     apart = f"{name} and {other} must not be the same file"
-                raise UsageError(f"{apart}: both are {told}")
+                raise UsageError(f"{apart}: both are {paths}")
         for stream, descriptor in streams:
             if keys & _descriptor_identity(descriptor):
                 raise UsageError(f"{name} must not be where {stream} goes: both are {path}")

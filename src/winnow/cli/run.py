@@ -170,9 +170,9 @@ def _check(
     if output is not None and not namespace.overwrite:
         checkpoint = read_checkpoint(output, identity, tally.add, prompts)
         if checkpoint.notes:
-            told = "; ".join(checkpoint.notes)
+            notes = "; ".join(checkpoint.notes)
             print(
-                f"winnow: going on with {output} under other options, which change no answer: {told}",
+                f"winnow: going on with {output} under other options, which change no answer: {notes}",
                 file=sys.stderr,
             )
     return _Plan(prompts, output, options, defaults, identity, checkpoint, namespace.progress)

@@ -84,16 +84,16 @@ class ResultJournal(Generic[_Entry]):
         """Fill `found`; the bytes of the file that are whole."""
         with path.open("rb") as file:
             header = file.readline()
-            told = owner_differences(header, _FORM, _VERSION, fingerprint, answers_alone=answers_alone)
-            if told is None:
+            found = owner_differences(header, _FORM, _VERSION, fingerprint, answers_alone=answers_alone)
+            if found is None:
                 raise EvaluationError(f"{path} is not the journal of an evaluation; --overwrite replaces it")
-            if told.refused:
+            if found.refused:
                 raise EvaluationError(
-                    f"{path.parent} holds an evaluation with other settings: {'; '.join(told.every)}. "
+                    f"{path.parent} holds an evaluation with other settings: {'; '.join(found.every)}. "
                     "Repeat the same command to go on with it, or pass --overwrite to start afresh"
                 )
-            if told.noted:
-                _logger.warning("winnow: going on with %s although %s", path, "; ".join(told.noted))
+            if found.noted:
+                _logger.warning("winnow: going on with %s although %s", path, "; ".join(found.noted))
             end = len(header)
             for line in whole_lines(file):
                 values = parse_object(line)

@@ -156,9 +156,9 @@ def _read(answer: CompletionOutput, length: int) -> Likelihood:
     """What was reported of the first `length` tokens of an answer."""
     assert answer.logprobs is not None, "logprobs were asked for"
     pairs = zip(answer.token_ids[:length], answer.logprobs[:length], strict=True)
-    told = [logprobs[token] for token, logprobs in pairs if logprobs is not None]
+    predicted = [logprobs[token] for token, logprobs in pairs if logprobs is not None]
     return Likelihood(
-        tuple(each.logprob for each in told), all(each.rank == 1 for each in told), answer.eviction
+        tuple(each.logprob for each in predicted), all(each.rank == 1 for each in predicted), answer.eviction
     )
 
 

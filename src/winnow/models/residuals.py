@@ -29,12 +29,12 @@ class InputWatcher(Protocol):
 
 
 def watch_residuals(model: nn.Module, num_layers: int) -> None:
-    """Hook the model's layers, so that a step that is watching is told. Others pay one attribute look-up a layer.
+    """Hook the model's layers, so that they call a step that is watching. Others pay one attribute look-up a layer.
 
     Fused layers have no parts to hook; they tell the step themselves.
 
     Raises:
-        UnsupportedModelError: the layers cannot be told apart.
+        UnsupportedModelError: the layers cannot be identified.
     """
     for layer, attention in _hooked(model, num_layers):
         layer.register_forward_pre_hook(_enter, with_kwargs=True)
@@ -45,7 +45,7 @@ def watch_attention_inputs(model: nn.Module, num_layers: int) -> None:
     """Hook the model's attention, so that a step that wants its inputs gets them. Fused layers tell it themselves.
 
     Raises:
-        UnsupportedModelError: the layers cannot be told apart.
+        UnsupportedModelError: the layers cannot be identified.
     """
     for _, attention in _hooked(model, num_layers):
         attention.register_forward_pre_hook(_enter_attention, with_kwargs=True)
@@ -55,8 +55,8 @@ def _hooked(model: nn.Module, num_layers: int) -> list[tuple[nn.Module, nn.Modul
     """The layers that do not tell the step themselves, each with its attention."""
     layers = decoder_layers(model, num_layers)
     pairs = [(layer, part) for layer in layers for part in _attentions(layer)]
-    told = sum(getattr(layer, "tells_step", False) for layer in layers)
-    if len(pairs) + told != num_layers:
+    reporting = sum(getattr(layer, "tells_step", False) for layer in layers)
+    if len(pairs) + reporting != num_layers:
         raise UnsupportedModelError(
             f"{type(model).__name__}: cannot tell which {num_layers} modules are its layers, so their hidden states "
             "cannot be watched"
@@ -65,7 +65,7 @@ def _hooked(model: nn.Module, num_layers: int) -> list[tuple[nn.Module, nn.Modul
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
-    """The model's layers in order; empty if they cannot be told."""
+    """The model's layers in order; empty if they cannot be identified."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return module

@@ -100,11 +100,11 @@ def differences(theirs: Fingerprint, ours: Fingerprint, *, answers_alone: bool =
             refused.append({"input": "the prompts have changed", "model": "the model's files differ"}[name])
         elif name in defaults and name not in theirs:
             is_default = now == defaults[name]
-            told = f"{name} was not recorded and is {now!r}"
-            (noted if is_default or harmless(name) else refused).append(told)
+            difference = f"{name} was not recorded and is {now!r}"
+            (noted if is_default or harmless(name) else refused).append(difference)
         else:
-            told = f"{name} was {before!r} and is {now!r}"
-            (noted if harmless(name) else refused).append(told)
+            difference = f"{name} was {before!r} and is {now!r}"
+            (noted if harmless(name) else refused).append(difference)
     return Differences(tuple(refused), tuple(noted))
 
 

@@ -107,13 +107,13 @@ def commit() -> str | None:
     # An installed package may lie inside somebody else's repository, whose commit tells nothing.
     if git is None or not (root / ".git").exists():
         return None
-    told = subprocess.run(  # noqa: S603
+    described = subprocess.run(  # noqa: S603
         [git, "-C", str(root), "describe", "--always", "--dirty", "--exclude", "*"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return told.stdout.strip() or None
+    return described.stdout.strip() or None
 
 
 def cpu_cache_bytes(folder: Path = _CPU_FOLDERS) -> int:

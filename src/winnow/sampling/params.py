@@ -52,7 +52,7 @@ _ALIASES = {"max_completion_tokens": "max_tokens"}  # OpenAI's newer name
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are chosen, when it ends, and what is told about them. Names as in vLLM.
+    """How the tokens of one request are chosen, when it ends, and what is reported about them. Names as in vLLM.
 
     Attributes:
         n: answers per prompt, sampled independently (`sample_index` 0 to n - 1).

@@ -1,4 +1,4 @@
-"""Who occupies which slot, what each needs, and the plan of a step: the sampler's host side."""
+"""Who occupies which slot, what each needs, and the batch of a step: the sampler's host side."""
 
 from dataclasses import dataclass
 from enum import IntFlag, auto
@@ -68,7 +68,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StepPlan:
+class SamplingBatch:
     """One step's rows, sorted by need, so that none pays for what only others need.
 
     Attributes:
@@ -191,7 +191,7 @@ class SlotTable:
         """Each of these answers holds one more token."""
         self._position[slots] += 1
 
-    def plan(self, slots: NDArray[np.int64]) -> StepPlan:
+    def batch(self, slots: NDArray[np.int64]) -> SamplingBatch:
         """Sort the rows by need, cut them into blocks and pack what the device must know."""
         features = self._needs(slots)
         order = np.argsort(features, kind="stable")
@@ -223,7 +223,7 @@ class SlotTable:
                 blocks.append(block)
         flat_edits = np.array(edits, dtype=np.float64).reshape(-1, 3).T
         packed = np.concatenate([columns.ravel(), flat_edits.ravel()])
-        return StepPlan(order, blocks, packed, self._top[slots])
+        return SamplingBatch(order, blocks, packed, self._top[slots])
 
     def _needs(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """The features that each of them needs in this step."""

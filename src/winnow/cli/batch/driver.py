@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Queue a conversation."""
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; those of its requests that are to be told of."""
+        """Compute one step; return the requests that have output."""
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once."""

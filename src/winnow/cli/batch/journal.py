@@ -134,13 +134,13 @@ def _check_owner(
     if grown:
         owner = owner | {"input": fingerprint["input"]}
     # Through JSON and back, since the stored one has made that way: tuples are lists there.
-    told = differences(owner, json.loads(json.dumps(fingerprint)), answers_alone=True)
-    if told.refused:
+    found = differences(owner, json.loads(json.dumps(fingerprint)), answers_alone=True)
+    if found.refused:
         raise UsageError(
-            f"{output} was begun by another run: {'; '.join(told.every)}. "
+            f"{output} was begun by another run: {'; '.join(found.every)}. "
             "Repeat the same command to resume it, or pass --overwrite to start afresh"
         )
-    return grown, told.noted
+    return grown, found.noted
 
 
 def _read_entries(file: BinaryIO, start: int) -> tuple[dict[int, bytes], int]:

@@ -29,14 +29,14 @@ def add_cell_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup"
 
 def add_compression_flag(parser: "argparse._ActionsContainer", default: tuple[float, ...]) -> None:
     """The compressions of cells."""
-    told = ",".join(f"{each:g}" for each in default)
+    shown = ",".join(f"{each:g}" for each in default)
     parser.add_argument(
         "--compression",
         dest="compressions",
         metavar="R,...",
         type=typed.compressions,
         default=default,
-        help=f"tokens judged per KV kept; 1 is the full cache (default: {told})",
+        help=f"tokens judged per KV kept; 1 is the full cache (default: {shown})",
     )
 
 

@@ -86,23 +86,23 @@ class Description:
         # The kernels trust these numbers; sizes are also checked against the tensors.
         pair = len(self.panel) == 2 and all(map(_is_count, self.panel))
         require(pair, "panel", "two whole numbers above 0", self.panel)
-        told, together = self.geometry, self.panel[1]
-        counts = asdict(told) | {
+        geometry, together = self.geometry, self.panel[1]
+        counts = asdict(geometry) | {
             n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
         }
         del counts["windows"]
         for name, count in counts.items():
             require(_is_count(count), name, "a whole number above 0", count)
         check_choice("dtype", self.dtype, _DTYPES)
-        shared = told.num_query_heads % told.num_kv_heads == 0
-        require(shared, "num_query_heads", f"a multiple of {told.num_kv_heads}", told.num_query_heads)
+        shared = geometry.num_query_heads % geometry.num_kv_heads == 0
+        require(shared, "num_query_heads", f"a multiple of {geometry.num_kv_heads}", geometry.num_query_heads)
         for name in ("hidden_size", "inner_size"):
             require(counts[name] % together == 0, name, f"a multiple of {together}", counts[name])
-        windows = all(window is None or _is_count(window) for window in told.windows)
-        of_all = len(told.windows) == told.num_layers
-        entries = f"{told.num_layers} of whole numbers above 0 or null"
-        require(windows and of_all, "windows", entries, told.windows)
-        require(len(self.layers) == told.num_layers, "layers", f"{told.num_layers}", len(self.layers))
+        windows = all(window is None or _is_count(window) for window in geometry.windows)
+        of_all = len(geometry.windows) == geometry.num_layers
+        entries = f"{geometry.num_layers} of whole numbers above 0 or null"
+        require(windows and of_all, "windows", entries, geometry.windows)
+        require(len(self.layers) == geometry.num_layers, "layers", f"{geometry.num_layers}", len(self.layers))
         norms = [self.norm, *(norm for layer in self.layers for norm in layer.norms)]
         numbers = {
             "rotation_scale": [self.rotation_scale],
@@ -116,7 +116,7 @@ class Description:
                 require(type(value) in (int, float), name, "a number", value)
         for layer in self.layers:
             check_choice("activation", layer.activation, _ACTIVATIONS)
-        most = told.head_dim // 2
+        most = geometry.head_dim // 2
         require(len(self.frequencies) <= most, "frequencies", f"at most {most}", len(self.frequencies))
         for token in self.eos_token_ids:
             require(token in range(self.vocab_size), "eos_token_ids", f"below {self.vocab_size}", token)
@@ -136,15 +136,15 @@ class Description:
         """
         file = directory / DESCRIPTION
         try:
-            told = json.loads(file.read_text(encoding="utf-8"))
-            if told["format"] != FORMAT:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            if values["format"] != FORMAT:
                 raise UnsupportedModelError(
-                    f"model: {file} is of format {told['format']!r}, and this version reads {FORMAT}; "
+                    f"model: {file} is of format {values['format']!r}, and this version reads {FORMAT}; "
                     "pack the model again"
                 )
-            if "selects" in told:  # the field's name in older descriptions
-                told["last_layer_only_wanted"] = told.pop("selects")
-            return cls(**told | _parts(told))
+            if "selects" in values:  # the field's name in older descriptions
+                values["last_layer_only_wanted"] = values.pop("selects")
+            return cls(**values | _parts(values))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UnsupportedModelError(f"model: {file} does not describe a packed model: {error}") from None
 
@@ -158,22 +158,22 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value > 0
 
 
-def _parts(told: dict[str, Any]) -> dict[str, Any]:
+def _parts(values: dict[str, Any]) -> dict[str, Any]:
     """The fields that are more than JSON's own types."""
-    geometry = told["geometry"]
+    geometry = values["geometry"]
     return {
-        "panel": tuple(told["panel"]),
+        "panel": tuple(values["panel"]),
         "geometry": ModelGeometry(**geometry | {"windows": tuple(geometry["windows"])}),
-        "eos_token_ids": tuple(told["eos_token_ids"]),
-        "frequencies": tuple(told["frequencies"]),
-        "norm": NormNumbers(**told["norm"]),
-        "layers": tuple(LayerNumbers(**layer | _norms(layer)) for layer in told["layers"]),
+        "eos_token_ids": tuple(values["eos_token_ids"]),
+        "frequencies": tuple(values["frequencies"]),
+        "norm": NormNumbers(**values["norm"]),
+        "layers": tuple(LayerNumbers(**layer | _norms(layer)) for layer in values["layers"]),
     }
 
 
 def _norms(layer: dict[str, Any]) -> dict[str, NormNumbers | None]:
-    told = {"output_norm": None, "down_norm": None} | layer  # which older descriptions lack
-    every = {name: told[name] for name in (f"{place}_norm" for place in NORMS)}
+    values = {"output_norm": None, "down_norm": None} | layer  # which older descriptions lack
+    every = {name: values[name] for name in (f"{place}_norm" for place in NORMS)}
     for name in ("input_norm", "post_norm"):
         require(every[name] is not None, name, "in every layer", None)
     return {name: None if norm is None else NormNumbers(**norm) for name, norm in every.items()}

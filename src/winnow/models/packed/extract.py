@@ -28,7 +28,7 @@ def extract_parts(model: Any, num_layers: int, trained_len: int) -> PackedDecode
             raise UnsupportedModelError(f"{class_name} cannot be packed: {what}")
 
     layers: list[Any] = list(decoder_layers(model, num_layers))
-    need(bool(layers), "its layers cannot be told")
+    need(bool(layers), "its layers cannot be identified")
     for index, layer in enumerate(layers):
         fused = isinstance(layer, FusedLayer) and layer.is_native
         need(fused, f"layer {index} has no fused form on this processor in {dtype}")
