@@ -33,7 +33,7 @@ from winnow.errors import WinnowError
 
 # Classes are tried one by one in forks of a process that has only imported what all of them need.
 FORK = multiprocessing.get_context("fork")
-NEEDED = ("transformers.models.llama.modeling_llama", "winnow.engine.build", "winnow.padded.open")
+NEEDED = ("transformers.models.llama.modeling_llama", "winnow.executor.build", "winnow.padded.build")
 VOCAB, LAYERS, WINDOW = 97, 4, 24
 HEADS = ("head_dim", "attention_head_dim", "kv_channels", "query_pre_attn_scalar")
 RANKS = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")

@@ -18,8 +18,9 @@ from winnow.attention import ReferenceBackend
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
+from winnow.engine.new_request import NewRequest
 from winnow.engine.scheduler import Scheduler
-from winnow.engine.torch_executor import TorchExecutor
+from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel, ModelGeometry
 from winnow.sampling import SamplingParams
 
@@ -59,12 +60,13 @@ def open_engine(layers: int, kv_heads: int, sequences: int, prompt: int) -> Engi
         eos_token_ids=frozenset(),
     )
     executor = TorchExecutor(model, config, ReferenceBackend())
+    scheduler = Scheduler(config.scheduler, executor, time.monotonic)
     return Engine(
         executor,
-        Scheduler(config.scheduler, executor, time.monotonic),
+        scheduler,
         None,
         frozenset(),
-        Admission(executor.cache, config, VOCAB, max_model_len, max_model_len),
+        Admission(scheduler.ledger, config, VOCAB, max_model_len, max_model_len),
         config.cache.kv_memory,
         time.perf_counter,
     )
@@ -74,7 +76,7 @@ def measure(engine: Engine, sequences: int, prompt: int, steps: int) -> dict[str
     """Median seconds of each part of a step in which every sequence decodes."""
     params = SamplingParams(temperature=0.0, max_tokens=steps + 1, ignore_eos=True)
     for index in range(sequences):
-        engine.add(str(index), None, list(range(3, 3 + prompt)), params)
+        engine.add(NewRequest(str(index), None, list(range(3, 3 + prompt)), params))
     samples: dict[str, list[float]] = {part: [] for part in (*PARTS, "step")}
     while engine.has_unfinished:
         before = engine.stats()

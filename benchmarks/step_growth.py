@@ -22,8 +22,9 @@ from winnow.attention import Spans, open_backend
 from winnow.bench.limits import Limits
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.timing import seconds_of
+from winnow.cache import Ledger
 from winnow.config import EngineConfig
-from winnow.engine.torch_executor import TorchExecutor
+from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import load_model
 from winnow.report.provenance import Machine, report_head
 
@@ -90,18 +91,20 @@ class Steps:
         # Positions beyond those that the model was made for take as long as any other.
         loaded = load_model(config.model, beyond_trained_len=True)
         self._executor = TorchExecutor(loaded, config, open_backend("auto", loaded.device))
-        pool = self._executor.pool
+        self._ledger = Ledger(self._executor.layout, self._executor.size)
+        pool = self._executor.cache.pool
         pool.k.normal_()
         pool.v.normal_()
         pool.position.zero_()
         if scatter:
-            allocator = self._executor.cache.allocator
-            allocator.release(allocator.allocate(pool.num_blocks)[torch.randperm(pool.num_blocks)])
+            allocator = self._ledger.allocator
+            allocator.release(np.random.default_rng(0).permutation(allocator.allocate(pool.num_blocks)))
 
     def measure(self, batch: int, context: int, repeats: int) -> Point:
-        cache, layout = self._executor.cache, self._executor.cache.layout
-        slots = [cache.open() for _ in range(batch)]
-        cache.append(slots, [context] * batch)
+        ledger, layout = self._ledger, self._executor.layout
+        slots = [ledger.open() for _ in range(batch)]
+        ledger.append(slots, [context] * batch)
+        self._executor.apply(ledger.take_update())
         spans = Spans.build(slots, [context - 1] * batch, [1] * batch, np.full(batch, context))
         tokens = torch.arange(batch)[None]
 
@@ -112,7 +115,7 @@ class Steps:
         step()
         seconds = statistics.median(seconds_of(step, _CPU) for _ in range(repeats))
         for slot in slots:
-            cache.close(slot)
+            ledger.close(slot)
         kv_bytes = batch * context * layout.rows_per_seq * 2 * layout.head_dim * layout.dtype.itemsize
         return Point(batch, context, kv_bytes, seconds)
 

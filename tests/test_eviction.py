@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.attention.native import NativeBackend
-from winnow.cache import CacheManager, CacheSize
+from winnow.cache import CacheSize, Ledger
 from winnow.errors import CapacityError, ConfigError, InvalidRequestError
 from winnow.eviction import (
     PRESETS,
@@ -76,7 +76,7 @@ def llm(directory: Path) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def narrow(directory: Path) -> Iterator[LLM]:
     with LLM(directory, kv_memory="820KiB", block_size=BLOCK, max_num_seqs=4, kv_floor=1) as llm:
-        assert 1300 < cache_of(llm).capacity < 1900
+        assert 1300 < ledger_of(llm).capacity < 1900
         yield llm
 
 
@@ -94,8 +94,8 @@ def ids(outputs: list[RequestOutput]) -> list[list[int]]:
     return [completion.token_ids for output in outputs for completion in output.outputs]
 
 
-def cache_of(llm: LLM) -> CacheManager:
-    return llm._engine._executor.cache
+def ledger_of(llm: LLM) -> Ledger:
+    return llm._engine._scheduler.ledger
 
 
 class TestWhatNeverChanges:
@@ -156,14 +156,14 @@ class TestWhatNeverChanges:
 class TestMemory:
     @pytest.mark.parametrize("name", EVERY_PRESET)
     def test_blocks_in_use_are_those_of_what_is_kept(self, llm: LLM, name: str) -> None:
-        cache = cache_of(llm)
+        cache = ledger_of(llm)
         amount = budget_for(name, 80)
         for length in (333, 150):
             llm.submit(prompt(length), greedy(eviction=name, max_tokens=30, **amount))
         while llm.has_unfinished:
             outputs = llm.step()
             llm.check_integrity()
-            held = -(-cache.host_lengths // BLOCK)
+            held = -(-cache.lengths // BLOCK)
             assert cache.allocator.num_used == held.sum()
             for output in outputs:
                 report = output.outputs[0].eviction
@@ -181,7 +181,7 @@ class TestMemory:
                 for output in outputs:
                     report = output.outputs[0].eviction
                     assert report is not None
-                    whole = cache_of(llm).layout.blocks_for(4001) * cache_of(llm).layout.block_bytes
+                    whole = ledger_of(llm).layout.blocks_for(4001) * ledger_of(llm).layout.block_bytes
                     assert whole / report.bytes_held > 6, name
                     assert report.compression == pytest.approx(8, rel=0.03)
                     assert report.bytes_freed > 0.8 * whole
@@ -202,13 +202,13 @@ class TestMemory:
         ).save_pretrained(tmp_path)
         options = {"kv_memory": "295KiB", "max_num_seqs": 2, "load_format": "dummy"}
         with LLM(tmp_path, eviction=name, kv_budget=1024, **options) as llm:
-            cache = cache_of(llm)
+            cache = ledger_of(llm)
             assert 1024 + 512 < cache.capacity < 2100
             llm.submit(prompt(30_000), greedy(max_tokens=20))
             most = 0
             while llm.has_unfinished:
                 outputs = llm.step()
-                blocks = -(-cache.host_lengths[0] // 16)
+                blocks = -(-cache.lengths[0] // 16)
                 most = max(most, int(blocks.sum()) * 16 / 2)
             assert outputs[0].outputs[0].finish_reason == "length"
             assert most <= peak + 16
@@ -258,7 +258,7 @@ class TestPoliciesOfRequests:
         while narrow.has_unfinished:
             outputs |= {output.request_id: output for output in narrow.step() if output.finished}
             narrow._engine.check_integrity()
-        assert cache_of(narrow).allocator.num_used == 0
+        assert ledger_of(narrow).allocator.num_used == 0
         for request_id, length in admitted.items():
             params = greedy() if length == 300 else on_one_line(name, n)
             answers = ids([outputs[request_id]])
@@ -269,7 +269,7 @@ class TestPoliciesOfRequests:
     @pytest.mark.parametrize("name", EVERY_PRESET)
     def test_what_admission_counts_is_enough(self, directory: Path, llm: LLM, name: str) -> None:
         """A request alone in as many blocks as it is said to hold at most is never preempted."""
-        layout, amount = cache_of(llm).layout, budget_for(name, 130)
+        layout, amount = ledger_of(llm).layout, budget_for(name, 130)
         for length in (257, 386, 643, 900):
             params = greedy(eviction=name, max_tokens=60, **amount)
             eviction = llm._engine._admission.admit(prompt(length), params).evictions[0]
@@ -287,7 +287,7 @@ class TestPoliciesOfRequests:
                 "kv_floor": 1,
             }
             with LLM(directory, **tight) as alone:
-                assert cache_of(alone).size.num_blocks == peak
+                assert ledger_of(alone).size.num_blocks == peak
                 [output] = alone.generate(prompt(length), params)
                 assert alone.stats().num_preemptions == 0
                 assert len(output.outputs[0].token_ids) == 60
@@ -352,12 +352,12 @@ class TestContext:
                 [sequence] = llm._engine._scheduler.running
                 if sequence.num_output_tokens == 2:
                     break
-            pool, cache = llm._engine._executor.pool, cache_of(llm)
+            pool, tables = llm._engine._executor.cache.pool, llm._engine._executor.cache.tables
             rows = []
             for layer in range(LAYERS):
-                length = cache.host_lengths[sequence.slot, layer]
-                blocks = cache.tables.lookup(
-                    torch.tensor([sequence.slot]), layer, -(-int(length.max()) // BLOCK)
+                length = tables.host_lengths[sequence.kv.slot, layer]
+                blocks = tables.lookup(
+                    torch.tensor([sequence.kv.slot]), layer, -(-int(length.max()) // BLOCK)
                 )[0]
                 positions = pool.position[blocks.long()].flatten(1)
                 rows.append(
@@ -388,14 +388,14 @@ class TestContext:
         rid = llm.submit(
             prompt(100), greedy(eviction=policy, kv_budget=30, protect=[(3, 9), (50, 52)], max_tokens=40)
         )
-        pool, cache = llm._engine._executor.pool, cache_of(llm)
+        pool, cache = llm._engine._executor.cache.pool, ledger_of(llm)
         seen = 0
         while llm.has_unfinished:
             llm.step()
             for sequence in llm._engine._scheduler.running:
                 if sequence.rounds.rounds:
                     seen += 1
-                    blocks = cache.blocks_of(sequence.slot).long()
+                    blocks = cache.blocks_of(sequence.kv.slot)
                     left = pool.position[blocks].flatten().tolist()
                     for position in (3, 4, 5, 6, 7, 8, 50, 51):
                         assert left.count(position) >= ROWS
@@ -412,10 +412,10 @@ class TestReassignedPositions:
             while llm.has_unfinished:
                 llm.step()
                 for sequence in llm._engine._scheduler.running:
-                    positions = llm._engine._executor.pool.position[
-                        cache_of(llm).blocks_of(sequence.slot).long()
+                    positions = llm._engine._executor.cache.pool.position[
+                        ledger_of(llm).blocks_of(sequence.kv.slot)
                     ]
-                    most = max(most, sequence.num_computed - sequence.shift)
+                    most = max(most, sequence.kv.num_computed - sequence.kv.position_offset)
                     assert positions.shape[0] > 0, rid
             assert most <= 64 + 256 + 1, "no position passes the budget and one chunk"
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from winnow import LLM, SamplingParams
-from winnow.cache import CacheManager
+from winnow.cache import Ledger
 from winnow.engine.admission import Admission, Admitted
-from winnow.engine.answer import Answer
+from winnow.engine.output_state import OutputState
 from winnow.outputs import RequestOutput
 from winnow.sampling import TextStream
 from winnow.sampling import logprobs as sampling_logprobs
@@ -104,7 +104,7 @@ def test_an_answer_that_cannot_begin_leaves_nothing_behind(
     with open_llm(**options) as llm:
         running = llm.submit(HEALTHY[0], GREEDY)
         with monkeypatch.context() as patched:
-            patched.setattr(Answer, "__init__", raises)
+            patched.setattr(OutputState, "__init__", raises)
             with pytest.raises(KeyError):
                 llm.submit(FAULTY, GREEDY, request_id="a")
         assert llm.abort("a") is None
@@ -119,8 +119,8 @@ def test_what_was_admitted_and_fits_nowhere_fails_alone(monkeypatch: pytest.Monk
     """Admission refuses it; here that is switched off."""
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     with open_llm(kv_memory="2MiB", max_model_len=2048) as llm:
-        room = llm._engine._executor.cache
-        assert isinstance(room, CacheManager) and room.capacity < 1000
+        room = llm._engine._scheduler.ledger
+        assert isinstance(room, Ledger) and room.capacity < 1000
         expected = llm.generate(HEALTHY, params)
         monkeypatch.setattr(Admission, "admit", lambda self, tokens, params: Admitted(4, (None,), None))
         outputs = llm.generate([HEALTHY[0], [5] * 1500, *HEALTHY[1:]], params)

@@ -1,4 +1,4 @@
-"""The public face: a model, its KV memory, and requests to it."""
+"""`LLM`: a model, its KV memory, and requests to it."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,15 +11,15 @@ from typing import Any, Self, Unpack, cast
 from winnow.chat import Message, TokenizedPrompt, apply_template
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
-from winnow.engine.build import build_engine
-from winnow.engine.interface import RequestEngine
-from winnow.engine.request import RequestObserver
-from winnow.engine.shared import NewRequest, OutputStream, SharedEngine
+from winnow.engine.loop import RequestLoop
+from winnow.engine.new_request import NewRequest
+from winnow.engine.shared import OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
 from winnow.eviction import preset_of
 from winnow.eviction.describe import brief_policy
+from winnow.executor.build import build_engine
 from winnow.fork import require_usable_torch
-from winnow.inspect import Held, Inspection, read_tokens
+from winnow.inspect import Held, Inspection, KeptTokens, read_tokens
 from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.options import EngineOptions
 from winnow.outputs import EngineStats, RequestOutput
@@ -29,12 +29,12 @@ from winnow.threads import TeamWait, release_team, set_threads
 # Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
-# While a model is loaded, transformers changes torch's default dtype, which is the whole process's: so must this be.
+# Loading changes torch's default dtype, which is global to the process; so is this lock.
 _LOADING = Lock()
 
 
 class LLM:
-    """A language model that answers many prompts at once within a fixed KV memory.
+    """A language model that serves many requests at once within a fixed KV memory. Thread-safe.
 
     Example:
         >>> from winnow import LLM, SamplingParams
@@ -43,14 +43,14 @@ class LLM:
         >>> output.outputs[0].text
 
     Args:
-        model: directory with config.json, safetensors and (for text prompts) a tokenizer, or org/name of one on the
-            Hugging Face Hub; None: the demo model.
+        model: directory with config.json, safetensors and (for text prompts) a tokenizer, a GGUF file, or org/name on
+            the Hugging Face Hub; None: the demo model.
         options: the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig`, `EvictionConfig` and `PaddedConfig` in
             `winnow.config`.
 
     Raises:
         ConfigError: an option is unknown or out of range.
-        UnsupportedModelError: the model cannot be loaded or served; says why.
+        UnsupportedModelError: the model cannot be loaded or served; the message says why.
     """
 
     def __init__(self, model: str | Path | None = None, **options: Unpack[EngineOptions]) -> None:
@@ -71,12 +71,12 @@ class LLM:
         self.sampling_defaults = loaded.sampling_defaults
         self._tokenizing = Lock()
         if self.tokenizer is not None:
-            # A tokenizer's settings may change with its first use, which must not fall beside a step that decodes.
+            # The first use of a tokenizer may change its settings, which must not happen while a step decodes.
             self.tokenizer.encode("")
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What serves a prompt that brings no parameters: `SamplingParams()`, with what the model's makers recommend in
-        its generation_config.json (see the option `generation_config`).
+        """Return the parameters of a prompt without any: `SamplingParams()`, updated from the model's
+        generation_config.json (see the option `generation_config`).
         """
         return SamplingParams.from_mapping(self.sampling_defaults)
 
@@ -89,17 +89,19 @@ class LLM:
         *,
         progress: bool = False,
     ) -> list[RequestOutput]:
-        """Answer prompts: one text or list of token ids, or a list of such. Outputs come in the order of prompts.
+        """Answer prompts. Returns their outputs in the same order.
 
-        A request that fails while it is computed, such as by logits that are not finite, ends no other: its output has
-        `finish_reason` "error" and says why in `error`; `output.raise_for_error()` raises it.
+        A request that fails while it is computed, for example by logits that are not finite, does not affect others:
+        its output has `finish_reason` "error" and the reason in `error`; `output.raise_for_error()` raises it.
 
         Args:
+            prompts: one text or list of token ids, or a list of such.
             sampling_params: one for all prompts, or one each; None: `get_default_sampling_params()`.
             progress: show a progress bar on stderr.
 
         Raises:
-            InvalidRequestError: a prompt or its parameters are unusable; names which, and nothing has been computed.
+            InvalidRequestError (or a subclass): a prompt or its parameters are invalid; the message names the prompt.
+                Nothing has been computed.
         """
         single = isinstance(prompts, str | Mapping) or (bool(prompts) and _is_token_ids(prompts))
         many = cast("list[Prompt]", [prompts] if single else list(prompts))
@@ -113,7 +115,7 @@ class LLM:
         *,
         progress: bool = False,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them, through the model's chat template. Raises as `generate`."""
+        """Answer one conversation, or a list of them, with the model's chat template. Raises as `generate`."""
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("list[Sequence[Message]]", [messages] if single else list(messages))
         self._require_usable()
@@ -122,7 +124,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Answer one prompt, yielding the answer so far after every token. Raises as `generate`."""
+        """Answer one prompt, yielding the output so far after every token. Raises as `generate`."""
         self._require_usable()
         return self._stream(self._tokenize(prompt), sampling_params)
 
@@ -134,10 +136,10 @@ class LLM:
         return self._stream(self._converse(messages), sampling_params)
 
     def inspect(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Inspection:
-        """Answer one prompt and tell which of its tokens survived eviction, in which layer and head.
+        """Answer one prompt and report which tokens survived eviction, in which layer and head.
 
-        The round that follows a prompt falls before the answer's second token, so at least two are asked for. An
-        answer that ends with its first token never has that round, and all is still held.
+        The eviction round after the prompt comes before the answer's second token, so `max_tokens` is at least 2. An
+        answer that ends with its first token has no such round and keeps all KVs.
 
         Raises:
             InvalidRequestError: as `generate`; a policy that re-assigns positions; n above 1.
@@ -149,9 +151,9 @@ class LLM:
             raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
         if params.max_tokens == 1:
             params = replace(params, max_tokens=2)
-        text, token_ids, _ = self._tokenize(prompt)
-        observer = RequestObserver()
-        [output] = self._finish([NewRequest(text, token_ids, params, observer=observer, final_only=True)])
+        tokenized = self._tokenize(prompt)
+        token_ids, observer = tokenized.token_ids, KeptTokens()
+        [output] = self._finish([self._request(tokenized, params, observer=observer, final_only=True)])
         output.raise_for_error()
         answer = output.outputs[0]
         [config] = requested_eviction(self.config.eviction, params)
@@ -183,10 +185,11 @@ class LLM:
         """Queue a prompt and return its request id. Raises as `generate`.
 
         Args:
-            priority: the greater is served first; among equals who came first. When memory runs out the lowest gives
-                way, ties go to the latest. The paged engine preempts no request for priority alone.
-            final_only: `step` tells of the request once, when it is finished, instead of copying the answer so far at
-                every token.
+            request_id: unique among unfinished requests; None: one is generated.
+            priority: greater is served first; ties go to the earlier request. When memory runs out, the request of
+                lowest priority is preempted, ties go to the latest. The paged engine does not preempt for priority
+                alone.
+            final_only: `step` returns the request once, when it is finished, instead of after every token.
         """
         self._require_usable()
         return self._submit(self._tokenize(prompt), sampling_params, request_id, priority, final_only)
@@ -205,17 +208,17 @@ class LLM:
         return self._submit(self._converse(messages), sampling_params, request_id, priority, final_only)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step for all requests. Returns the submitted ones that got tokens or finished, as they stand.
+        """Compute one step for all requests. Returns outputs so far of submitted requests that got tokens or finished.
 
-        Those submitted with `final_only` are told of when they are finished.
+        Requests submitted with `final_only` are returned once, when they are finished.
 
-        Requests of `generate` and `stream` calls in progress advance too, but their outputs go there. While another
-        thread steps, this waits for the end of that step. Each output is returned once, to the thread that calls first.
+        Requests of `generate` and `stream` calls in progress advance too; their outputs go to those calls. While
+        another thread steps, waits for the end of that step. Each output is returned once, to the first caller.
         """
         return self._shared.step()
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request at once. Returns what it had, or None if there is no such unfinished request."""
+        """End a request at once. Returns its output so far; None: there is no such unfinished request."""
         return self._shared.abort(request_id)
 
     @property
@@ -226,17 +229,17 @@ class LLM:
         return self._shared.call(lambda engine: engine.stats())
 
     def kv_bytes(self, num_kvs: int) -> int:
-        """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
+        """Return the bytes of a sequence that keeps `num_kvs` KVs in every row, in whole blocks."""
         return self._engine.kv_bytes(num_kvs)
 
     def check_integrity(self) -> None:
-        """Assert the invariants of cache and scheduler; for tests and for finding faults in production."""
+        """Assert the invariants of cache and scheduler; for tests and debugging. Slow."""
         self._shared.call(lambda engine: engine.check_integrity())
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free model and cache. Requests in progress are lost: threads that wait for them get a `ClosedError`."""
+        """Free model and cache. Requests in progress are lost; threads that wait for them get a `ClosedError`."""
         self._shared.close()
         self._team_wait.stop()
 
@@ -251,11 +254,11 @@ class LLM:
     # -- inside --------------------------------------------------------------------------------------------------
 
     @property
-    def _engine(self) -> RequestEngine:
+    def _engine(self) -> RequestLoop:
         return self._shared.engine
 
     def _require_usable(self) -> None:
-        """Raise ClosedError or ForkedError before any work is done in vain."""
+        """Raise ClosedError or ForkedError before any other work."""
         _ = self._shared.engine
 
     def _submit(
@@ -268,14 +271,15 @@ class LLM:
     ) -> str:
         if type(priority) is not int:
             raise InvalidRequestError(f"priority must be an integer, got {priority!r}")
-        request = _request(
+        request = self._request(
             prompt,
             params or self.get_default_sampling_params(),
-            request_id=request_id,
+            request_id,
             priority=priority,
             final_only=final_only,
         )
-        return self._shared.submit([request])[0]
+        self._shared.submit([request])
+        return request.request_id
 
     def _answer(
         self,
@@ -291,7 +295,7 @@ class LLM:
                 f"got {len(sampling_params)}"
             )
         requests = [
-            _request(prompt, params, final_only=True)
+            self._request(prompt, params, final_only=True)
             for prompt, params in zip(prompts, sampling_params, strict=True)
         ]
         return self._finish(requests, "prompts", progress)
@@ -299,27 +303,37 @@ class LLM:
     def _finish(
         self, requests: list[NewRequest], label: str = "", progress: bool = False
     ) -> list[RequestOutput]:
-        """Serve requests that give one output each, at their end; returns these in the order of `requests`."""
+        """Serve `final_only` requests. Returns their outputs in the order of `requests`."""
         from rich.console import Console
         from rich.progress import Progress
 
         box = self._shared.mailbox()
         try:
-            ids = self._shared.submit(requests, box, label)
+            self._shared.submit(requests, box, label)
             with Progress(console=Console(stderr=True), disable=not progress, transient=True) as bar:
-                task = bar.add_task("requests", total=len(ids))
-                while len(box.outputs) < len(ids):
-                    self._shared.wait(box, len(box.outputs) + 1 if progress else len(ids))
+                task = bar.add_task("requests", total=len(requests))
+                while len(box.outputs) < len(requests):
+                    self._shared.wait(box, len(box.outputs) + 1 if progress else len(requests))
                     bar.update(task, completed=len(box.outputs))
         finally:
-            self._shared.abandon(box)  # interrupted: leave nothing half done behind
+            self._shared.abandon(box)  # on an interrupt, ends the requests
         finished = {output.request_id: output for output in box.outputs}
-        return [finished[request_id] for request_id in ids]
+        return [finished[request.request_id] for request in requests]
 
     def _stream(self, prompt: TokenizedPrompt, params: SamplingParams | None) -> Iterator[RequestOutput]:
         box = self._shared.mailbox()
-        self._shared.submit([_request(prompt, params or self.get_default_sampling_params())], box)
+        self._shared.submit([self._request(prompt, params or self.get_default_sampling_params())], box)
         return OutputStream(self._shared, box)
+
+    def _request(
+        self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str | None = None, **options: Any
+    ) -> NewRequest:
+        """Make a request; tells its policy the number of template tokens after the question."""
+        if prompt.template_tail and params.template_tail is None:
+            params = replace(params, template_tail=prompt.template_tail)
+        if request_id is None:
+            request_id = self._shared.new_id()
+        return NewRequest(request_id, prompt.text, prompt.token_ids, params, **options)
 
     def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
         content: Any = prompt
@@ -343,27 +357,20 @@ class LLM:
             return apply_template(self.tokenizer, messages)
 
 
-def _request(prompt: TokenizedPrompt, params: SamplingParams, **options: Any) -> NewRequest:
-    """A request whose policy knows which tokens a chat template wrote behind the question."""
-    if prompt.template_tail and params.template_tail is None:
-        params = replace(params, template_tail=prompt.template_tail)
-    return NewRequest(prompt.text, prompt.token_ids, params, **options)
-
-
-def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestEngine]:
+def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:
     if config.model.engine == "padded":
-        # It works with transformers' own caches, whose import a packed model does without.
-        from winnow.padded import open_padded_engine
+        # Imports transformers' caches, which the paged engine does not need.
+        from winnow.padded import build_padded_engine
 
         plain = load_plain_model(config.model)
-        return plain, open_padded_engine(plain, config, time.monotonic)
+        return plain, build_padded_engine(plain, config, time.monotonic)
     policy = preset_of(config.eviction.chosen).policy
     loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
     return loaded, build_engine(loaded, config, time.monotonic)
 
 
 def _is_token_ids(value: Any) -> bool:
-    """A list of ints; a bool is none."""
+    """Whether a value is a sequence of ints; bools are not ints here."""
     return (
         isinstance(value, Sequence)
         and not isinstance(value, str)

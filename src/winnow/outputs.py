@@ -1,4 +1,4 @@
-"""What a request gives back. Names and shapes as vLLM users know them."""
+"""Outputs of requests and statistics of engines. Names and shapes follow vLLM."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ LogprobDict = dict[int, Logprob]
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """When things happened to a request up to now, in seconds of the engine's clock."""
+    """Times of a request so far, in seconds of the engine's clock."""
 
     arrival_time: float
     first_scheduled_time: float | None = None
@@ -21,50 +21,52 @@ class RequestMetrics:
 
     @property
     def time_to_first_token(self) -> float | None:
+        """Seconds from arrival; None: there is no token yet."""
         return None if self.first_token_time is None else self.first_token_time - self.arrival_time
 
     @property
     def latency(self) -> float | None:
+        """Seconds from arrival to the end; None: unfinished."""
         return None if self.finished_time is None else self.finished_time - self.arrival_time
 
 
 @dataclass(frozen=True)
 class EvictionReport:
-    """What eviction did to the KVs of one answer, told when it ends."""
+    """Effect of eviction on the KVs of one finished answer."""
 
     policy: str
     kv_budget: int | None
-    """KVs per row that it was held to; None: the budget was above all it could need, so nothing was ever taken."""
+    """Budget in KVs per row; None: it exceeded all that the answer could need, so nothing was evicted."""
     num_tokens: int
     """Tokens computed, prompt and answer."""
     kept: tuple[tuple[int, ...], ...]
     """KVs held at the end, by layer and head."""
     bytes_held: int
-    """Of the blocks that these KVs lie in."""
+    """Bytes of the blocks of these KVs."""
     bytes_freed: int
-    """Given back by all rounds together."""
+    """Bytes freed by all rounds together."""
     rounds: int
     seconds: float
-    """Spent on ranking, deciding and moving."""
+    """Time of scoring, planning and compacting."""
     replay_tokens: int = 0
-    """Tokens computed to repeat the context behind itself, where the policy's score asks for that."""
+    """Tokens computed in replays of the context, if the policy's score needs one."""
     replay_seconds: float = 0.0
-    """Their share of the time of the steps that they were computed in."""
+    """Their share of the time of their steps."""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, and what follows from them."""
+        """Return the fields by name, with `mean_kept` and `compression`."""
         kept = [list(layer) for layer in self.kept]
         return asdict(self) | {"kept": kept, "mean_kept": self.mean_kept, "compression": self.compression}
 
     @property
     def mean_kept(self) -> float:
-        """KVs per row."""
+        """Mean KVs per row."""
         rows = [kvs for layer in self.kept for kvs in layer]
         return sum(rows) / len(rows)
 
     @property
     def compression(self) -> float:
-        """Tokens per KV kept in a row on average; 1 where nothing was taken."""
+        """Mean tokens per kept KV of a row; 1 if nothing was evicted."""
         return self.num_tokens / self.mean_kept
 
 
@@ -79,16 +81,16 @@ class CompletionOutput:
     logprobs: list[LogprobDict | None] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    """The stop string or stop token id that ended it; None for the model's own end of text."""
+    """The stop string or stop token id that ended it; None for the model's end-of-text token."""
     eviction: EvictionReport | None = None
-    """None while the answer runs, and where no eviction was asked for."""
+    """None while the answer runs, or if no eviction was asked for."""
     error: str | None = None
-    """With "error": what went wrong while it was computed. Text and tokens are those from before."""
+    """Why it failed, with `finish_reason` "error". Text and tokens are those computed before."""
 
 
 @dataclass
 class RequestOutput:
-    """A request and its answers so far; `outputs` has one entry per sample, in order of `index`."""
+    """A request and its answers so far. `outputs` has one entry per sample, ordered by `index`."""
 
     request_id: str
     prompt: str | None
@@ -97,18 +99,18 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     prompt_logprobs: list[LogprobDict | None] | None = None
-    """One entry per prompt token; the first is None, since nothing predicts it."""
+    """One entry per prompt token. The first is None, as no token precedes it."""
 
     @property
     def error(self) -> str | None:
-        """What the first of its answers that failed says; None: none has failed."""
+        """Error of the first failed answer; None: none failed."""
         return next((answer.error for answer in self.outputs if answer.error is not None), None)
 
     def raise_for_error(self) -> None:
-        """For who cannot use a failed answer.
+        """Raise the error of a failed answer, if there is one.
 
         Raises:
-            RequestFailedError: an answer has failed.
+            RequestFailedError: an answer failed.
         """
         error = self.error
         if error is not None:
@@ -117,7 +119,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A moment of the engine; the counters run from its start."""
+    """Statistics of an engine; counters run from its start."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -125,17 +127,17 @@ class EngineStats:
     kv_bytes_peak: int = 0
     kv_bytes_budget: int = 0
     prompt_tokens: int = 0
-    """Prompt tokens computed; recomputing after a preemption counts again."""
+    """Prompt tokens computed; recomputed ones count again."""
     generated_tokens: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
     num_rounds: int = 0
-    """Of eviction, each over one or more requests."""
+    """Eviction rounds, each over one or more requests."""
     replay_tokens: int = 0
-    """Computed to repeat contexts behind themselves, where a policy's score asks for that."""
+    """Tokens computed in replays of contexts, if a policy's score needs them."""
     replay_seconds: float = 0.0
     """Their share of `elapsed["execute"]`."""
     kv_bytes_freed: int = 0
-    """Given back by those rounds."""
+    """Bytes freed by those rounds."""
     elapsed: dict[str, float] = field(default_factory=dict)
-    """Seconds by part of the step: schedule, evict, execute, output. Scoring is part of execute."""
+    """Seconds by phase: schedule, evict, execute (scoring included), output; padded engine: prefill, decode."""

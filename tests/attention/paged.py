@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from winnow.attention import Observe, PagedCache, Spans
-from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.cache import CacheLayout, CacheSize, KVPool, LocalCache
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class PagedBatch:
         pool = KVPool(self.cache.pool.layout, self.cache.pool.num_blocks, self.cache.pool.k.device)
         for name in ("k", "v", "position", "score"):
             getattr(pool, name).copy_(getattr(self.cache.pool, name))
-        return PagedCache(pool, self.cache.manager)
+        return PagedCache(pool, self.cache.tables)
 
 
 def paged_batch(
@@ -61,27 +61,29 @@ def paged_batch(
     layout = CacheLayout(layers, kv_heads, head_dim, block_size, dtype, num_scores)
     blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
     size = CacheSize(blocks, len(counts) * layout.pages_for(longest + max(counts)), len(counts), 10_000)
-    manager, pool = CacheManager(layout, size, device), KVPool(layout, blocks, device)
-    everything = manager.allocator.allocate(blocks)
+    local = LocalCache(layout, size, device)
+    ledger, pool, tables = local.ledger, local.paged.pool, local.paged.tables
+    everything = ledger.allocator.allocate(blocks)
     # Blocks of a row lie anywhere.
-    manager.allocator.release(everything[torch.randperm(blocks, generator=generator)])
+    ledger.allocator.release(everything[torch.randperm(blocks, generator=generator).numpy()])
     # What a row never wrote may be anything, also not a number.
     pool.k.fill_(math.nan)
     pool.v.fill_(math.nan)
     pool.score.fill_(0.25)
-    slots, starts = [manager.open() for _ in counts][::-1], []  # a slot is not the sequence's number
+    slots, starts = [ledger.open() for _ in counts][::-1], []  # a slot is not the sequence's number
     for slot in slots:
         start = int(rng.integers(0, longest + 1))
         if start:
-            manager.append([slot], [start])
+            ledger.append([slot], [start])
             kept = rng.integers(0, start + 1, size=(layers, kv_heads), dtype=np.int32)
-            manager.shrink([slot], kept[None])
+            ledger.shrink([slot], kept[None])
+            local.sync()
             for head in range(kv_heads):
                 n = int(kept[layer, head])
                 if not n:
                     continue
                 blocks_of_row = -(-n // block_size)
-                table = manager.tables.lookup(torch.tensor([slot], device=device), layer, blocks_of_row)
+                table = tables.lookup(torch.tensor([slot], device=device), layer, blocks_of_row)
                 offset = torch.arange(block_size, device=device)
                 where = (table[0, head].long()[:, None] * block_size + offset).flatten()[:n]
                 pool.k[pool.place(where)] = randn(n, head_dim)
@@ -89,19 +91,19 @@ def paged_batch(
                 positions = torch.from_numpy(rng.choice(start, n, replace=False))
                 pool.position.flatten()[where] = positions.int().to(device)
         starts.append(start)
-    manager.append(slots, counts)
+    local.append(slots, counts)
     spans = Spans.build(
         slots,
         starts,
         counts,
-        manager.host_lengths[slots].max(axis=(1, 2)).astype(np.int64),
+        tables.longest(slots),
         device,
         observe=observe,
         observe_from=[start + count // 2 for start, count in zip(starts, counts, strict=True)],
     )
     total = sum(counts)
     return PagedBatch(
-        PagedCache(pool, manager),
+        local.paged,
         spans,
         layer,
         randn(total, kv_heads * group, head_dim),

@@ -178,7 +178,7 @@ def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
     """Bit for bit: who else has blocks of the pool must not change a sequence's answer."""
     observe = [Observe((Term.ATTENTION,)), None, Observe((Term.SQUARED,), exclude_first=5)]
     batch = paged_batch(11, [1, 1, 2], longest=900, group=3, block_size=16, dtype=dtype, observe=observe)
-    pool, tables = batch.cache.pool, batch.cache.manager.tables
+    pool, tables = batch.cache.pool, batch.cache.tables
     computes = backend(isa)
 
     def run() -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionSpec, Group, Observe, PagedCache, Pool, ReferenceBackend, Spans, Term
 from winnow.attention import reference as reference_module
-from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.cache import CacheLayout, CacheSize, KVPool, LocalCache
 
 LAYERS, DIM, BLOCK = 2, 8, 4
 LAYER = 1
@@ -49,34 +49,35 @@ def build(
 
     counts = sorted(counts, key=lambda n: n > 1)  # decodes first
     layout = CacheLayout(LAYERS, heads, DIM, BLOCK, dtype, num_scores)
-    manager = CacheManager(layout, CacheSize.fit(layout, 2**20, 8, 300))
-    pool = KVPool(layout, manager.size.num_blocks)
+    local = LocalCache(layout, CacheSize.fit(layout, 2**20, 8, 300))
+    cache, ledger = local.paged, local.ledger
+    pool, tables = cache.pool, cache.tables
     # what a row never wrote may be anything, also not a number
     pool.k.fill_(math.nan)
     pool.v.fill_(math.nan)
-    backend, cache = ReferenceBackend(), PagedCache(pool, manager)
+    backend = ReferenceBackend()
     slots, starts, rows = [], [], []
     for count in counts:
-        slot = manager.open()
+        slot = ledger.open()
         start = int(rng.integers(0, 60))
         if start:
-            manager.append([slot], [start])
+            local.append([slot], [start])
         # Rows after some eviction: every layer and head holds another number of KVs, at increasing positions.
         kept = rng.integers(0, start + 1, size=(LAYERS, heads), dtype=np.int32)
-        manager.host_lengths[slot] = kept
-        manager.lengths[slot] = torch.from_numpy(kept)
+        tables.set_lengths([slot], kept[None])
+        ledger.lengths[slot] = kept
         heads_rows = []
         for head in range(heads):
             n = int(kept[LAYER, head])
             positions = np.sort(rng.choice(start, size=n, replace=False)) if n else []
             row = [(int(p), randn(DIM), randn(DIM)) for p in positions]
-            blocks = manager.tables.lookup(torch.tensor([slot]), LAYER, max(1, -(-start // BLOCK)))[0, head]
+            blocks = tables.lookup(torch.tensor([slot]), LAYER, max(1, -(-start // BLOCK)))[0, head]
             for i, (position, k, v) in enumerate(row):
                 place = (int(blocks[i // BLOCK]), i % BLOCK)
                 pool.k[place], pool.v[place], pool.position[place] = k, v, position
                 pool.score[(slice(None), *place)] = 0.0
             heads_rows.append(row)
-        manager.append([slot], [count])
+        local.append([slot], [count])
         slots.append(slot)
         starts.append(start)
         rows.append(heads_rows)
@@ -85,7 +86,7 @@ def build(
         slots,
         starts,
         counts,
-        manager.host_lengths[slots].max(axis=(1, 2)).astype(np.int64),
+        tables.longest(slots),
         observe=[observe] * len(slots),
         observe_from=[s + c // 2 for s, c in zip(starts, counts, strict=True)],
     )
@@ -197,9 +198,7 @@ def scores(case: Case) -> dict[tuple[int, int, int, int], float]:
     found = {}
     for sequence, slot in enumerate(case.spans.slots.tolist()):
         for head, row in enumerate(case.rows[sequence]):
-            tables = case.cache.manager.tables.lookup(torch.tensor([slot]), LAYER, -(-len(row) // BLOCK))[
-                0, head
-            ]
+            tables = case.cache.tables.lookup(torch.tensor([slot]), LAYER, -(-len(row) // BLOCK))[0, head]
             for i in range(len(row)):
                 for n, score in enumerate(case.cache.pool.score):
                     found[n, sequence, head, i] = float(score[int(tables[i // BLOCK]), i % BLOCK])

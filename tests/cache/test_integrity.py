@@ -5,17 +5,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from winnow.cache import CacheLayout, CacheManager, CacheSize
+from winnow.cache import CacheLayout, CacheSize, Ledger
+from winnow.cache.layout import IntArray
 
 LAYOUT = CacheLayout(2, 2, 4, 4, torch.float32, num_scores=1)
 
 
 @pytest.fixture
-def cache() -> CacheManager:
+def cache() -> Ledger:
     """Two sequences, of three and of five blocks a row, in slots 0 and 1."""
-    cache = CacheManager(LAYOUT, CacheSize.fit(LAYOUT, 60 * 1024, 5, 200))
+    cache = Ledger(LAYOUT, CacheSize.fit(LAYOUT, 60 * 1024, 5, 200))
     slots = [cache.open(), cache.open()]
     assert slots == [0, 1]
     cache.append(slots, [9, 17])
@@ -23,33 +23,34 @@ def cache() -> CacheManager:
     return cache
 
 
-def entries(cache: CacheManager, slot: int) -> Tensor:
+def entries(cache: Ledger, slot: int) -> IntArray:
     """The table entries of a sequence's first row, as they lie in the table."""
-    return cache.tables.pages[int(cache.tables.page_ids(slot)[0]), 0, 0]
+    row: IntArray = cache.pages.entries[int(cache.pages.of(slot)[0]), 0, 0]
+    return row
 
 
-def hold_twice(cache: CacheManager) -> None:
+def hold_twice(cache: Ledger) -> None:
     entries(cache, 0)[0] = entries(cache, 0)[1]
 
 
-def share_unknowingly(cache: CacheManager) -> None:
+def share_unknowingly(cache: Ledger) -> None:
     entries(cache, 0)[0] = entries(cache, 1)[0]
 
 
-def lose_a_block(cache: CacheManager) -> None:
+def lose_a_block(cache: Ledger) -> None:
     cache.allocator.num_free -= 1
 
 
-def miscount(cache: CacheManager) -> None:
-    cache.allocator.ref_count[entries(cache, 0)[0]] = 2
+def miscount(cache: Ledger) -> None:
+    cache.allocator.holders[entries(cache, 0)[0]] = 2
 
 
-def free_a_slot_twice(cache: CacheManager) -> None:
+def free_a_slot_twice(cache: Ledger) -> None:
     cache._free_slots.append(cache._free_slots[0])
 
 
-def lengthen_a_free_slot(cache: CacheManager) -> None:
-    cache.host_lengths[3] = np.int32(1)
+def lengthen_a_free_slot(cache: Ledger) -> None:
+    cache.lengths[3] = np.int32(1)
 
 
 @pytest.mark.parametrize(
@@ -58,12 +59,12 @@ def lengthen_a_free_slot(cache: CacheManager) -> None:
         (hold_twice, "slot 0 holds a block twice"),
         (share_unknowingly, r"slots \{0, 1\} share blocks unknowingly"),
         (lose_a_block, "neither free nor held"),
-        (miscount, "reference counts differ"),
+        (miscount, "counts of holders differ"),
         (free_a_slot_twice, "a slot is free twice"),
         (lengthen_a_free_slot, "a free slot has a length"),
     ],
 )
-def test_damage_is_noticed(cache: CacheManager, damage: Callable[[CacheManager], None], told: str) -> None:
+def test_damage_is_noticed(cache: Ledger, damage: Callable[[Ledger], None], told: str) -> None:
     damage(cache)
     with pytest.raises(AssertionError, match=told):
         cache.check_integrity()

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.cache import CacheLayout, CacheSize, Ledger, PagedCache
 from winnow.errors import ConfigError
 
 
@@ -44,8 +44,8 @@ def test_tensors_cost_what_was_planned(
         size = CacheSize.fit(layout, kibibytes * 1024, max_num_seqs, max_model_len)
     except ConfigError:
         return
-    manager, pool = CacheManager(layout, size), KVPool(layout, size.num_blocks)
-    assert pool.nbytes + manager.table_bytes == size.nbytes(layout) <= kibibytes * 1024
+    ledger, cache = Ledger(layout, size), PagedCache.allocate(layout, size)
+    assert cache.nbytes + ledger.nbytes == size.nbytes(layout) <= kibibytes * 1024
     # not one more block would fit, unless no sequence could ever use it
     more = CacheSize.of_blocks(layout, size.num_blocks + 1, max_num_seqs, max_model_len)
     enough = size.num_blocks == max_num_seqs * layout.blocks_for(max_model_len)
@@ -54,12 +54,12 @@ def test_tensors_cost_what_was_planned(
 
 def test_equal_rows_never_run_out_of_pages_first() -> None:
     layout = CacheLayout(2, 2, 8, 4, torch.float32)
-    manager = CacheManager(layout, CacheSize.fit(layout, 100_000, 6, 1000))
-    slots = [manager.open() for _ in range(6)]
-    while manager.demand(slots, [1] * 6).blocks <= manager.allocator.num_free:
-        assert manager.has_room_for(manager.demand(slots, [1] * 6))
-        manager.append(slots, [1] * 6)
-    manager.check_integrity()
+    ledger = Ledger(layout, CacheSize.fit(layout, 100_000, 6, 1000))
+    slots = [ledger.open() for _ in range(6)]
+    while ledger.demand(slots, [1] * 6).blocks <= ledger.allocator.num_free:
+        assert ledger.has_room_for(ledger.demand(slots, [1] * 6))
+        ledger.append(slots, [1] * 6)
+    ledger.check_integrity()
 
 
 def test_too_little_memory_names_the_least() -> None:

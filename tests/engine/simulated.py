@@ -6,13 +6,20 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from winnow.cache import BlockCopies, CacheLayout, CacheManager, CacheSize
+from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
-from winnow.engine.plan import StepPlan, StepResult
+from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
-from winnow.engine.scheduler import Scheduler
-from winnow.eviction import EvictionPolicy, EvictionTarget, Instruction, replay_passes, settle
+from winnow.engine.scheduler import ScheduledStep, Scheduler
+from winnow.eviction import (
+    EvictionPolicy,
+    EvictionTarget,
+    Instruction,
+    SequenceEviction,
+    replay_passes,
+    settle,
+)
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams
 
@@ -32,20 +39,23 @@ class SimulatedExecutor:
     """A step takes 1 ms and 10 us per token, and samples token 5."""
 
     def __init__(self, num_blocks: int, max_num_seqs: int, clock: Clock, max_model_len: int = 400) -> None:
-        layout = CacheLayout(2, 2, 4, BLOCK, torch.float32)
-        size = CacheSize.of_blocks(layout, num_blocks, max_num_seqs, max_model_len)
-        self.cache = CacheManager(layout, size)
+        self.layout = CacheLayout(2, 2, 4, BLOCK, torch.float32)
+        self.size = CacheSize.of_blocks(self.layout, num_blocks, max_num_seqs, max_model_len)
+        self.lengths = np.zeros((max_num_seqs, 2, 2), dtype=np.int32)
         self.clock = clock
         self.plans: list[StepPlan] = []
-        self.released: list[int] = []
+        self.closed: list[int] = []
+        self.evictions: dict[int, SequenceEviction | None] = {}
         self.rounds: list[list[EvictionTarget]] = []
         self.num_copied = 0
 
-    def settle(self, params: SamplingParams) -> SamplingParams:
+    def with_seed(self, params: SamplingParams) -> SamplingParams:
         return params
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
+        self.apply(plan.update)
+        self.evictions |= {new.slot: new.eviction for new in plan.new_sequences}
         self.clock.now += 0.001 + 1e-5 * plan.num_tokens
         samplers = plan.samplers
         return StepResult([5] * len(samplers), [None] * len(samplers), {})
@@ -53,34 +63,37 @@ class SimulatedExecutor:
     def prepare(self, policy: EvictionPolicy) -> None:
         pass
 
-    def copy(self, copies: BlockCopies) -> None:
-        self.num_copied += len(copies.source)
+    def apply(self, update: CacheUpdate) -> None:
+        self.num_copied += sum(len(copies.source) for copies in update.copies)
+        self.closed += update.closed
+        self.lengths[list(update.slots)] = update.lengths
 
-    def evict(self, members: SequenceType[EvictionTarget]) -> list[int]:
+    def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         """Rows shrink alike, to the target, or the first ones keep all of a budget that rows compete for.
 
         Which KVs stay is of no matter here.
         """
-        self.rounds.append(list(members))
+        members = []
+        for each in planned:
+            eviction = self.evictions[each.slot]
+            assert eviction is not None
+            members.append(EvictionTarget(each.slot, eviction, each.computed, each.position_offset))
+        self.rounds.append(members)
         self.clock.now += 0.0005
-        freed = []
         for member in members:
-            had = self.cache.blocks_held(member.slot)
-            held, target = self.cache.host_lengths[[member.slot]], member.eviction.target
+            held, target = self.lengths[member.slot], member.eviction.target
             if member.eviction.policy.budget.equal_rows:
-                lengths = np.minimum(held, target)
+                self.lengths[member.slot] = np.minimum(held, target)
             else:
-                lengths = _first_rows(held, ceil_div(target * ROWS, BLOCK))
-            self.cache.shrink([member.slot], lengths)
-            freed.append(had - self.cache.blocks_held(member.slot))
-        return freed
+                self.lengths[member.slot] = _first_rows(held, ceil_div(target * ROWS, BLOCK))
+        return self.lengths[[member.slot for member in members]]
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """The simulation knows lengths only; it says that the oldest tokens stayed."""
-        return [[list(range(length)) for length in heads] for heads in self.cache.host_lengths[slot].tolist()]
+        return [[list(range(length)) for length in heads] for heads in self.lengths[slot].tolist()]
 
-    def release(self, slot: int) -> None:
-        self.released.append(slot)
+    def check_integrity(self, ledger: Ledger) -> None:
+        assert np.array_equal(self.lengths, ledger.lengths)
 
 
 def _first_rows(held: IntArray, blocks: int) -> IntArray:
@@ -107,6 +120,7 @@ class Simulation:
         self.executor = SimulatedExecutor(num_blocks, max_num_seqs, self.clock)
         config = SchedulerConfig(max_num_seqs, tokens, chunk)
         self.scheduler = Scheduler(config, self.executor, self.clock, max_round_kvs=max_round_kvs)
+        self.steps: list[ScheduledStep] = []
         self.finished: list[Sequence] = []
         self.num_requests = 0
 
@@ -142,18 +156,22 @@ class Simulation:
         self.scheduler.add(request)
         return request
 
-    def step(self) -> StepPlan:
-        plan = self.scheduler.schedule()
+    def step(self) -> ScheduledStep:
+        step = self.scheduler.schedule()
+        self.steps.append(step)
         self.finished += self.scheduler.take_failed()
-        result = self.executor.execute(plan)
-        self.scheduler.advance(plan)
-        for sequence, token in zip(plan.samplers, result.token_ids, strict=True):
+        result = self.executor.execute(step.plan)
+        self.scheduler.advance(step)
+        for sequence, token in zip(step.samplers, result.token_ids, strict=True):
             sequence.token_ids.append(token)
             if sequence.num_output_tokens >= sequence.request.max_tokens:
                 self.scheduler.finish(sequence, "length")
                 self.finished.append(sequence)
-        self.executor.cache.check_integrity()
-        return plan
+        ledger = self.scheduler.ledger
+        ledger.check_integrity()
+        self.executor.apply(ledger.take_update())
+        self.executor.check_integrity(ledger)
+        return step
 
     def run(self, most_steps: int = 20_000) -> None:
         for _ in range(most_steps):

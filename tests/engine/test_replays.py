@@ -13,9 +13,9 @@ def passes_of(simulation: Simulation, request: Request) -> list[tuple[int, int]]
     """First and last position of each piece of the request's replays."""
     return [
         (entry.start, entry.end)
-        for plan in simulation.executor.plans
-        for entry in plan.entries
-        if entry.replay is not None and entry.sequence.request is request
+        for step in simulation.steps
+        for entry, sequence in zip(step.plan.entries, step.sequences, strict=True)
+        if entry.replay is not None and sequence.request is request
     ]
 
 
@@ -34,11 +34,11 @@ def test_passes_share_the_token_budget_with_what_else_runs() -> None:
     first = simulation.add(30, 60)
     second = simulation.add(40, 4, policy=REPLAYED, budget=12)
     while not second.finished:
-        plan = simulation.step()
-        assert plan.num_tokens <= 12
+        step = simulation.step()
+        assert step.plan.num_tokens <= 12
         running = first.sequences[0]
         decodes = running.is_decoding or running.finished
-        assert not decodes or first.finished or any(e.sequence is running for e in plan.entries[:1])
+        assert not decodes or first.finished or running in step.sequences[:1]
     pieces = passes_of(simulation, second)
     assert {end - start for start, end in pieces} <= set(range(1, 11))
     assert sum(end - start for start, end in pieces) == 40
@@ -50,7 +50,7 @@ def test_samples_have_one_replay_among_them() -> None:
     simulation.run()
     assert sum(end - start for start, end in passes_of(simulation, request)) == 40
     assert len(simulation.executor.rounds) == 1
-    assert {sequence.last_round for sequence in request.sequences} == {40}
+    assert {sequence.kv.last_round for sequence in request.sequences} == {40}
 
 
 @pytest.mark.parametrize("steps", range(1, 9))
@@ -60,8 +60,8 @@ def test_who_is_preempted_in_the_middle_repeats_it_all_again(steps: int) -> None
     for _ in range(steps):
         simulation.step()
     simulation.scheduler._preempt()
-    assert simulation.executor.cache.allocator.num_used == 0
-    simulation.executor.plans.clear()
+    assert simulation.scheduler.ledger.allocator.num_used == 0
+    simulation.steps.clear()
     simulation.executor.rounds.clear()
     simulation.run()
     assert passes_of(simulation, request) == [(24, 32), (32, 40), (24, 32)]
@@ -71,12 +71,12 @@ def test_who_is_preempted_in_the_middle_repeats_it_all_again(steps: int) -> None
 def test_an_abort_in_the_middle_leaves_nothing() -> None:
     simulation = Simulation(num_blocks=400, chunk=8)
     request = simulation.add(24, 4, policy=REPLAYED, budget=8)
-    while not request.sequences[0].replayed:
+    while not request.sequences[0].kv.replayed:
         simulation.step()
     simulation.scheduler.finish(request.sequences[0], "abort")
     kept = request.sequences[0].kept
     assert kept is not None and (kept == 24).all()
-    assert simulation.executor.cache.allocator.num_used == 0
+    assert simulation.scheduler.ledger.allocator.num_used == 0
 
 
 def test_admission_counts_the_replay() -> None:
@@ -85,7 +85,7 @@ def test_admission_counts_the_replay() -> None:
     first = simulation.add(24, 8, policy=REPLAYED, budget=8)
     second = simulation.add(24, 8, policy=REPLAYED, budget=8)
     simulation.step()
-    assert first.sequences[0].slot is not None
-    assert second.sequences[0].slot is None
+    assert first.sequences[0].kv.slot is not None
+    assert second.sequences[0].kv.slot is None
     simulation.run()
     assert simulation.scheduler.num_preemptions == 0

@@ -14,9 +14,9 @@ def test_a_fault_found_in_the_prompt_ends_each_answer_with_its_first_token() -> 
     params = SamplingParams(n=2, prompt_logprobs=0)
     request = Request("a", None, [5, 6, 7], params, 16, RequestMetrics(arrival_time=0.0))
     table.add(request)
-    table.take_prompt_logprobs(request, [{6: Logprob(math.nan, 1)}, {7: Logprob(-1.0, 1)}])
+    table.append_prompt_logprobs(request, [{6: Logprob(math.nan, 1)}, {7: Logprob(-1.0, 1)}])
     for sequence in request.sequences:
-        reason = table.take(sequence, 9, None, 0.0)
+        reason = table.append_token(sequence, 9, None, 0.0)
         assert reason == ("error", None)
         sequence.finish_reason, sequence.stop_reason = reason
         table.end(sequence)

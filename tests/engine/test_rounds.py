@@ -45,7 +45,7 @@ def rounds_of(simulation: Simulation, request: Request) -> list[int]:
 
 
 def longest_row(simulation: Simulation) -> int:
-    return int(simulation.executor.cache.host_lengths.max())
+    return int(simulation.scheduler.ledger.lengths.max())
 
 
 def run_and_watch(simulation: Simulation) -> int:
@@ -88,7 +88,7 @@ def test_what_a_policy_takes_back_is_room_for_newcomers() -> None:
         simulation.add(8, 20, policy=EVERY_8, budget=8)
     simulation.step()
     simulation.step()
-    assert simulation.executor.cache.allocator.num_free == most
+    assert simulation.scheduler.ledger.allocator.num_free == most
     simulation.add(8, 20, policy=EVERY_8, budget=8)
     simulation.step()
     assert len(simulation.scheduler.running) == 5
@@ -125,7 +125,7 @@ def test_rows_far_longer_than_the_pool_is_wide() -> None:
         simulation.add(prompt_len, 20, policy=UNEVEN, budget=24)
     assert run_and_watch(simulation) == 4 * 24 + 8, "one row kept what four may, and got 8 more"
     assert len(simulation.finished) == 3
-    simulation.executor.cache.check_integrity()
+    simulation.scheduler.ledger.check_integrity()
 
 
 def test_admission_counts_on_what_a_policy_holds_at_most() -> None:
@@ -147,8 +147,9 @@ def test_blocks_of_a_round_are_used_in_the_same_step() -> None:
     simulation.add(40, 5, policy=AFTER, budget=8)
     simulation.add(12, 2)
     while not simulation.executor.rounds:
-        plan = simulation.step()
-    assert [(entry.sequence.request.request_id, entry.count) for entry in plan.entries] == [
+        step = simulation.step()
+    counts = [entry.count for entry in step.plan.entries]
+    assert [(s.request.request_id, count) for s, count in zip(step.sequences, counts, strict=True)] == [
         ("0", 1),
         ("1", 12),
     ]
@@ -229,9 +230,8 @@ def test_room_is_made_for_a_prompt_that_waits() -> None:
             simulation.step()
         second = simulation.add(40, 5)
         simulation.run()
-        plans = simulation.executor.plans
         return next(
-            n for n, plan in enumerate(plans) if any(e.sequence.request is second for e in plan.entries)
+            n for n, step in enumerate(simulation.steps) if any(s.request is second for s in step.sequences)
         )
 
     # 8 KVs were left and 30 more gathered: 10 blocks a row of 16, and the prompt needs 10.
@@ -306,7 +306,7 @@ def test_samples_share_what_a_round_leaves() -> None:
     assert [len(members) for members in simulation.executor.rounds] == [1], "one decides for all"
     assert simulation.executor.num_copied == 0
     # 2 full blocks a row are shared; each sample has a block of its own for its answer
-    assert simulation.executor.cache.allocator.num_used == ROWS * (2 + 3)
+    assert simulation.scheduler.ledger.allocator.num_used == ROWS * (2 + 3)
     simulation.run()
     assert len(simulation.finished) == 3
 
@@ -319,7 +319,9 @@ def test_samples_whose_policy_goes_on_hold_kvs_of_their_own() -> None:
     assert simulation.executor.num_copied == 2 * 2 * ROWS, (
         "two samples copy the two blocks a row that were left"
     )
-    assert not any(simulation.executor.cache.is_shared(s.running_slot) for s in simulation.scheduler.running)
+    assert not any(
+        simulation.scheduler.ledger.is_shared(s.kv.running_slot) for s in simulation.scheduler.running
+    )
     simulation.run()
     assert len(simulation.finished) == 3
 
@@ -347,7 +349,7 @@ def test_an_interrupted_round_leaves_a_sound_engine(n: int, monkeypatch: pytest.
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(simulation.executor, "evict", interrupted)
         simulation.run()
-    simulation.executor.cache.check_integrity()
+    simulation.scheduler.ledger.check_integrity()
     assert not simulation.scheduler.running
     simulation.run()
     assert request.finished
@@ -409,7 +411,7 @@ def test_everything_finishes_whatever_the_policies(
         simulation.step()
     simulation.run()
     assert all(request.finished for request in requests)
-    assert simulation.executor.cache.allocator.num_used == 0
+    assert simulation.scheduler.ledger.allocator.num_used == 0
 
 
 @settings(max_examples=200)
@@ -425,14 +427,14 @@ def test_nobody_holds_more_than_was_promised(
 ) -> None:
     simulation = Simulation(num_blocks=4000, chunk=chunk)
     request = simulation.add(prompt_len, max_tokens, policy=policy, budget=budget)
-    cache, [eviction], [sequence] = simulation.executor.cache, request.evictions, request.sequences
+    cache, [eviction], [sequence] = simulation.scheduler.ledger, request.evictions, request.sequences
     if eviction is None:
         return
     while simulation.scheduler.has_unfinished:
         computed = sequence.num_tokens
         simulation.step()
-        if sequence.slot is not None and not policy.when.pressure:
-            held = cache.blocks_held(sequence.slot)
+        if sequence.kv.slot is not None and not policy.when.pressure:
+            held = cache.blocks_held(sequence.kv.slot)
             assert held <= eviction.peak_blocks(cache.layout, computed)
             if computed > prompt_len and not sequence.before_replay_round:
                 assert held <= eviction.decode_blocks(cache.layout, computed)
@@ -446,7 +448,7 @@ def test_nobody_keeps_room_for_a_prompt_that_is_behind_it() -> None:
         simulation.step()
     second = simulation.add(24, 4, policy=EVERY_8)
     simulation.step()
-    assert second.sequences[0].slot is not None
+    assert second.sequences[0].kv.slot is not None
     simulation.run()
     assert simulation.scheduler.num_preemptions == 0
 

@@ -17,11 +17,9 @@ def test_decodes_come_first_and_share_the_step_with_chunks() -> None:
     simulation.add(10, 5)
     simulation.step()
     simulation.add(40, 5)
-    plan = simulation.step()
-    assert [(e.sequence.request.request_id, e.start, e.count, len(e.samplers)) for e in plan.entries] == [
-        ("0", 10, 1, 1),
-        ("1", 0, 16, 0),
-    ]
+    step = simulation.step()
+    assert [s.request.request_id for s in step.sequences] == ["0", "1"]
+    assert [(e.start, e.count, len(e.samplers)) for e in step.plan.entries] == [(10, 1, 1), (0, 16, 0)]
 
 
 def test_the_token_budget_is_never_exceeded_and_used_while_there_is_work() -> None:
@@ -31,7 +29,7 @@ def test_the_token_budget_is_never_exceeded_and_used_while_there_is_work() -> No
     while simulation.scheduler.has_unfinished:
         scheduler = simulation.scheduler
         work = sum(min(16, s.num_to_compute) for s in [*scheduler.running, *scheduler.waiting])
-        assert simulation.step().num_tokens == min(24, work)
+        assert simulation.step().plan.num_tokens == min(24, work)
 
 
 def test_whole_prompts_without_chunking() -> None:
@@ -40,9 +38,9 @@ def test_whole_prompts_without_chunking() -> None:
         simulation.add(length, 2)
     simulation.run()
     first = [
-        (e.sequence.prompt_len, e.count, p.num_tokens)
-        for p in simulation.executor.plans
-        for e in p.entries
+        (s.prompt_len, e.count, step.plan.num_tokens)
+        for step in simulation.steps
+        for s, e in zip(step.sequences, step.plan.entries, strict=True)
         if e.start == 0
     ]
     # 50 and 30 do not fit into one step of 64; 100 is larger than the budget and waits until it can go alone
@@ -67,7 +65,7 @@ def test_pressure_preempts_the_newest_which_loses_nothing() -> None:
     assert new.metrics.num_preemptions == simulation.scheduler.num_preemptions == 1
     assert [s.request for s in simulation.finished] == [old, new]
     assert all(s.num_output_tokens == 16 for s in simulation.finished)
-    assert simulation.executor.cache.allocator.num_used == 0
+    assert simulation.scheduler.ledger.allocator.num_used == 0
 
 
 def test_a_preempted_sequence_frees_what_it_held_at_once() -> None:
@@ -76,8 +74,8 @@ def test_a_preempted_sequence_frees_what_it_held_at_once() -> None:
     new = simulation.add(32, 16)
     while not simulation.scheduler.num_preemptions:
         simulation.step()
-    assert new.sequences[0].slot is None
-    assert simulation.executor.released == [1]
+    assert new.sequences[0].kv.slot is None
+    assert simulation.executor.plans[-1].update.closed == (1,)
     assert list(simulation.scheduler.waiting) == new.sequences
 
 
@@ -139,7 +137,7 @@ def test_nobody_is_served_before_one_of_greater_priority_that_needs_more_room() 
     simulation.step()
     large, small = simulation.add(60, 4, priority=1), simulation.add(4, 4)
     while not running.finished:
-        assert {large.sequences[0].slot, small.sequences[0].slot} == {None}
+        assert {large.sequences[0].kv.slot, small.sequences[0].kv.slot} == {None}
         simulation.step()
     simulation.run()
     assert [s.request for s in simulation.finished][:2] == [running, large]
@@ -150,7 +148,7 @@ def test_nobody_is_admitted_into_room_that_is_promised_to_others() -> None:
     simulation = Simulation(num_blocks=ROWS * 18, tokens=64, chunk=BLOCK)
     first, second = simulation.add(40, 2), simulation.add(40, 2)
     while not first.finished:
-        assert second.sequences[0].slot is None
+        assert second.sequences[0].kv.slot is None
         simulation.step()
     simulation.run()
     assert simulation.scheduler.num_preemptions == 0
@@ -159,14 +157,14 @@ def test_nobody_is_admitted_into_room_that_is_promised_to_others() -> None:
 def test_samples_share_the_prompt() -> None:
     simulation = Simulation(num_blocks=ROWS * 100, tokens=64, chunk=None)
     simulation.add(32, 4, n=4)
-    plan = simulation.step()
-    assert [s.index for s in plan.samplers] == [0, 1, 2, 3]
-    assert simulation.executor.cache.allocator.num_used == ROWS * 32 // BLOCK, "one prompt for four samples"
+    step = simulation.step()
+    assert [s.index for s in step.samplers] == [0, 1, 2, 3]
+    assert simulation.scheduler.ledger.allocator.num_used == ROWS * 32 // BLOCK, "one prompt for four samples"
     simulation.step()
-    assert simulation.executor.cache.allocator.num_used == ROWS * (32 // BLOCK + 4), (
+    assert simulation.scheduler.ledger.allocator.num_used == ROWS * (32 // BLOCK + 4), (
         "each sample writes its own block"
     )
-    assert plan.num_tokens == 32
+    assert step.plan.num_tokens == 32
 
 
 def test_samples_that_find_no_slot_come_later() -> None:
@@ -201,7 +199,7 @@ def test_everything_finishes_whatever_arrives(
     simulation.run()
     assert len(simulation.finished) == len(set(simulation.finished)) == wanted
     assert all(s.num_output_tokens == s.request.max_tokens for s in simulation.finished)
-    cache = simulation.executor.cache
+    cache = simulation.scheduler.ledger
     assert cache.allocator.num_used == 0
     assert cache.num_free_slots == max_num_seqs
     assert ceil_div(cache.peak_blocks, ROWS) <= blocks_per_row
@@ -217,7 +215,7 @@ class TestWhatFitsNowhere:
 
     def finish_reasons(self, simulation: Simulation, *requests: Request) -> list[list[str | None]]:
         simulation.run(2000)
-        assert simulation.executor.cache.allocator.num_used == 0
+        assert simulation.scheduler.ledger.allocator.num_used == 0
         assert sorted(map(id, simulation.finished)) == sorted(id(s) for r in requests for s in r.sequences)
         return [[s.finish_reason for s in request.sequences] for request in requests]
 
@@ -246,6 +244,6 @@ class TestWhatFitsNowhere:
     def test_a_plan_without_entries_still_tells(self) -> None:
         simulation = Simulation(num_blocks=ROWS * 20, tokens=128)
         simulation.add(100, 4)
-        assert not simulation.scheduler.schedule().entries
+        assert not simulation.scheduler.schedule().plan.entries
         [failed] = simulation.scheduler.take_failed()
         assert failed.finish_reason == "error" and not simulation.scheduler.has_unfinished

@@ -204,12 +204,12 @@ def submit(llm: LLM, run: Run) -> str:
 def rows_of(llm: LLM, request_id: str) -> Positions:
     """The positions of the prompt that the rows of a request hold; besides them each holds the answer's first token."""
     [sequence] = llm._engine._requests[request_id].sequences
-    manager, pool = llm._engine._executor.cache, llm._engine._executor.pool
+    tables, pool = llm._engine._executor.cache.tables, llm._engine._executor.cache.pool
     num_tokens = len(sequence.request.prompt_token_ids)
     held: Positions = []
-    for layer, lengths in enumerate(manager.host_lengths[sequence.slot].tolist()):
+    for layer, lengths in enumerate(tables.host_lengths[sequence.kv.slot].tolist()):
         blocks = -(-max(lengths) // pool.layout.block_size)
-        table = manager.tables.lookup(torch.tensor([sequence.slot]), layer, blocks)[0].long()
+        table = tables.lookup(torch.tensor([sequence.kv.slot]), layer, blocks)[0].long()
         position = pool.position[table].flatten(1).tolist()
         held.append([sorted(row[:length]) for row, length in zip(position, lengths, strict=True)])
     assert all(row[-1] == num_tokens for layer in held for row in layer)

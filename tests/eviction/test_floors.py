@@ -55,12 +55,12 @@ def test_no_more_blocks_than_promised(seed: int, model: Path) -> None:
         )
         llm.submit(prompt, params)
         [sequence] = list(llm._engine._scheduler.waiting)[-1].request.sequences
-        cache = llm._engine._executor.cache
+        cache = llm._engine._scheduler.ledger
         assert sequence.eviction is not None
         promised = sequence.eviction.peak_blocks(cache.layout, len(prompt) + 30)
         while llm.has_unfinished:
             llm.step()
-            if sequence.slot is not None:
-                lengths = cache.host_lengths[sequence.slot]
+            if sequence.kv.slot is not None:
+                lengths = cache.lengths[sequence.kv.slot]
                 assert (-(-lengths // cache.layout.block_size)).sum() <= promised, budget
         llm.check_integrity()

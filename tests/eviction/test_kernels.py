@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnow.attention import PagedCache, Pool
+from winnow.attention import Pool
 from winnow.attention.native import NativeBackend
 from winnow.attention.observation import smooth
 from winnow.attention.reference import ReferenceBackend
-from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.eviction import KeyDifference, Leverage, Score
 from winnow.eviction.evict import moves
 from winnow.eviction.kernels import RowKernels
@@ -49,12 +49,13 @@ class Case:
         longest = max(max(row) for row in self.lengths)
         layout = CacheLayout(2, HEADS, self.head_dim, self.block_size, self.dtype)
         blocks = len(self.lengths) * layout.blocks_for(longest)
-        manager = CacheManager(layout, CacheSize.of_blocks(layout, blocks, len(self.lengths), longest))
-        pool = KVPool(layout, blocks)
-        slots = [manager.open() for _ in self.lengths]
+        local = LocalCache(layout, CacheSize.of_blocks(layout, blocks, len(self.lengths), longest))
+        ledger, pool = local.ledger, local.paged.pool
+        slots = [ledger.open() for _ in self.lengths]
         for done in range(0, longest, 3):  # in turn, so that blocks of all rows lie among each other
-            manager.append(slots, [min(3, longest - done)] * len(slots))
-        manager.shrink(slots, torch.tensor(self.lengths)[:, None].expand(-1, 2, -1).numpy())
+            ledger.append(slots, [min(3, longest - done)] * len(slots))
+        ledger.shrink(slots, torch.tensor(self.lengths)[:, None].expand(-1, 2, -1).numpy())
+        local.sync()
         # Some directions vary little, and most of a key is what all of them share.
         scale = 0.1 + torch.rand(self.head_dim, generator=generator).square()
         common = 3 * torch.randn(self.head_dim, generator=generator)
@@ -65,7 +66,7 @@ class Case:
         round_ = RoundInputs(
             tuple(slots), column, column, 0, column, tuple(() for _ in slots), column, torch.empty(0)
         )
-        return RoundRows(PagedCache(pool, manager), round_, longest, None)
+        return RoundRows(local.paged, round_, longest, None)
 
 
 def row_by_row(rows: LayerRows, formula: Callable[[Tensor], Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,14 +15,14 @@ from tokenizer_kinds import byte_level
 from transformers import AutoModelForCausalLM
 
 from winnow import LLM, RequestOutput, SamplingParams, _native
-from winnow.attention import AttentionSpec, PagedCache, ReferenceBackend
+from winnow.attention import AttentionSpec, ReferenceBackend
 from winnow.attention.native import NativeBackend
-from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.engine.instructor import Instructor
+from winnow.engine.plan import PlannedEviction
 from winnow.errors import ContextLengthError, InvalidRequestError
 from winnow.eviction import (
     PRESETS,
-    EvictionTarget,
     Instruction,
     Reconstruction,
     Replay,
@@ -114,10 +115,10 @@ def test_the_largest_probability_by_the_formula(
     generator = torch.Generator().manual_seed(1)
     layout = CacheLayout(2, 2, 8, BLOCK, torch.float32, 1)
     size = CacheSize.of_blocks(layout, 200, 2, 400)
-    cache = PagedCache(KVPool(layout, 200), CacheManager(layout, size))
-    other, slot = cache.manager.open(), cache.manager.open()
+    local = LocalCache(layout, size)
+    cache, other, slot = local.paged, local.ledger.open(), local.ledger.open()
     for length in (5, 20, 17):  # rows of two sequences lie between one another
-        cache.manager.append([other, slot], [length, length])
+        local.append([other, slot], [length, length])
     cache.pool.k.copy_(torch.randn(cache.pool.k.shape, generator=generator))
     cache.pool.score.zero_()
     context, layer = 30, 1
@@ -128,7 +129,7 @@ def test_the_largest_probability_by_the_formula(
         span = ReplaySpan(slot, replay, slice(done, done + count), done)
         observe_replay(cache, attention, span, layer, q[done : done + count], spec)
 
-    blocks = cache.manager.tables.lookup(torch.tensor([slot]), layer, -(-42 // BLOCK))[0].long()
+    blocks = cache.tables.lookup(torch.tensor([slot]), layer, -(-42 // BLOCK))[0].long()
     for head in range(2):
         keys = cache.pool.k[blocks[head]].flatten(0, 1)
         expected = [0.0] * 42
@@ -165,10 +166,10 @@ def test_kernels_tell_what_torch_tells(
     context, count, heads = 300, 90, 2
     layout = CacheLayout(1, heads, dim, BLOCK, dtype, 1)
     size = CacheSize.of_blocks(layout, 400, 2, 600)
-    cache = PagedCache(KVPool(layout, 400), CacheManager(layout, size))
-    other, slot = cache.manager.open(), cache.manager.open()
+    local = LocalCache(layout, size)
+    cache, other, slot = local.paged, local.ledger.open(), local.ledger.open()
     for length in (150, context + count - 150):
-        cache.manager.append([other, slot], [length, length])
+        local.append([other, slot], [length, length])
     cache.pool.k.copy_(torch.randn(cache.pool.k.shape, generator=generator))
     cache.pool.v.copy_(torch.randn(cache.pool.v.shape, generator=generator))
     q = torch.randn(count, group * heads, dim, generator=generator).to(dtype)
@@ -216,7 +217,7 @@ def kept_by(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[
         for sequence in llm._engine._scheduler.running:
             request_id = sequence.request.request_id
             if sequence.index == 0 and sequence.num_output_tokens == 3 and not sequence.before_replay_round:
-                held[request_id] = llm._engine._executor.kept_positions(sequence.running_slot)
+                held[request_id] = llm._engine._executor.kept_positions(sequence.kv.running_slot)
     return [
         [[[p for p in row if p < length] for row in layer] for layer in held[request_id]]
         for request_id, length in zip(ids, context, strict=True)
@@ -264,16 +265,16 @@ def test_who_is_preempted_within_a_replay_keeps_the_same(
 ) -> None:
     request_id = llm.submit(PROMPTS[2], QUARTER)
     scheduler = llm._engine._scheduler
-    while not (scheduler.running and scheduler.running[0].passes_done == 1):
+    while not (scheduler.running and scheduler.running[0].kv.passes_done == 1):
         llm.step()
     scheduler._preempt()
     llm.check_integrity()
     while scheduler.waiting or scheduler.running[0].num_output_tokens < 3:
         llm.step()
-    held = llm._engine._executor.kept_positions(scheduler.running[0].running_slot)
+    held = llm._engine._executor.kept_positions(scheduler.running[0].kv.running_slot)
     assert [[[p for p in row if p < 211] for row in layer] for layer in held] == alone[2]
     llm.abort(request_id)
-    assert llm._engine._executor.cache.allocator.num_used == 0
+    assert llm._engine._scheduler.ledger.allocator.num_used == 0
 
 
 def test_a_context_is_judged_before_its_question(llm: LLM) -> None:
@@ -368,10 +369,10 @@ def test_scores_are_those_of_full_attention(directory: Path, name: str, options:
         told = []
         evict = executor.evict
 
-        def look_then_evict(members: list[EvictionTarget]) -> list[int]:
-            for layer in range(executor.cache.layout.num_layers):
-                place = _slots(executor._paged, members[0].slot, layer, len(document))
-                told.append(executor.pool.score[0].flatten()[place].clone())
+        def look_then_evict(members: list[PlannedEviction]) -> Any:
+            for layer in range(executor.layout.num_layers):
+                place = _slots(executor.cache, members[0].slot, layer, len(document))
+                told.append(executor.cache.pool.score[0].flatten()[place].clone())
             return evict(members)
 
         executor.evict = look_then_evict

@@ -9,7 +9,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from winnow import LLM, SamplingParams
-from winnow.engine.torch_executor import TorchExecutor
 from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.eviction import (
     AdaptiveRows,
@@ -22,6 +21,7 @@ from winnow.eviction import (
     Leverage,
     When,
 )
+from winnow.executor.torch_executor import TorchExecutor
 from winnow.models.outputs import output_projections
 
 POLICIES = {

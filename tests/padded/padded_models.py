@@ -19,7 +19,7 @@ from transformers import (
 
 from winnow.config import EngineConfig
 from winnow.models import PlainModel
-from winnow.padded import open_padded_engine
+from winnow.padded import build_padded_engine
 from winnow.padded.engine import PaddedEngine
 
 MAX_MODEL_LEN = 160
@@ -144,7 +144,7 @@ class Case:
         config = EngineConfig.from_options({"engine": "padded", "padded_mode": mode, **options})
         ticks = iter(range(10**9))
         plain = PlainModel(self.model, None, VOCAB, MAX_MODEL_LEN, frozenset())
-        return open_padded_engine(plain, config, lambda: float(next(ticks)))
+        return build_padded_engine(plain, config, lambda: float(next(ticks)))
 
 
 def case(name: str) -> Case:

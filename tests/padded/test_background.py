@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from padded_models import PROMPTS, Case, case, prompt
 
+from winnow.engine.new_request import NewRequest
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.padded import background, executor
 from winnow.padded.engine import PaddedEngine
@@ -86,10 +87,10 @@ def turnstile(monkeypatch: pytest.MonkeyPatch) -> Turnstile:
 def underway(max_num_seqs: int = 3, later: tuple[int, ...] = (4,), **options: Any) -> PaddedEngine:
     """An engine in which "first" runs, and queries "0", "1", ... of these lengths are under way."""
     engine = llama().open("embedding", overlap_prefill=True, max_num_seqs=max_num_seqs, **options)
-    engine.add("first", None, PROMPTS[3], greedy(16))
+    engine.add(NewRequest("first", None, PROMPTS[3], greedy(16)))
     engine.step()
     for index, length in enumerate(later):
-        engine.add(str(index), None, prompt(length, index), greedy(8))
+        engine.add(NewRequest(str(index), None, prompt(length, index), greedy(8)))
     engine.step()
     engine.check_integrity()
     assert [s.request.request_id for s in engine._executor._computing] == [str(i) for i in range(len(later))]
@@ -109,18 +110,18 @@ def finish(engine: PaddedEngine) -> dict[str, list[int]]:
 
 def alone(tokens: list[int], max_tokens: int) -> list[int]:
     engine = llama().open("static")
-    engine.add("", None, tokens, greedy(max_tokens))
+    engine.add(NewRequest("", None, tokens, greedy(max_tokens)))
     return finish(engine)[""]
 
 
 def test_the_batch_goes_on_meanwhile(turnstile: Turnstile) -> None:
     engine = underway()
-    passes = engine.stats().tally.passes
+    passes = engine.stats().counters.passes
     for _ in range(5):
         assert [output.request_id for output in engine.step()] == ["first"]
         engine.check_integrity()
     stats = engine.stats()
-    assert stats.tally.passes == passes + 5
+    assert stats.counters.passes == passes + 5
     assert (stats.num_running, stats.num_waiting) == (1, 1)
     assert stats.kv_bytes_used == engine._executor._batch.nbytes + engine.kv_bytes(4), "it counts already"
     turnstile.open()
@@ -128,18 +129,18 @@ def test_the_batch_goes_on_meanwhile(turnstile: Turnstile) -> None:
         "first": llama().answers[3],
         "0": alone(prompt(4), 8),
     }
-    tally = engine.stats().tally
-    assert tally.prefills == 2
-    assert tally.overlapped_seconds > 0
+    counters = engine.stats().counters
+    assert counters.prefills == 2
+    assert counters.overlapped_seconds > 0
 
 
 def test_an_empty_batch_waits_instead_of_turning(turnstile: Turnstile) -> None:
     engine = underway()
     engine.abort("first")
-    steps, before = engine.stats().num_steps, engine.stats().tally
+    steps, before = engine.stats().num_steps, engine.stats().counters
     [output] = engine.step()
     assert output.request_id == "0"
-    after = engine.stats().tally
+    after = engine.stats().counters
     assert engine.stats().num_steps == steps + 1
     assert after.prefill_seconds > before.prefill_seconds
     assert after.decode_seconds == before.decode_seconds
@@ -148,15 +149,15 @@ def test_an_empty_batch_waits_instead_of_turning(turnstile: Turnstile) -> None:
 
 def test_who_needs_memory_waits_and_nobody_is_parked_for_it(turnstile: Turnstile) -> None:
     """Three queries would outgrow the memory beside the group that is under way."""
-    column_bytes = llama().open("static")._executor._room.column_bytes
+    column_bytes = llama().open("static")._executor._budget.column_bytes
     engine = llama().open(
         "embedding", overlap_prefill=True, max_num_seqs=4, kv_memory=300 * column_bytes, admit_below=1.0
     )
     for name in ("a", "b", "c"):
-        engine.add(name, None, prompt(5), greedy(100))
+        engine.add(NewRequest(name, None, prompt(5), greedy(100)))
     while engine.stats().num_running < 3:
         engine.step()
-    engine.add("late", None, prompt(20), greedy(3))
+    engine.add(NewRequest("late", None, prompt(20), greedy(3)))
     waited_at = None
     while waited_at is None:
         assert engine.step()
@@ -165,7 +166,7 @@ def test_who_needs_memory_waits_and_nobody_is_parked_for_it(turnstile: Turnstile
             waited_at = engine.stats()
     # Another column for three rows beside the group's 20 would not have fit, and nothing else ends the hold.
     assert 3 * (waited_at.columns_needed + 1) + 20 * 0.5 > 300 - 20
-    assert waited_at.tally.parks == 0
+    assert waited_at.counters.parks == 0
     answers = finish(engine)
     assert answers["late"] == alone(prompt(20), 3)
     assert answers["a"] == answers["b"] == answers["c"] == alone(prompt(5), 100)
@@ -181,7 +182,7 @@ class TestAborts:
         engine.check_integrity()
         assert engine.stats().kv_bytes_used == engine._executor._batch.nbytes
         assert finish(engine) == {"first": llama().answers[3]}
-        assert engine.stats().tally.prefills == 1
+        assert engine.stats().counters.prefills == 1
 
     def test_of_one_leaves_the_others(self, turnstile: Turnstile) -> None:
         engine = underway(later=(4, 4))
@@ -227,18 +228,20 @@ class TestFailures:
         engine.check_integrity()
         assert len(engine._executor._computing) == 1
         assert finish(engine) == {"first": llama().answers[3], "0": alone(prompt(4), 8)}
-        assert engine.stats().tally.prefills == 3, "the first one's, again the first one's, and the group's"
+        assert engine.stats().counters.prefills == 3, (
+            "the first one's, again the first one's, and the group's"
+        )
 
 
 def test_the_more_urgent_that_arrives_meanwhile_is_next(turnstile: Turnstile) -> None:
     engine = underway(max_num_seqs=2)
-    engine.add("urgent", None, PROMPTS[2], greedy(3), priority=1)
+    engine.add(NewRequest("urgent", None, PROMPTS[2], greedy(3), priority=1))
     assert engine._executor._underway is not None
     engine._executor._underway.wait()
     turnstile.open()
     answers = finish(engine)
     assert list(answers).index("urgent") < list(answers).index("0"), "which gave way"
-    assert engine.stats().tally.prefills == 3, "what was computed meanwhile is kept"
+    assert engine.stats().counters.prefills == 3, "what was computed meanwhile is kept"
     assert answers == {
         "urgent": llama().answers[2][:3],
         "first": llama().answers[3],
@@ -278,14 +281,14 @@ def test_outputs_do_not_depend_on_who_is_faster(
         turnstile = Turnstile(patch)
         turnstile.holds = iter(holds)
         for overlap in (True, False):
-            memory = columns * llama().open("static")._executor._room.column_bytes
+            memory = columns * llama().open("static")._executor._budget.column_bytes
             engine = llama().open("embedding", overlap_prefill=overlap, max_num_seqs=3, kv_memory=memory)
             pending = sorted(enumerate(arrivals), key=lambda item: item[1][1])
             answers, steps = {}, Counter[str]()
             while pending or engine.has_unfinished:
                 while pending and pending[0][1][1] <= steps["all"]:
                     index, (which, _, priority) = pending.pop(0)
-                    engine.add(str(index), None, PROMPTS[which], params, priority=priority)
+                    engine.add(NewRequest(str(index), None, PROMPTS[which], params, priority=priority))
                 for output in engine.step():
                     answers[output.request_id] = [
                         [c.token_ids for c in output.outputs],
@@ -329,9 +332,13 @@ def test_streams_side_by_side_give_the_same_tokens() -> None:
             overlap_prefill=overlap,
             max_num_seqs=4,
             prefill_chunk=16,
-            kv_memory=400 * llama().open("static")._executor._room.column_bytes,
+            kv_memory=400 * llama().open("static")._executor._budget.column_bytes,
         )
         for index in range(60):
-            engine.add(str(index), None, prompt(1 + 37 * index % 110, index), greedy(30), priority=index % 3)
+            engine.add(
+                NewRequest(
+                    str(index), None, prompt(1 + 37 * index % 110, index), greedy(30), priority=index % 3
+                )
+            )
         found.append(finish(engine))
     assert found[0] == found[1]

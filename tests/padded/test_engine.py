@@ -8,6 +8,7 @@ import torch
 from padded_models import PROMPTS, Case, case, prompt
 
 from winnow.config import BENCH_PADDED_MODES, PADDED_MODES
+from winnow.engine.new_request import NewRequest
 from winnow.errors import CapacityError
 from winnow.padded.cache import PaddedCache
 from winnow.padded.engine import PaddedEngine
@@ -34,7 +35,7 @@ def greedy(max_tokens: int, **options: object) -> SamplingParams:
 
 
 def column_bytes() -> int:
-    return llama().open("static")._executor._room.column_bytes
+    return llama().open("static")._executor._budget.column_bytes
 
 
 def finish(engine: PaddedEngine) -> dict[str, list[int]]:
@@ -64,15 +65,15 @@ def mixed_queries(count: int) -> list[tuple[list[int], int]]:
 def mixed_stats(mode: str, count: int = 40) -> PaddedStats:
     engine = llama().open(mode, max_num_seqs=8)
     for index, (tokens, max_tokens) in enumerate(mixed_queries(count)):
-        engine.add(str(index), None, tokens, greedy(max_tokens))
+        engine.add(NewRequest(str(index), None, tokens, greedy(max_tokens)))
     assert len(finish(engine)) == count
     return engine.stats()
 
 
 def test_steps_tell_once_of_those_that_ask_for_no_more() -> None:
     engine = llama().open("embedding", max_num_seqs=2)
-    engine.add("quiet", None, PROMPTS[2], greedy(5), final_only=True)
-    engine.add("told", None, PROMPTS[3], greedy(5))
+    engine.add(NewRequest("quiet", None, PROMPTS[2], greedy(5), final_only=True))
+    engine.add(NewRequest("told", None, PROMPTS[3], greedy(5)))
     outputs = []
     while engine.has_unfinished:
         outputs += engine.step()
@@ -86,18 +87,18 @@ class TestIdleComputation:
         assert mixed_stats("embedding", 120).idle_share < 0.02
 
     def test_as_the_paper_orders_the_modes(self) -> None:
-        idle = {mode: mixed_stats(mode).tally.idle for mode in PADDED_MODES}
+        idle = {mode: mixed_stats(mode).counters.idle for mode in PADDED_MODES}
         assert idle["embedding"] < idle["pd"] < idle["static"]
         assert idle["embedding"] < idle["shaping"]
 
     @pytest.mark.parametrize("mode", [*PADDED_MODES, *BENCH_PADDED_MODES])
     def test_positions_add_up(self, mode: str) -> None:
         """All tokens but each answer's last are computed once; whatever is more is counted as idle."""
-        tally = mixed_stats(mode).tally
-        assert tally.positions - tally.idle == sum(len(t) + n - 1 for t, n in mixed_queries(40))
+        counters = mixed_stats(mode).counters
+        assert counters.positions - counters.idle == sum(len(t) + n - 1 for t, n in mixed_queries(40))
 
     def test_fewer_passes_where_queries_join(self) -> None:
-        passes = {mode: mixed_stats(mode).tally.passes for mode in PADDED_MODES}
+        passes = {mode: mixed_stats(mode).counters.passes for mode in PADDED_MODES}
         assert passes["embedding"] < 0.8 * passes["static"]
 
 
@@ -106,16 +107,16 @@ class TestColumns:
     def test_no_more_than_the_longest_needs(self, mode: str) -> None:
         stats = mixed_stats(mode)
         assert stats.column_share == 1.0
-        assert stats.tally.released > 0
+        assert stats.counters.released > 0
 
     def test_gaps_are_kept_as_in_the_paper(self) -> None:
         """4.1: each running query gets as many columns as the one that joins, and keeps them until its row ends."""
         engine = llama().open("shaping-gaps", max_num_seqs=2)
-        engine.add("runs", None, prompt(4), greedy(12))
+        engine.add(NewRequest("runs", None, prompt(4), greedy(12)))
         engine.step()
         engine.step()
         before = engine.stats().columns_held
-        engine.add("joins", None, prompt(30), greedy(3))
+        engine.add(NewRequest("joins", None, prompt(30), greedy(3)))
         engine.step()
         assert engine.stats().columns_held == before + 30
         engine.step()
@@ -127,14 +128,14 @@ class TestColumns:
         assert not done & {"runs"}
         mixed = mixed_stats("shaping-gaps")
         assert mixed.column_share > 1.2
-        assert mixed.tally.passes == mixed_stats("shaping").tally.passes
+        assert mixed.counters.passes == mixed_stats("shaping").counters.passes
 
     def test_gaps_change_no_token(self) -> None:
         found = []
         for mode in ("shaping-gaps", "embedding"):
             engine = llama().open(mode, max_num_seqs=4)
             for index, (tokens, max_tokens) in enumerate(mixed_queries(24)):
-                engine.add(str(index), None, tokens, greedy(max_tokens))
+                engine.add(NewRequest(str(index), None, tokens, greedy(max_tokens)))
             found.append(finish(engine))
         assert found[0] == found[1]
 
@@ -154,15 +155,15 @@ class TestMemory:
         roomy = llama().open(mode, max_num_seqs=8)
         for each in (engine, roomy):
             for index, (tokens, max_tokens) in enumerate(queries):
-                each.add(str(index), None, tokens, greedy(max_tokens))
+                each.add(NewRequest(str(index), None, tokens, greedy(max_tokens)))
         assert finish(engine) == finish(roomy)
         stats = engine.stats()
         assert 0 < stats.kv_bytes_peak <= 150 * column_bytes()
-        assert stats.num_preemptions == stats.tally.parks
-        assert roomy.stats().tally.parks == 0
+        assert stats.num_preemptions == stats.counters.parks
+        assert roomy.stats().counters.parks == 0
         if mode == "embedding":
-            assert stats.tally.parks > 0, "the memory was meant to be too small"
-            assert (stats.tally.drops > 0) == (park_columns == 0), "as was that of the host"
+            assert stats.counters.parks > 0, "the memory was meant to be too small"
+            assert (stats.counters.drops > 0) == (park_columns == 0), "as was that of the host"
 
     def test_the_parked_find_room_in_host_memory_or_are_computed_again(self) -> None:
         """One query after the other gives way to a more urgent one; there is room for the KVs of some of them."""
@@ -172,7 +173,7 @@ class TestMemory:
             engine = llama().open("embedding", max_num_seqs=1, park_memory=limit)
             held = []
             for priority in range(5):
-                engine.add(str(priority), None, PROMPTS[4], greedy(12), priority=priority)
+                engine.add(NewRequest(str(priority), None, PROMPTS[4], greedy(12), priority=priority))
                 for _ in range(4):
                     engine.step()
                     held.append(engine.stats().parked_bytes)
@@ -180,20 +181,22 @@ class TestMemory:
             answers = finish(engine)
             assert list(answers) == ["4", "3", "2", "1", "0"]
             assert all(answer == llama().answers[4][:12] for answer in answers.values())
-            tally = engine.stats().tally
-            assert tally.parks == 4
-            assert tally.prefills == 5 + tally.drops, "who was dropped is computed again, and nobody else"
+            counters = engine.stats().counters
+            assert counters.parks == 4
+            assert counters.prefills == 5 + counters.drops, (
+                "who was dropped is computed again, and nobody else"
+            )
             assert max(held) <= limit
-            dropped.append(tally.drops)
+            dropped.append(counters.drops)
         assert dropped == [0, 2, 4]
 
     @pytest.mark.parametrize("mode", ["pd", "embedding"])
     def test_nothing_is_prefilled_that_cannot_be_kept(self, mode: str) -> None:
         engine = llama().open(mode, max_num_seqs=3, park_memory=1)
         for index in range(9):
-            engine.add(str(index), None, prompt(6, index), greedy(4 + index))
+            engine.add(NewRequest(str(index), None, prompt(6, index), greedy(4 + index)))
         assert len(finish(engine)) == 9
-        assert engine.stats().tally.drops == 0
+        assert engine.stats().counters.drops == 0
 
     def test_the_threshold_is_what_parks(self) -> None:
         """The same queries and memory; only `park_above` differs."""
@@ -203,10 +206,10 @@ class TestMemory:
                 "embedding", kv_memory=500 * column_bytes(), park_above=park_above, admit_below=0.4
             )
             for index in range(5):
-                engine.add(str(index), None, prompt(4, index), greedy(60))
+                engine.add(NewRequest(str(index), None, prompt(4, index), greedy(60)))
             finish(engine)
             assert engine.stats().kv_bytes_peak <= park_above * 500 * column_bytes()
-            parks.append(engine.stats().tally.parks)
+            parks.append(engine.stats().counters.parks)
         assert parks[0] == 0 < parks[1]
 
     def test_under_the_threshold_more_are_admitted(self) -> None:
@@ -214,7 +217,7 @@ class TestMemory:
         for admit_below in (0.3, 0.9):
             engine = llama().open("embedding", kv_memory=600 * column_bytes(), admit_below=admit_below)
             for index in range(12):
-                engine.add(str(index), None, prompt(5, index), greedy(10))
+                engine.add(NewRequest(str(index), None, prompt(5, index), greedy(10)))
             running = 0
             while engine.has_unfinished:
                 engine.step()
@@ -224,10 +227,10 @@ class TestMemory:
 
     def test_what_can_never_fit_is_refused_at_the_door(self) -> None:
         engine = llama().open("embedding", kv_memory=50 * column_bytes())
-        engine.add("fits", None, prompt(31), greedy(20))
+        engine.add(NewRequest("fits", None, prompt(31), greedy(20)))
         with pytest.raises(CapacityError, match=r"needs room for 51 KVs, kv_memory .* holds 50"):
-            engine.add("no", None, prompt(31), greedy(21))
-        engine.add("cut", None, prompt(49), SamplingParams(max_tokens=None, temperature=0.0))
+            engine.add(NewRequest("no", None, prompt(31), greedy(21)))
+        engine.add(NewRequest("cut", None, prompt(49), SamplingParams(max_tokens=None, temperature=0.0)))
         assert {name: len(tokens) for name, tokens in finish(engine).items()} == {"fits": 20, "cut": 2}
 
 
@@ -235,42 +238,52 @@ class TestPriorities:
     def test_the_urgent_goes_first_and_the_parked_is_embedded_again_bit_by_bit(self) -> None:
         engine = llama().open("embedding", max_num_seqs=2)
         for name in ("slow", "slower"):
-            engine.add(name, None, PROMPTS[6], greedy(16))
+            engine.add(NewRequest(name, None, PROMPTS[6], greedy(16)))
         for _ in range(5):
             engine.step()
         batch, queue = engine._executor._batch, engine._executor._queue
         victim = next(s for s in batch.running if s.request.request_id == "slower")
         before = batch.view(victim).copy()
-        engine.add("urgent", None, PROMPTS[3], greedy(3), priority=1)
+        engine.add(NewRequest("urgent", None, PROMPTS[3], greedy(3), priority=1))
         order = []
         while engine.has_unfinished:
-            parked = victim.slot is None and not victim.finished
+            parked = victim.kv.slot is None and not victim.finished
             order += [output.request_id for output in engine.step() if output.finished]
             engine.check_integrity()
             if victim in queue:
                 assert engine.stats().parked_bytes == engine.kv_bytes(before.length)
                 for kept, held in zip(queue._kvs[victim].layers, before.layers, strict=True):
                     assert all(torch.equal(k, h) for k, h in zip(kept, held, strict=True))
-            elif parked and victim.slot is not None:
+            elif parked and victim.kv.slot is not None:
                 for now, held in zip(batch.view(victim).layers, before.layers, strict=True):
                     assert all(torch.equal(n[:, : h.shape[1]], h) for n, h in zip(now, held, strict=True))
         assert order == ["urgent", "slow", "slower"]
-        assert engine.stats().tally.parks == 1
+        assert engine.stats().counters.parks == 1
 
     def test_equals_do_not_displace_each_other(self) -> None:
         engine = llama().open("embedding", max_num_seqs=1)
         for name in ("first", "second"):
-            engine.add(name, None, PROMPTS[2], greedy(5), priority=3)
+            engine.add(NewRequest(name, None, PROMPTS[2], greedy(5), priority=3))
         assert list(finish(engine)) == ["first", "second"]
-        assert engine.stats().tally.parks == 0
+        assert engine.stats().counters.parks == 0
+
+    def test_samples_keep_the_place_of_their_request(self) -> None:
+        """Beside "runs" two rows are free, and the three sequences are prefilled before any of them has one."""
+        engine = llama().open("embedding", max_num_seqs=3)
+        engine.add(NewRequest("runs", None, PROMPTS[2], greedy(40)))
+        engine.step()
+        engine.step()
+        engine.add(NewRequest("samples", None, PROMPTS[2], SamplingParams(n=2, **GREEDY)))
+        engine.add(NewRequest("later", None, prompt(5, 1), greedy(2)))
+        assert list(finish(engine)) == ["samples", "later", "runs"]
 
     @pytest.mark.parametrize("mode", ["static", "pd"])
     def test_a_batch_that_runs_to_completion_is_not_interrupted(self, mode: str) -> None:
         engine = llama().open(mode, max_num_seqs=1)
-        engine.add("first", None, PROMPTS[2], greedy(5))
+        engine.add(NewRequest("first", None, PROMPTS[2], greedy(5)))
         engine.step()
         engine.step()
-        engine.add("urgent", None, PROMPTS[2], greedy(5), priority=1)
+        engine.add(NewRequest("urgent", None, PROMPTS[2], greedy(5), priority=1))
         assert list(finish(engine)) == ["first", "urgent"]
 
 
@@ -284,10 +297,10 @@ class TestFailures:
         model = failing_llama()
         engine = model.open(mode, max_num_seqs=3)
         for index, tokens in enumerate(PROMPTS):
-            engine.add(str(index), None, tokens, SamplingParams(n=2, **GREEDY))
+            engine.add(NewRequest(str(index), None, tokens, SamplingParams(n=2, **GREEDY)))
         owner, name, failing = {
             "second layer": (model.model.model.layers[1], "forward", (1, 4, 9)),
-            "sampling": (engine._executor._seats, "sample", (1, 4, 9)),
+            "sampling": (engine._executor._sampler_slots, "sample", (1, 4, 9)),
             "exchanging tensors": (PaddedCache, "resize", (1, 2, 4)),
         }[part]
         works, calls = getattr(owner, name), 0

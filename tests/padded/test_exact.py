@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from padded_models import MAX_TOKENS, MODELS, PROMPTS, Case, case
 
 from winnow.config import PADDED_MODES
+from winnow.engine.new_request import NewRequest
 from winnow.sampling import SamplingParams
 
 
@@ -57,7 +58,7 @@ def test_tokens_equal_generate_alone(
     """`columns` and `park_columns` are KV and host memory in columns of one row: one long query, a few, or all; and
     nothing at all."""
     mode, *background = mode.split(", ")
-    column_bytes = each_case.open(mode)._executor._room.column_bytes
+    column_bytes = each_case.open(mode)._executor._budget.column_bytes
     engine = each_case.open(
         mode,
         overlap_prefill=bool(background),
@@ -74,7 +75,7 @@ def test_tokens_equal_generate_alone(
         while pending and pending[0][1].arrives <= steps:
             index, query = pending.pop(0)
             params = SamplingParams(temperature=0.0, max_tokens=query.max_tokens, ignore_eos=True)
-            engine.add(str(index), None, PROMPTS[query.prompt], params, priority=query.priority)
+            engine.add(NewRequest(str(index), None, PROMPTS[query.prompt], params, priority=query.priority))
         for output in engine.step():
             answers[output.request_id] = output.outputs[0].token_ids
         steps += 1

@@ -10,7 +10,7 @@ from tokenizer_kinds import BYTE_LEVEL, KINDS, SENTENCEPIECE, UNKNOWN
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from winnow.engine.answer import Answer
+from winnow.engine.output_state import OutputState
 from winnow.engine.request import Request
 from winnow.openai.logprobs import chat_logprobs, completion_logprobs
 from winnow.outputs import CompletionOutput, RequestMetrics
@@ -45,14 +45,14 @@ def answer_of(
         RequestMetrics(arrival_time=0.0),
     )
     [sequence] = request.sequences
-    answer = Answer(sequence, TokenTable(tokenizer), frozenset())
+    state = OutputState(sequence, TokenTable(tokenizer), frozenset())
     for token in tokens:
         others = [(token + step) % len(tokenizer) for step in (0, 7, 100)]
         logprobs = {each: Logprob(-1.0 - rank, rank + 1) for rank, each in enumerate(others)}
-        if answer.take(token, logprobs) is not None:
+        if state.append_token(token, logprobs) is not None:
             break
-    answer.finish()
-    return answer.output(None)
+    state.finish()
+    return state.output(None)
 
 
 def check(answer: CompletionOutput) -> None:

@@ -291,7 +291,7 @@ def run_cell(llm: LLM, queries: Sequence[Query], on_step: OnStep) -> Run:
 
 
 def _tally(stats: EngineStats) -> dict[str, float]:
-    return asdict(stats.tally) if isinstance(stats, PaddedStats) else {}
+    return asdict(stats.counters) if isinstance(stats, PaddedStats) else {}
 
 
 def _kv_bytes(stats: EngineStats) -> int:

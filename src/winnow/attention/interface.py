@@ -6,15 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from winnow.attention.spans import Spans
-from winnow.cache import CacheManager, KVPool
-
-
-@dataclass(frozen=True)
-class PagedCache:
-    """What a backend reads and writes: the memory, and the accounting that says whose it is."""
-
-    pool: KVPool
-    manager: CacheManager
+from winnow.cache import KVPool, PagedCache
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from winnow.attention.interface import AttentionSpec, PagedCache
+from winnow.attention.interface import AttentionSpec
 from winnow.attention.native_step import NativeSpec, NativeStep
 from winnow.attention.observe import Observe
 from winnow.attention.spans import Spans
-from winnow.cache import KVPool
+from winnow.cache import KVPool, PagedCache
 from winnow.cache.layout import PAGE_ENTRIES
 
 if TYPE_CHECKING:
@@ -195,12 +195,12 @@ class NativeBackend:
 
     def _native_cache(self, cache: PagedCache) -> "_native.Cache":
         if self._cache is None or self._cache[0] is not cache:
-            layout, tables = cache.pool.layout, cache.manager.tables
+            layout, tables = cache.pool.layout, cache.tables
             view = self._native.Cache(
                 self._native_pool(cache.pool),
                 pages=tables.pages.data_ptr(),
                 page_table=tables.page_table.data_ptr(),
-                lengths=cache.manager.lengths.data_ptr(),
+                lengths=cache.tables.lengths.data_ptr(),
                 num_layers=layout.num_layers,
                 num_heads=layout.num_kv_heads,
                 page_entries=PAGE_ENTRIES,

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from winnow.attention.interface import AttentionSpec, PagedCache
+from winnow.attention.interface import AttentionSpec
 from winnow.attention.observation import Observation
 from winnow.attention.observe import Observe
 from winnow.attention.spans import Spans
-from winnow.cache import KVPool
+from winnow.cache import KVPool, PagedCache
 from winnow.cache.layout import ceil_div
 
 # Elements of the largest gathered or computed temporary: 64 MiB of float32.
@@ -38,15 +38,15 @@ class ReferenceBackend:
     """See `AttentionBackend` for shapes and meaning."""
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
-        pool, manager = cache.pool, cache.manager
+        pool, tables = cache.pool, cache.tables
         block_size = pool.layout.block_size
         # A token's slot counts from the end of its row: rows may differ in length, but all end with this batch.
-        index = manager.lengths[spans.token_slots, layer].long() - 1 - spans.tokens_after[:, None]  # [T, H]
-        tables = manager.tables.lookup(
+        index = tables.lengths[spans.token_slots, layer].long() - 1 - spans.tokens_after[:, None]  # [T, H]
+        blocks = tables.lookup(
             spans.device_slots, layer, ceil_div(int(spans.lengths.max()), block_size)
         )  # [B, H, blocks]
         head = torch.arange(index.shape[1], device=spans.device)
-        block = tables[spans.token_sequence[:, None], head, index // block_size]  # [T, H]
+        block = blocks[spans.token_sequence[:, None], head, index // block_size]  # [T, H]
         place = block.long(), index % block_size
         pool.k[place] = k.to(pool.k.dtype)
         pool.v[place] = v.to(pool.v.dtype)
@@ -95,13 +95,13 @@ class _Rows:
 
     @classmethod
     def gather(cls, cache: PagedCache, spans: Spans, group: _Group, layer: int) -> "_Rows":
-        pool, manager = cache.pool, cache.manager
+        pool, tables = cache.pool, cache.tables
         block_size = pool.layout.block_size
         slots = torch.from_numpy(spans.slots[group.index]).to(spans.device)
-        blocks = manager.tables.lookup(slots, layer, ceil_div(group.longest, block_size)).long()
+        blocks = tables.lookup(slots, layer, ceil_div(group.longest, block_size)).long()
         offset = torch.arange(block_size, device=spans.device)
         slot = (blocks[..., None] * block_size + offset).flatten(2)
-        length = manager.lengths[slots, layer]  # [G, H]
+        length = tables.lengths[slots, layer]  # [G, H]
         valid = torch.arange(slot.shape[2], device=spans.device) < length[..., None]
         return cls(
             k=pool.k[blocks].flatten(2, 3).float(),

@@ -206,7 +206,7 @@ def attention_flops(case: KernelCase, spans: Spans) -> int:
 
     The mean over the layers, where rows differ.
     """
-    lengths = case.cache.manager.host_lengths[spans.slots].astype(np.int64)  # [B, layers, heads]
+    lengths = case.cache.tables.host_lengths[spans.slots].astype(np.int64)  # [B, layers, heads]
     counts = spans.counts[:, None, None]
     # The last of n queries sees the whole row, the one before it one KV less, and so on.
     pairs = (counts * lengths - counts * (counts - 1) // 2).sum() / case.layers
@@ -216,7 +216,7 @@ def attention_flops(case: KernelCase, spans: Spans) -> int:
 
 def _read(case: KernelCase, spans: Spans) -> float:
     """Bytes of keys and values in the rows of a layer, the mean over the layers."""
-    return float(case.cache.manager.host_lengths[spans.slots].sum()) / case.layers * case.kv_bytes
+    return float(case.cache.tables.host_lengths[spans.slots].sum()) / case.layers * case.kv_bytes
 
 
 def _written(case: KernelCase, spans: Spans) -> float:

@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnow.attention import Observe, PagedCache, ReferenceBackend, Spans
+from winnow.attention import Observe, ReferenceBackend, Spans
 from winnow.bench.kernel_config import KernelConfig
-from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.cache import CacheLayout, CacheSize, LocalCache, PagedCache
 from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError
 from winnow.units import format_bytes
@@ -23,7 +23,7 @@ class KernelCase:
     """A filled cache. Its sequences end with a chunk of their prompt, whose last token serves as the decoding one."""
 
     config: KernelConfig
-    cache: PagedCache
+    local: LocalCache
     slots: tuple[int, ...]
     q: Tensor
     """[batch * chunk, query_heads, head_dim], for whatever batch needs a part of it."""
@@ -44,8 +44,7 @@ class KernelCase:
         layout = CacheLayout(layers, config.kv_heads, config.head_dim, config.block_size, dtype, num_scores=1)
         size = _room(layout, config)
         try:
-            manager = CacheManager(layout, size, device)
-            pool = KVPool(layout, size.num_blocks, device)
+            local = LocalCache(layout, size, device)
         except (RuntimeError, torch.OutOfMemoryError):
             needed = format_bytes(size.nbytes(layout))
             raise ConfigError(
@@ -59,14 +58,19 @@ class KernelCase:
 
         case = cls(
             config,
-            PagedCache(pool, manager),
-            tuple(manager.open() for _ in range(config.batch)),
+            local,
+            tuple(local.ledger.open() for _ in range(config.batch)),
             random(config.query_heads),
             random(config.kv_heads),
             random(config.kv_heads),
         )
         case._fill()
         return case
+
+    @property
+    def cache(self) -> PagedCache:
+        """Memory and tables."""
+        return self.local.paged
 
     @property
     def layers(self) -> int:
@@ -76,7 +80,7 @@ class KernelCase:
     @property
     def lengths(self) -> NDArray[np.int32]:
         """KVs of every row, [batch, layers, heads]."""
-        return self.cache.manager.host_lengths[list(self.slots)]
+        return self.local.ledger.lengths[list(self.slots)]
 
     @property
     def kv_bytes(self) -> int:
@@ -97,7 +101,7 @@ class KernelCase:
             slots,
             starts,
             counts,
-            self.cache.manager.host_lengths[slots].max(axis=(1, 2)).astype(np.int64),
+            self.cache.tables.longest(slots),
             device=self.q.device,
             observe=[observe] * len(slots),
         )
@@ -113,9 +117,8 @@ class KernelCase:
         """
         half = int(self.lengths[:, layer].min()) // 2
         block_size = self.config.block_size
-        manager = self.cache.manager
         device = self.q.device
-        blocks = manager.tables.lookup(
+        blocks = self.cache.tables.lookup(
             torch.tensor(self.slots, device=device), layer, ceil_div(2 * half, block_size)
         ).long()
         slots = (blocks[..., None] * block_size + torch.arange(block_size, device=device)).flatten(2)
@@ -130,24 +133,23 @@ class KernelCase:
 
     def _fill(self) -> None:
         """Write all but the last chunk of every sequence, shorten rows if they are to differ, write the last chunk."""
-        config, manager = self.config, self.cache.manager
+        config, ledger = self.config, self.local.ledger
         rng = np.random.default_rng(config.seed)
         if config.scatter:
-            blocks = manager.allocator.allocate(manager.size.num_blocks)
-            order = torch.from_numpy(rng.permutation(len(blocks))).to(blocks.device)
-            manager.allocator.release(blocks[order], exclusive=True)
+            blocks = ledger.allocator.allocate(ledger.size.num_blocks)
+            ledger.allocator.release(rng.permutation(blocks))
         context = config.context - config.chunk
         for slot in self.slots:
             for start in range(0, context, config.chunk):
                 self._write(slot, start, min(config.chunk, context - start))
             if config.uneven:
                 shape = (1, self.layers, config.kv_heads)
-                manager.shrink([slot], rng.integers(1, context, size=shape, dtype=np.int32, endpoint=True))
+                ledger.shrink([slot], rng.integers(1, context, size=shape, dtype=np.int32, endpoint=True))
             self._write(slot, context, config.chunk)
 
     def _write(self, slot: int, start: int, count: int) -> None:
-        self.cache.manager.append([slot], [count])
-        lengths = self.cache.manager.host_lengths[[slot]].max(axis=(1, 2)).astype(np.int64)
+        self.local.append([slot], [count])
+        lengths = self.cache.tables.longest([slot])
         spans = Spans.build([slot], [start], [count], lengths, device=self.q.device)
         first = slot % self.config.batch * self.config.chunk
         k, v = self.k[first : first + count], self.v[first : first + count]

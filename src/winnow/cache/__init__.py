@@ -1,19 +1,42 @@
-"""WHERE KVs live: the pool of blocks, the tables that say whose they are, and the accounting of both."""
+"""WHERE KVs live: the pool of blocks, the tables that say whose they are, and the ledger that accounts for both.
+
+The ledger is host arithmetic; what it is imported from needs no torch.
+"""
+
+from typing import TYPE_CHECKING
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.layout import CacheLayout, CacheSize
-from winnow.cache.manager import BlockCopies, CacheManager, Demand
-from winnow.cache.pool import KVPool
-from winnow.cache.tables import BlockTables
+from winnow.cache.ledger import Demand, Ledger
+from winnow.cache.update import BlockCopies, CacheUpdate
+from winnow.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from winnow.cache.paged import LocalCache, PagedCache
+    from winnow.cache.pool import KVPool
+    from winnow.cache.tables import BlockTables
 
 __all__ = [
     "BlockAllocator",
     "BlockCopies",
     "BlockTables",
     "CacheLayout",
-    "CacheManager",
     "CacheSize",
+    "CacheUpdate",
     "Demand",
     "KVPool",
+    "Ledger",
+    "LocalCache",
     "OutOfBlocksError",
+    "PagedCache",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "BlockTables": "winnow.cache.tables",
+        "KVPool": "winnow.cache.pool",
+        "LocalCache": "winnow.cache.paged",
+        "PagedCache": "winnow.cache.paged",
+    },
+)

@@ -110,7 +110,7 @@ class CacheSize:
         Pages are bounded by blocks: a sequence of b blocks a row takes at most b / PAGE_ENTRIES + 1 pages, so with
         equal rows blocks run out first. Rows that differ, or share blocks, may run out of pages earlier; the
         manager counts both. Any request may bring a policy whose rows differ, so there are pages for rows ROW_SKEW
-        times as long as the average, under 1 % of the memory, and always enough for one sequence alone: a row of it
+        times as long as the average, under 2 % of the memory, and always enough for one sequence alone: a row of it
         takes at most all blocks.
         """
         pages_per_seq = layout.pages_for(max_model_len)
@@ -119,10 +119,10 @@ class CacheSize:
         return cls(num_blocks, min(num_pages, max_num_seqs * pages_per_seq), max_num_seqs, pages_per_seq)
 
     def nbytes(self, layout: CacheLayout) -> int:
-        """All bytes of the cache: blocks, free stack and reference counts, table pages, page table, lengths."""
+        """All bytes of the cache: blocks, free stack and counts of holders, table pages, page table, lengths."""
         return (
             self.num_blocks * (layout.block_bytes + 2 * _INT32)
-            + self.num_pages * layout.page_bytes
-            # page table and lengths exist twice: on the compute device and as the host's mirror
-            + 2 * self.max_num_seqs * (self.pages_per_seq + layout.rows_per_seq) * _INT32
+            # tables and lengths exist twice: the ledger's, and those on the compute device; lengths of these twice
+            + 2 * self.num_pages * layout.page_bytes
+            + self.max_num_seqs * (2 * self.pages_per_seq + 3 * layout.rows_per_seq) * _INT32
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from winnow.cache import CacheLayout, CacheManager
+from winnow.cache import CacheLayout, Ledger
 from winnow.config import EngineConfig, EvictionConfig
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
@@ -77,14 +77,14 @@ class Admission:
 
     def __init__(
         self,
-        cache: CacheManager,
+        ledger: Ledger,
         config: EngineConfig,
         vocab_size: int,
         max_model_len: int,
         trained_len: int,
         instruct: Callable[[Replay, list[int]], Instruction] | None = None,
     ) -> None:
-        self._cache = cache
+        self._ledger = ledger
         self._config = config
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -126,7 +126,7 @@ class Admission:
                 f"template_tail must be at most the prompt's {prompt_len} tokens, got {params.template_tail}"
             )
         # The last token of an answer is never computed, so it needs no KV.
-        total, layout = prompt_len + max_tokens - 1, self._cache.layout
+        total, layout = prompt_len + max_tokens - 1, self._ledger.layout
         # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
         evictions = [
             settle(
@@ -152,7 +152,7 @@ class Admission:
                 peak = hungriest.peak_blocks(layout, total) * layout.block_size // layout.rows_per_seq
             raise CapacityError(
                 f"prompt of {prompt_len} tokens with max_tokens {max_tokens} needs room for {peak} KVs a row, "
-                f"kv_memory {format_bytes(self._config.cache.kv_memory)} holds {self._cache.capacity}"
+                f"kv_memory {format_bytes(self._config.cache.kv_memory)} holds {self._ledger.capacity}"
             )
         asked = configs[0].chosen
         name = None if policy.when.never else asked if isinstance(asked, str) else "own"
@@ -181,7 +181,7 @@ class Admission:
 
     def _check_policy(self, eviction: SequenceEviction) -> None:
         """Raise InvalidRequestError if the engine as it was opened cannot run the policy."""
-        policy, available = eviction.policy, self._cache.layout.num_scores
+        policy, available = eviction.policy, self._ledger.layout.num_scores
         if policy.score.num_scores > available:
             raise InvalidRequestError(
                 f"{type(policy.score).__name__} needs {policy.score.num_scores} score accumulators per KV, and the "
@@ -205,7 +205,7 @@ class Admission:
 
     def _room(self, eviction: SequenceEviction | None, prompt_len: int, context: int) -> int:
         """Most tokens of an answer for which the KV memory suffices; 0: none."""
-        layout, there = self._cache.layout, self._cache.size.num_blocks
+        layout, there = self._ledger.layout, self._ledger.size.num_blocks
 
         def exceeds(num_tokens: int) -> bool:
             return _blocks(eviction, layout, num_tokens) > there

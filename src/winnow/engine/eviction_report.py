@@ -14,7 +14,7 @@ def eviction_report(sequence: Sequence, layout: CacheLayout) -> EvictionReport |
     return EvictionReport(
         policy=sequence.request.policy_name,
         kv_budget=None if eviction is None else eviction.budget,
-        num_tokens=sequence.num_computed,
+        num_tokens=sequence.kv.num_computed,
         kept=tuple(tuple(row) for row in sequence.kept.tolist()),
         bytes_held=held * layout.block_bytes,
         bytes_freed=sequence.rounds.freed_blocks * layout.block_bytes,

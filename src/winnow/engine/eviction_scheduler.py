@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceType
 
+from winnow.cache import Ledger
 from winnow.engine.executor import Executor
+from winnow.engine.plan import PlannedEviction
 from winnow.engine.replays import siblings
 from winnow.engine.request import RoundTally, Sequence
-from winnow.eviction import EvictionTarget, SequenceEviction
+from winnow.eviction import SequenceEviction
 
 
 class EvictionScheduler:
@@ -19,9 +21,11 @@ class EvictionScheduler:
         total: what all rounds so far came to.
     """
 
-    def __init__(self, executor: Executor, clock: Callable[[], float], max_kvs: int | None) -> None:
+    def __init__(
+        self, executor: Executor, ledger: Ledger, clock: Callable[[], float], max_kvs: int | None
+    ) -> None:
         self._executor = executor
-        self._cache = executor.cache
+        self._ledger = ledger
         self._clock = clock
         self._max_kvs = max_kvs
         self.total = RoundTally()
@@ -48,7 +52,7 @@ class EvictionScheduler:
         ]
         done = self._shrink(due + self._joining(due, able), running)
         # A sibling that a round served through its leader is no longer due.
-        return {s for s in due if s not in done and s.last_round != s.num_computed}
+        return {s for s in due if s not in done and s.kv.last_round != s.kv.num_computed}
 
     def relieve(self, running: SequenceType[Sequence]) -> bool:
         """Shrink sequences whose policy acts under pressure. Returns False if there is none that could."""
@@ -75,9 +79,9 @@ class EvictionScheduler:
         if not sequences:
             return
         # At once: one by one, this would take longer than all else that is decided in a step.
-        lengths = self._cache.host_lengths[[s.running_slot for s in sequences]]
+        lengths = self._ledger.lengths[[s.kv.running_slot for s in sequences]]
         for sequence, mean in zip(sequences, lengths.mean(axis=(1, 2)).tolist(), strict=True):
-            yield sequence, (sequence.num_computed, sequence.last_round, mean)
+            yield sequence, (sequence.kv.num_computed, sequence.kv.last_round, mean)
 
     def _shrinkable(self, sequences: SequenceType[Sequence]) -> list[Sequence]:
         """Those for which a round that the engine asks for would bring anything."""
@@ -94,7 +98,7 @@ class EvictionScheduler:
         stepped = [s for s, when in whens if when.every_steps and self._num_steps % when.every_steps == 0]
         due = set(self._shrinkable(stepped))
         watched = self._shrinkable([s for s, when in whens if when.uncompressed_tokens is not None])
-        gathered = sum(s.num_computed - s.last_round for s in watched)
+        gathered = sum(s.kv.num_computed - s.kv.last_round for s in watched)
         for sequence in watched:
             if gathered >= (_eviction(sequence).policy.when.uncompressed_tokens or 0):
                 due.add(sequence)
@@ -102,7 +106,7 @@ class EvictionScheduler:
 
     def _joining(self, due: SequenceType[Sequence], able: SequenceType[Sequence]) -> list[Sequence]:
         """Decoding sequences that take part in the round after a prompt that one of `due` has just finished."""
-        finished = [_eviction(s) for s in due if s.num_computed == _eviction(s).context_len]
+        finished = [_eviction(s) for s in due if s.kv.num_computed == _eviction(s).context_len]
         policies = [eviction.policy for eviction in finished if eviction.policy.when.join_prefill]
         if not policies:
             return []
@@ -120,13 +124,13 @@ class EvictionScheduler:
         taken: set[Sequence] = set()
         ranked = 0
         for sequence in sorted(able, key=lambda s: self._served.get(s, -1)):
-            size = int(self._cache.host_lengths[sequence.slot].sum())
+            size = int(self._ledger.lengths[sequence.kv.slot].sum())
             if sequence in taken:
                 continue
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
             leaders.append(sequence)
-            same[sequence] = siblings(self._cache, sequence, running)
+            same[sequence] = siblings(self._ledger, sequence, running)
             taken |= {sequence, *same[sequence]}
             ranked += size
         self._run(leaders, same)
@@ -138,13 +142,19 @@ class EvictionScheduler:
         # share what is left.
         for leader in leaders:
             for sibling in same[leader]:
-                self._cache.clear(sibling.running_slot)
-        freed = self._executor.evict(
-            [EvictionTarget(s.running_slot, _eviction(s), s.num_computed, s.shift) for s in leaders]
+                self._ledger.clear(sibling.kv.running_slot)
+        self._executor.apply(self._ledger.take_update())
+        slots = [s.kv.running_slot for s in leaders]
+        lengths = self._executor.evict(
+            [
+                PlannedEviction(slot, s.kv.num_computed, s.kv.position_offset)
+                for slot, s in zip(slots, leaders, strict=True)
+            ]
         )
+        freed = self._ledger.shrink(slots, lengths).tolist()
         for leader in leaders:
             for sibling in same[leader]:
-                self._cache.share(leader.running_slot, sibling.running_slot)
+                self._ledger.share(leader.kv.running_slot, sibling.kv.running_slot)
         seconds = self._clock() - start
         self.total.add(sum(freed), seconds)
         for leader, blocks in zip(leaders, freed, strict=True):
@@ -152,11 +162,11 @@ class EvictionScheduler:
                 self._note(sequence, blocks, seconds / len(leaders))
 
     def _note(self, sequence: Sequence, freed_blocks: int, seconds: float) -> None:
-        sequence.last_round = sequence.num_computed
+        sequence.kv.last_round = sequence.kv.num_computed
         sequence.rounds.add(freed_blocks, seconds)
         if _eviction(sequence).policy.reassign_positions:
-            sequence.shift = sequence.num_computed - int(
-                self._cache.host_lengths[sequence.running_slot].max()
+            sequence.kv.position_offset = sequence.kv.num_computed - int(
+                self._ledger.lengths[sequence.kv.running_slot].max()
             )
         self._served[sequence] = self._num_served
         self._num_served += 1

@@ -3,24 +3,26 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from winnow.cache import BlockCopies, CacheManager
-from winnow.engine.plan import StepPlan, StepResult
-from winnow.eviction import EvictionPolicy, EvictionTarget
+from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
+from winnow.cache.layout import IntArray
+from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
+from winnow.eviction import EvictionPolicy
 from winnow.sampling import SamplingParams
 
 
 class Executor(Protocol):
-    """Computes plans over a cache whose accounting the scheduler shares."""
+    """Computes plans over memory of its own. What lies where, a ledger decides, and updates tell."""
 
     @property
-    def cache(self) -> CacheManager:
-        """The accounting of the cache that plans are made against."""
+    def layout(self) -> CacheLayout:
+        """The shape of the cache."""
 
-    def settle(self, params: SamplingParams) -> SamplingParams:
+    @property
+    def size(self) -> CacheSize:
+        """How many blocks, pages and slots its memory has."""
+
+    def with_seed(self, params: SamplingParams) -> SamplingParams:
         """Decide what the parameters leave open, such as the seed: once, when a request arrives."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute the planned tokens and sample where the plan says so."""
 
     def prepare(self, policy: EvictionPolicy) -> None:
         """Get ready to run a policy.
@@ -29,14 +31,21 @@ class Executor(Protocol):
             InvalidRequestError: the model does not allow it.
         """
 
-    def copy(self, copies: BlockCopies) -> None:
-        """Copy blocks at once."""
+    def apply(self, update: CacheUpdate) -> None:
+        """Follow the ledger between steps: copy blocks, change tables, drop what is known of closed slots."""
 
-    def evict(self, members: Sequence[EvictionTarget]) -> list[int]:
-        """Shrink sequences to their budgets at once. Returns the blocks that each gave back."""
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Apply the plan's update, compute its tokens and sample where it says so."""
+
+    def evict(self, planned: Sequence[PlannedEviction]) -> IntArray:
+        """Cut sequences to their budgets; the KVs that stay move to the front of their rows.
+
+        Returns:
+            KVs of each of their rows, int32 [B, layers, heads]; what lies behind them is free.
+        """
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """Token positions whose KVs a slot holds, ascending, by layer and head. Reads them back from the device."""
 
-    def release(self, slot: int) -> None:
-        """Forget what is kept for a slot besides its KVs; called when its sequence ends or is preempted."""
+    def check_integrity(self, ledger: Ledger) -> None:
+        """Assert that memory follows the ledger, all of whose updates have been applied. Slow."""

@@ -1,4 +1,4 @@
-"""The words of a replay in a model's tokens, within the chat template that the prompt was written by."""
+"""The instructions of a replay as tokens, within the prompt's chat template."""
 
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -10,12 +10,12 @@ from winnow.eviction import Instruction, Replay
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Stands for a question; no template writes it.
+# Stands for a question; no template contains it.
 _QUESTION = "\x1dthe question\x1d"
 
 
 class Instructor:
-    """Says what asks for a repetition; see `Instruction`."""
+    """Makes the `Instruction` that asks a model to repeat its context."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
@@ -27,13 +27,13 @@ class Instructor:
         )
         before, after = self._template
         written = len(before) if token_ids[: len(before)] == list(before) else 0
-        # A prompt with a system message of its own begins like the template's, and then goes another way.
+        # A prompt with its own system message starts like the template's and then differs.
         templated = written or (len(before) > 1 and token_ids[:2] == list(before[:2]))
         return Instruction(first, later, written, after if templated else ())
 
     @cached_property
     def _template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens that the chat template writes before and after a user's message; nothing where it has none."""
+        """The chat template's tokens before and after a user's message; empty without a template."""
         try:
             prompt = apply_template(self._tokenizer, [{"role": "user", "content": _QUESTION}]).text or ""
         except InvalidRequestError:

@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment that suits."""
+"""Deferring Ctrl-C to the end of a step."""
 
 import signal
 import threading
@@ -7,10 +7,10 @@ from typing import Self
 
 
 class DeferredInterrupt:
-    """Within it, the first SIGINT is handled at its end: work of milliseconds is not torn in two.
+    """Context manager that handles the first SIGINT at its end, so that work of milliseconds is not interrupted.
 
-    Python handles signals in the main thread, between any two instructions; in other threads this does nothing. The
-    second SIGINT is handled at once: the work may take longer than somebody will wait.
+    Handles a second SIGINT at once, in case the work takes longer than expected. Python handles signals in the main
+    thread, between any two instructions; in other threads this has no effect.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class DeferredInterrupt:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             handler = signal.getsignal(signal.SIGINT)
-            if callable(handler):  # else it is ignored, ends the process, or is not Python's
+            if callable(handler):  # else it is ignored, ends the process, or was not installed by Python
                 self._handler = handler
                 signal.signal(signal.SIGINT, self._receive)
         return self
@@ -34,7 +34,7 @@ class DeferredInterrupt:
             self.handle()
 
     def handle(self) -> None:
-        """Handle what came so far: raise KeyboardInterrupt, as a rule."""
+        """Handle a SIGINT received so far; usually raises KeyboardInterrupt."""
         received, self._received = self._received, None
         if received is not None and callable(self._handler):
             self._handler(*received)

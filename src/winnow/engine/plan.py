@@ -1,42 +1,61 @@
-"""What one step computes, decided before any tensor is touched."""
+"""What one step computes, decided before any tensor is touched: values that can cross to another process."""
 
-from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from winnow.cache import BlockCopies
-from winnow.engine.request import Sequence
-from winnow.eviction import ReplayPass
+from winnow.cache import CacheUpdate
+from winnow.eviction import SequenceEviction
 from winnow.outputs import LogprobDict
+from winnow.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class NewSequence:
+    """What the executor must know of a sequence that gets a slot; it is told once, and keeps it until the slot closes.
+
+    Attributes:
+        token_ids: prompt and answer so far, also of a sequence that computes them again.
+        index: of the sample among those of its prompt.
+    """
+
+    slot: int
+    token_ids: list[int]
+    prompt_len: int
+    params: SamplingParams
+    index: int = 0
+    eviction: SequenceEviction | None = None
 
 
 @dataclass(slots=True)  # not frozen: every step makes one of each sequence, which would take twice as long
 class PlannedSequence:
-    """`count` tokens of a sequence, from position `start`; its rows already have room for them."""
+    """Tokens of the sequence in a slot, from token index `start` on; its rows already have room for them.
 
-    sequence: Sequence
+    Attributes:
+        position_offset: what their positions lie below their indices.
+        samplers: slots that sample from the last token's logits: none while a prompt is unfinished, else this one
+            and those of the forks that share its prompt.
+        forks: slots that hold the same KVs from here on.
+        replay: which pass of its replay the tokens are of: they repeat its context, behind it, and their KVs do not
+            stay. None: they are its own.
+        logprobs: indices of tokens, half-open, whose logits are asked for since they predict the prompt's next ones.
+    """
+
     slot: int
     start: int
-    count: int
-    samplers: tuple[Sequence, ...]
-    """Sequences that sample from the last token's logits: none while a prompt is unfinished, else the sequence and
-    the forks that share its prompt."""
-    forks: tuple[Sequence, ...] = ()
-    """Sequences that hold the same KVs from here on."""
-    replay: ReplayPass | None = None
-    """The tokens are not the sequence's own: they are this pass's, behind the context, and their KVs do not stay."""
+    token_ids: list[int]
+    position_offset: int
+    samplers: tuple[int, ...] = ()
+    forks: tuple[int, ...] = ()
+    replay: int | None = None
+    logprobs: tuple[int, int] | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.token_ids)
 
     @property
     def end(self) -> int:
-        return self.start + self.count
-
-    @property
-    def token_ids(self) -> SequenceType[int]:
-        """What is computed."""
-        if self.replay is None:
-            return self.sequence.token_ids[self.start : self.end]
-        first = self.start - self.replay.context_len
-        return self.replay.token_ids[first : first + self.count]
+        return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -44,16 +63,33 @@ class StepPlan:
     """Decoding sequences first, then prefill chunks, to be computed as one packed row of tokens."""
 
     entries: tuple[PlannedSequence, ...]
-    copies: tuple[BlockCopies, ...] = ()
-    """Blocks to copy before the step writes."""
+    update: CacheUpdate = field(default_factory=CacheUpdate)
+    """What happened to the cache since the executor last heard of it, the room for this step's tokens included."""
+    new_sequences: tuple[NewSequence, ...] = ()
+    """Those that got a slot since, forks included."""
 
     @cached_property
     def num_tokens(self) -> int:
-        return sum(entry.count for entry in self.entries)
+        return sum(len(entry.token_ids) for entry in self.entries)
 
     @cached_property
-    def samplers(self) -> list[Sequence]:
-        return [sequence for entry in self.entries for sequence in entry.samplers]
+    def samplers(self) -> list[int]:
+        """The slots that sample, in order."""
+        return [slot for entry in self.entries for slot in entry.samplers]
+
+
+@dataclass(frozen=True)
+class PlannedEviction:
+    """A sequence whose rows are cut to its budget; it shares no blocks.
+
+    Attributes:
+        computed: tokens in the cache, less what rounds took.
+        position_offset: what positions lie below token indices.
+    """
+
+    slot: int
+    computed: int
+    position_offset: int = 0
 
 
 @dataclass(frozen=True)

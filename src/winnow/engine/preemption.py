@@ -3,7 +3,8 @@
 from collections.abc import Sequence as SequenceType
 from typing import Protocol
 
-from winnow.engine.executor import Executor
+from winnow.cache import Ledger
+from winnow.engine.kv_state import KVState
 from winnow.engine.queue import serving_order
 from winnow.engine.request import Sequence
 
@@ -14,7 +15,7 @@ class VictimPolicy(Protocol):
 
 
 class PreemptionMethod(Protocol):
-    def preempt(self, sequence: Sequence, executor: Executor) -> None:
+    def preempt(self, sequence: Sequence, ledger: Ledger) -> None:
         """Take the sequence's slot and blocks, so that it can go on later."""
 
 
@@ -28,10 +29,6 @@ class LeastUrgent:
 class Recompute:
     """Drop all KVs. The sequence keeps its tokens and computes them again when there is room."""
 
-    def preempt(self, sequence: Sequence, executor: Executor) -> None:
-        assert sequence.slot is not None, "only a running sequence can be preempted"
-        executor.cache.close(sequence.slot)
-        executor.release(sequence.slot)
-        sequence.slot = None
-        sequence.num_computed = sequence.last_round = sequence.shift = 0
-        sequence.passes_done = sequence.replayed = 0
+    def preempt(self, sequence: Sequence, ledger: Ledger) -> None:
+        ledger.close(sequence.kv.running_slot)
+        sequence.kv = KVState()

@@ -1,4 +1,4 @@
-"""Who is served next: sequences without a slot."""
+"""Queues of sequences that wait for a slot."""
 
 from bisect import insort
 from collections.abc import Iterator
@@ -9,20 +9,20 @@ from winnow.engine.request import Request, Sequence
 
 
 class WaitingQueue(Protocol):
-    """Sequences that wait for a slot, in the order in which they are served."""
+    """Sequences that wait for a slot, in the order in which they are served. Both engines wait in one."""
 
     def add(self, request: Request) -> None:
-        """Queue a request that has just arrived: its first sample."""
+        """Queue the first sample of a request that has just arrived."""
 
     def put_back(self, sequence: Sequence) -> None:
-        """Queue a sequence of a request that came before: one that was preempted, or another sample."""
+        """Queue a sequence of an earlier request: one that was preempted, or another sample."""
 
     @property
     def first(self) -> Sequence | None:
-        """Who is served next; None: nobody waits."""
+        """The sequence that is served next; None: the queue is empty."""
 
     def remove(self, sequence: Sequence) -> None:
-        """A sequence gets a slot, or has ended. No effect if it does not wait."""
+        """Remove a sequence that gets a slot or has ended. No effect if it is not in the queue."""
 
     def __len__(self) -> int: ...
 
@@ -30,7 +30,10 @@ class WaitingQueue(Protocol):
 
 
 class PriorityQueue:
-    """The greater priority first; among equals first come, first served. Who comes back takes its old place."""
+    """Serves the greater priority first, ties first come, first served.
+
+    A preempted sequence, and a sample that starts later than its siblings, takes the place of its request.
+    """
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
@@ -59,6 +62,6 @@ class PriorityQueue:
 
 
 def serving_order(sequence: Sequence) -> tuple[int, int, int]:
-    """The smaller is served first."""
+    """Return a sort key: the smaller is served first."""
     request = sequence.request
     return -request.priority, request.arrival, sequence.index

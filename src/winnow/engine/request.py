@@ -1,36 +1,28 @@
-"""A request, and the sequences that answer it."""
+"""Requests and their sequences."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from winnow.engine.kv_state import KVState
+from winnow.engine.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
 
 
-@dataclass
-class RequestObserver:
-    """Asks for the token indices whose KVs a request's first sample holds, by layer and head, at two moments."""
-
-    after_prompt: list[list[list[int]]] = field(default_factory=list)
-    """When the answer's first token was computed, which is after the prompt's last round; empty: it never was."""
-    at_end: list[list[list[int]]] = field(default_factory=list)
-    """When the answer ended."""
-
-
 @dataclass(eq=False)
 class Request:
-    """A prompt, how to answer it, and one sequence per sample."""
+    """A prompt, its parameters, and one sequence per sample."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
     max_tokens: int
-    """Most tokens of an answer: the request's own limit, or what the context leaves."""
+    """Maximum tokens of an answer: the request's own limit, or what the context leaves."""
     metrics: RequestMetrics
     evictions: tuple[SequenceEviction | None, ...] = (None,)
     """One for all samples, or one each; None: nothing will ever be evicted."""
@@ -38,15 +30,43 @@ class Request:
     """Of the policy that was asked for, also where the budget leaves it nothing to do."""
     observer: RequestObserver | None = None
     priority: int = 0
-    """The greater is served first."""
+    """Greater is served first."""
+    tenant: str | None = None
+    """On whose account it runs; None: nobody's in particular."""
     arrival: int = 0
-    """How many requests came before it; set by the queue."""
+    """Number of requests that came before it; set by the queue."""
     final_only: bool = False
-    """Its output is asked for once, when it is finished."""
+    """Return one output, when it is finished."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
     error: str | None = None
     """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
     sequences: list["Sequence"] = field(init=False)
+
+    @classmethod
+    def of(
+        cls,
+        new: NewRequest,
+        params: SamplingParams,
+        max_tokens: int,
+        arrival_time: float,
+        evictions: tuple[SequenceEviction | None, ...] = (None,),
+        policy_name: str | None = None,
+    ) -> Self:
+        """Make the engine's record of an admitted request; `params` are the request's own with all choices made."""
+        return cls(
+            new.request_id,
+            new.prompt,
+            new.token_ids,
+            params,
+            max_tokens,
+            RequestMetrics(arrival_time),
+            evictions,
+            policy_name,
+            new.observer,
+            new.priority,
+            new.tenant,
+            final_only=new.final_only,
+        )
 
     def __post_init__(self) -> None:
         if self.params.prompt_logprobs is not None:
@@ -63,8 +83,8 @@ class Request:
             return len(self.prompt_token_ids)
         return eviction.context_len
 
-    def note(self, **changes: Any) -> None:
-        """Change fields of its metrics, in a copy: those that went out with a token stay as they were."""
+    def update_metrics(self, **changes: Any) -> None:
+        """Replace fields of its metrics, in a copy: outputs hold the former ones."""
         self.metrics = replace(self.metrics, **changes)
 
     @property
@@ -72,8 +92,8 @@ class Request:
         return None not in [sequence.finish_reason for sequence in self.sequences]
 
     @property
-    def tells(self) -> bool:
-        """Whether a step that computed something of it has an output to give."""
+    def has_output(self) -> bool:
+        """Whether a step that computed tokens of it returns an output."""
         return not self.final_only or self.finished
 
     @property
@@ -116,7 +136,7 @@ class ReplayTally:
 class Sequence:
     """One sample of a request: its tokens, and how many of them are in the cache.
 
-    Waiting: `slot` is None. Running: it has a slot and `num_computed` of its tokens are computed. A token is sampled
+    Waiting: it has no slot. Running: it has one, and `kv.num_computed` of its tokens are computed. A token is sampled
     when all are computed, which makes a preempted sequence just one with much to compute.
     """
 
@@ -126,8 +146,7 @@ class Sequence:
     prompt_len: int = field(init=False)
     eviction: SequenceEviction | None = field(init=False)
     """None: nothing will ever be evicted."""
-    num_computed: int = 0
-    slot: int | None = None
+    kv: KVState = field(default_factory=KVState)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -136,14 +155,6 @@ class Sequence:
     """Tokens that it had when it was last preempted while it had the cache for itself."""
     forks: list["Sequence"] = field(default_factory=list)
     logprobs: list[LogprobDict | None] = field(default_factory=list)
-    last_round: int = 0
-    """Tokens computed at the last round of eviction since the sequence got its slot."""
-    shift: int = 0
-    """What re-assigned positions lie below token indices."""
-    passes_done: int = 0
-    """Passes of its replay that were computed and dropped since the sequence got its slot."""
-    replayed: int = 0
-    """Tokens of the next pass that are in the cache, behind the context."""
     replay: ReplayTally = field(default_factory=ReplayTally)
     """All of the sequence's, those before a preemption too."""
     rounds: RoundTally = field(default_factory=RoundTally)
@@ -170,13 +181,13 @@ class Sequence:
 
     @property
     def num_to_compute(self) -> int:
-        return len(self.token_ids) - self.num_computed
+        return len(self.token_ids) - self.kv.num_computed
 
     @property
     def is_decoding(self) -> bool:
         """Whether all that is left to compute is the token sampled last."""
         num_tokens = len(self.token_ids)
-        return num_tokens - self.num_computed == 1 and num_tokens > self.prompt_len
+        return num_tokens - self.kv.num_computed == 1 and num_tokens > self.prompt_len
 
     @property
     def before_replay_round(self) -> bool:
@@ -184,7 +195,7 @@ class Sequence:
         eviction = self.eviction
         if eviction is None or not eviction.passes:
             return False
-        return self.num_computed == eviction.context_len != self.last_round
+        return self.kv.num_computed == eviction.context_len != self.kv.last_round
 
     @property
     def next_pass(self) -> ReplayPass | None:
@@ -193,13 +204,7 @@ class Sequence:
             return None
         assert self.eviction is not None, "only policies replay"
         passes = self.eviction.passes
-        return passes[self.passes_done] if self.passes_done < len(passes) else None
-
-    @property
-    def running_slot(self) -> int:
-        """The slot of a sequence that is known to have one."""
-        assert self.slot is not None, "only a running sequence has a slot"
-        return self.slot
+        return passes[self.kv.passes_done] if self.kv.passes_done < len(passes) else None
 
     @property
     def num_output_tokens(self) -> int:

@@ -1,10 +1,10 @@
-"""The unfinished requests of an engine, and their answers as they grow."""
+"""The unfinished requests of an engine, with their outputs so far."""
 
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from winnow.engine.answer import Answer, Finish
+from winnow.engine.output_state import FinishReason, OutputState
 from winnow.engine.request import Request, Sequence
 from winnow.errors import InvalidRequestError, describe_error
 from winnow.outputs import EvictionReport, LogprobDict, RequestOutput
@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 
 
 class RequestTable:
-    """Whom an engine serves: by name, with answers and times. When and how they are computed is the engine's.
+    """Holds requests by id, each with its output state and times. When they are computed is the engine's business.
+
+    An exception raised over one request, such as in a tokenizer's own code, fails that request alone.
 
     Args:
+        tokenizer: for the text of outputs; None: they have none.
+        eos_token_ids: tokens that end an output.
         clock: seconds, monotonic; intervals in metrics are differences of it.
 
     Attributes:
@@ -37,7 +41,7 @@ class RequestTable:
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._requests: dict[str, Request] = {}
-        self._answers: dict[Sequence, Answer] = {}
+        self._states: dict[Sequence, OutputState] = {}
         self.prompt_tokens = self.generated_tokens = 0
 
     def __len__(self) -> int:
@@ -51,10 +55,11 @@ class RequestTable:
 
     @property
     def unfinished(self) -> list[Sequence]:
+        """All sequences without a finish reason, waiting or running."""
         return [s for request in self._requests.values() for s in request.sequences if not s.finished]
 
     def require_new(self, request_id: str) -> None:
-        """Check a name.
+        """Check that an id is free.
 
         Raises:
             InvalidRequestError: an unfinished request has it.
@@ -63,70 +68,73 @@ class RequestTable:
             raise InvalidRequestError(f"request_id {request_id!r} is in use by an unfinished request")
 
     def add(self, request: Request) -> None:
-        """Begin its answers."""
-        answers = {s: Answer(s, self._tokens, self._eos_token_ids) for s in request.sequences}
+        """Start the outputs of a request whose id is free."""
+        states = {s: OutputState(s, self._tokens, self._eos_token_ids) for s in request.sequences}
         self._requests[request.request_id] = request
-        self._answers |= answers
+        self._states |= states
 
     def holds(self, request: Request) -> bool:
-        """Whether this very request is unfinished, or its last output was not asked for."""
+        """Whether this very request is in the table: unfinished, or its last output not yet taken."""
         return self._requests.get(request.request_id) is request
 
-    def take(self, sequence: Sequence, token: int, logprobs: LogprobDict | None, now: float) -> Finish | None:
-        """Append a token that was sampled at `now`. Returns why the answer ends with it, or None.
-
-        Whatever this raises, such as by the tokenizer's own code, is the request's fault, which fails alone.
-        """
+    def append_token(
+        self, sequence: Sequence, token: int, logprobs: LogprobDict | None, now: float
+    ) -> FinishReason | None:
+        """Append a token sampled at `now`. Returns why the output ends with it; None: it goes on."""
         request = sequence.request
         if request.metrics.first_token_time is None:
-            request.note(first_token_time=now)
+            request.update_metrics(first_token_time=now)
         if request.error is not None:
             return self.fail(sequence, request.error)
         try:
-            reason = self._answers[sequence].take(token, logprobs)
+            reason = self._states[sequence].append_token(token, logprobs)
         except Exception as error:
             return self.fail(sequence, describe_error(error))
         self.generated_tokens += 1
         return reason
 
-    def fail(self, sequence: Sequence, error: str) -> Finish:
-        """A sequence can have no further token; its answer so far stays. Returns why it ends."""
+    def fail(self, sequence: Sequence, error: str) -> FinishReason:
+        """Set a sequence's error; its output so far stays. Returns the reason to finish it with."""
         sequence.error = error
         return "error", None
 
-    def take_prompt_logprobs(self, request: Request, found: list[LogprobDict]) -> None:
-        """Append those of a prompt's next tokens."""
+    def append_prompt_logprobs(self, request: Request, found: list[LogprobDict]) -> None:
+        """Append the logprobs of a prompt's next tokens."""
         if any(math.isnan(entry.logprob) for each in found for entry in each.values()):
             request.error = Fault.NOT_FINITE.explain()
         try:
             if self._tokens is not None:
                 skip = request.params.skip_special_tokens
                 found = [decode_logprobs(self._tokens, each, skip_special_tokens=skip) for each in found]
-        except Exception as error:  # as in `take`
+        except Exception as error:
             request.error = describe_error(error)
         request.prompt_logprobs += found
 
     def end(self, sequence: Sequence) -> None:
-        """An answer has ended; its sequence knows why."""
+        """Complete the text of a sequence whose finish reason is set."""
         try:
-            self._answers[sequence].finish()
-        except Exception as error:  # as in `take`
+            self._states[sequence].finish()
+        except Exception as error:
             sequence.error = sequence.error or describe_error(error)
             sequence.finish_reason, sequence.stop_reason = "error", None
 
     def output(
         self, request: Request, report: Callable[[Sequence], EvictionReport | None] = lambda _: None
     ) -> RequestOutput:
-        """A request as it stands, with what `report` tells of eviction. A finished one is let go."""
+        """Return a request's output so far; a finished request leaves the table with it.
+
+        Args:
+            report: what eviction did to a sequence; None where nothing was evicted.
+        """
         finished = request.finished
         if finished and request.metrics.finished_time is None:
-            request.note(finished_time=self._clock())
-        answers = self._answers
-        output = RequestOutput(  # by position, as in `Answer.output`
+            request.update_metrics(finished_time=self._clock())
+        states = self._states
+        output = RequestOutput(  # by position, as in `OutputState.output`
             request.request_id,
             request.prompt,
             request.prompt_token_ids,
-            [answers[sequence].output(report(sequence)) for sequence in request.sequences],
+            [states[sequence].output(report(sequence)) for sequence in request.sequences],
             finished,
             request.metrics,
             request.prompt_logprobs or None,
@@ -134,5 +142,5 @@ class RequestTable:
         if finished:
             del self._requests[request.request_id]
             for sequence in request.sequences:
-                del self._answers[sequence]
+                del self._states[sequence]
         return output

@@ -5,12 +5,13 @@ step's token budget is spent. Nothing here knows a model: the simulator runs the
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from winnow.cache import BlockCopies, CacheLayout, Demand, OutOfBlocksError
+from winnow.cache import CacheLayout, Demand, Ledger, OutOfBlocksError
 from winnow.config import SchedulerConfig
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
-from winnow.engine.plan import PlannedSequence, StepPlan
+from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastUrgent, PreemptionMethod, Recompute, VictimPolicy
 from winnow.engine.queue import PriorityQueue, WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
@@ -18,10 +19,25 @@ from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.units import format_bytes
 
 
+@dataclass(frozen=True)
+class ScheduledStep:
+    """A plan, and whose it is: the executor knows slots only.
+
+    Attributes:
+        sequences: of each of the plan's entries.
+        samplers: of each of `StepPlan.samplers`.
+    """
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    samplers: tuple[Sequence, ...]
+
+
 class Scheduler:
     """Serves sequences as they are queued, on a token budget.
 
     Attributes:
+        ledger: the accounting of the cache, which is the scheduler's own; the executor follows it.
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
     """
@@ -41,12 +57,13 @@ class Scheduler:
         self.num_preemptions = 0
         self._config = config
         self._executor = executor
-        self._cache = executor.cache
+        self.ledger = Ledger(executor.layout, executor.size)
         self._clock = clock
         self._victims = victims or LeastUrgent()
         self._method = method or Recompute()
-        self._rounds = EvictionScheduler(executor, clock, max_round_kvs)
+        self._rounds = EvictionScheduler(executor, self.ledger, clock, max_round_kvs)
         self._failed: list[Sequence] = []
+        self._new: dict[Sequence, None] = {}
 
     @property
     def rounds(self) -> RoundTally:
@@ -64,55 +81,54 @@ class Scheduler:
         """End a sequence, running or waiting, and give back what it holds."""
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
         self._rounds.forget(sequence)
-        if sequence.slot is None:
+        if sequence.kv.slot is None:
             self.waiting.remove(sequence)
         else:
-            drop(self._cache, sequence)
-            sequence.kept = self._cache.host_lengths[sequence.slot].copy()
-            self._cache.close(sequence.slot)
-            self._executor.release(sequence.slot)
-            sequence.slot = None
+            drop(self.ledger, sequence)
+            sequence.kept = self.ledger.lengths[sequence.kv.slot].copy()
+            self.ledger.close(sequence.kv.slot)
+            sequence.kv.slot = None
             self.running.remove(sequence)
+            if not self.running:  # no step may follow that would tell the executor
+                self._executor.apply(self.ledger.take_update())
 
     def take_failed(self) -> list[Sequence]:
         """Sequences that planning ended since the last call, since they fit nowhere; they say why."""
         failed, self._failed = self._failed, []
         return failed
 
-    def schedule(self) -> StepPlan:
+    def schedule(self) -> ScheduledStep:
         """Plan the next step and take the blocks that it needs. The plan is empty only if nothing is unfinished."""
         try:
             return self._schedule()
-        except (
-            BaseException
-        ):  # rows may have room for tokens that are not computed, or half a round behind them
+        except BaseException:
+            # Rows may have room for tokens that are not computed, or half a round behind them.
             self.start_anew()
             raise
 
-    def _schedule(self) -> StepPlan:
+    def _schedule(self) -> ScheduledStep:
         self._rounds.start_step()
         while True:
-            drop_finished(self._cache, self.running)
+            drop_finished(self.ledger, self.running)
             self._unshare_samples(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
             self._unshare_samples(budgets_differ=False)
             self._make_room()
-            plan = self._plan(waits | replaying(self._cache, self.running)[0])
-            if plan.entries or not self.has_unfinished:
-                return plan
+            step = self._plan(waits | replaying(self.ledger, self.running)[0])
+            if step.sequences or not self.has_unfinished:
+                return step
             if waits or self._rounds.relieve(self.running):
                 continue
             # Only prompts in progress are left, and together they hold all blocks: one gives way.
             self._preempt()
 
-    def _plan(self, waits: set[Sequence]) -> StepPlan:
+    def _plan(self, waits: set[Sequence]) -> ScheduledStep:
         """Plan the sequences that need not wait for a round, and passes of the replays that come before one."""
-        copies: list[BlockCopies] = []
         budget = self._config.max_num_batched_tokens
-        planned = self._append_decodes(waits, budget, copies)
+        planned = self._append_decodes(waits, budget)
         budget -= len(planned)
         # Found anew: to make room for the decoding ones, others may have been preempted.
-        missing = replaying(self._cache, self.running)[1] if waits else {}
+        missing = replaying(self.ledger, self.running)[1] if waits else {}
         taken, chunks = Demand(), []
         # In most steps everybody decodes, and nobody need be looked at again.
         rest = self.running if len(planned) < len(self.running) else ()
@@ -125,22 +141,24 @@ class Scheduler:
                 count = self._chunk(sequence, budget)
             if not count:
                 break
-            more = taken.plus(self._cache.demand([sequence.running_slot], [count]))
-            if self._cache.has_room_for(more):
+            more = taken.plus(self.ledger.demand([sequence.kv.running_slot], [count]))
+            if self.ledger.has_room_for(more):
                 chunks.append((sequence, count))
                 taken, budget = more, budget - count
-        self._append(chunks, copies)
+        self._append(chunks)
         planned += chunks
         while first := self._admit(budget):
             planned.append((self.running[-1], first))
-            self._append(planned[-1:], copies)
+            self._append(planned[-1:])
             budget -= first
-        # A fork's tail is shared from now on, so forks are made when all of the step's blocks are taken.
-        return StepPlan(tuple(self._entry(sequence, count) for sequence, count in planned), tuple(copies))
+        # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
+        samplers: list[Sequence] = []
+        entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)
+        new, self._new = [_new_sequence(s) for s in self._new if s.kv.slot is not None], {}
+        plan = StepPlan(entries, self.ledger.take_update(), tuple(new))
+        return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
 
-    def _append_decodes(
-        self, waits: set[Sequence], most: int, copies: list[BlockCopies]
-    ) -> list[tuple[Sequence, int]]:
+    def _append_decodes(self, waits: set[Sequence], most: int) -> list[tuple[Sequence, int]]:
         """Take room for one more KV a row of the decoding sequences, `most` of them.
 
         Where there is none, what policies allow is compressed, and then sequences are preempted, until there is.
@@ -148,7 +166,7 @@ class Scheduler:
         while True:
             planned = [(s, 1) for s in self.running if s.is_decoding and s not in waits][:most]
             try:
-                self._append(planned, copies)
+                self._append(planned)
                 return planned
             except OutOfBlocksError:
                 if not self._rounds.relieve(self.running):
@@ -158,7 +176,7 @@ class Scheduler:
         """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted."""
         able = self._rounds.making_room(self.running)
         first = self.waiting.first
-        if not able or first is None or not self._cache.can_open(_longest_row(first)):
+        if not able or first is None or not self.ledger.can_open(_longest_row(first)):
             return
         lacking = self._lacking(first)
         if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
@@ -167,8 +185,8 @@ class Scheduler:
     def _yields(self, sequence: Sequence) -> int:
         """Blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""
         assert sequence.eviction is not None, "only policies make room"
-        held = self._cache.blocks_held(sequence.running_slot)
-        left = min(sequence.eviction.blocks_after(self._cache.layout, sequence.num_tokens), held)
+        held = self.ledger.blocks_held(sequence.kv.running_slot)
+        left = min(sequence.eviction.blocks_after(self.ledger.layout, sequence.num_tokens), held)
         return held - left + self._soon_needed(sequence, held) - self._soon_needed(sequence, left)
 
     def _unshare_samples(self, *, budgets_differ: bool) -> None:
@@ -176,26 +194,23 @@ class Scheduler:
 
         Those with different budgets part before the round, the others after it: then there is less to copy.
         """
-        if not self._cache.any_shared:
+        if not self.ledger.any_shared:
             return
         for sequence in list(self.running):
-            slot, request = sequence.running_slot, sequence.request
-            if not self._cache.is_shared(slot) or not sequence.owns_blocks:
+            slot, request = sequence.kv.running_slot, sequence.request
+            if not self.ledger.is_shared(slot) or not sequence.owns_blocks:
                 continue
-            if (len(request.evictions) > 1) != budgets_differ or sequence.num_computed < request.fork_at:
+            if (len(request.evictions) > 1) != budgets_differ or sequence.kv.num_computed < request.fork_at:
                 continue
-            if not self._cache.can_own(slot):
+            if not self.ledger.can_own(slot):
                 self._preempt(sequence)
-            elif copies := self._cache.own(slot):
-                self._executor.copy(copies)
+            else:
+                self.ledger.own(slot)
 
-    def _append(self, planned: list[tuple[Sequence, int]], copies: list[BlockCopies]) -> None:
+    def _append(self, planned: list[tuple[Sequence, int]]) -> None:
         """Take room for so many tokens of each sequence."""
-        if not planned:
-            return
-        copy = self._cache.append([s.running_slot for s, _ in planned], [count for _, count in planned])
-        if copy is not None:
-            copies.append(copy)
+        if planned:
+            self.ledger.append([s.kv.running_slot for s, _ in planned], [count for _, count in planned])
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """Tokens of a prompt that this step computes; 0 if it must wait for a step with more room."""
@@ -208,8 +223,8 @@ class Scheduler:
             most = min(budget, self._config.prefill_chunk)
         eviction = sequence.eviction
         if eviction is not None:
-            kvs = 0.0 if sequence.slot is None else self._rounds.mean_kvs(sequence)
-            wanted = eviction.chunk(sequence.num_computed, sequence.last_round, kvs, wanted, most)
+            kvs = 0.0 if sequence.kv.slot is None else self._rounds.mean_kvs(sequence)
+            wanted = eviction.chunk(sequence.kv.num_computed, sequence.kv.last_round, kvs, wanted, most)
         if self._config.prefill_chunk is None:
             return wanted if wanted <= most else 0
         return min(wanted, most)
@@ -220,15 +235,16 @@ class Scheduler:
         Nobody is served before the first, however little it needs: room comes free until that fits.
         """
         sequence = self.waiting.first
-        if sequence is None or not self._cache.can_open(_longest_row(sequence)):
+        if sequence is None or not self.ledger.can_open(_longest_row(sequence)):
             return 0
         count = self._chunk(sequence, budget)
         if not count or not self._room_for(sequence):
             return 0
         self.waiting.remove(sequence)
-        sequence.slot = self._cache.open()
+        sequence.kv.slot = self.ledger.open()
+        self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
-            sequence.request.note(first_scheduled_time=self._clock())
+            sequence.request.update_metrics(first_scheduled_time=self._clock())
         self.running.append(sequence)
         return count
 
@@ -242,12 +258,12 @@ class Scheduler:
         in every row, unless its policy shrinks it first; admitting into that room would only mean preempting right
         after.
         """
-        layout = self._cache.layout
+        layout = self.ledger.layout
         promised = sum(
-            self._soon_needed(sequence, self._cache.blocks_held(sequence.running_slot))
+            self._soon_needed(sequence, self.ledger.blocks_held(sequence.kv.running_slot))
             for sequence in self.running
         )
-        return _peak_blocks(newcomer, layout) + promised - self._cache.allocator.num_free
+        return _peak_blocks(newcomer, layout) + promised - self.ledger.allocator.num_free
 
     def _soon_needed(self, sequence: Sequence, held: int) -> int:
         """Blocks that a running sequence takes until its known tokens and another block of them are computed.
@@ -255,7 +271,7 @@ class Scheduler:
         Args:
             held: blocks that it has.
         """
-        layout = self._cache.layout
+        layout = self.ledger.layout
         if not sequence.is_decoding or sequence.before_replay_round:
             return max(_peak_blocks(sequence, layout, ahead=layout.block_size) - held, 0)
         # The peak of its prompt is behind it.
@@ -265,28 +281,45 @@ class Scheduler:
         )
         return min(max(most - held, 0), layout.rows_per_seq)
 
-    def _entry(self, sequence: Sequence, count: int) -> PlannedSequence:
-        """The plan of a sequence: who samples if its last token is computed, and who forks off."""
-        start = sequence.num_computed
-        if sequence.next_pass is not None:
-            replay, start = sequence.next_pass, start + sequence.replayed
-            return PlannedSequence(sequence, sequence.running_slot, start, count, (), replay=replay)
+    def _entry(self, sequence: Sequence, count: int, sampling: list[Sequence]) -> PlannedSequence:
+        """Plan the next `count` tokens of a sequence.
+
+        Those that sample from the last of them join `sampling`; samples that share its prompt may fork off.
+        """
+        kv, token_ids = sequence.kv, sequence.token_ids
+        slot, start, offset = kv.running_slot, kv.num_computed, kv.position_offset
+        if (replay := sequence.next_pass) is not None:
+            again = replay.token_ids[kv.replayed : kv.replayed + count]
+            return PlannedSequence(slot, start + kv.replayed, list(again), offset, replay=kv.passes_done)
         started: tuple[Sequence, ...] = ()
         if sequence.forks and start + count >= sequence.request.fork_at:
             forks, sequence.forks = sequence.forks, []
-            started = tuple(fork for fork in forks if self._fork(sequence, fork))
+            started = tuple(fork for fork in forks if self._fork(sequence, fork, start + count))
             # Those that find no slot now compute the prompt themselves later.
             for fork in forks[len(started) :]:
                 self.waiting.put_back(fork)
-        samplers = (sequence, *started) if start + count == len(sequence.token_ids) else ()
-        return PlannedSequence(sequence, sequence.running_slot, start, count, samplers, started)
+        fork_slots = tuple(fork.kv.running_slot for fork in started)
+        samplers: tuple[int, ...] = ()
+        if start + count == len(token_ids):
+            samplers = (slot, *fork_slots)
+            sampling += (sequence, *started)
+        return PlannedSequence(
+            slot,
+            start,
+            token_ids[start : start + count],
+            offset,
+            samplers,
+            fork_slots,
+            logprobs=_wanted_logprobs(sequence, start, count),
+        )
 
-    def _fork(self, parent: Sequence, child: Sequence) -> bool:
-        if not self._cache.can_fork(parent.running_slot):
+    def _fork(self, parent: Sequence, child: Sequence, num_computed: int) -> bool:
+        """Let `child` hold what `parent` has after this step, `num_computed` tokens. False: there is no slot for it."""
+        if not self.ledger.can_fork(parent.kv.running_slot):
             return False
-        child.slot = self._cache.fork(parent.running_slot)
-        child.num_computed = parent.num_computed
-        child.last_round, child.shift = parent.last_round, parent.shift
+        child.kv = parent.kv.fork(self.ledger.fork(parent.kv.running_slot))
+        child.kv.num_computed = num_computed
+        self._new[child] = None
         self.running.append(child)
         return True
 
@@ -308,11 +341,11 @@ class Scheduler:
                 return
             victim.lonely_at = victim.num_tokens
         self._put_back(victim, self._method)
-        victim.request.note(num_preemptions=victim.request.metrics.num_preemptions + 1)
+        victim.request.update_metrics(num_preemptions=victim.request.metrics.num_preemptions + 1)
         self.num_preemptions += 1
 
     def _put_back(self, sequence: Sequence, method: PreemptionMethod) -> None:
-        method.preempt(sequence, self._executor)
+        method.preempt(sequence, self.ledger)
         self._rounds.forget(sequence)
         self.running.remove(sequence)
         self.waiting.put_back(sequence)
@@ -320,7 +353,7 @@ class Scheduler:
     def _fail(self, sequence: Sequence) -> None:
         """End a sequence that the cache does not hold even alone."""
         blocks, pages = self._needs(sequence)
-        layout, size = self._cache.layout, self._cache.size
+        layout, size = self.ledger.layout, self.ledger.size
         sequence.error = (
             f"kv_memory is too small for this request alone: with {sequence.num_tokens} tokens it needs at least "
             f"{blocks} blocks ({format_bytes(blocks * layout.block_bytes)}) and {pages} table pages, and there are "
@@ -335,27 +368,25 @@ class Scheduler:
 
     def _needs(self, sequence: Sequence) -> tuple[int, int]:
         """Blocks and table pages for the next token of a sequence, at least."""
-        layout, slot = self._cache.layout, sequence.slot
+        layout, slot = self.ledger.layout, sequence.kv.slot
         if slot is None:
             return _peak_blocks(sequence, layout), layout.pages_for(_longest_row(sequence))
-        more = self._cache.demand([slot], [1])
-        held = len(self._cache.tables.page_ids(slot))
-        return self._cache.blocks_held(slot) + more.blocks, held + more.pages
+        more = self.ledger.demand([slot], [1])
+        held = len(self.ledger.pages.of(slot))
+        return self.ledger.blocks_held(slot) + more.blocks, held + more.pages
 
     def start_anew(self) -> None:
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
         for sequence in list(reversed(self.running)):
             self._put_back(sequence, Recompute())
 
-    def advance(self, plan: StepPlan) -> None:
+    def advance(self, step: ScheduledStep) -> None:
         """Count the planned tokens as computed."""
-        for entry in plan.entries:
+        for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
             if entry.replay is not None:
-                entry.sequence.replayed += entry.count
-                continue
-            entry.sequence.num_computed = entry.end
-            for fork in entry.forks:
-                fork.num_computed = entry.end
+                sequence.kv.replayed += entry.count
+            else:
+                sequence.kv.num_computed = entry.end
 
 
 def _peak_blocks(sequence: Sequence, layout: CacheLayout, ahead: int = 0) -> int:
@@ -371,3 +402,25 @@ def _longest_row(sequence: Sequence) -> int:
     if sequence.eviction is None:
         return sequence.num_tokens
     return sequence.eviction.longest_row(sequence.num_tokens)
+
+
+def _new_sequence(sequence: Sequence) -> NewSequence:
+    return NewSequence(
+        sequence.kv.running_slot,
+        list(sequence.token_ids),
+        sequence.prompt_len,
+        sequence.request.params,
+        sequence.index,
+        sequence.eviction,
+    )
+
+
+def _wanted_logprobs(sequence: Sequence, start: int, count: int) -> tuple[int, int] | None:
+    """Which of a sequence's next tokens predict prompt tokens whose logprobs are asked for and not yet known."""
+    request = sequence.request
+    if not request.wants_prompt_logprobs or sequence is not request.sequences[0]:
+        return None
+    # The logits at position p predict token p + 1.
+    known = max(start, len(request.prompt_logprobs) - 1)
+    last = min(start + count, len(request.prompt_token_ids) - 1)
+    return (known, last) if known < last else None

@@ -1,7 +1,7 @@
-"""One engine for many threads: their requests are served together, in the same steps.
+"""One engine shared by many threads: their requests are served together, in the same steps.
 
-No thread belongs to the engine. Of the threads that wait for outputs one steps, for all of them, until its own have
-arrived; then another takes over. Nothing here survives a fork: the child gets a ForkedError.
+The engine has no thread of its own. One of the threads that wait for outputs computes steps for all of them until its
+own outputs have arrived; then another takes over. Nothing here survives a fork: the child gets a ForkedError.
 """
 
 import os
@@ -12,78 +12,63 @@ from itertools import count
 from threading import Condition, Lock
 from typing import TypeVar
 
-from winnow.engine.interface import RequestEngine
 from winnow.engine.interrupts import DeferredInterrupt
-from winnow.engine.request import RequestObserver
+from winnow.engine.loop import RequestLoop
+from winnow.engine.new_request import NewRequest
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError
 from winnow.outputs import RequestOutput
-from winnow.sampling import SamplingParams
 
 T = TypeVar("T")
 
-# Seconds after which a waiting thread looks for itself: a notification may be lost to a KeyboardInterrupt.
+# Seconds after which a waiting thread checks by itself: a KeyboardInterrupt may lose a notification.
 _RECHECK = 1.0
-
-
-@dataclass(frozen=True)
-class NewRequest:
-    """A request on its way to the engine; see `RequestEngine.add`."""
-
-    prompt: str | None
-    token_ids: list[int]
-    params: SamplingParams
-    request_id: str | None = None
-    """None: one is made up."""
-    observer: RequestObserver | None = None
-    priority: int = 0
-    final_only: bool = False
 
 
 @dataclass(eq=False)
 class Mailbox:
-    """Where the outputs of one caller's requests arrive."""
+    """Receives the outputs of one caller's requests."""
 
     arrived: Condition
     outputs: list[RequestOutput] = field(default_factory=list)
     unfinished: set[str] = field(default_factory=set)
-    """Request ids whose last output has not arrived."""
+    """Ids of requests whose last output has not arrived."""
 
 
 class SharedEngine:
-    """Guards an engine, so that any thread may call any method at any time.
+    """Guards an engine so that any thread may call any method at any time.
 
     Args:
-        release_thread: called by a thread that has stepped and is not expected to step again soon, since what computes
-            may hold resources for each thread that calls it.
+        release_thread: called by a thread that has stepped and is not expected to step again soon, to free resources
+            that the computation holds per thread.
 
     Raises, from every method but `close` and `abandon`:
         ClosedError: the engine was closed, before the call or during it.
         ForkedError: the engine belongs to another process.
     """
 
-    def __init__(self, engine: RequestEngine, release_thread: Callable[[], None] = lambda: None) -> None:
-        self._open: RequestEngine | None = engine
+    def __init__(self, engine: RequestLoop, release_thread: Callable[[], None] = lambda: None) -> None:
+        self._open: RequestLoop | None = engine
         self._release_thread = release_thread
         self._pid = os.getpid()
-        # The holder of `_inside` uses the engine. A thread that wants it holds the entrance; the one that steps passes
-        # through it before each step: it cannot go in again before those who came during the last step.
+        # The holder of `_inside` uses the engine. Threads take `_entrance` first, and the one that steps passes through
+        # it before each step, so that threads which came during the last step go first.
         self._entrance = Lock()
         self._inside = Lock()
-        # The mail and all that follows; never held while the engine computes, never taken before the two above.
+        # Guards the fields below; never held while the engine computes, never taken before the two locks above.
         self._mail = Lock()
         self._unclaimed = self.mailbox()
         self._mailboxes: dict[str, Mailbox] = {}
         self._waiting: list[Mailbox] = []
         self._stepping = False
         self._num_steps = 0
-        # Appended to without a lock: outputs on their way to mailboxes, and mailboxes that nobody reads any more.
+        # Appended to without a lock: outputs on their way to mailboxes, and abandoned mailboxes.
         self._outputs: deque[RequestOutput] = deque()
         self._abandoned: deque[Mailbox] = deque()
         self._numbers = count()
 
     @property
-    def engine(self) -> RequestEngine:
-        """The engine itself, unguarded; raises if it cannot be used."""
+    def engine(self) -> RequestLoop:
+        """The engine itself, unguarded. Raises if it cannot be used."""
         if os.getpid() != self._pid:
             raise ForkedError(
                 f"this LLM belongs to process {self._pid}, and its threads and locks do not survive a fork into "
@@ -93,9 +78,9 @@ class SharedEngine:
             raise ClosedError("this LLM is closed, and requests in progress were lost: create a new one")
         return self._open
 
-    def call(self, action: Callable[[RequestEngine], T]) -> T:
+    def call(self, action: Callable[[RequestLoop], T]) -> T:
         """Run `action` on the engine, between two steps."""
-        _ = self.engine  # before any lock: after a fork a thread that does not exist may hold it
+        _ = self.engine  # before any lock: after a fork, a lock may be held by a thread that does not exist
         with self._entrance, self._inside:
             engine = self.engine
             if self._abandoned:
@@ -103,55 +88,55 @@ class SharedEngine:
                     self._drop_abandoned(engine)
             return action(engine)
 
-    def change(self, action: Callable[[RequestEngine], T]) -> T:
-        """As `call`, for an action that must not be interrupted half-way."""
+    def change(self, action: Callable[[RequestLoop], T]) -> T:
+        """As `call`, for an action that Ctrl-C must not interrupt."""
 
-        def whole(engine: RequestEngine) -> T:
+        def whole(engine: RequestLoop) -> T:
             with DeferredInterrupt():
                 return action(engine)
 
         return self.call(whole)
 
+    def new_id(self) -> str:
+        """Return a request id that no other call returns."""
+        return f"request-{next(self._numbers)}"
+
     def mailbox(self) -> Mailbox:
-        """An empty mailbox."""
+        """Make an empty mailbox."""
         return Mailbox(Condition(self._mail))
 
-    def submit(
-        self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = ""
-    ) -> list[str]:
-        """Queue requests, all of them or none. Returns their ids.
+    def submit(self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = "") -> None:
+        """Queue requests, all of them or none.
 
         Args:
-            box: where their outputs go; None: to the caller of `step`.
-            label: what errors call the list of requests; empty: there is one, which needs no name.
+            box: receives their outputs; None: `step` returns them.
+            label: name of the list in errors, which then name the index; empty: there is one request.
 
         Raises:
             InvalidRequestError (or a subclass): a request cannot be served. Other requests are unaffected.
         """
 
-        def add(engine: RequestEngine) -> list[str]:
-            ids: list[str] = []
+        def add(engine: RequestLoop) -> None:
             for index, request in enumerate(requests):
                 try:
-                    ids.append(self._add(engine, request, box))
+                    self._add(engine, request, box)
                 except BaseException as error:
-                    for request_id in ids:
-                        self._forget(request_id)
-                        engine.abort(request_id)
+                    for added in requests[:index]:
+                        self._drop(added.request_id)
+                        engine.abort(added.request_id)
                     if label and isinstance(error, InvalidRequestError):
                         raise type(error)(f"{label}[{index}]: {error}") from None
                     raise
-            return ids
 
-        return self.change(add)
+        self.change(add)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns what it had, or None if there is no such request.
 
-        Who waits for it gets the same output.
+        Its mailbox receives the same output.
         """
 
-        def end(engine: RequestEngine) -> RequestOutput | None:
+        def end(engine: RequestLoop) -> RequestOutput | None:
             output = engine.abort(request_id)
             if output is not None and request_id in self._mailboxes:
                 self._outputs.append(output)
@@ -162,32 +147,32 @@ class SharedEngine:
         return self.change(end)
 
     def abandon(self, box: Mailbox) -> None:
-        """End what is unfinished of a mailbox's requests, before the next use of the engine.
+        """End the unfinished requests of a mailbox, before the next use of the engine.
 
-        Takes no lock: generators are closed by the garbage collector too, wherever a thread happens to be.
+        Takes no lock, since the garbage collector may call this on any thread at any point.
         """
         if box.unfinished:
             self._abandoned.append(box)
 
     def wait(self, box: Mailbox, num_outputs: int) -> None:
-        """Return when `box` holds `num_outputs` outputs; step the engine meanwhile if nobody else does.
+        """Wait until `box` holds `num_outputs` outputs; step the engine meanwhile if no other thread does.
 
         Raises:
-            BaseException: whatever a step failed with, if this thread computed it. Others go on.
+            BaseException: a step that this thread computed failed with it. Other threads continue.
         """
         self._advance(box, num_outputs, once=False)
 
     def step(self) -> list[RequestOutput]:
-        """Compute a step, or wait until another thread's is done. Returns what no mailbox was given for."""
+        """Compute a step, or wait for one of another thread. Returns outputs of requests without a mailbox."""
         self._advance(self._unclaimed, 1, once=True)
         with self._mail:
             outputs, self._unclaimed.outputs = self._unclaimed.outputs, []
         return outputs
 
     def close(self) -> None:
-        """Let the engine go, after the step in progress. Who waits for outputs gets a ClosedError.
+        """Release the engine, after the step in progress. Threads that wait for outputs get a ClosedError.
 
-        In another process it does nothing: what the parent holds is the parent's.
+        No effect in a forked child: the engine belongs to the parent.
         """
         if os.getpid() != self._pid:
             return
@@ -223,7 +208,7 @@ class SharedEngine:
                     self._waiting[0].arrived.notify_all()
 
     def _follow(self, box: Mailbox, num_outputs: int, once: bool) -> bool:
-        """Wait, with the mail locked, while another thread steps. Returns False if it is this thread's turn."""
+        """Wait, with the mail locked, while another thread steps. Returns False if this thread is to step."""
         first = self._num_steps
         self._waiting.append(box)
         try:
@@ -254,54 +239,42 @@ class SharedEngine:
                 self._unclaimed.arrived.notify_all()
 
     def _sort(self) -> None:
-        """Bring outputs to their mailboxes; the mail is locked."""
+        """Move outputs to their mailboxes; the mail must be locked."""
         while self._outputs:
             output = self._outputs[0]
             box = self._mailboxes.get(output.request_id, self._unclaimed)
             box.outputs.append(output)
             self._outputs.popleft()
             if output.finished:
-                self._forget(output.request_id)
+                self._drop(output.request_id)
             box.arrived.notify_all()
 
-    def _add(self, engine: RequestEngine, request: NewRequest, box: Mailbox | None) -> str:
-        request_id = request.request_id
-        if request_id is None:
-            request_id = f"request-{next(self._numbers)}"
-        engine.add(
-            request_id,
-            request.prompt,
-            request.token_ids,
-            request.params,
-            request.observer,
-            request.priority,
-            request.final_only,
-        )
+    def _add(self, engine: RequestLoop, request: NewRequest, box: Mailbox | None) -> None:
+        engine.add(request)
         if box is not None:  # no step comes before this: the caller is inside
-            box.unfinished.add(request_id)
-            self._mailboxes[request_id] = box
-        return request_id
+            box.unfinished.add(request.request_id)
+            self._mailboxes[request.request_id] = box
 
-    def _forget(self, request_id: str) -> None:
+    def _drop(self, request_id: str) -> None:
         box = self._mailboxes.pop(request_id, None)
         if box is not None:
             box.unfinished.discard(request_id)
 
-    def _drop_abandoned(self, engine: RequestEngine) -> None:
+    def _drop_abandoned(self, engine: RequestLoop) -> None:
         while self._abandoned:
             with self._mail:
                 self._sort()
             box = self._abandoned[0]
             for request_id in list(box.unfinished):
-                self._forget(request_id)
+                self._drop(request_id)
                 engine.abort(request_id)
             self._abandoned.popleft()
 
 
 class OutputStream(Iterator[RequestOutput]):
-    """The outputs of a mailbox's one request, as they come, up to the last. Let go before that, the request ends.
+    """Iterates over the outputs of a mailbox's one request. When closed or garbage-collected early, ends the request.
 
-    Several threads may read from it: each output is returned once.
+    Several threads may read from it; each output is returned once.
     """
 
     def __init__(self, shared: SharedEngine, box: Mailbox) -> None:

@@ -14,7 +14,7 @@ from winnow.eviction.budgets import (
     Recipes,
 )
 from winnow.eviction.budgets.recipes import PUNCTUATION, SPECIAL
-from winnow.eviction.evict import EvictionTarget, shrink
+from winnow.eviction.evict import EvictionTarget, evict
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import PRESETS, Preset, find_preset
@@ -95,9 +95,9 @@ __all__ = [
     "ValueAware",
     "When",
     "Window",
+    "evict",
     "find_preset",
     "preset_of",
     "replay_passes",
     "settle",
-    "shrink",
 ]

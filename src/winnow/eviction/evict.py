@@ -8,6 +8,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionBackend, PagedCache
 from winnow.attention.native import NativeBackend
+from winnow.cache.layout import IntArray
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.positions import Rotation, reassign
 from winnow.eviction.ranking import Ranking
@@ -29,30 +30,30 @@ class EvictionTarget:
 
 
 @torch.inference_mode()
-def shrink(
+def evict(
     cache: PagedCache,
     backend: AttentionBackend,
     policy: EvictionPolicy,
     members: Sequence[EvictionTarget],
     signals: Signals,
     rotation: Rotation | None = None,
-) -> list[int]:
-    """Shrink `members`, all under `policy`, to their budgets.
+) -> IntArray:
+    """Cut `members`, all under `policy`, to their budgets.
 
     One pass over all of them: one look at their rows, one choice of who goes, one move. CPU kernels choose and move row
     by row; elsewhere it takes tensor operations, and the device is waited for twice: for how many each row keeps, and
     for who moves.
 
     Returns:
-        Blocks that each member gave back; they are free when this returns.
+        KVs of each of their rows, int32 [B, layers, heads].
     """
     slots = [member.slot for member in members]
-    lengths = cache.manager.host_lengths[slots]
+    lengths = cache.tables.host_lengths[slots]
     kinds = signals.kinds(slots) if policy.budget.needs_kinds else None
     rows = RoundRows(cache, _round(cache, policy, members, signals), int(lengths.max()), kinds, signals)
     ranking = _rank(policy, rows)
     kept = torch.minimum(torch.maximum(policy.budget.targets(ranking), ranking.protected), ranking.length)
-    lengths_after = kept.to(torch.int32).cpu().numpy()
+    lengths_after: IntArray = kept.to(torch.int32).cpu().numpy()
     stay = kept.transpose(0, 1)
     if isinstance(backend, NativeBackend):
         backend.keep_best(cache.pool, rows.block, rows.length, stay, ranking.value, ranking.must_stay)
@@ -64,10 +65,8 @@ def shrink(
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
         reassign(cache.pool, rows.slot.transpose(0, 1), kept, rotation)
-    cache.manager.shrink(slots, lengths_after)
-    blocks = -(-lengths // ranking.block_size) - -(-lengths_after // ranking.block_size)
-    freed: list[int] = blocks.sum(axis=(1, 2)).tolist()
-    return freed
+    cache.tables.set_lengths(slots, lengths_after)
+    return lengths_after
 
 
 def moves(stays: Tensor, kept: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:

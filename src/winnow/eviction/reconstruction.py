@@ -172,8 +172,8 @@ def _slots(cache: PagedCache, sequence: int, layer: int, count: int) -> Tensor:
     """Where the first `count` KVs of a layer's rows lie, int64 [H, count]."""
     size = cache.pool.layout.block_size
     device = cache.pool.k.device
-    blocks = cache.manager.tables.lookup(
-        torch.tensor([sequence], device=device), layer, ceil_div(count, size)
-    )[0].long()
+    blocks = cache.tables.lookup(torch.tensor([sequence], device=device), layer, ceil_div(count, size))[
+        0
+    ].long()
     offset = torch.arange(size, device=device)
     return (blocks[..., None] * size + offset).flatten(1)[:, :count]

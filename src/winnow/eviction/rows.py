@@ -62,11 +62,11 @@ class RoundRows:
         self.signals = signals
         self.round = round_
         self.kinds = kinds
-        manager = cache.manager
+        tables = cache.tables
         slots = torch.tensor(round_.slots, device=cache.pool.k.device)
         num_blocks = ceil_div(longest, cache.pool.layout.block_size)
-        self.block = manager.tables.lookup_layers(slots, num_blocks).long()
-        self.length = manager.lengths[slots].transpose(0, 1).contiguous()
+        self.block = tables.lookup_layers(slots, num_blocks).long()
+        self.length = tables.lengths[slots].transpose(0, 1).contiguous()
         self.position = _of_blocks(cache.pool.position, self.block)
         self.protected = self._kept_positions().logical_and_(self.valid)
 

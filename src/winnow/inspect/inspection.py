@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
+from winnow.engine.new_request import KeptPositions
 from winnow.inspect.page import Moment, Page, render
 from winnow.outputs import EvictionReport
 from winnow.sampling import SamplingParams, TextStream
@@ -23,7 +24,7 @@ class Held:
     rows: Rows
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Sequence[int]]], num_tokens: int) -> Self:
+    def of(cls, rows: KeptPositions, num_tokens: int) -> Self:
         """What `rows` say of the first `num_tokens` tokens."""
         return cls(
             num_tokens,
@@ -153,6 +154,20 @@ class Inspection:
             )
             facts["rounds"] = f"{self.report.rounds:,} in {self.report.seconds * 1e3:.1f} ms"
         return facts
+
+
+class KeptTokens:
+    """A `RequestObserver` that keeps what it is called with, by layer and head; empty: it was not called."""
+
+    def __init__(self) -> None:
+        self.after_prompt: KeptPositions = ()
+        self.at_end: KeptPositions = ()
+
+    def first_token(self, kept: KeptPositions) -> None:
+        self.after_prompt = kept
+
+    def finished(self, kept: KeptPositions) -> None:
+        self.at_end = kept
 
 
 def read_tokens(tokenizer: Any, token_ids: Sequence[int]) -> tuple[Token, ...]:

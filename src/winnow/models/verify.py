@@ -20,7 +20,7 @@ from transformers.masking_utils import sdpa_mask
 from winnow.attention import AttentionBackend, AttentionSpec, PagedCache, Spans, open_backend
 from winnow.attention.native import NativeBackend
 from winnow.attention.native_step import NativeStep
-from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.errors import UnsupportedModelError
 from winnow.models.binding import ATTENTION_NAME, cache_argument
 from winnow.models.geometry import ModelGeometry
@@ -214,22 +214,21 @@ def _paged_logits(loaded: LoadedModel, tokens: Tensor, backend: AttentionBackend
         geometry.num_layers, geometry.num_kv_heads, geometry.head_dim, _BLOCK_SIZE, loaded.dtype, 1
     )
     size = CacheSize.of_blocks(layout, layout.blocks_for(length), 1, length)
-    manager = CacheManager(layout, size, loaded.device)
-    cache = PagedCache(KVPool(layout, size.num_blocks, loaded.device), manager)
-    slot = manager.open()
+    cache = LocalCache(layout, size, loaded.device)
+    slot = cache.ledger.open()
     rows = []
     for start, end in ((0, length - 1), (length - 1, length)):
         if end == start:
             continue
-        manager.append([slot], [end - start])
-        lengths = manager.host_lengths[[slot]].max(axis=(1, 2)).astype("int64")
+        cache.append([slot], [end - start])
+        lengths = cache.paged.tables.longest([slot])
         spans = Spans.build([slot], [start], [end - start], lengths, loaded.device)
         output = loaded.forward_model(
             input_ids=tokens[None, start:end],
             position_ids=spans.position[None],
             use_cache=False,
             logits_to_keep=torch.arange(end - start, device=loaded.device),
-            winnow_step=_Step(backend, cache, spans),
+            winnow_step=_Step(backend, cache.paged, spans),
         )
         rows.append(output.logits[0].float())
     return torch.cat(rows)

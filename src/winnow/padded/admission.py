@@ -1,4 +1,4 @@
-"""What is checked before a request may enter the padded engine."""
+"""Checks of a request before it enters the padded engine."""
 
 from winnow.engine.admission import answer_limit, check_tokens
 from winnow.errors import CapacityError, InvalidRequestError
@@ -6,23 +6,23 @@ from winnow.padded.memory_budget import MemoryBudget
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
 
-# What only a cache paged by head can do.
+# Only a cache paged by head can evict.
 _EVICTION = ("eviction", "compression", "kv_budget", "context_tokens")
 
 
 class PaddedAdmission:
-    """Checks requests against model and memory: whatever passes can be computed, alone if need be."""
+    """Checks requests against model and memory: a request that passes can always be computed, if need be alone."""
 
-    def __init__(self, room: MemoryBudget, vocab_size: int, max_model_len: int) -> None:
-        self._room = room
+    def __init__(self, budget: MemoryBudget, vocab_size: int, max_model_len: int) -> None:
+        self._budget = budget
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
 
     def admit(self, token_ids: list[int], params: SamplingParams) -> int:
-        """Check a request. Returns the most tokens that each of its answers may have.
+        """Check a request. Returns the maximum number of tokens of each of its answers.
 
         Raises:
-            InvalidRequestError: an empty prompt, token ids that the model does not have, or eviction.
+            InvalidRequestError: the prompt is empty or has unknown token ids, or eviction is asked for.
             ContextLengthError: the prompt leaves no room for an answer.
             CapacityError: prompt and answer could not fit into the KV memory even alone.
         """
@@ -36,11 +36,11 @@ class PaddedAdmission:
             raise InvalidRequestError("protect needs engine=paged: a padded cache keeps all KVs of a query")
         max_tokens = answer_limit(len(token_ids), params, self._max_model_len)
         # The last token of an answer is never computed, so it needs no KV.
-        left = self._room.max_columns - len(token_ids) + 1
+        left = self._budget.max_columns - len(token_ids) + 1
         if left < max(params.num_forced, 1) or (params.max_tokens is not None and max_tokens > left):
             raise CapacityError(
                 f"prompt of {len(token_ids)} tokens with max_tokens {max_tokens} needs room for "
-                f"{len(token_ids) + max_tokens - 1} KVs, kv_memory {format_bytes(self._room.kv_memory)} holds "
-                f"{self._room.max_columns}"
+                f"{len(token_ids) + max_tokens - 1} KVs, kv_memory {format_bytes(self._budget.kv_memory)} holds "
+                f"{self._budget.max_columns}"
             )
         return min(max_tokens, left)

@@ -1,4 +1,4 @@
-"""A prefill beside the running batch: in a thread of its own, and on CUDA in a stream of its own."""
+"""Prefill beside the running batch: in a separate thread and, on CUDA, a separate stream."""
 
 import weakref
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from winnow.engine.request import Sequence
 from winnow.padded.prefill import Prefilled
 
 Compute = Callable[[Callable[[], bool]], Prefilled]
-"""Prefills a group. Its argument says, whenever asked, whether to give up."""
+"""Prefills a group; calls its argument between forward passes and stops if that returns True."""
 
 
 class Background:
-    """Prefills groups, each in a thread that ends with it.
+    """Prefills groups, each in a thread of its own that ends with the prefill.
 
-    A thread that stayed would keep a team of OpenMP threads of its own, and where there are more of these than cores,
-    the batch's passes are slower even while nothing is prefilled.
+    A permanent thread would keep its own team of OpenMP threads, and with more of those than cores the passes of the
+    batch are slower even while nothing is prefilled.
 
     Args:
         device: of the model.
@@ -30,22 +30,22 @@ class Background:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, sequences: list[Sequence], compute: Compute) -> "Underway":
-        """Begin to prefill a group."""
+        """Start to prefill a group."""
         if self._stream is not None:
-            # What the caller's stream still does comes first: weights may be on their way.
+            # Work queued on the caller's stream comes first: weights may still be copied.
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         stop = Event()
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="winnow-prefill")
         future = pool.submit(_run, compute, stop, self._stream, self._clock)
-        pool.shutdown(wait=False)  # takes no more work, and ends when this is done
+        pool.shutdown(wait=False)  # the thread ends after this task
         return Underway(sequences, future, stop, self._stream)
 
 
 class Underway:
-    """A group that is being prefilled. Let go, it gives up at its next forward pass.
+    """A group that is being prefilled. When garbage-collected, it stops before its next forward pass.
 
     Attributes:
-        sequences: the group. Nobody else may change them meanwhile, except to abort them.
+        sequences: the group; they must not be changed meanwhile, except to abort them.
     """
 
     def __init__(
@@ -63,30 +63,30 @@ class Underway:
 
     @property
     def done(self) -> bool:
-        """Whether it is computed, on the device too, or has failed."""
+        """Whether it is computed, including on the device, or has failed."""
         return self._future.done()
 
     def wait(self) -> None:
-        """Return as soon as it is done."""
+        """Wait until it is done."""
         wait([self._future])
 
     def cancel(self) -> None:
-        """Give up, which takes one forward pass at most. Then its memory is free."""
+        """Stop, after at most one forward pass, and free its memory."""
         self._stop.set()
         self.wait()
 
     @property
     def failure(self) -> BaseException | None:
-        """Once it is done: what it failed with."""
+        """Once done: the exception that it failed with."""
         return self._future.exception()
 
-    def take(self) -> tuple[Prefilled, float]:
-        """Once it is done without failure: the group, for the caller's stream, and the seconds it took."""
+    def result(self) -> tuple[Prefilled, float]:
+        """Once done without failure: return the group, ready for the caller's stream, and the seconds it took."""
         group, seconds = self._future.result()
         if self._stream is not None:
             here = torch.cuda.current_stream(self._stream.device)
             here.wait_stream(self._stream)
-            # They were allocated in the other stream, which must not reuse them before this one has read them.
+            # Allocated in the other stream, which must not reuse them before this stream has read them.
             for tensor in group.tensors:
                 tensor.record_stream(here)
         return group, seconds
@@ -95,10 +95,10 @@ class Underway:
 def _run(
     compute: Compute, stop: Event, stream: torch.cuda.Stream | None, clock: Callable[[], float]
 ) -> tuple[Prefilled, float]:
-    """In the thread. Modes of torch and its current stream are each thread's own."""
+    """Run in the thread. Inference mode and the current stream are per thread."""
     start = clock()
     with torch.inference_mode(), torch.cuda.stream(stream):
         group = compute(stop.is_set)
-        if stream is not None:  # else the batch would stand still behind kernels that are merely queued
+        if stream is not None:  # else the batch would wait behind kernels that are only queued
             stream.synchronize()
     return group, clock() - start

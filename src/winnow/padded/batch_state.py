@@ -1,4 +1,4 @@
-"""Who is in the batch, who waits outside it, and how queries move between the two."""
+"""The batch, the queries outside it, and moves between the two."""
 
 from dataclasses import dataclass
 
@@ -14,39 +14,46 @@ from winnow.padded.sampler_slots import SamplerSlots
 
 @dataclass(frozen=True)
 class BatchState:
-    """What modes decide upon."""
+    """The state that modes decide on.
+
+    Attributes:
+        max_columns: maximum number of columns that the model allows; None: any.
+    """
 
     queue: Queue
     batch: Batch
-    room: MemoryBudget
-    seats: SamplerSlots
-    tally: Counters
+    budget: MemoryBudget
+    sampler_slots: SamplerSlots
+    counters: Counters
     grouping: Grouping
     max_columns: int | None
-    """Columns that the model allows at most; None: any number."""
 
     @property
     def max_rows(self) -> int:
-        return self.room.max_rows
+        return self.budget.max_rows
 
     @property
-    def waiting_is_urgent(self) -> bool:
-        """Whether the first waiting query comes before all that are parked."""
-        waiting, parked = self.queue.waiting, self.queue.parked
-        return bool(waiting) and (not parked or waiting[0].request.priority > parked[0].request.priority)
+    def urgent(self) -> Sequence | None:
+        """The first waiting query, if none is parked or all parked ones have lower priority."""
+        first, parked = self.queue.waiting.first, self.queue.parked
+        if first is None or (parked and first.request.priority <= parked[0].request.priority):
+            return None
+        return first
 
-    def admits(self, length: int, elsewhere: int = 0) -> bool:
-        """Whether one more query of so many KVs may enter the batch beside others, or enter an empty one."""
+    def admits(self, length: int, reserved_bytes: int = 0) -> bool:
+        """Whether one more query of `length` KVs may enter the batch."""
         batch = self.batch
         if not batch.running:
-            return True  # whatever was admitted fits alone
+            return True  # every admitted query fits alone
         rows, columns = len(batch.rows) + 1, max(batch.columns, length)
-        return rows <= self.max_rows and self.room.admits(rows, columns, batch.elsewhere + elsewhere)
+        return rows <= self.max_rows and self.budget.admits(
+            rows, columns, batch.reserved_bytes + reserved_bytes
+        )
 
-    def make_way(self, sequence: Sequence, length: int, elsewhere: int = 0) -> bool:
-        """Park queries of lower priority until `sequence` may enter. False: there are none, or not enough."""
-        while not self.admits(length, elsewhere):
-            least = self.queue.least(self.batch.running)
+    def make_way(self, sequence: Sequence, length: int, reserved_bytes: int = 0) -> bool:
+        """Park queries of lower priority until `sequence` may enter. False: there are not enough of them."""
+        while not self.admits(length, reserved_bytes):
+            least = self.queue.choose_victim(self.batch.running)
             if least.request.priority >= sequence.request.priority:
                 return False
             self.park(least)
@@ -54,7 +61,7 @@ class BatchState:
         return True
 
     def make_room(self, joiners: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
-        """Make room for the columns of a pass, whoever has to give way. Returns the joiners that can stay."""
+        """Make room for the columns of a pass, parking queries if necessary. Returns the joiners that still fit."""
         batch = self.batch
         while True:
             width = max((joiner.num_tokens for joiner in joiners), default=1)
@@ -70,18 +77,18 @@ class BatchState:
             elif len(batch.running) < len(batch.rows):
                 batch.drop_idle_rows()
             else:
-                self.park(self.queue.least(batch.running))
+                self.park(self.queue.choose_victim(batch.running))
 
     def park(self, sequence: Sequence) -> None:
-        """Take a running sequence out, its KVs to host memory if that has room."""
+        """Remove a running sequence from the batch; copy its KVs to host memory if there is room."""
         self.queue.park([sequence], self.batch.view(sequence))
         self.batch.leave(sequence, keep_row=False)
-        self.seats.leave(sequence)
-        self.tally.parks += 1
-        sequence.request.note(num_preemptions=sequence.request.metrics.num_preemptions + 1)
+        self.sampler_slots.leave(sequence)
+        self.counters.parks += 1
+        sequence.request.update_metrics(num_preemptions=sequence.request.metrics.num_preemptions + 1)
 
     def enter(self, group: Prefilled, *, keep_rows: bool) -> None:
-        """Put a group that was prefilled apart into the batch, as far as there is room. An empty batch becomes it."""
+        """Put a prefilled group into the batch as far as there is room; if the batch is empty, the group becomes it."""
         batch, queue = self.batch, self.queue
         if batch.running or len(group.sequences) > self.max_rows:
             self.embed_parked()
@@ -89,8 +96,8 @@ class BatchState:
         rows = [None if sequence.finished else sequence for sequence in group.sequences]
         for sequence in rows:
             if sequence is not None:
-                queue.take(sequence)
-        queue.stow()
+                queue.pop(sequence)
+        queue.offload()
         batch.adopt(group.cache, rows)
         if not keep_rows:
             batch.drop_idle_rows()
@@ -98,14 +105,14 @@ class BatchState:
             batch.reset()
 
     def embed_parked(self) -> None:
-        """Put parked queries into the batch, as far as there is room, unless a more urgent one waits."""
+        """Put parked queries into the batch as far as there is room, unless a query of higher priority waits."""
         queue = self.queue
         while queue.parked:
             first = queue.parked[0]
-            if self.waiting_is_urgent:
+            if self.urgent is not None:
                 return
             if not self.make_way(first, queue.length_parked(first)):
                 return
-            kvs = queue.take(first)
+            kvs = queue.pop(first)
             assert kvs is not None, "only a parked sequence is embedded"
             self.batch.join(first, kvs)

@@ -1,9 +1,9 @@
-"""The batch's KVs: one padded tensor per layer, of which a window of columns is in use.
+"""The batch's KVs: padded tensors per layer, of which a window of columns is in use.
 
-Every row ends at the window's last column, so that within a row the distance of columns is the distance of tokens,
-whatever the row's padding: sliding windows and ALiBi, which models compute from columns, come out right. A step writes
-behind the window, and cutting padding off its front moves a number; only when the window reaches the end of its tensors
-are the live columns copied, into tensors of the size then needed.
+Every row ends at the window's last column, so within a row the distance between columns equals the distance between
+tokens, whatever its padding. Sliding windows and ALiBi, which models compute from columns, are therefore correct. A
+step writes after the window, and cutting padding off its front changes one number. Columns are copied only when the
+window reaches the end of its tensors, into tensors of the size needed then.
 """
 
 from collections.abc import Sequence
@@ -40,17 +40,17 @@ class Window:
 
 @dataclass(frozen=True)
 class QueryKVs:
-    """The KVs of one query, outside a batch or where they lie in one. Samples of a prompt may share them."""
+    """The KVs of one query: copies, or views into a batch. Samples of a prompt may share them."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]
     """Keys [heads, n, key_dim] and values [heads, n, value_dim]."""
 
     def copy(self) -> Self:
-        """Copies that depend on no batch."""
+        """Return copies on the same device."""
         return type(self)(tuple((keys.clone(), values.clone()) for keys, values in self.layers))
 
     def on_host(self) -> Self:
-        """Copies in host memory; pinned where they come from another device, so that they return faster."""
+        """Return copies in host memory, pinned if they come from another device, for faster transfer back."""
         return type(self)(tuple((_to_host(keys), _to_host(values)) for keys, values in self.layers))
 
     @property
@@ -72,30 +72,30 @@ class PaddedLayer(CacheLayerMixin):
 
     keys: Tensor
     values: Tensor
-    is_sliding = False  # sliding windows are left to the mask, which transformers makes from columns
+    is_sliding = False  # sliding windows are applied by the mask, which transformers builds from columns
 
-    def __init__(self, shape: LayerShape, window: Window, device: torch.device) -> None:
+    def __init__(self, kv_shape: LayerShape, window: Window, device: torch.device) -> None:
         super().__init__()
-        self.shape = shape
-        self.device, self.dtype = device, shape.dtype
+        self.kv_shape = kv_shape
+        self.device, self.dtype = device, kv_shape.dtype
         self.is_initialized = True
         self.pending = 0
-        """Columns that the forward pass in progress has written behind the window."""
+        """Columns that the current forward pass has written after the window."""
         self._window = window
         self.resize(Shape(0, 0), 0)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise AssertionError("tensors are made by the cache, which knows how much room there is")
+        raise AssertionError("tensors are allocated by the cache")
 
-    def resize(self, extent: Shape, start: int) -> None:
-        """Move the window into tensors of another size, to column `start`; all else in them is zero."""
-        window, shape = self._window, self.shape
+    def resize(self, shape: Shape, start: int) -> None:
+        """Reallocate the tensors and move the window to column `start`; everything else is zero."""
+        window, kv_shape = self._window, self.kv_shape
         live = slice(window.start, window.end)
         placed = slice(start, start + window.columns)
-        for name, dim in (("keys", shape.key_dim), ("values", shape.value_dim)):
+        for name, dim in (("keys", kv_shape.key_dim), ("values", kv_shape.value_dim)):
             old: Tensor | None = getattr(self, name)
             new = torch.zeros(
-                (extent.rows, shape.num_heads, extent.columns, dim), dtype=shape.dtype, device=self.device
+                (shape.rows, kv_shape.num_heads, shape.columns, dim), dtype=kv_shape.dtype, device=self.device
             )
             if old is not None and window.rows:
                 new[: window.rows, :, placed] = old[: window.rows, :, live]
@@ -109,8 +109,7 @@ class PaddedLayer(CacheLayerMixin):
     def blank(self, row: int, end: int) -> None:
         """Zero a row before column `end`.
 
-        What a former query left there is masked, but a masked value is still multiplied, and 0 x NaN is NaN: whatever
-        it was, nobody else shall notice.
+        KVs of a former query there are masked, but masked values are still multiplied, and 0 x NaN is NaN.
         """
         for tensor in self.tensors:
             tensor[row, :, :end] = 0
@@ -118,7 +117,7 @@ class PaddedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the new columns behind the window; returns all up to them, [rows, heads, columns, dim], as views."""
+        """Write new columns after the window. Returns views of all columns up to them, [rows, heads, columns, dim]."""
         window = self._window
         first = window.end + self.pending
         last = first + key_states.shape[2]
@@ -140,28 +139,28 @@ class PaddedLayer(CacheLayerMixin):
 
 
 class PaddedCache(Cache):
-    """The cache that the model is given.
+    """The cache that is passed to the model.
 
     Args:
-        shape: of one column.
+        kv_shape: of one column.
         device: where the tensors are.
 
     Attributes:
-        lengths: KVs of each row, at its end; 0 for a row whose query is finished and has no successor.
+        lengths: KVs of each row, at its end; 0 for an idle row.
         gaps: columns of padding that each row keeps before its KVs.
     """
 
     layers: list[PaddedLayer]
 
-    def __init__(self, shape: KVShape, device: torch.device) -> None:
+    def __init__(self, kv_shape: KVShape, device: torch.device) -> None:
         self._window = Window()
-        super().__init__(layers=[PaddedLayer(layer, self._window, device) for layer in shape.layers])
-        self.shape = shape
+        super().__init__(layers=[PaddedLayer(layer, self._window, device) for layer in kv_shape.layers])
+        self.kv_shape = kv_shape
         self.lengths: list[int] = []
         self.gaps: list[int] = []
-        self.extent = Shape(0, 0)
+        self.shape = Shape(0, 0)
 
-    # -- what is held ----------------------------------------------------------------------------------------------
+    # -- sizes ----------------------------------------------------------------------------------------------------
 
     @property
     def rows(self) -> int:
@@ -169,7 +168,7 @@ class PaddedCache(Cache):
 
     @property
     def columns(self) -> int:
-        """Columns in use; at least the longest row."""
+        """Columns in use, at least `longest`."""
         return self._window.columns
 
     @property
@@ -178,42 +177,42 @@ class PaddedCache(Cache):
 
     @property
     def least_columns(self) -> int:
-        """Columns that cannot be cut: those of the longest row with its gap."""
+        """Columns that cannot be cut: maximum over rows of length plus gap."""
         return max((sum(each) for each in zip(self.lengths, self.gaps, strict=True)), default=0)
 
     @property
     def nbytes(self) -> int:
-        return self.extent.rows * self.extent.columns * self.shape.nbytes
+        return self.shape.rows * self.shape.columns * self.kv_shape.nbytes
 
     def has_room(self, rows: int, left: int, right: int) -> bool:
-        """Whether the tensors reach for so many rows, and columns more on each side."""
+        """Whether the tensors have `rows` rows, and `left` and `right` free columns beside the window."""
         window = self._window
-        return rows <= self.extent.rows and left <= window.start and window.end + right <= self.extent.columns
+        return rows <= self.shape.rows and left <= window.start and window.end + right <= self.shape.columns
 
-    def resize(self, extent: Shape, left: int = 0) -> int:
-        """Exchange the tensors for ones of another size, layer by layer; `left` columns stay free before the window.
+    def resize(self, shape: Shape, left: int = 0) -> int:
+        """Reallocate the tensors layer by layer, with `left` free columns before the window.
 
-        Returns the most bytes that were held meanwhile.
+        Returns the maximum number of bytes held meanwhile.
         """
         window = self._window
-        assert extent.rows >= window.rows and extent.columns >= left + window.columns
-        new_bytes = extent.rows * extent.columns
+        assert shape.rows >= window.rows and shape.columns >= left + window.columns
+        new_bytes = shape.rows * shape.columns
         held = peak = self.nbytes
         for layer in self.layers:
-            more = new_bytes * layer.shape.nbytes
+            more = new_bytes * layer.kv_shape.nbytes
             peak = max(peak, held + more)
-            layer.resize(extent, left)
-            held += more - self.extent.rows * self.extent.columns * layer.shape.nbytes
+            layer.resize(shape, left)
+            held += more - self.shape.rows * self.shape.columns * layer.kv_shape.nbytes
         window.start, window.end = left, left + window.columns
-        self.extent = extent
+        self.shape = shape
         return peak
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def add_rows(self, count: int) -> range:
-        """Take `count` rows that hold nothing; there must be room for them."""
+        """Append `count` empty rows, for which there must be room. Returns their numbers."""
         first = self._window.rows
-        assert first + count <= self.extent.rows
+        assert first + count <= self.shape.rows
         self._window.rows += count
         self.lengths += [0] * count
         self.gaps += [0] * count
@@ -222,21 +221,21 @@ class PaddedCache(Cache):
         return range(first, first + count)
 
     def write(self, row: int, kvs: QueryKVs) -> None:
-        """Embed a query's KVs at the end of a row (4.2). The window grows on the left if they are longer than it."""
+        """Embed a query's KVs at the end of a row (4.2). The window grows to the left if they are longer."""
         self._place(row, kvs, self._window.end)
 
     def view(self, row: int) -> QueryKVs:
-        """A row's KVs where they lie: to be copied before the cache changes."""
+        """Return views of a row's KVs, valid until the cache changes."""
         return self._view(row, self._window.end)
 
     def clear(self, row: int) -> None:
-        """Let go of a row's KVs and keep the row."""
+        """Zero a row's KVs and keep the row."""
         self.lengths[row] = self.gaps[row] = 0
         for layer in self.layers:
             layer.blank(row, self._window.end)
 
     def drop(self, row: int) -> int:
-        """Let go of a row. Returns the row that was moved into its place: the last one."""
+        """Drop a row by moving the last one into its place. Returns the number of that last row."""
         last = self._window.rows - 1
         if row != last:
             length = self.lengths[last]
@@ -254,12 +253,12 @@ class PaddedCache(Cache):
     # -- columns ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Forget what an interrupted forward pass wrote behind the window."""
+        """Start a forward pass; discards columns of an interrupted one."""
         for layer in self.layers:
             layer.pending = 0
 
     def advance(self, counts: Sequence[int]) -> None:
-        """Take in the columns that a forward pass wrote; the last `counts[row]` of them are tokens of the row."""
+        """Extend the window by the columns of a forward pass, the last `counts[row]` of which are the row's tokens."""
         width = self.layers[0].pending
         assert all(layer.pending == width for layer in self.layers), "a layer was left out"
         self._window.end += width
@@ -267,11 +266,11 @@ class PaddedCache(Cache):
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
     def advance_shaped(self, counts: Sequence[int], joined: Sequence[int], *, keep_gaps: bool) -> None:
-        """As `advance`, for a pass in which queries joined while others took one token (4.1).
+        """As `advance`, for a pass in which queries joined while the others took one token (4.1).
 
-        Rows in `joined` hold their tokens at the end of the columns written, the others at the first of them. The
-        joined are moved back so that all rows end there: the others' padding is not kept, or,
-        with `keep_gaps`, lies before their tokens.
+        Rows in `joined` have their tokens at the end of the columns written, the others in the first of them. The
+        joined rows are moved back so that all rows end there. The padding of the others is dropped, or with
+        `keep_gaps` kept before their tokens.
         """
         end = self._window.end
         width = self.layers[0].pending
@@ -292,7 +291,7 @@ class PaddedCache(Cache):
         assert self._window.start >= 0, "room on the left is reserved before"
 
     def release_front(self) -> None:
-        """Cut the leading columns that are padding in every row (4.1, resources releasing). Copies nothing."""
+        """Cut the leading columns that are padding in every row (4.1, "resources releasing"). Copies nothing."""
         self._window.start = max(self._window.start, self._window.end - self.least_columns)
 
     # -- inside ----------------------------------------------------------------------------------------------------

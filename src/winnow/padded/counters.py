@@ -1,4 +1,4 @@
-"""What the forward passes of a padded batch come to."""
+"""Counters of a padded batch's forward passes."""
 
 from dataclasses import dataclass, fields
 
@@ -18,21 +18,21 @@ class Counters:
     columns_held: int = 0
     """Columns of the batch, summed over its forward passes."""
     columns_needed: int = 0
-    """The longest unfinished query, summed likewise: the least that could be held."""
+    """Length of the longest unfinished query, summed likewise: the minimum that could be held."""
     joins: int = 0
-    """Queries that entered the batch, those that came back too."""
+    """Queries that entered the batch, including those that came back."""
     parks: int = 0
     """Queries taken out of the batch before they were finished."""
     drops: int = 0
-    """Queries that lost KVs because host memory had no room for them, to compute them again."""
+    """Queries whose KVs did not fit into host memory and are computed again."""
     released: int = 0
-    """Leading columns cut because they were padding for everyone."""
+    """Leading columns cut because they were padding in every row."""
     prefill_seconds: float = 0.0
-    """In which a prefill was computed, or waited for, while the batch stood still."""
+    """Of prefills, and waiting for them, while the batch did not run."""
     decode_seconds: float = 0.0
     """Of passes of the batch."""
     overlapped_seconds: float = 0.0
-    """Of these, those in which a prefill was computed at the same time."""
+    """Of prefills in the background while the batch ran."""
 
     def count(self, rows: int, width: int, tokens: int) -> None:
         """Count a forward pass in which `tokens` positions were those of unfinished queries."""
@@ -40,6 +40,6 @@ class Counters:
         self.idle += rows * width - tokens
 
     def add(self, other: "Counters") -> None:
-        """Add another's counters."""
+        """Add the values of `other`."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))

@@ -1,4 +1,4 @@
-"""The loop of the padded engine: the same face as the paged one's, over a batch that transformers understands."""
+"""The padded engine: a step is a pass of the running batch, or the first tokens of a group prefilled apart from it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,23 +6,18 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from winnow.engine.answer import Finish
-from winnow.engine.request import Request, RequestObserver, Sequence
-from winnow.engine.request_table import RequestTable
+from winnow.engine.loop import RequestLoop, Sampled
+from winnow.engine.new_request import NewRequest
+from winnow.engine.request import Request, Sequence
 from winnow.errors import InvalidRequestError
-from winnow.outputs import RequestMetrics, RequestOutput
+from winnow.outputs import RequestOutput
 from winnow.padded.admission import PaddedAdmission
-from winnow.padded.executor import PaddedExecutor, Sampled
+from winnow.padded.executor import PaddedExecutor
 from winnow.padded.stats import PaddedStats
-from winnow.sampling import SamplingParams
 
 
-class PaddedEngine:
-    """Requests in, answers out, one step at a time: a pass of the running batch, or a prefill apart from it.
-
-    Args:
-        clock: seconds, monotonic; intervals in metrics are differences of it.
-    """
+class PaddedEngine(RequestLoop):
+    """Serves requests in one padded batch, with the model as transformers runs it; see `RequestLoop`."""
 
     def __init__(
         self,
@@ -32,85 +27,21 @@ class PaddedEngine:
         admission: PaddedAdmission,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(tokenizer, eos_token_ids, clock)
         self._executor = executor
         self._admission = admission
-        self._clock = clock
-        self._requests = RequestTable(tokenizer, eos_token_ids, clock)
-        self._num_steps = 0
-
-    @property
-    def has_unfinished(self) -> bool:
-        return len(self._requests) > 0
-
-    def add(
-        self,
-        request_id: str,
-        prompt: str | None,
-        token_ids: list[int],
-        params: SamplingParams,
-        observer: RequestObserver | None = None,
-        priority: int = 0,
-        final_only: bool = False,
-    ) -> None:
-        """Queue a request; a greater priority is served first. With `final_only`, steps tell of it once, at its end.
-
-        Raises:
-            InvalidRequestError: and its kinds, if the request cannot be served; nobody else notices.
-        """
-        self._requests.require_new(request_id)
-        if observer is not None:
-            raise InvalidRequestError("inspect needs engine=paged: a padded cache keeps all KVs of a query")
-        request = Request(
-            request_id,
-            prompt,
-            token_ids,
-            self._executor.settle(params),
-            self._admission.admit(token_ids, params),
-            RequestMetrics(arrival_time=self._clock()),
-            priority=priority,
-            final_only=final_only,
-        )
-        self._requests.add(request)
-        self._executor.add(request.sequences[0])
-
-    @torch.inference_mode()
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request at once. Returns what it had, or None if there is no such request."""
-        if request_id not in self._requests:
-            return None
-        request = self._requests[request_id]
-        for sequence in request.sequences:
-            if not sequence.finished:
-                self._finish(sequence, "abort")
-        return self._requests.output(request)
 
     @torch.inference_mode()
     def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns the requests that got tokens or finished, as they stand; see `add`.
+        return super().step()
 
-        If it fails or is interrupted, requests lose time and nothing else: call it again.
-        """
-        if not self._requests:
-            return []
-        try:
-            failure = self._executor.receive()
-            if failure is None:
-                sampled = self._executor.step()
-        except BaseException:  # also an impatient Ctrl-C: whatever comes next finds a sound engine
-            self._executor.start_anew(self._requests.unfinished)
-            raise
-        if failure is not None:  # of a prefill in the background: the batch is as it was
-            raise failure
-        now = self._clock()
-        touched = self._take(sampled, now)
-        self._num_steps += 1
-        return [self._requests.output(request) for request in touched if request.tells]
+    @torch.inference_mode()
+    def abort(self, request_id: str) -> RequestOutput | None:
+        return super().abort(request_id)  # freeing a row writes to it
 
     def stats(self) -> PaddedStats:
-        """The engine as it stands."""
-        held = self._executor.stats()
         return replace(
-            held,
+            self._executor.stats(),
             prompt_tokens=self._requests.prompt_tokens,
             generated_tokens=self._requests.generated_tokens,
             num_steps=self._num_steps,
@@ -124,24 +55,27 @@ class PaddedEngine:
         """Assert the invariants of batch and queue."""
         self._executor.check_integrity(self._requests.unfinished)
 
-    def _take(self, sampled: Sampled, now: float) -> list[Request]:
-        """Hand the step's tokens to their sequences. Returns the requests concerned, each once."""
-        requests = self._requests
-        touched: dict[Request, None] = {}
-        requests.prompt_tokens += sampled.prompt_tokens
-        for sequence, found in sampled.prompt_logprobs.items():
-            requests.take_prompt_logprobs(sequence.request, found)
-        for index, sequence in enumerate(sampled.sequences):
-            touched[sequence.request] = None
-            if index in sampled.errors:
-                reason: Finish | None = requests.fail(sequence, sampled.errors[index])
-            else:
-                reason = requests.take(sequence, sampled.token_ids[index], sampled.logprobs[index], now)
-            if reason is not None:
-                self._finish(sequence, *reason)
-        return list(touched)
+    # -- hooks of the loop -----------------------------------------------------------------------------------------
 
-    def _finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
+    def _admit(self, new: NewRequest) -> Request:
+        if new.observer is not None:
+            raise InvalidRequestError("inspect needs engine=paged: a padded cache keeps all KVs of a query")
+        max_tokens = self._admission.admit(new.token_ids, new.params)
+        return Request.of(new, self._executor.with_seed(new.params), max_tokens, self._clock())
+
+    def _enqueue(self, request: Request) -> None:
+        self._executor.add(request)
+
+    def _compute(self) -> Sampled:
+        try:
+            failure = self._executor.receive()
+            if failure is None:
+                return self._executor.step()
+        except BaseException:  # also on KeyboardInterrupt
+            self._executor.start_anew(self._requests.unfinished)
+            raise
+        raise failure  # of a prefill in the background: the batch is as it was
+
+    def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
         self._executor.remove(sequence)
-        self._requests.end(sequence)

@@ -1,14 +1,14 @@
-"""Carries out a step: makes room, runs the forward pass, samples, and moves queries in and out of the batch."""
+"""Computing a step: make room, run the forward pass, sample, and move queries into and out of the batch."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
-from winnow.engine.request import Sequence
+from winnow.engine.loop import Sampled
+from winnow.engine.request import Request, Sequence
 from winnow.outputs import LogprobDict
 from winnow.padded.background import Background, Underway
 from winnow.padded.batch_state import BatchState
@@ -20,45 +20,31 @@ from winnow.padded.stats import PaddedStats
 from winnow.sampling import SamplingParams
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """What a step brought."""
-
-    sequences: list[Sequence]
-    token_ids: list[int]
-    logprobs: list[LogprobDict | None]
-    prompt_tokens: int
-    """Prompt tokens computed."""
-    prompt_logprobs: dict[Sequence, list[LogprobDict]]
-    errors: dict[int, str]
-    """By index: why a sequence got no token. Its request fails alone."""
-
-
 class PaddedExecutor:
-    """Computes what the mode wants.
+    """Computes the steps that the mode chooses.
 
-    A group that is prefilled apart is `_underway`, if it is computed in the background, then `_arrived`, then, with its
-    first tokens sampled, `_group`; with the next step its queries have places.
+    A group that is prefilled apart is `_underway` while it is computed in the background, then `_arrived`, then, with
+    its first tokens sampled, `_group`; the next step embeds or offloads it.
 
     Args:
-        prefill_chunk: most columns of one forward pass of a prefill; None: all.
-        background: where groups are prefilled while the batch runs; None: the batch stands still meanwhile.
+        prefill_chunk: maximum columns of one forward pass of a prefill; None: all.
+        background: prefills groups while the batch runs; None: the batch waits meanwhile.
     """
 
     def __init__(
         self,
         model: PaddedModel,
         mode: Mode,
-        places: BatchState,
+        state: BatchState,
         clock: Callable[[], float],
         prefill_chunk: int | None,
         background: Background | None,
     ) -> None:
         self._model = model
         self._mode = mode
-        self._places = places
-        self._queue, self._batch, self._room = places.queue, places.batch, places.room
-        self._seats, self._tally = places.seats, places.tally
+        self._state = state
+        self._queue, self._batch, self._budget = state.queue, state.batch, state.budget
+        self._sampler_slots, self._counters = state.sampler_slots, state.counters
         self._clock = clock
         self._prefill_chunk = prefill_chunk
         self._background = background
@@ -68,137 +54,139 @@ class PaddedExecutor:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def settle(self, params: SamplingParams) -> SamplingParams:
-        """Decide what the parameters leave open, once, when a request arrives."""
-        return self._seats.settle(params)
+    def with_seed(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with a seed, drawn if they have none."""
+        return self._sampler_slots.with_seed(params)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a request's first sequence; its siblings follow when the prompt is computed."""
-        self._queue.add(sequence)
+    def add(self, request: Request) -> None:
+        """Queue a request's first sample; the others follow when the prompt is computed."""
+        self._queue.waiting.add(request)
 
     def remove(self, sequence: Sequence) -> None:
-        """A sequence has ended, wherever it was."""
+        """Free what a sequence holds, whether it runs, waits or is being prefilled."""
         batch, queue, underway = self._batch, self._queue, self._underway
-        if sequence.slot is not None:
+        if sequence.kv.slot is not None:
             batch.leave(sequence, keep_row=self._mode.keeps_rows)
         elif sequence in queue:
-            queue.take(sequence)
-        self._seats.leave(sequence)
-        queue.forget(sequence)
+            queue.pop(sequence)
+        self._sampler_slots.leave(sequence)
         if underway is not None and all(each.finished for each in underway.sequences):
             underway.cancel()
-            self._underway, batch.elsewhere = None, 0
+            self._underway, batch.reserved_bytes = None, 0
         if not queue and not batch.running and self._underway is None:
-            self._group, batch.elsewhere = None, 0
+            self._group, batch.reserved_bytes = None, 0
 
     def start_anew(self, unfinished: SequenceType[Sequence]) -> None:
-        """After a step that failed: whoever is not safely queued or under way computes all KVs again."""
+        """Recover from a failed step: recompute every sequence that is neither queued nor under way."""
         batch, queue = self._batch, self._queue
         self._arrived = self._group = None
         batch.reset()
         if self._underway is None:
-            batch.elsewhere = 0
-        self._seats.clear()
-        for sequence in queue.loose:
-            queue.take(sequence)
+            batch.reserved_bytes = 0
+        self._sampler_slots.clear()
+        for sequence in queue.on_device:
+            queue.pop(sequence)
         safe = {*queue.waiting, *queue.parked, *self._computing}
         safe |= {fork for sequence in unfinished for fork in sequence.forks}
         for sequence in unfinished:
             if sequence not in safe:
-                sequence.slot = None
-                queue.add(sequence)
+                sequence.kv.slot = None
+                queue.put_back(sequence)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def receive(self) -> BaseException | None:
-        """Take in what was prefilled in the background, if that is done; wait for it if nothing else can be computed.
+        """Accept the group prefilled in the background if it is done; wait for it if nothing else can be computed.
 
-        Returns what the prefill failed with. Then its queries wait again, and nobody else has noticed.
+        Returns the exception that the prefill failed with, if it did; its queries then wait again. Others are
+        unaffected.
         """
         underway, batch = self._underway, self._batch
         if underway is None:
             return None
-        # A pass takes one more column, and while a group is under way nobody is parked for it.
-        goes_on = batch.running and self._room.fits(len(batch.rows), batch.cache.longest + 1, batch.elsewhere)
+        # A pass takes one more column, and no query is parked for it while a group is under way.
+        goes_on = batch.running and self._budget.fits(
+            len(batch.rows), batch.cache.longest + 1, batch.reserved_bytes
+        )
         if goes_on and not underway.done:
             return None
         start = self._clock()
         underway.wait()
         waited = self._clock() - start
-        self._tally.prefill_seconds += waited
+        self._counters.prefill_seconds += waited
         self._underway = None
         if underway.failure is not None:
-            batch.elsewhere = 0
+            batch.reserved_bytes = 0
             for sequence in underway.sequences:
                 if not sequence.finished:
-                    self._queue.add(sequence)
+                    self._queue.put_back(sequence)
             return underway.failure
-        self._arrived, seconds = underway.take()
-        self._tally.overlapped_seconds += max(seconds - waited, 0.0)
+        self._arrived, seconds = underway.result()
+        self._counters.overlapped_seconds += max(seconds - waited, 0.0)
         return None
 
     def step(self) -> Sampled:
-        """Compute what the mode wants next, of at least one unfinished query.
+        """Compute the step that the mode chooses, given at least one unfinished query.
 
-        While a group is under way the batch only decodes: who enters is decided when it is there.
+        While a group is under way the batch only decodes; which queries enter is decided once the group is there.
         """
         start = self._clock()
         group, self._arrived = self._arrived, None
         joiners: tuple[Sequence, ...] = ()
         if group is None and self._underway is None:
             self._place()
-            step = self._mode.next(self._places)
+            step = self._mode.next(self._state)
             if isinstance(step, Prefill):
                 group = self._prefill(step.sequences)
             else:
                 joiners = step.joiners
         if group is not None:
             sampled = self._begin(group)
-            self._tally.prefill_seconds += self._clock() - start
+            self._counters.prefill_seconds += self._clock() - start
         else:
             sampled = self._decode(joiners)
-            self._tally.decode_seconds += self._clock() - start
+            self._counters.decode_seconds += self._clock() - start
         return sampled
 
     def _place(self) -> None:
-        """Find a place for those of the group prefilled last that have gone on after their first token."""
+        """Embed the group prefilled last into the batch, and offload the queries for which there is no room."""
         group, self._group = self._group, None
         if group is None:
             return
-        if not self._mode.prefills_first or self._queue.loose_bytes > self._queue.free_bytes:
-            self._places.enter(group, keep_rows=self._mode.keeps_rows)
-        self._queue.stow()
-        self._batch.elsewhere = 0
+        if not self._mode.prefills_first or self._queue.on_device_bytes > self._queue.free_bytes:
+            self._state.enter(group, keep_rows=self._mode.keeps_rows)
+        self._queue.offload()
+        self._batch.reserved_bytes = 0
 
     def _prefill(self, sequences: list[Sequence]) -> Prefilled | None:
-        """Prefill a group apart from the batch. None: it is under way in the background."""
-        batch, room = self._batch, self._room
+        """Prefill a group apart from the batch. Returns None if it is under way in the background."""
+        batch, budget = self._batch, self._budget
         width = max(sequence.num_tokens for sequence in sequences)
-        extent = Shape(len(sequences), width)
+        shape = Shape(len(sequences), width)
         if not batch.running and not self._mode.prefills_first:  # it will be the batch
-            roomy = room.extent(len(sequences), width)
-            assert roomy is not None, "what was admitted fits alone"
-            extent = roomy
-        batch.lend(extent.rows * extent.columns * room.shape.nbytes)
+            roomy = budget.tensor_shape(len(sequences), width)
+            assert roomy is not None, "every admitted query fits alone"
+            shape = roomy
+        batch.reserve_bytes(shape.rows * shape.columns * budget.kv_shape.nbytes)
         self._note_start(sequences)
         for sequence in sequences:
-            self._queue.take(sequence)
-        compute = partial(prefill, self._model, sequences, room.shape, extent, self._prefill_chunk)
+            self._queue.pop(sequence)
+        compute = partial(prefill, self._model, sequences, budget.kv_shape, shape, self._prefill_chunk)
         if self._background is None or not batch.running:
             return compute()
         self._underway = self._background.start(sequences, compute)
         return None
 
     def _begin(self, group: Prefilled) -> Sampled:
-        """Sample the first tokens of a group."""
+        """Sample the first tokens of a prefilled group."""
         self._group = group
-        self._tally.add(group.tally)
+        self._counters.add(group.counters)
         asking, prompt_tokens = [], 0
         for row, sequence in enumerate(group.sequences):
             if sequence.finished:  # aborted meanwhile
                 continue
-            sequence.num_computed = sequence.num_tokens
-            prompt_tokens += min(sequence.num_computed, sequence.prompt_len)
+            sequence.kv.num_computed = sequence.num_tokens
+            prompt_tokens += min(sequence.kv.num_computed, sequence.prompt_len)
             kvs = group.cache.view(row)
             for each in (sequence, *_fork(sequence)):
                 self._queue.hold(each, kvs)
@@ -207,16 +195,16 @@ class PaddedExecutor:
 
     def _decode(self, joiners: tuple[Sequence, ...]) -> Sampled:
         batch = self._batch
-        assert batch.running, "a mode that has queries finds a step for one of them"
-        if not self._mode.keeps_rows or batch.columns == self._places.max_columns:
+        assert batch.running, "a mode with unfinished queries finds a step for one of them"
+        if not self._mode.keeps_rows or batch.columns == self._state.max_columns:
             batch.release_front()
-        joiners = self._places.make_room(joiners)
+        joiners = self._state.make_room(joiners)
         if not joiners:
             sequences, logits = batch.decode()
             return self._sample([(sequence, row) for row, sequence in enumerate(sequences)], logits)
         self._note_start(joiners)
         for sequence in joiners:
-            self._queue.take(sequence)
+            self._queue.pop(sequence)
         sequences, logits = batch.decode_with(joiners)
         asking = [(sequence, row) for row, sequence in enumerate(sequences)]
         for sequence in joiners:
@@ -224,7 +212,7 @@ class PaddedExecutor:
             if forks:
                 self._queue.park(forks, batch.view(sequence))
                 asking += [(fork, sequences.index(sequence)) for fork in forks]
-        prompt_tokens = sum(min(sequence.num_computed, sequence.prompt_len) for sequence in joiners)
+        prompt_tokens = sum(min(sequence.kv.num_computed, sequence.prompt_len) for sequence in joiners)
         return self._sample(asking, logits, prompt_tokens)
 
     def _sample(
@@ -234,69 +222,77 @@ class PaddedExecutor:
         prompt_tokens: int = 0,
         prompt_logprobs: dict[Sequence, list[LogprobDict]] | None = None,
     ) -> Sampled:
-        """A token for each sequence, from its row of the logits [n, V]."""
+        """Sample a token for each sequence, from its row of the logits [n, V]."""
         sequences, rows = [sequence for sequence, _ in asking], [row for _, row in asking]
         if rows != list(range(len(logits))):
             logits = logits[rows]
-        found = self._seats.sample(sequences, logits)
+        found = self._sampler_slots.sample(sequences, logits)
         errors = {index: fault.explain(self._model.dtype) for index, fault in found.faults.items()}
         return Sampled(
-            sequences, found.token_ids, found.logprobs, prompt_tokens, prompt_logprobs or {}, errors
+            sequences,
+            found.token_ids,
+            found.logprobs,
+            errors,
+            prompt_tokens,
+            prompt_logprobs or {},
+            self._clock(),
         )
 
     def _note_start(self, sequences: SequenceType[Sequence]) -> None:
         for sequence in sequences:
             if sequence.request.metrics.first_scheduled_time is None:
-                sequence.request.note(first_scheduled_time=self._clock())
+                sequence.request.update_metrics(first_scheduled_time=self._clock())
 
-    # -- what is told ----------------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------------
 
     @property
     def _computing(self) -> list[Sequence]:
-        """Queries whose prefill is under way."""
+        """Unfinished queries whose prefill is under way."""
         return [s for s in self._underway.sequences if not s.finished] if self._underway else []
 
     def stats(self) -> PaddedStats:
-        """The executor's part of the statistics."""
-        batch, queue, tally = self._batch, self._queue, self._tally
+        """Return the executor's part of the statistics."""
+        batch, queue, counters = self._batch, self._queue, self._counters
         return PaddedStats(
             num_running=len(batch.running),
             num_waiting=len(queue.waiting) + len(queue.parked) + len(self._computing),
-            kv_bytes_used=batch.nbytes + batch.elsewhere,
+            kv_bytes_used=batch.nbytes + batch.reserved_bytes,
             kv_bytes_peak=batch.peak_bytes,
-            kv_bytes_budget=self._room.kv_memory,
-            num_preemptions=tally.parks,
-            elapsed={"prefill": tally.prefill_seconds, "decode": tally.decode_seconds},
-            num_parked=len(queue.stowed),
-            parked_bytes=queue.stowed_bytes,
+            kv_bytes_budget=self._budget.kv_memory,
+            num_preemptions=counters.parks,
+            elapsed={"prefill": counters.prefill_seconds, "decode": counters.decode_seconds},
+            num_parked=len(queue.offloaded),
+            parked_bytes=queue.offloaded_bytes,
             columns_held=batch.columns,
             columns_needed=batch.cache.longest,
-            tally=copy(tally),
+            counters=copy(counters),
         )
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Bytes of a query of `num_kvs` KVs, without padding."""
-        return num_kvs * self._room.shape.nbytes
+        return num_kvs * self._budget.kv_shape.nbytes
 
     def check_integrity(self, unfinished: SequenceType[Sequence]) -> None:
         """Assert that every unfinished sequence is in one place, and that the batch is what it should be."""
         batch, queue = self._batch, self._queue
         uncomputed = [*queue.waiting, *self._computing]
         forks = {fork for sequence in uncomputed for fork in sequence.forks if not fork.finished}
-        places = [*batch.running, *uncomputed, *queue.parked, *forks]
-        assert len(places) == len(set(places)), "a sequence is in two places"
-        assert set(places) == set(unfinished), "a sequence is lost"
+        placed = [*batch.running, *uncomputed, *queue.parked, *forks]
+        assert len(placed) == len(set(placed)), "a sequence is in two places"
+        assert set(placed) == set(unfinished), "a sequence is lost"
         batch.check_integrity()
         for sequence in queue.parked:
-            assert queue.length_parked(sequence) == sequence.num_computed, "a parked query lacks KVs"
-        assert batch.elsewhere == 0 or self._underway or self._group, "memory is held for nobody"
-        assert batch.peak_bytes <= self._room.kv_memory, "the KV memory was exceeded"
+            assert queue.length_parked(sequence) == sequence.kv.num_computed, "a parked query lacks KVs"
+        assert batch.reserved_bytes == 0 or self._underway or self._group, (
+            "memory is reserved without a group"
+        )
+        assert batch.peak_bytes <= self._budget.kv_memory, "the KV memory was exceeded"
         assert queue.free_bytes >= 0, "the host memory for parked queries was exceeded"
 
 
 def _fork(sequence: Sequence) -> list[Sequence]:
-    """The samples that share what a first sequence has computed; from now on they go their own ways."""
+    """Take the other samples of a sequence's prompt, which share its KVs so far; returns them."""
     forks, sequence.forks = sequence.forks, []
     for fork in forks:
-        fork.num_computed = sequence.num_computed
+        fork.kv.num_computed = sequence.kv.num_computed
     return forks

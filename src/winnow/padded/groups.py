@@ -1,21 +1,21 @@
-"""Which waiting queries are prefilled together: those of similar length, so that little is padding (4.2)."""
+"""Choosing waiting queries to prefill together: those of similar length, which need little padding (4.2)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from winnow.engine.request import Sequence
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """How groups are formed.
+    """Limits of a group. The first waiting query is always in it, so that no query waits for others.
 
     Attributes:
-        size: most queries of a group.
-        padding: most padding in it, as a part of its positions.
-        positions: most positions of a group of several, padding included.
-        lookahead: how many waiting queries are looked at. The oldest of them is always in the group, so nobody waits
-            for company.
+        size: maximum number of queries.
+        padding: maximum padding, as a fraction of the group's positions.
+        positions: maximum positions of a group of several queries, padding included.
+        lookahead: number of waiting queries that are considered.
     """
 
     size: int
@@ -23,20 +23,18 @@ class Grouping:
     positions: int
     lookahead: int
 
-    def choose(self, waiting: list[Sequence], fits: Callable[[int, int], bool]) -> list[Sequence]:
-        """The next group, out of at least one query in the order in which they are served.
+    def choose(self, waiting: Iterable[Sequence], fits: Callable[[int, int], bool]) -> list[Sequence]:
+        """Return the next group, given at least one waiting query, in serving order.
 
         Args:
-            fits: whether there is memory for so many rows and columns beyond one row.
+            fits: whether there is memory for (rows, columns) of a group of several.
         """
-        oldest = waiting[0]
-        if (
-            oldest.request.wants_prompt_logprobs
-        ):  # the logits of all its positions are kept: alone, it is enough
+        oldest, *rest = islice(waiting, max(self.lookahead, 1))
+        if oldest.request.wants_prompt_logprobs:  # the logits of all its positions are kept, so it goes alone
             return [oldest]
         others = [
             sequence
-            for sequence in waiting[1 : self.lookahead]
+            for sequence in rest
             if sequence.request.priority == oldest.request.priority
             and not sequence.request.wants_prompt_logprobs
         ]

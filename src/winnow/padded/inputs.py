@@ -1,4 +1,4 @@
-"""Queries of different length side by side, padded on the left so that all end in the same column."""
+"""Queries of different lengths as one padded batch, padded on the left so that all end in the same column."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from winnow.padded.model import PaddedModel, span_mask
 
 @dataclass(frozen=True)
 class PaddedInputs:
-    """What a model is given of a group that starts with an empty cache; all int64 [rows, width]."""
+    """A model's inputs for a group that starts with an empty cache; all int64 [rows, width]."""
 
     tokens: Tensor
     positions: Tensor
@@ -26,8 +26,8 @@ class PaddedInputs:
         """Pad token ids."""
         width = max(map(len, queries))
         padding = [width - len(query) for query in queries]
-        # Padding is masked, but a masked value is still multiplied: a query is padded with a token of its own, so that
-        # no other token's faults (NaN in its embedding) become its.
+        # Masked values are still multiplied: pad a query with its own first token, so that it cannot be affected by
+        # faults of another token (NaN in its embedding).
         tokens = [[query[0]] * pad + list(query) for pad, query in zip(padding, queries, strict=True)]
         own = torch.arange(width, device=device) - torch.tensor(padding, device=device)[:, None]
         mask = span_mask([(pad, width) for pad in padding], width, device)
@@ -38,13 +38,13 @@ class PaddedInputs:
         return self.tokens.shape[1]
 
     def counts(self, first: int, last: int) -> list[int]:
-        """Tokens of each query within a range of columns."""
+        """Return the number of tokens of each query within a range of columns."""
         return [min(max(last - pad, 0), last - first) for pad in self.padding]
 
     def forward(
         self, model: PaddedModel, cache: PaddedCache, first: int, last: int, keep: list[int] | None
     ) -> Tensor:
-        """Compute a range of columns into the cache, which holds those before it. Returns as `PaddedModel.forward`."""
+        """Compute a range of columns into the cache, which holds those before. Returns as `PaddedModel.forward`."""
         columns = slice(first, last)
         logits = model.forward(
             cache, self.tokens[:, columns], self.positions[:, columns], self.mask[:, :last], keep

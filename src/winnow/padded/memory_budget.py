@@ -1,65 +1,71 @@
-"""How much memory the batch may take: bytes of rows and columns, the size of tensors, and the two thresholds."""
+"""The memory of the batch: bytes of rows and columns, sizes of tensors, thresholds of parking and admission."""
 
 from dataclasses import dataclass
 
 from winnow.padded.cache import Shape
 from winnow.padded.shape import KVShape
 
-# Columns kept free behind the batch, so that tensors are exchanged once in so many steps: a part of those in use,
-# between a least and a most.
+# Columns kept free after the batch, so that tensors are reallocated once in as many steps: a fraction of those in use,
+# within bounds.
 _SLACK_PART = 8
 _LEAST_SLACK, _MOST_SLACK = 32, 256
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The KV memory, in rows and columns of a model's cache."""
+    """The KV memory, in rows and columns of a model's cache.
 
-    shape: KVShape
+    Attributes:
+        kv_shape: of one token.
+        kv_memory: bytes.
+        max_rows: maximum queries in the batch.
+        park_above: fraction of the memory above which queries are parked.
+        admit_below: fraction of the memory up to which queries are admitted beside others.
+    """
+
+    kv_shape: KVShape
     kv_memory: int
     max_rows: int
     park_above: float
-    """Part of the memory above which queries are parked."""
     admit_below: float
-    """Part of the memory up to which queries are admitted beside others."""
 
     @property
     def limit(self) -> int:
-        """Bytes that may be held."""
+        """Maximum bytes that may be held."""
         return int(self.kv_memory * self.park_above)
 
     @property
     def column_bytes(self) -> int:
-        """One column of one row. While tensors are exchanged for others, one layer's exist twice."""
-        return self.shape.nbytes + self.shape.largest_layer
+        """Bytes of one column of one row; one layer counts twice, as during reallocation."""
+        return self.kv_shape.nbytes + self.kv_shape.largest_layer
 
     @property
     def max_columns(self) -> int:
-        """The longest query that fits alone."""
+        """Length of the longest query that fits alone."""
         return self.limit // self.column_bytes
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """Most bytes held by tensors of so many rows and columns."""
+        """Return the maximum bytes held by tensors of this size."""
         return rows * columns * self.column_bytes
 
-    def fits(self, rows: int, columns: int, elsewhere: int = 0) -> bool:
-        """Whether a batch can have this size beside `elsewhere` bytes."""
-        return self.nbytes(rows, columns) + elsewhere <= self.limit
+    def fits(self, rows: int, columns: int, reserved_bytes: int = 0) -> bool:
+        """Whether a batch of this size fits beside `reserved_bytes`."""
+        return self.nbytes(rows, columns) + reserved_bytes <= self.limit
 
-    def admits(self, rows: int, columns: int, elsewhere: int = 0) -> bool:
-        """Whether a batch may grow to this size: with room to go on for a while without parking anybody."""
-        needed = self.nbytes(rows, columns + _slack(columns)) + elsewhere
+    def admits(self, rows: int, columns: int, reserved_bytes: int = 0) -> bool:
+        """Whether a batch may grow to this size, with slack to continue for some steps without parking a query."""
+        needed = self.nbytes(rows, columns + _slack(columns)) + reserved_bytes
         return needed <= int(self.kv_memory * self.admit_below)
 
-    def extent(self, rows: int, columns: int, elsewhere: int = 0) -> Shape | None:
-        """The size of tensors to make for a batch, with room to grow where there is any; None: it does not fit."""
-        if not self.fits(rows, columns, elsewhere):
+    def tensor_shape(self, rows: int, columns: int, reserved_bytes: int = 0) -> Shape | None:
+        """Return the shape to allocate for a batch, with slack if there is memory for it; None: it does not fit."""
+        if not self.fits(rows, columns, reserved_bytes):
             return None
         roomy = columns + _slack(columns)
         more_rows = min(1 << (rows - 1).bit_length(), max(self.max_rows, rows))
-        if self.fits(more_rows, roomy, elsewhere):
+        if self.fits(more_rows, roomy, reserved_bytes):
             return Shape(more_rows, roomy)
-        most = (self.limit - elsewhere) // (rows * self.column_bytes)
+        most = (self.limit - reserved_bytes) // (rows * self.column_bytes)
         return Shape(rows, min(roomy, most))
 
 

@@ -1,4 +1,4 @@
-"""One forward pass of a transformers model over a padded batch: the model sees what `generate` would show it."""
+"""Forward passes of a transformers model over a padded batch, with the inputs that `generate` would pass."""
 
 import inspect
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from winnow.padded.cache import PaddedCache
 
 
 class PaddedModel:
-    """Calls a model whose arguments differ from class to class.
+    """Calls a model of any class with the arguments that its class takes.
 
-    A model that takes no `position_ids` finds positions in the mask or in the columns themselves.
+    A model without `position_ids` derives positions from the mask or from columns.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -26,9 +26,9 @@ class PaddedModel:
 
     @property
     def is_pure(self) -> bool:
-        """Whether a forward pass leaves the model as it was, so that two may run side by side.
+        """Whether a forward pass does not change the model, so that two may run in parallel.
 
-        The exception are rotary embeddings that change their frequencies with the length of what they see.
+        The exception is rotary embeddings that change their frequencies with the sequence length.
         """
         kinds = [str(getattr(module, "rope_type", "")) for module in self.model.modules()]
         return not any("dynamic" in kind or "longrope" in kind for kind in kinds)
@@ -44,13 +44,13 @@ class PaddedModel:
     def forward(
         self, cache: PaddedCache, tokens: Tensor, positions: Tensor, mask: Tensor, keep: list[int] | None
     ) -> Tensor:
-        """Compute new columns and leave their KVs behind the cache's window.
+        """Compute new columns and write their KVs after the cache's window.
 
         Args:
             tokens: int64 [rows, width].
-            positions: int64 [rows, width]; a query's own, whatever its padding.
-            mask: int64 [rows, columns + width], 1 where a row has a token, over the window and the new columns.
-            keep: new columns whose logits are wanted; None: all.
+            positions: int64 [rows, width]; token indices within the query, not counting padding.
+            mask: int64 [rows, columns + width], over the window and the new columns; 1 where a row has a token.
+            keep: new columns whose logits are returned; None: all.
 
         Returns:
             Logits [rows, kept, V].
@@ -77,7 +77,7 @@ class PaddedModel:
 
 
 def span_mask(spans: Sequence[tuple[int, int]], columns: int, device: torch.device) -> Tensor:
-    """int64 [rows, columns]: 1 from each row's first to before its last column."""
+    """Return int64 [rows, columns]: 1 in each row from `first` to before `last` of its span."""
     first, last = torch.tensor(spans, device=device).T[:, :, None]
     column = torch.arange(columns, device=device)
     return ((column >= first) & (column < last)).long()

@@ -1,8 +1,7 @@
-"""The four ways to batch that the paper compares (5.1), each deciding what the engine computes next."""
+"""What the padded engine computes next. `comparison` has the modes that this one is measured against."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol
 
 from winnow.engine.request import Sequence
@@ -27,158 +26,51 @@ Step = Prefill | Decode
 
 
 class Mode(Protocol):
-    """Decides what is computed next."""
+    """Decides what is computed next.
 
-    keeps_rows: bool
-    """Whether the row of a finished query stays and is computed for nobody until all are finished."""
-    prefills_first: bool
-    """Whether prefilled groups wait in host memory until enough are there, instead of entering the batch at once."""
-
-    keeps_gaps: bool
-    """Whether the padding that running queries get behind their token while another is prefilled is kept."""
-
-    def next(self, places: BatchState) -> Step:
-        """The next step, out of at least one unfinished query. There is always one."""
-
-
-class Static:
-    """Run to completion: the batch that transformers' `generate` computes, answers returned as each finishes."""
-
-    keeps_rows = True
-    prefills_first = False
-    keeps_gaps = False
-
-    def next(self, places: BatchState) -> Step:
-        if places.batch.running:
-            return Decode()
-        places.embed_parked()
-        if places.batch.running:
-            return Decode()
-        return Prefill(_first_that_fit(places))
-
-
-class PrefillDecode:
-    """Queries are prefilled in groups of similar length, then batches of them run to completion."""
-
-    keeps_rows = True
-    prefills_first = True
-    keeps_gaps = False
-
-    def next(self, places: BatchState) -> Step:
-        queue = places.queue
-        if places.batch.running:
-            return Decode()
-        if queue.waiting and (places.waiting_is_urgent or len(queue.parked) < places.max_rows):
-            group = places.grouping.choose(queue.waiting, _fits_alone(places))
-            tokens = sum(sequence.num_tokens for sequence in group)
-            if places.waiting_is_urgent or places.room.shape.nbytes * tokens <= queue.free_bytes:
-                return Prefill(group)
-        places.embed_parked()
-        return Decode()
-
-
-class Shaping:
-    """A query joins as soon as another leaves, prefilled in the batch's own pass while the others are padded (4.1)."""
-
-    keeps_rows = False
-    prefills_first = False
-    keeps_gaps = False
-
-    def next(self, places: BatchState) -> Step:
-        places.embed_parked()
-        queue, batch = places.queue, places.batch
-        if not places.waiting_is_urgent:
-            return Decode()
-        if not batch.running:
-            return Prefill(_first_that_fit(places))
-        first = queue.waiting[0]
-        if not places.make_way(first, first.num_tokens):
-            return Decode()
-        if not batch.running or first.request.wants_prompt_logprobs:
-            return Prefill([first])
-        return Decode(tuple(self._joiners(places)))
-
-    def _joiners(self, places: BatchState) -> Iterator[Sequence]:
-        """The first waiting queries that find rows, and memory for the columns that their pass appends."""
-        rows, width, columns = len(places.batch.rows), 0, places.batch.columns
-        for sequence in places.queue.waiting:
-            rows, width = rows + 1, max(width, sequence.num_tokens)
-            allowed = places.max_columns is None or columns + width <= places.max_columns
-            if (
-                rows > places.max_rows
-                or not allowed
-                or not places.room.admits(rows, max(columns, width) + width)
-            ):
-                return
-            if sequence.request.wants_prompt_logprobs:
-                return
-            yield sequence
-
-
-class ShapingWithGaps(Shaping):
-    """Shaping as the paper has it (4.1): each query that joins leaves its width of padding in the rows of the others.
-
-    It is attended to, masked, until its row ends, so passes grow slower with each that joins: what 4.2 is there for.
-    The gaps lie before a row's tokens instead of between them, which is as many columns.
+    Attributes:
+        keeps_rows: keep computing the row of a finished query, idle, until all of the batch are finished.
+        prefills_first: hold prefilled groups in host memory until a batch is complete, instead of embedding each.
+        keeps_gaps: keep the padding that running queries get while another is prefilled in the batch's own pass.
     """
 
-    keeps_gaps = True
+    keeps_rows: bool
+    prefills_first: bool
+    keeps_gaps: bool
+
+    def next(self, state: BatchState) -> Step:
+        """Return the next step, given at least one unfinished query."""
 
 
 class Embedding:
-    """A query is prefilled apart and its KVs embedded into the batch: nobody else is padded (4.2)."""
+    """BATON-PD: prefill queries apart and embed their KVs into the batch, so that no other query is padded (4.2)."""
 
     keeps_rows = False
     prefills_first = False
     keeps_gaps = False
 
-    def next(self, places: BatchState) -> Step:
-        places.embed_parked()
-        queue, batch, room = places.queue, places.batch, places.room
-        if not places.waiting_is_urgent:
+    def next(self, state: BatchState) -> Step:
+        state.embed_parked()
+        queue, batch, budget = state.queue, state.batch, state.budget
+        urgent = state.urgent
+        if urgent is None:
             return Decode()
         if not batch.running:
-            return Prefill(places.grouping.choose(queue.waiting, _fits_alone(places)))
-        oldest = queue.waiting[0]
-        alone = room.nbytes(1, oldest.num_tokens)
-        if not places.make_way(oldest, oldest.num_tokens, alone):
+            return Prefill(state.grouping.choose(queue.waiting, fits_alone(state)))
+        alone = budget.nbytes(1, urgent.num_tokens)
+        if not state.make_way(urgent, urgent.num_tokens, alone):
             return Decode()
         if not batch.running:
-            return Prefill([oldest])
+            return Prefill([urgent])
 
         def fits(rows: int, columns: int) -> bool:
-            """One query is sure of its row; the others may have to be parked."""
-            parked_bytes = (rows - 1) * columns * room.shape.nbytes
-            return places.admits(columns, room.nbytes(rows, columns)) and parked_bytes <= queue.free_bytes
+            """One query will get a row at once; there must be host memory for the others."""
+            parked_bytes = (rows - 1) * columns * budget.kv_shape.nbytes
+            return state.admits(columns, budget.nbytes(rows, columns)) and parked_bytes <= queue.free_bytes
 
-        return Prefill(places.grouping.choose(queue.waiting, fits))
-
-
-def _fits_alone(places: BatchState) -> Callable[[int, int], bool]:
-    """Whether rows and columns fit while the batch is empty."""
-    return lambda rows, columns: rows <= places.max_rows and places.room.admits(rows, columns)
+        return Prefill(state.grouping.choose(queue.waiting, fits))
 
 
-def _first_that_fit(places: BatchState) -> list[Sequence]:
-    """As many of the oldest waiting queries as make a batch together."""
-    group: list[Sequence] = []
-    width = 0
-    for sequence in places.queue.waiting:
-        width = max(width, sequence.num_tokens)
-        if group and (len(group) == places.max_rows or not places.room.admits(len(group) + 1, width)):
-            break
-        group.append(sequence)
-        if sequence.request.wants_prompt_logprobs:
-            break
-    return group
-
-
-MODES: Mapping[str, Mode] = MappingProxyType(
-    {
-        "static": Static(),
-        "pd": PrefillDecode(),
-        "shaping": Shaping(),
-        "embedding": Embedding(),
-        "shaping-gaps": ShapingWithGaps(),
-    }
-)
+def fits_alone(state: BatchState) -> Callable[[int, int], bool]:
+    """Return a test of whether a group of (rows, columns) fits while the batch is empty."""
+    return lambda rows, columns: rows <= state.max_rows and state.budget.admits(rows, columns)

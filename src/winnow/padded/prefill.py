@@ -1,4 +1,4 @@
-"""Prefilling a group of queries apart from the running batch."""
+"""Prefill of a group of queries apart from the running batch."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
@@ -19,51 +19,56 @@ from winnow.sampling import prompt_logprobs
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A group whose tokens are computed; row i of the cache holds the KVs of sequence i."""
+    """A group whose tokens are computed.
+
+    Attributes:
+        cache: row i holds the KVs of sequence i.
+        logits: of each sequence's last token, [n, V].
+        prompt_logprobs: of the sequences that ask for them: one entry per prompt token but the first.
+        counters: of its forward passes.
+    """
 
     sequences: tuple[Sequence, ...]
     cache: PaddedCache
     logits: Tensor
-    """Of each sequence's last token, [n, V]."""
     prompt_logprobs: dict[Sequence, list[LogprobDict]]
-    """Of those that ask for them: one for each token of the prompt but the first."""
-    tally: Counters
-    """What it took."""
+    counters: Counters
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that lie on the device."""
+        """All tensors on the device."""
         return [self.logits, *(tensor for layer in self.cache.layers for tensor in layer.tensors)]
 
 
 class PrefillStoppedError(Exception):
-    """A prefill was told to stop."""
+    """A prefill was stopped."""
 
 
 def prefill(
     model: PaddedModel,
     sequences: SequenceType[Sequence],
-    shape: KVShape,
-    extent: Shape,
+    kv_shape: KVShape,
+    shape: Shape,
     chunk: int | None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Prefilled:
     """Compute all tokens of `sequences` together, padded on the left to the longest.
 
-    Reads the sequences and changes nothing, so that it may run beside a pass of the batch.
+    Reads the sequences without changing them, so that it may run in parallel to a pass of the batch.
 
     Args:
-        extent: of the tensors to make, which must hold them.
-        chunk: most columns of one forward pass; None: all at once.
-        stopped: asked before each forward pass whether to give up.
+        kv_shape: of one token.
+        shape: of the tensors to allocate; at least [n, longest sequence].
+        chunk: maximum columns of one forward pass; None: all at once.
+        stopped: called before each forward pass; True stops the prefill.
 
     Raises:
-        PrefillStoppedError: it was.
+        PrefillStoppedError: `stopped` returned True.
     """
-    tally = Counters(prefills=1)
+    counters = Counters(prefills=1)
     inputs = PaddedInputs.of([sequence.token_ids for sequence in sequences], model.device)
-    cache = PaddedCache(shape, model.device)
-    cache.resize(extent)
+    cache = PaddedCache(kv_shape, model.device)
+    cache.resize(shape)
     cache.add_rows(len(sequences))
     asked = [row for row, sequence in enumerate(sequences) if sequence.request.wants_prompt_logprobs]
     found: dict[Sequence, list[LogprobDict]] = {sequences[row]: [] for row in asked}
@@ -73,18 +78,18 @@ def prefill(
             raise PrefillStoppedError
         last = min(first + (chunk or inputs.width), inputs.width)
         logits = inputs.forward(model, cache, first, last, None if asked else [last - first - 1])
-        tally.count(len(sequences), last - first, sum(inputs.counts(first, last)))
+        counters.count(len(sequences), last - first, sum(inputs.counts(first, last)))
         for row in asked:
             found[sequences[row]] += _prompt_logprobs(
                 sequences[row], logits[row], first - inputs.padding[row]
             )
-    return Prefilled(tuple(sequences), cache, logits[:, -1], found, tally)
+    return Prefilled(tuple(sequences), cache, logits[:, -1], found, counters)
 
 
 def _prompt_logprobs(sequence: Sequence, logits: Tensor, first: int) -> list[LogprobDict]:
-    """Logprobs of the prompt tokens that follow positions `first` and on, whose logits are [n, V]."""
+    """Return logprobs of the prompt tokens that follow positions `first` and on, whose logits are [n, V]."""
     top = sequence.request.params.prompt_logprobs
-    assert top is not None, "prompt logprobs are collected only where asked for"
+    assert top is not None, "prompt logprobs are collected only if asked for"
     prompt = sequence.request.prompt_token_ids
     start, end = max(first, 0), min(first + len(logits), len(prompt) - 1)
     if start >= end:

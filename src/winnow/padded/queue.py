@@ -1,118 +1,111 @@
-"""Queries that have no row: those not yet prefilled, and those whose KVs wait outside the batch."""
+"""Queries without a row: waiting without KVs, or parked with KVs outside the batch."""
 
 from bisect import insort
 from collections.abc import Sequence as SequenceType
-from itertools import count
 
+from winnow.engine.queue import PriorityQueue, WaitingQueue, serving_order
 from winnow.engine.request import Sequence
 from winnow.padded.cache import QueryKVs
 from winnow.padded.counters import Counters
 
 
 class Queue:
-    """First come, first served, among those of equal priority.
+    """The waiting queue, and parked queries in `serving_order`.
 
     Args:
-        park_memory: bytes of host memory that KVs may take. What does not fit is dropped and computed again.
+        park_memory: maximum bytes of host memory for KVs. KVs that do not fit are dropped and computed again.
 
     Attributes:
-        waiting: without KVs; in the order in which they are served.
-        parked: with KVs: prefilled before there was a row for them, or taken out of the batch. In order.
+        waiting: sequences without KVs.
+        parked: sequences with KVs: prefilled before there was a row for them, or removed from the batch.
     """
 
-    def __init__(self, park_memory: int, tally: Counters) -> None:
-        self.waiting: list[Sequence] = []
+    def __init__(self, park_memory: int, counters: Counters) -> None:
+        self.waiting: WaitingQueue = PriorityQueue()
         self.parked: list[Sequence] = []
         self.park_memory = park_memory
-        self._tally = tally
+        self._counters = counters
         self._kvs: dict[Sequence, QueryKVs] = {}
-        self._loose: set[Sequence] = set()
-        self._arrivals: dict[Sequence, int] = {}
-        self._clock = count()
+        self._on_device: set[Sequence] = set()
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.parked)
 
-    # -- what is parked --------------------------------------------------------------------------------------------
+    # -- parked queries --------------------------------------------------------------------------------------------
 
     @property
-    def loose(self) -> list[Sequence]:
-        """Parked sequences whose KVs still lie in a cache, in order."""
-        return [sequence for sequence in self.parked if sequence in self._loose]
+    def on_device(self) -> list[Sequence]:
+        """Parked sequences whose KVs are still in a cache on the device, in order."""
+        return [sequence for sequence in self.parked if sequence in self._on_device]
 
     @property
-    def loose_bytes(self) -> int:
-        """Of those KVs; samples that share a prompt's count once."""
-        return self._nbytes(self.loose)
+    def on_device_bytes(self) -> int:
+        """Bytes of those KVs; KVs shared by samples of a prompt count once."""
+        return self._nbytes(self.on_device)
 
     @property
-    def stowed(self) -> list[Sequence]:
+    def offloaded(self) -> list[Sequence]:
         """Parked sequences whose KVs are in host memory, in order."""
-        return [sequence for sequence in self.parked if sequence not in self._loose]
+        return [sequence for sequence in self.parked if sequence not in self._on_device]
 
     @property
-    def stowed_bytes(self) -> int:
-        """Of those KVs, counted likewise."""
-        return self._nbytes(self.stowed)
+    def offloaded_bytes(self) -> int:
+        """Bytes of those KVs, counted likewise."""
+        return self._nbytes(self.offloaded)
 
     @property
     def free_bytes(self) -> int:
-        """Host memory that is left."""
-        return self.park_memory - self.stowed_bytes
+        """Free bytes of host memory."""
+        return self.park_memory - self.offloaded_bytes
 
     def length_parked(self, sequence: Sequence) -> int:
-        """KVs of a parked sequence."""
+        """Return the number of KVs of a parked sequence."""
         return self._kvs[sequence].length
 
     # -- in and out ------------------------------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait without KVs, its tokens so far its prompt. One that comes back takes its old place."""
-        sequence.num_computed = 0
-        self._arrivals.setdefault(sequence, next(self._clock))
-        insort(self.waiting, sequence, key=self._order)
+    def put_back(self, sequence: Sequence) -> None:
+        """Queue a sequence of an earlier request, without KVs: all its tokens are to be computed."""
+        sequence.kv.num_computed = 0
+        self.waiting.put_back(sequence)
 
     def hold(self, sequence: Sequence, kvs: QueryKVs) -> None:
-        """Keep a sequence whose KVs lie in a cache, until it is taken or they are stowed."""
-        self._loose.add(sequence)
+        """Park a sequence whose KVs stay in a cache on the device until `pop` or `offload`."""
+        self._on_device.add(sequence)
         self._keep(sequence, kvs)
 
-    def stow(self) -> None:
-        """Park those whose KVs still lie in a cache, samples that share them together."""
+    def offload(self) -> None:
+        """Copy the KVs that are on the device to host memory; shared ones once."""
         sharing: dict[int, list[Sequence]] = {}
-        for sequence in self.loose:
+        for sequence in self.on_device:
             sharing.setdefault(id(self._kvs[sequence]), []).append(sequence)
         for sequences in sharing.values():
             kvs = self._kvs[sequences[0]]
             for sequence in sequences:
-                self.take(sequence)
+                self.pop(sequence)
             self.park(sequences, kvs)
 
     def park(self, sequences: SequenceType[Sequence], kvs: QueryKVs) -> None:
-        """Keep sequences that share KVs until there are rows for them: with a copy in host memory, if it has room."""
+        """Park sequences that share KVs, with a copy in host memory; without, if there is no room for it."""
         if kvs.nbytes <= self.free_bytes:
             copy = kvs.on_host()
             for sequence in sequences:
                 self._keep(sequence, copy)
         else:
-            self._tally.drops += len(sequences)
+            self._counters.drops += len(sequences)
             for sequence in sequences:
-                self.add(sequence)
+                self.put_back(sequence)
 
-    def take(self, sequence: Sequence) -> QueryKVs | None:
-        """Take a sequence out. Returns its KVs, or None where it was waiting without."""
+    def pop(self, sequence: Sequence) -> QueryKVs | None:
+        """Remove a sequence. Returns its KVs; None: it was waiting without."""
         kvs = self._kvs.pop(sequence, None)
-        self._loose.discard(sequence)
+        self._on_device.discard(sequence)
         (self.waiting if kvs is None else self.parked).remove(sequence)
         return kvs
 
-    def forget(self, sequence: Sequence) -> None:
-        """A sequence has ended, wherever it was."""
-        self._arrivals.pop(sequence, None)
-
-    def least(self, sequences: SequenceType[Sequence]) -> Sequence:
-        """Who gives way: the lowest priority, and among equals the one that came last."""
-        return max(sequences, key=self._order)
+    def choose_victim(self, sequences: SequenceType[Sequence]) -> Sequence:
+        """Return the sequence to park: the last one in serving order."""
+        return max(sequences, key=serving_order)
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._kvs or sequence in self.waiting
@@ -124,9 +117,5 @@ class Queue:
         return sum(each.nbytes for each in kvs.values())
 
     def _keep(self, sequence: Sequence, kvs: QueryKVs) -> None:
-        self._arrivals.setdefault(sequence, next(self._clock))
         self._kvs[sequence] = kvs
-        insort(self.parked, sequence, key=self._order)
-
-    def _order(self, sequence: Sequence) -> tuple[int, int]:
-        return -sequence.request.priority, self._arrivals[sequence]
+        insort(self.parked, sequence, key=serving_order)

@@ -1,4 +1,4 @@
-"""Which slot of the sampler each sequence has."""
+"""Assignment of sampler slots to sequences."""
 
 from collections.abc import Sequence as SequenceType
 
@@ -11,60 +11,62 @@ from winnow.sampling.sampler import SamplerOutput
 
 
 class SamplerSlots:
-    """Samples for sequences, wherever their rows are.
+    """Samples for sequences, independently of their rows.
 
-    The sampler needs a slot only from one token to the next: what it knows of a sequence follows from its tokens, so a
-    seat may be given up and taken again at any time.
+    The sampler's state of a sequence follows from its tokens, so a slot may be released and taken again at any time.
+
+    Args:
+        count: slots of the sampler.
     """
 
     def __init__(self, sampler: Sampler, count: int) -> None:
         self._sampler = sampler
         self._count = count
-        self._seats: dict[Sequence, int] = {}
+        self._slots: dict[Sequence, int] = {}
         self._free = list(range(count))
 
-    def settle(self, params: SamplingParams) -> SamplingParams:
-        """Decide what the parameters leave open, once, when a request arrives."""
+    def with_seed(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with a seed, drawn if they have none."""
         return self._sampler.with_seed(params)
 
     def sample(self, sequences: SequenceType[Sequence], logits: Tensor) -> SamplerOutput:
-        """The next token of each sequence, from logits [n, V]. Any number of sequences may ask."""
+        """Sample the next token of each sequence, from logits [n, V]; n may exceed the number of slots."""
         token_ids, logprobs = [], []
         faults: dict[int, Fault] = {}
         for first in range(0, len(sequences), self._count):
             some = sequences[first : first + self._count]
-            sampled = self._sampler.sample(logits[first : first + self._count], self._seat(some))
+            sampled = self._sampler.sample(logits[first : first + self._count], self._slots_of(some))
             token_ids += sampled.token_ids
             logprobs += sampled.logprobs
             faults |= {first + row: fault for row, fault in sampled.faults.items()}
         return SamplerOutput(token_ids, logprobs, faults)
 
     def leave(self, sequence: Sequence) -> None:
-        """Give up a sequence's seat, if it has one."""
-        seat = self._seats.pop(sequence, None)
-        if seat is not None:
-            self._sampler.remove(seat)
-            self._free.append(seat)
+        """Release a sequence's slot, if it has one."""
+        slot = self._slots.pop(sequence, None)
+        if slot is not None:
+            self._sampler.remove(slot)
+            self._free.append(slot)
 
     def clear(self) -> None:
-        """Give up all seats."""
-        for sequence in list(self._seats):
+        """Release all slots."""
+        for sequence in list(self._slots):
             self.leave(sequence)
 
-    def _seat(self, sequences: SequenceType[Sequence]) -> list[int]:
-        missing = [sequence for sequence in sequences if sequence not in self._seats]
+    def _slots_of(self, sequences: SequenceType[Sequence]) -> list[int]:
+        missing = [sequence for sequence in sequences if sequence not in self._slots]
         if len(missing) > len(self._free):
             wanted = set(sequences)
-            for other in [each for each in self._seats if each not in wanted]:
+            for other in [each for each in self._slots if each not in wanted]:
                 self.leave(other)
         for sequence in missing:
-            seat = self._free.pop()
+            slot = self._free.pop()
             self._sampler.add(
-                seat,
+                slot,
                 sequence.request.params,
                 sequence.request.prompt_token_ids,
                 sequence.output_token_ids,
                 sequence.index,
             )
-            self._seats[sequence] = seat
-        return [self._seats[sequence] for sequence in sequences]
+            self._slots[sequence] = slot
+        return [self._slots[sequence] for sequence in sequences]

@@ -1,4 +1,4 @@
-"""What one column of a model's cache takes, learnt by watching tokens pass through it."""
+"""Shape of a token's KVs in each layer of a model, found by running tokens through it."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,7 @@ from winnow.models.damage import first_line
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer keeps of a token: a key and a value for each head."""
+    """A token's KVs in one layer: a key and a value per head."""
 
     num_heads: int
     key_dim: int
@@ -28,26 +28,26 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class KVShape:
-    """What all layers keep of a token."""
+    """A token's KVs in all layers."""
 
     layers: tuple[LayerShape, ...]
 
     @cached_property
     def nbytes(self) -> int:
-        """Of one token in all layers."""
+        """Bytes of one token in all layers."""
         return sum(layer.nbytes for layer in self.layers)
 
     @cached_property
     def largest_layer(self) -> int:
-        """Bytes of one token in the layer that takes most."""
+        """Bytes of one token in the largest layer."""
         return max(layer.nbytes for layer in self.layers)
 
 
 def probe_shape(model: PreTrainedModel) -> KVShape:
-    """Run two tokens through the model over transformers' own cache, and look at what it kept.
+    """Run two tokens through the model with transformers' own cache, and read the shapes of the KVs.
 
     Raises:
-        UnsupportedModelError: the model keeps no cache, or keeps something other than keys and values by token.
+        UnsupportedModelError: the model has no cache, or one of other contents than keys and values by token.
     """
     name = type(model).__name__
     for part in model.modules():
@@ -65,7 +65,7 @@ def probe_shape(model: PreTrainedModel) -> KVShape:
                 use_cache=True,
                 **{cache_argument(model): cache},
             )
-    # Models of other kinds expect caches of their own, and stumble over this one in ways of their own.
+    # Models of other kinds expect caches of other classes, and fail on this one with any exception.
     except Exception as error:
         raise UnsupportedModelError(
             f"{name} is not supported: it does not run over a cache ({first_line(error)})"

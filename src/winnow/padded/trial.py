@@ -1,4 +1,4 @@
-"""Whether padding changes what a model computes: tried at load, so that no answer is ever wrong in silence."""
+"""Check at load that padding does not change what a model computes."""
 
 import torch
 from torch import Tensor
@@ -12,16 +12,16 @@ from winnow.padded.shape import KVShape
 from winnow.sampling.faults import Fault, sound_rows
 
 _LENGTHS = (7, 4, 1)
-# Largest difference, as a part of the norm of the logits. In half precision results differ by rounding, and in models
-# with experts by a token that goes elsewhere for it; a model that sees padding differs by more.
+# Maximum difference relative to the norm of the logits. In half precision results differ by rounding, which may also
+# route a token to another expert; a model that attends to padding differs by more.
 _FULL, _HALF = 1e-3, 0.2
 
 
 @torch.inference_mode()
-def check_padding(model: PaddedModel, shape: KVShape, vocab_size: int) -> None:
-    """Compute three short queries in one padded batch and each alone.
+def check_padding(model: PaddedModel, kv_shape: KVShape, vocab_size: int) -> None:
+    """Compute three short queries in one padded batch and each alone, and compare the logits.
 
-    A query whose logits are not finite by itself proves nothing and is passed over: one token may be at fault.
+    A query whose logits are not finite when computed alone is skipped: one of its tokens may be at fault.
 
     Raises:
         UnsupportedModelError: the logits differ, or none are finite.
@@ -31,9 +31,9 @@ def check_padding(model: PaddedModel, shape: KVShape, vocab_size: int) -> None:
     ]
     tolerance = _FULL if model.dtype == torch.float32 else _HALF
     try:
-        together = _logits(model, shape, queries)
-        each = [_logits(model, shape, [query])[0] for query in queries]
-    # Models that use a cache in a way of their own stumble over this one in ways of their own.
+        together = _logits(model, kv_shape, queries)
+        each = [_logits(model, kv_shape, [query])[0] for query in queries]
+    # Models that use a cache in another way fail on this one with any exception.
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model.model).__name__} is not supported: it does not run over a padded cache "
@@ -57,17 +57,17 @@ def check_padding(model: PaddedModel, shape: KVShape, vocab_size: int) -> None:
 
 
 def _difference(logits: Tensor, expected: Tensor) -> float:
-    """Of sound logits [V], as a part of their norm. Tokens that are ruled out (-inf) must be so in both."""
+    """Return the difference relative to the norm of `expected`, [V]. Tokens at -inf must be the same in both."""
     possible = expected.isfinite()
     if not torch.equal(logits.isneginf(), ~possible):
         return torch.inf
     return float((logits - expected)[possible].norm() / expected[possible].norm())
 
 
-def _logits(model: PaddedModel, shape: KVShape, queries: list[list[int]]) -> Tensor:
-    """Logits of each query's last token, float32 [n, V]; it is computed by itself over the KVs of those before it."""
+def _logits(model: PaddedModel, kv_shape: KVShape, queries: list[list[int]]) -> Tensor:
+    """Return logits of each query's last token, float32 [n, V], computed in a pass of its own after the others."""
     inputs = PaddedInputs.of(queries, model.device)
-    cache = PaddedCache(shape, model.device)
+    cache = PaddedCache(kv_shape, model.device)
     cache.resize(Shape(len(queries), inputs.width))
     cache.add_rows(len(queries))
     last = inputs.width - 1

@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from winnow.attention.interface import AttentionSpec, PagedCache
+from winnow.attention.interface import AttentionSpec
 from winnow.attention.observation import aggregate_sums
 from winnow.attention.observe import Group, Observe, Term
 from winnow.attention.spans import Spans
@@ -17,6 +17,7 @@ from winnow.attention.triton.kernels.decode import attend_split, merge_splits
 from winnow.attention.triton.kernels.observe import observe_chunk, observe_decode, replace_scores
 from winnow.attention.triton.launch import cache_layout, dot_format, padded
 from winnow.attention.triton.tuning import Tuning
+from winnow.cache import PagedCache
 from winnow.cache.layout import ceil_div
 
 # KVs of one program of the kernels that only touch scores.
@@ -34,7 +35,7 @@ class Attend:
     def __init__(
         self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec, tuning: Tuning
     ) -> None:
-        pool, manager = cache.pool, cache.manager
+        pool, tables = cache.pool, cache.tables
         self._cache, self._spans, self._layer, self._q, self._spec, self._tuning = (
             cache,
             spans,
@@ -49,7 +50,7 @@ class Attend:
         self.out = q.new_empty(q.shape)
         # Arguments that kernels share, in their order.
         self._kvs = (pool.k, pool.v, pool.position)
-        self._rows = (manager.tables.pages, manager.tables.page_table, manager.lengths, spans.device_slots)
+        self._rows = (tables.pages, tables.page_table, tables.lengths, spans.device_slots)
         self._layout = cache_layout(cache)
 
     @cached_property
@@ -250,13 +251,13 @@ class Attend:
 
     def _aggregate(self, chunks: Chunks, watched: Watched, sums: Tensor) -> Tensor:
         """Sums over queries, [R, H, query heads or 1, N], pooled and aggregated: contiguous [R, H, N]."""
-        pool, manager = self._cache.pool, self._cache.manager
+        pool, tables = self._cache.pool, self._cache.tables
         index = watched.index.long()
         slots = self._spans.device_slots[index]
         block_size = pool.layout.block_size
-        blocks = manager.tables.lookup(slots, self._layer, ceil_div(watched.longest, block_size)).long()
+        blocks = tables.lookup(slots, self._layer, ceil_div(watched.longest, block_size)).long()
         valid = (
-            torch.arange(sums.shape[3], device=sums.device) < manager.lengths[slots, self._layer][..., None]
+            torch.arange(sums.shape[3], device=sums.device) < tables.lengths[slots, self._layer][..., None]
         )
         first = self._spans.position[(chunks.extents[index, 0] + chunks.extents[index, 2]).long()]
         position = pool.position[blocks].flatten(2)

@@ -4,14 +4,14 @@ import torch
 import triton
 from torch import Tensor
 
-from winnow.attention.interface import AttentionSpec, PagedCache
+from winnow.attention.interface import AttentionSpec
 from winnow.attention.spans import Spans
 from winnow.attention.triton.attend import Attend
 from winnow.attention.triton.batch import Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
 from winnow.attention.triton.launch import cache_layout, padded, require_device, unit_stride
 from winnow.attention.triton.tuning import Tuning, tuning_for
-from winnow.cache import KVPool
+from winnow.cache import KVPool, PagedCache
 
 _MOVES_PER_PROGRAM = 16
 
@@ -45,7 +45,7 @@ class TritonBackend:
         return only_decodes and Batch.plan(spans, query_heads, tile_queries=1).uploads_nothing
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
-        pool, manager = cache.pool, cache.manager
+        pool, tables = cache.pool, cache.tables
         k, v = unit_stride(k), unit_stride(v)
         only_decodes = spans.num_decodes == len(spans.counts)
         with torch.cuda.device_of(k):
@@ -56,9 +56,9 @@ class TritonBackend:
                 pool.v,
                 pool.position,
                 pool.score,
-                manager.tables.pages,
-                manager.tables.page_table,
-                manager.lengths,
+                tables.pages,
+                tables.page_table,
+                tables.lengths,
                 spans.device_slots if only_decodes else spans.token_slots,
                 None if only_decodes else spans.tokens_after,
                 spans.position,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from winnow.attention.interface import PagedCache
+from winnow.cache import PagedCache
 from winnow.cache.layout import PAGE_ENTRIES
 from winnow.errors import ConfigError
 
@@ -42,7 +42,7 @@ def cache_layout(cache: PagedCache) -> dict[str, Any]:
         "KV_HEADS": layout.num_kv_heads,
         "BLOCK_SIZE": layout.block_size,
         "PAGE_ENTRIES": PAGE_ENTRIES,
-        "PAGES_PER_SEQ": cache.manager.size.pages_per_seq,
+        "PAGES_PER_SEQ": cache.tables.pages_per_seq,
     }
 
 

@@ -2,14 +2,13 @@
 
 import random
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from winnow.engine.plan import PlannedSequence, StepPlan
-from winnow.engine.query_signals import QuerySignals, WatchedQueries
 from winnow.eviction import (
     EqualHeads,
     EvictionPolicy,
@@ -19,7 +18,10 @@ from winnow.eviction import (
     SequenceEviction,
     When,
 )
+from winnow.executor.query_signals import QuerySignals, WatchedQueries
+from winnow.executor.slots import SlotState, SlotStates
 from winnow.models.rotation import LayerRotation, ModelRotation
+from winnow.sampling import SamplingParams
 
 HEADS, QUERY_HEADS, DIM, TOKENS = 2, 4, 6, 75
 ROTATION = ModelRotation((LayerRotation(torch.tensor([1.0, 0.1]), False),) * 2)
@@ -50,13 +52,15 @@ def signals_of(needs: Needs) -> Any:
     signals = QuerySignals()
     policy = EvictionPolicy(ExpectedAttention(), EqualHeads(), Keep(), When(after_prefill=True))
     object.__setattr__(policy, "score", SimpleNamespace(needs=needs))
-    signals.note(StepPlan((planned(policy, 0, TOKENS),)))
+    note(signals, policy, 0, TOKENS)
     return signals._sequences[0]
 
 
-def planned(policy: EvictionPolicy, start: int, count: int, context: int = TOKENS) -> PlannedSequence:
+def note(signals: QuerySignals, policy: EvictionPolicy, start: int, count: int, context: int = TOKENS) -> Any:
+    """Of a step of one sequence, in slot 0."""
     eviction = SequenceEviction(policy, 10, context, context)
-    return PlannedSequence(cast(Any, SimpleNamespace(eviction=eviction, shift=0)), 0, start, count, ())
+    states = SlotStates({0: SlotState([], context, SamplingParams(), 0, eviction)})
+    return signals.note(StepPlan((PlannedSequence(0, start, [3] * count, 0),)), states)
 
 
 def pieces(seed: int) -> list[int]:
@@ -125,7 +129,7 @@ def test_queries_are_looked_at_in_the_context_and_forgotten_when_no_round_can_co
     for policy, kept in ((once, False), (again, True)):
         signals = QuerySignals()
         signals.rotation = ROTATION
-        assert [w.count for w in signals.note(StepPlan((planned(policy, 0, 50),)))] == [50]
-        assert [w.position for w in signals.note(StepPlan((planned(policy, 50, 25),)))] == [50]
-        assert signals.note(StepPlan((planned(policy, TOKENS, 1),))) == ()
+        assert [w.count for w in note(signals, policy, 0, 50)] == [50]
+        assert [w.position for w in note(signals, policy, 50, 25)] == [50]
+        assert note(signals, policy, TOKENS, 1) == ()
         assert (0 in signals._sequences) is kept

@@ -1,4 +1,4 @@
-"""From a configuration to a padded engine ready to run."""
+"""Building a padded engine from a configuration."""
 
 from collections.abc import Callable
 
@@ -16,32 +16,32 @@ from winnow.padded.executor import PaddedExecutor
 from winnow.padded.groups import Grouping
 from winnow.padded.memory_budget import MemoryBudget
 from winnow.padded.model import PaddedModel
-from winnow.padded.modes import MODES
+from winnow.padded.modes import Embedding, Mode
 from winnow.padded.queue import Queue
 from winnow.padded.sampler_slots import SamplerSlots
 from winnow.padded.shape import probe_shape
 from winnow.padded.trial import check_padding
 from winnow.sampling import Sampler
 
-# Waiting queries that are looked at for a group, for each one that may be in it.
+# Waiting queries that are considered for a group, per query that it may have.
 _LOOKAHEAD = 8
 
 
-def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable[[], float]) -> PaddedEngine:
-    """Set up the padded engine around a model.
+def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable[[], float]) -> PaddedEngine:
+    """Build the padded engine around a model.
 
     Raises:
-        UnsupportedModelError: the model keeps something other than keys and values by token, or padding changes what
-            it computes, or `overlap_prefill` is asked for where two passes would disturb each other.
+        UnsupportedModelError: the model's cache is not keys and values by token, padding changes what the model
+            computes, or `overlap_prefill` is on and the model's passes cannot run in parallel.
     """
     padded, scheduler = config.padded, config.scheduler
     require_memory(config.cache.kv_memory, config.cache.kv_memory, loaded.device)
     model = PaddedModel(loaded.model)
-    shape = probe_shape(loaded.model)
+    kv_shape = probe_shape(loaded.model)
     if config.model.verify_model:
-        check_padding(model, shape, loaded.vocab_size)
-    room = MemoryBudget(
-        shape,
+        check_padding(model, kv_shape, loaded.vocab_size)
+    budget = MemoryBudget(
+        kv_shape,
         config.cache.kv_memory,
         scheduler.max_num_seqs,
         padded.park_above,
@@ -54,31 +54,31 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
         loaded.eos_token_ids,
         seed=config.model.seed,
     )
-    tally, mode = Counters(), MODES[padded.padded_mode]
+    counters, mode = Counters(), _mode_named(padded.padded_mode)
     if mode.keeps_gaps and not model.takes_positions:
         raise UnsupportedModelError(
             f"{type(loaded.model).__name__} takes positions from columns, so padded_mode={padded.padded_mode} would "
             "change them"
         )
-    places = BatchState(
-        Queue(padded.park_memory or config.cache.kv_memory, tally),
-        Batch(model, room, tally, keeps_gaps=mode.keeps_gaps),
-        room,
+    state = BatchState(
+        Queue(padded.park_memory or config.cache.kv_memory, counters),
+        Batch(model, budget, counters, keeps_gaps=mode.keeps_gaps),
+        budget,
         SamplerSlots(sampler, scheduler.max_num_seqs),
-        tally,
+        counters,
         Grouping(
             padded.prefill_group,
             padded.group_padding,
             scheduler.max_num_batched_tokens,
             padded.prefill_group * _LOOKAHEAD,
         ),
-        # A model that is not told positions takes them from columns, of which it may know only so many.
+        # A model without position_ids counts columns, and may have learnt only so many positions.
         None if model.takes_positions else loaded.max_model_len,
     )
     executor = PaddedExecutor(
         model,
         mode,
-        places,
+        state,
         clock,
         scheduler.prefill_chunk,
         Background(model.device, clock) if _overlaps(padded, model) else None,
@@ -87,13 +87,13 @@ def open_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable
         executor,
         loaded.tokenizer,
         loaded.eos_token_ids,
-        PaddedAdmission(room, loaded.vocab_size, loaded.max_model_len),
+        PaddedAdmission(budget, loaded.vocab_size, loaded.max_model_len),
         clock,
     )
 
 
 def _overlaps(config: PaddedConfig, model: PaddedModel) -> bool:
-    """Whether groups are prefilled while the batch runs."""
+    """Whether groups are prefilled in the background."""
     if config.overlap_prefill is None:
         return config.padded_mode == "embedding" and model.device.type == "cuda" and model.is_pure
     if config.overlap_prefill and not model.is_pure:
@@ -102,3 +102,12 @@ def _overlaps(config: PaddedConfig, model: PaddedModel) -> bool:
             "they see, so that two passes cannot run side by side"
         )
     return config.overlap_prefill
+
+
+def _mode_named(name: str) -> Mode:
+    """Return the mode that the option `padded_mode` names."""
+    if name == "embedding":
+        return Embedding()
+    from winnow.padded.comparison import MODES
+
+    return MODES[name]

@@ -1,20 +1,53 @@
-"""The cache against a naive model: any order of open, append, write, fork, share, own, evict and close."""
+"""The cache against a naive model: any order of open, append, restore, write, fork, share, own, evict and close.
 
+Memory and tables follow the ledger by its updates alone, each sent as JSON, and at any time.
+"""
+
+import json
 import os
 from itertools import count
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from winnow.attention import PagedCache, ReferenceBackend, Spans
-from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
+from winnow.cache import BlockCopies, CacheLayout, CacheSize, CacheUpdate, Ledger, OutOfBlocksError
 from winnow.eviction.evict import moves
 
 LAYERS, HEADS, DIM = 2, 2, 4
 MAX_SEQS, MAX_LEN = 5, 200
+
+
+def as_json(update: CacheUpdate) -> dict[str, object]:
+    """The update as numbers and lists."""
+    values: dict[str, object] = {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in vars(update).items()
+    }
+    copies = [(each.source.tolist(), each.target.tolist()) for each in update.copies]
+    return values | {"copies": copies, "shape": update.lengths.shape}
+
+
+def cache_update(values: dict[str, Any]) -> CacheUpdate:
+    """What `as_json` was given."""
+
+    def ints(name: str, dtype: type = np.int32) -> Any:
+        return np.array(values[name], dtype=dtype)
+
+    return CacheUpdate(
+        tuple(values["closed"]),
+        tuple(BlockCopies(*(np.array(each, dtype=np.int32) for each in pair)) for pair in values["copies"]),
+        ints("entries", np.int64),
+        ints("blocks"),
+        tuple((slot, tuple(pages)) for slot, pages in values["pages"]),
+        tuple(values["slots"]),
+        ints("lengths").reshape(values["shape"]),
+    )
 
 
 # What a sequence holds: by layer and head, the (mark, position) of each KV in any order.
@@ -28,20 +61,59 @@ class CacheMachine(RuleBasedStateMachine):
     def start(self, block_size: int, kibibytes: int) -> None:
         self.layout = CacheLayout(LAYERS, HEADS, DIM, block_size, torch.float32, num_scores=1)
         size = CacheSize.fit(self.layout, kibibytes * 1024, MAX_SEQS, MAX_LEN)
-        self.manager = CacheManager(self.layout, size)
-        self.pool = KVPool(self.layout, size.num_blocks)
-        assert self.manager.table_bytes + self.pool.nbytes == size.nbytes(self.layout) <= kibibytes * 1024
+        self.ledger = Ledger(self.layout, size)
+        self.cache = PagedCache.allocate(self.layout, size)
+        self.pool, self.tables = self.cache.pool, self.cache.tables
+        assert self.ledger.nbytes + self.cache.nbytes == size.nbytes(self.layout) <= kibibytes * 1024
         self.backend = ReferenceBackend()
         self.model: dict[int, Rows] = {}
         self.tokens: dict[int, int] = {}
         self.marks = count(1)
 
-    @precondition(lambda self: self.manager.num_free_slots)
+    @precondition(lambda self: self.ledger.num_free_slots)
     @rule()
     def open(self) -> None:
-        slot = self.manager.open()
+        slot = self.ledger.open()
         assert slot not in self.model
         self._empty(slot)
+
+    @rule()
+    def sync(self) -> None:
+        """The memory follows, from values alone."""
+        update = self.ledger.take_update()
+        self.cache.apply(cache_update(json.loads(json.dumps(as_json(update)))))
+        assert as_json(self.ledger.take_update()) == as_json(CacheUpdate(lengths=update.lengths[:0]))
+
+    @precondition(lambda self: self.ledger.num_free_slots)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        """A sequence comes with rows that differ, and its KVs are written where they lie."""
+        lengths = np.array(
+            [[data.draw(st.integers(0, 60)) for _ in range(HEADS)] for _ in range(LAYERS)], dtype=np.int32
+        )
+        free, num_blocks = self.ledger.allocator.num_free, -(-lengths // self.layout.block_size)
+        slot = self.ledger.open()
+        self._empty(slot)
+        pages = self.ledger.pages.missing(np.array([slot]), np.array([num_blocks.max()]))
+        if num_blocks.sum() > free or pages.sum() > self.ledger.pages.num_free:
+            with pytest.raises(OutOfBlocksError):
+                self.ledger.restore(slot, lengths)
+            assert self.ledger.allocator.num_free == free
+            return
+        self.ledger.restore(slot, lengths)
+        assert self.ledger.allocator.num_free == free - num_blocks.sum()
+        self.sync()
+        longest = int(lengths.max())
+        self.tokens[slot] = longest
+        index = self._slots_of([slot], longest)[0] if longest else torch.empty(0)
+        for layer, head in np.ndindex(LAYERS, HEADS):
+            row = [(next(self.marks), position) for position in range(lengths[layer, head])]
+            self.model[slot][layer][head] = row
+            for place, (mark, position) in zip(index[layer, head] if row else (), row, strict=False):
+                block, offset = self.pool.place(place)
+                k = mark * 100 + layer * 10 + head + torch.arange(DIM) / 10
+                self.pool.k[block, offset], self.pool.v[block, offset] = k, -k
+                self.pool.position[block, offset] = position
 
     def _empty(self, slot: int) -> None:
         self.model[slot] = [[[] for _ in range(HEADS)] for _ in range(LAYERS)]
@@ -57,29 +129,28 @@ class CacheMachine(RuleBasedStateMachine):
         counts = [data.draw(st.integers(1, 40)) for _ in slots]
         if any(self._longest(s) + n > MAX_LEN for s, n in zip(slots, counts, strict=True)):
             return
-        free, expected = self.manager.allocator.num_free, self.manager.demand(slots, counts).blocks
-        if not self.manager.has_room_for(self.manager.demand(slots, counts)):
+        free, expected = self.ledger.allocator.num_free, self.ledger.demand(slots, counts).blocks
+        if not self.ledger.has_room_for(self.ledger.demand(slots, counts)):
             try:
-                self.manager.append(slots, counts)
+                self.ledger.append(slots, counts)
             except RuntimeError:
-                assert self.manager.allocator.num_free == free
+                assert self.ledger.allocator.num_free == free
                 return
             raise AssertionError("append took what was not there")
-        copies = self.manager.append(slots, counts)
-        assert free - self.manager.allocator.num_free <= expected
-        if copies is not None:
-            self.pool.copy_blocks(copies.source, copies.target)
+        self.ledger.append(slots, counts)
+        assert free - self.ledger.allocator.num_free <= expected
+        self.sync()
         self._write(slots, counts)
 
     def _write(self, slots: list[int], counts: list[int]) -> None:
         marks = [next(self.marks) for _ in range(sum(counts))]
         starts = [self.tokens[slot] for slot in slots]
-        spans = Spans.build(slots, starts, counts, self.manager.host_lengths[slots].max(axis=(1, 2)))
+        spans = Spans.build(slots, starts, counts, self.tables.longest(slots))
         for layer in range(LAYERS):
             # every layer, head and dimension gets a value of its own
             base = torch.tensor(marks, dtype=torch.float32)[:, None, None] * 100 + layer * 10
             k = base + torch.arange(HEADS)[:, None] + torch.arange(DIM) / 10
-            self.backend.write(PagedCache(self.pool, self.manager), spans, layer, k, -k)
+            self.backend.write(self.cache, spans, layer, k, -k)
         for slot, start, n in zip(slots, starts, counts, strict=True):
             for layer_rows in self.model[slot]:
                 for row in layer_rows:
@@ -91,11 +162,11 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from(sorted(self.model)))
-        if not self.manager.can_fork(parent):
+        if not self.ledger.can_fork(parent):
             return
-        used = self.manager.allocator.num_used
-        child = self.manager.fork(parent)
-        assert self.manager.allocator.num_used == used, "a fork takes no blocks"
+        used = self.ledger.allocator.num_used
+        child = self.ledger.fork(parent)
+        assert self.ledger.allocator.num_used == used, "a fork takes no blocks"
         self._inherit(parent, child)
 
     def _inherit(self, parent: int, child: int) -> None:
@@ -106,34 +177,33 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def clear_and_share(self, data: st.DataObject) -> None:
         parent, child = data.draw(st.permutations(sorted(self.model)))[:2]
-        self.manager.clear(child)
+        self.ledger.clear(child)
         self._empty(child)
-        if len(self.manager.tables.page_ids(parent)) <= self.manager.tables.num_free_pages:
-            self.manager.share(parent, child)
+        if len(self.ledger.pages.of(parent)) <= self.ledger.pages.num_free:
+            self.ledger.share(parent, child)
             self._inherit(parent, child)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def own(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.model)))
-        if self.manager.can_own(slot):
-            copies = self.manager.own(slot)
-            if copies is not None:
-                self.pool.copy_blocks(copies.source, copies.target)
-            assert not self.manager.is_shared(slot)
-            assert bool((self.manager.allocator.ref_count[self.manager.blocks_of(slot)] == 1).all())
+        if self.ledger.can_own(slot):
+            self.ledger.own(slot)
+            assert not self.ledger.is_shared(slot)
+            assert (self.ledger.allocator.holders[self.ledger.blocks_of(slot)] == 1).all()
 
-    @precondition(lambda self: any(not self.manager.is_shared(slot) for slot in self.model))
+    @precondition(lambda self: any(not self.ledger.is_shared(slot) for slot in self.model))
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
         """A round over some sequences; what every row loses is left to chance."""
-        alone = [slot for slot in sorted(self.model) if not self.manager.is_shared(slot)]
+        alone = [slot for slot in sorted(self.model) if not self.ledger.is_shared(slot)]
         slots = data.draw(st.lists(st.sampled_from(alone), min_size=1, unique=True))
         longest = max(self._longest(slot) for slot in slots)
         if not longest:
             return
+        self.sync()
         chance = torch.Generator().manual_seed(data.draw(st.integers(0, 2**20)))
-        lengths = torch.from_numpy(self.manager.host_lengths[slots])
+        lengths = torch.from_numpy(self.ledger.lengths[slots])
         shape = (len(slots), LAYERS, HEADS, longest)
         stays = (torch.rand(shape, generator=chance) < 0.6) & (torch.arange(longest) < lengths[..., None])
         kept, index = stays.sum(dim=-1), self._slots_of(slots, longest)
@@ -144,16 +214,16 @@ class CacheMachine(RuleBasedStateMachine):
                 row = self.model[slot][layer][head]
                 row[:] = [kv for kv in row if kv[1] in left]
         self.backend.compact(self.pool, *moves(stays, kept, index))
-        held, free = sum(map(self.manager.blocks_held, slots)), self.manager.allocator.num_free
-        given = self.manager.shrink(slots, kept.to(torch.int32).numpy())
-        assert given == self.manager.allocator.num_free - free
+        held, free = sum(map(self.ledger.blocks_held, slots)), self.ledger.allocator.num_free
+        given = int(self.ledger.shrink(slots, kept.to(torch.int32).numpy()).sum())
+        assert given == self.ledger.allocator.num_free - free
         assert given == held - int((-(-kept // self.layout.block_size)).sum())
 
     def _slots_of(self, slots: list[int], n: int) -> torch.Tensor:
         """Where the first n KVs of each row lie in the pool, [B, layers, heads, n]."""
         block_size, place = self.layout.block_size, torch.arange(n)
         blocks = [
-            self.manager.tables.lookup(torch.tensor(slots), layer, -(-n // block_size)).long()
+            self.tables.lookup(torch.tensor(slots), layer, -(-n // block_size)).long()
             for layer in range(LAYERS)
         ]
         return torch.stack(blocks, dim=1)[..., place // block_size] * block_size + place % block_size
@@ -162,17 +232,19 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.model)))
-        self.manager.close(slot)
+        self.ledger.close(slot)
         del self.model[slot], self.tokens[slot]
 
     @invariant()
     def holds_what_was_written(self) -> None:
-        if not hasattr(self, "manager"):
+        if not hasattr(self, "ledger"):
             return
-        self.manager.check_integrity()
+        self.ledger.check_integrity()
+        self.sync()
+        assert np.array_equal(self.tables.host_lengths, self.ledger.lengths)
         for slot, layers in self.model.items():
             lengths = [[len(row) for row in layer] for layer in layers]
-            assert self.manager.host_lengths[slot].tolist() == lengths
+            assert self.ledger.lengths[slot].tolist() == lengths
             longest = self._longest(slot)
             if longest:
                 index = self._slots_of([slot], longest)[0]
@@ -194,14 +266,14 @@ class CacheMachine(RuleBasedStateMachine):
         assert np.array_equal(self.pool.v.numpy()[block, offset], -k)
 
     def teardown(self) -> None:
-        if not hasattr(self, "manager"):
+        if not hasattr(self, "ledger"):
             return
         for slot in list(self.model):
-            self.manager.close(slot)
-        self.manager.check_integrity()
-        assert self.manager.allocator.num_used == 0, "blocks leaked"
-        assert self.manager.num_free_slots == MAX_SEQS
-        assert not np.any(self.manager.host_lengths)
+            self.ledger.close(slot)
+        self.ledger.check_integrity()
+        assert self.ledger.allocator.num_used == 0, "blocks leaked"
+        assert self.ledger.num_free_slots == MAX_SEQS
+        assert not np.any(self.ledger.lengths)
 
 
 TestCache = CacheMachine.TestCase

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,16 +12,15 @@ from winnow.attention import (
     AttentionSpec,
     Group,
     Observe,
-    PagedCache,
     Pool,
     ReferenceBackend,
     Spans,
     Term,
 )
 from winnow.attention.triton import TritonBackend
-from winnow.cache import CacheLayout, CacheManager, CacheSize, KVPool
-from winnow.engine import decode_graph
-from winnow.engine.decode_graph import CapturableBackend, CudaCapture, DecodeGraphs
+from winnow.cache import CacheLayout, CacheSize, LocalCache
+from winnow.executor import decode_graph
+from winnow.executor.decode_graph import CapturableBackend, CudaCapture, DecodeGraphs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAYERS, HEADS, GROUP, DIM, VOCAB = 2, 2, 2, 8, 11
@@ -50,8 +48,8 @@ class Engine:
 
     def __init__(self, backend: AttentionBackend) -> None:
         layout = CacheLayout(LAYERS, HEADS, DIM, 4, torch.float32, num_scores=1)
-        self.manager = CacheManager(layout, CacheSize(400, 20, MAX_SEQS, 2), DEVICE)
-        self.pool = KVPool(layout, 400, DEVICE)
+        self.cache = LocalCache(layout, CacheSize(400, 20, MAX_SEQS, 2), DEVICE)
+        self.pool = self.cache.paged.pool
         for part in (self.pool.k, self.pool.v, self.pool.score, self.pool.position):
             part.zero_()
         self.backend = backend
@@ -69,7 +67,7 @@ class Engine:
         )
 
     def forward(self, tokens: Tensor, spans: Spans) -> Tensor:
-        cache, x = PagedCache(self.pool, self.manager), self.embed[tokens[0]].unflatten(1, (-1, DIM))
+        cache, x = self.cache.paged, self.embed[tokens[0]].unflatten(1, (-1, DIM))
         q, k, v = x.split([GROUP * HEADS, HEADS, HEADS], dim=1)
         for layer in range(LAYERS):
             self.backend.write(cache, spans, layer, k, v)
@@ -79,12 +77,12 @@ class Engine:
     def spans(self, starts: dict[int, int], count: int = 1, observe: Observe | None = None) -> Spans:
         """Room for `count` more tokens of the sequences in the slots `starts`, which so far have as many tokens."""
         slots = list(starts)
-        self.manager.append(slots, [count] * len(slots))
+        self.cache.append(slots, [count] * len(slots))
         return Spans.build(
             slots,
             list(starts.values()),
             [count] * len(slots),
-            self.manager.host_lengths[slots].max(axis=(1, 2)).astype(np.int64),
+            self.cache.paged.tables.longest(slots),
             DEVICE,
             [observe] * len(slots),
             list(starts.values()),
@@ -99,7 +97,7 @@ def test_equals_eager(observe: Observe | None, monkeypatch: pytest.MonkeyPatch) 
     graphs, eager = Engine(TritonBackend(DEVICE)), Engine(ReferenceBackend())
     prompt = torch.arange(3 * 4, device=DEVICE)[None] % VOCAB
     for engine in (graphs, eager):
-        slots = [engine.manager.open() for _ in range(4)]
+        slots = [engine.cache.ledger.open() for _ in range(4)]
         engine.forward(prompt, engine.spans(dict.fromkeys(slots, 0), 3))
     starts = dict.fromkeys(slots, 3)
     for step, batch in enumerate([1, 4, 3, 3, 3, 2]):
@@ -131,7 +129,7 @@ def test_equals_eager(observe: Observe | None, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_what_needs_the_host_is_left_to_it(observe: list[Observe | None]) -> None:
     engine = Engine(TritonBackend(DEVICE))
-    starts = {engine.manager.open(): 0 for _ in observe}
+    starts = {engine.cache.ledger.open(): 0 for _ in observe}
     spans = engine.spans(starts)
     spans = replace(spans, observe=tuple(observe))
     assert engine.graphs.run([1, 2], spans) is None
@@ -140,13 +138,13 @@ def test_what_needs_the_host_is_left_to_it(observe: list[Observe | None]) -> Non
 
 def test_chunks_are_left_to_the_host() -> None:
     engine = Engine(TritonBackend(DEVICE))
-    spans = engine.spans({engine.manager.open(): 0}, 3)
+    spans = engine.spans({engine.cache.ledger.open(): 0}, 3)
     assert engine.graphs.run([1, 2, 3], spans) is None
 
 
 def test_backends_that_wait_for_the_host_are_never_captured() -> None:
     engine = Engine(ReferenceBackend())
-    assert engine.graphs.run([1], engine.spans({engine.manager.open(): 0})) is None
+    assert engine.graphs.run([1], engine.spans({engine.cache.ledger.open(): 0})) is None
     assert not engine.capture.batches
 
 
@@ -159,7 +157,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_ever_after() -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     engine.graphs._forward = refuse
-    slot = engine.manager.open()
+    slot = engine.cache.ledger.open()
     with pytest.warns(UserWarning, match="without CUDA graphs.*not permitted"):
         assert engine.graphs.run([1], engine.spans({slot: 0})) is None
     assert engine.graphs.run([1], engine.spans({slot: 1})) is None

@@ -1,4 +1,4 @@
-"""An answer as it grows: its text, its logprobs, and when it ends."""
+"""The output of one sequence so far: text, logprobs, and why it ends."""
 
 from dataclasses import replace
 
@@ -8,27 +8,32 @@ from winnow.sampling import TextStream
 from winnow.sampling.logprobs import decode_logprobs
 from winnow.sampling.token_table import TokenTable
 
-# Why an answer ends: the finish reason, and the stop string or token id where there is one.
-Finish = tuple[str, int | str | None]
+FinishReason = tuple[str, int | str | None]
+"""Finish reason, and the stop string or stop token id if there is one."""
 
 
-class Answer:
-    """Takes the sampled or forced tokens of one sequence."""
+class OutputState:
+    """Turns the sampled or forced tokens of one sequence into its output.
+
+    Args:
+        tokens: texts of the tokenizer's tokens; None: the output has no text.
+        eos_token_ids: tokens that end the output, unless the request ignores them.
+    """
 
     def __init__(self, sequence: Sequence, tokens: TokenTable | None, eos_token_ids: frozenset[int]) -> None:
         self._sequence = sequence
         self._tokens = tokens
         self._eos_token_ids = eos_token_ids
         params = sequence.request.params
-        # The first token that may end it.
+        # Number of the first output token that may end it.
         self._may_stop_at = max(params.min_tokens, len(params.forced_for(sequence.index)) + 1)
         self._cumulative_logprob: float | None = None
         self._text = TextStream(tokens, params, sequence.request.prompt_token_ids)
 
-    def take(self, token: int, logprobs: LogprobDict | None) -> Finish | None:
-        """Append a token. Returns why the answer ends with it, or None.
+    def append_token(self, token: int, logprobs: LogprobDict | None) -> FinishReason | None:
+        """Append a token. Returns why the output ends with it; None: it goes on.
 
-        If its text raises, tokens and logprobs are those from before.
+        If decoding raises, tokens and logprobs are unchanged.
         """
         sequence, params = self._sequence, self._sequence.request.params
         num_tokens = sequence.num_output_tokens + 1
@@ -52,7 +57,7 @@ class Answer:
         return None
 
     def _decode(self, logprobs: LogprobDict, token: int, has_text: bool) -> LogprobDict:
-        """The same, with texts and bytes for where the answer is; without `has_text` its token adds nothing."""
+        """Add texts and bytes to logprobs; without `has_text` those of `token` are empty, as it adds no text."""
         if self._tokens is None:
             return logprobs
         skip = self._sequence.request.params.skip_special_tokens
@@ -62,10 +67,11 @@ class Answer:
         return decoded
 
     def finish(self) -> None:
+        """Complete the text: add what was held back for a longer character or stop string."""
         self._text.finish()
 
     def output(self, eviction: EvictionReport | None) -> CompletionOutput:
-        """The answer as it stands, with what eviction did to it."""
+        """Return the output so far; `eviction` is its report."""
         sequence = self._sequence
         return CompletionOutput(  # by position: by name takes twice as long, and one is made with every token
             sequence.index,

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from winnow.attention import Spans
 from winnow.engine.plan import StepPlan
-from winnow.engine.query_signals import QuerySignals
-from winnow.engine.request import Sequence
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import Needs, QueryMoments
 from winnow.eviction.positions import Rotation
 from winnow.eviction.predictor import Predictor, PredictorSource, load_predictor
+from winnow.executor.query_signals import QuerySignals
+from winnow.executor.slots import SlotState, SlotStates
 from winnow.models import LoadedModel
 from winnow.models.outputs import output_projections, projection_weights
 
@@ -35,24 +35,25 @@ class EngineSignals:
         self._model = model
         self._locate = locate
         self._predictors: dict[PredictorSource, Predictor] = {}
-        self._sequences: dict[int, Sequence] = {}
+        self._sequences: dict[int, SlotState] = {}
         self._sums = torch.zeros((max_num_seqs, num_layers), dtype=torch.float32, device=device)
         self._counts = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
         self._kinds = model.token_kinds
         self._device = device
         self._products: dict[int, Tensor] = {}
 
-    def note(self, plan: StepPlan) -> Tensor | None:
+    def note(self, plan: StepPlan, states: SlotStates) -> Tensor | None:
         """Learn who computes what. Returns which tokens of the batch count for similarity, [T], or None if none do."""
         watched: set[int] = set()
         for entry in plan.entries:
-            eviction = entry.sequence.eviction
+            state = states[entry.slot]
+            eviction = state.eviction
             if eviction is None or entry.replay is not None:
                 continue
             budget = eviction.policy.budget
             if budget.needs_kinds or budget.needs_similarity:
-                self._sequences[entry.slot] = entry.sequence
-            if budget.needs_similarity and entry.start < entry.sequence.prompt_len:
+                self._sequences[entry.slot] = state
+            if budget.needs_similarity and entry.start < state.prompt_len:
                 watched.add(entry.slot)
                 if entry.start == 0:
                     self._sums[entry.slot] = self._counts[entry.slot] = 0.0
@@ -68,14 +69,13 @@ class EngineSignals:
         if layer == 0:
             self._counts.index_add_(0, spans.token_slots, counts.float())
 
-    def fork(self, plan: StepPlan) -> None:
+    def fork(self, plan: StepPlan, states: SlotStates) -> None:
         """Sequences that a computed step has forked inherit what is known of their prompt."""
         for entry in plan.entries:
-            for fork in entry.forks:
-                self.queries.fork(entry.slot, fork.running_slot)
+            for slot in entry.forks:
+                self.queries.fork(entry.slot, slot)
                 if entry.slot in self._sequences:
-                    slot = fork.running_slot
-                    self._sequences[slot] = fork
+                    self._sequences[slot] = states[slot]
                     self._sums[slot], self._counts[slot] = self._sums[entry.slot], self._counts[entry.slot]
 
     def forget(self, slot: int) -> None:

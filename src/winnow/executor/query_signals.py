@@ -9,6 +9,7 @@ from torch import Tensor
 from winnow.engine.plan import StepPlan
 from winnow.eviction import Needs, QueryMoments
 from winnow.eviction.positions import Rotation
+from winnow.executor.slots import SlotStates
 
 
 @dataclass(frozen=True)
@@ -114,18 +115,18 @@ class QuerySignals:
         """Must be set before a sequence whose score needs moments is computed."""
         self._sequences: dict[int, _Sequence] = {}
 
-    def note(self, plan: StepPlan) -> tuple[WatchedQueries, ...]:
+    def note(self, plan: StepPlan, states: SlotStates) -> tuple[WatchedQueries, ...]:
         """Learn who computes what. Returns whose queries must be looked at in this step."""
         watched, first = [], 0
         for entry in plan.entries:
-            eviction = entry.sequence.eviction
+            eviction = states[entry.slot].eviction
             # The queries of a repetition are not the context's.
             needs = None if eviction is None or entry.replay is not None else eviction.policy.score.needs
             if eviction is not None and needs is not None and needs.queries:
                 if entry.start == 0:
                     self._sequences[entry.slot] = _Sequence(needs)
                 if entry.start < eviction.context_len:
-                    position = entry.start - entry.sequence.shift
+                    position = entry.start - entry.position_offset
                     watched.append(WatchedQueries(entry.slot, needs, first, entry.count, position))
                 elif not eviction.policy.when.in_decode:
                     self._sequences.pop(entry.slot, None)  # no round will ask any more

@@ -8,7 +8,7 @@ from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
 from winnow.engine.instructor import Instructor
 from winnow.engine.scheduler import Scheduler
-from winnow.engine.torch_executor import TorchExecutor
+from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel
 
 
@@ -18,7 +18,7 @@ def build_engine(loaded: LoadedModel, config: EngineConfig, clock: Callable[[], 
     executor = TorchExecutor(loaded, config, backend)
     scheduler = Scheduler(config.scheduler, executor, clock, max_round_kvs=config.eviction.max_round_kvs)
     admission = Admission(
-        executor.cache,
+        scheduler.ledger,
         config,
         loaded.vocab_size,
         loaded.max_model_len,

@@ -1,0 +1,358 @@
+"""The accounting of the cache: who holds how much, what is free, what the next step will take.
+
+Host arithmetic: it moves no KVs, knows no device and no model, so the scheduler and the simulator run it as it is.
+Whoever owns the memory follows its updates.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
+from winnow.cache.layout import CacheLayout, CacheSize, IntArray
+from winnow.cache.table_pages import TablePages
+from winnow.cache.update import BlockCopies, CacheUpdate
+
+
+class Demand(NamedTuple):
+    """What appending would take, at most."""
+
+    blocks: int = 0
+    pages: int = 0
+
+    def plus(self, other: "Demand") -> "Demand":
+        return Demand(self.blocks + other.blocks, self.pages + other.pages)
+
+
+class _Growth(NamedTuple):
+    """Of sequences that are appended to."""
+
+    slots: IntArray  # int64 [B]
+    lengths: IntArray  # of each row afterwards, int32 [B, layers, heads]
+    have: IntArray  # blocks of each row before, int32 [B, layers, heads]
+    want: IntArray  # and afterwards
+    num_blocks: int  # that all rows lack
+    pages: IntArray  # that each sequence lacks, int64 [B]
+    demand: Demand
+
+
+class Ledger:
+    """Sequences in slots, their rows' lengths and blocks.
+
+    A sequence is named by its slot, 0 <= slot < max_num_seqs. Its rows (one per layer and head) have tables and
+    lengths of their own. Lengths change only here, by known amounts. A block with more than one holder is immutable:
+    whoever would write into it gets a copy first.
+
+    Attributes:
+        lengths: int32 [max_num_seqs, layers, heads], KVs of each row.
+        peak_blocks: most blocks that were in use at a time.
+    """
+
+    def __init__(self, layout: CacheLayout, size: CacheSize) -> None:
+        self.layout = layout
+        self.size = size
+        self.allocator = BlockAllocator(size.num_blocks)
+        self.pages = TablePages(layout, size)
+        shape = (size.max_num_seqs, layout.num_layers, layout.num_kv_heads)
+        self.lengths = np.zeros(shape, dtype=np.int32)
+        self.peak_blocks = 0
+        self._free_slots = list(range(size.max_num_seqs))[::-1]
+        # Slots that took part in a fork. The first kind may hold blocks with other holders; the second kind may
+        # have such a block at the tail of a row, where the next KV would be written.
+        self._sharing: set[int] = set()
+        self._shared_tail: set[int] = set()
+        # What the next update says.
+        self._closed: list[int] = []
+        self._copies: list[BlockCopies] = []
+        self._entries: list[IntArray] = []
+        self._paged: set[int] = set()
+        self._changed: set[int] = set()
+
+    # -- how much ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    @property
+    def table_bytes(self) -> int:
+        """Everything but the blocks themselves, here and where they are followed: tables, lengths, free stack."""
+        return self.size.nbytes(self.layout) - self.size.num_blocks * self.layout.block_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks in use, and of all tables."""
+        return self.allocator.num_used * self.layout.block_bytes + self.table_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peak_blocks * self.layout.block_bytes + self.table_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Of the ledger itself, all on the host."""
+        return self.allocator.nbytes + self.pages.nbytes + self.lengths.nbytes
+
+    @property
+    def capacity(self) -> int:
+        """KVs in every row of a sequence that has the cache for itself."""
+        return self.layout.block_size * (self.size.num_blocks // self.layout.rows_per_seq)
+
+    def demand(self, slots: Sequence[int], counts: Sequence[int]) -> Demand:
+        """What `append` would take; a tail that is shared now counts as copied."""
+        return self._growth(slots, counts).demand if slots else Demand()
+
+    def has_room_for(self, demand: Demand) -> bool:
+        return demand.blocks <= self.allocator.num_free and demand.pages <= self.pages.num_free
+
+    def can_open(self, num_kvs: int) -> bool:
+        """Whether there are a slot and table pages for a new sequence of `num_kvs` KVs a row; blocks are not asked.
+
+        Sequences that share blocks have tables of their own, so pages can be short where blocks are not. One sequence
+        alone never lacks pages (`CacheSize.of_blocks`), so an expected row beyond all of them asks for all.
+        """
+        pages = min(self.layout.pages_for(num_kvs), self.size.num_pages)
+        return bool(self._free_slots) and pages <= self.pages.num_free
+
+    def blocks_held(self, slot: int) -> int:
+        """Blocks in the tables of a sequence, shared ones included."""
+        return int(self._num_blocks(slot).sum())
+
+    def blocks_of(self, slot: int) -> IntArray:
+        """The ids of all blocks in the tables of a sequence, int32 [n], row by row."""
+        num_blocks = self._num_blocks(slot)
+        return self._blocks([slot], np.zeros_like(num_blocks)[None], num_blocks[None])
+
+    # -- the life of a sequence ----------------------------------------------------------------------------------
+
+    def open(self) -> int:
+        """Take a slot for a new, empty sequence. The caller has checked `num_free_slots`."""
+        return self._free_slots.pop()
+
+    def append(self, slots: Sequence[int], counts: Sequence[int]) -> None:
+        """Lengthen every row of sequence `slots[i]` by `counts[i]` KVs and find the blocks for them.
+
+        Raises:
+            OutOfBlocksError: there is no room for `demand`; nothing has changed.
+        """
+        growth = self._growth(slots, counts)
+        if not self.has_room_for(growth.demand):
+            raise OutOfBlocksError(f"no room for {list(counts)} KVs a row in slots {list(slots)}")
+        for slot in self._shared_tail.intersection(slots):
+            self._own_tail(slot)
+        self._grow(growth)
+
+    def restore(self, slot: int, lengths: IntArray) -> None:
+        """Give an open, empty sequence rows of `lengths` KVs, [layers, heads], which may differ.
+
+        Raises:
+            OutOfBlocksError: there are not enough blocks or table pages; nothing has changed.
+        """
+        assert not self.lengths[slot].any(), "only an empty sequence is restored"
+        want = self._blocks_for(lengths)[None]
+        slots, num_blocks = np.array([slot], dtype=np.int64), int(want.sum())
+        pages = self.pages.missing(slots, want.max(axis=(1, 2)))
+        demand = Demand(num_blocks, int(pages.sum()))
+        if not self.has_room_for(demand):
+            raise OutOfBlocksError(f"no room for rows of up to {lengths.max()} KVs in slot {slot}")
+        have = np.zeros_like(want)
+        self._grow(_Growth(slots, lengths[None], have, want, num_blocks, pages, demand))
+
+    def can_fork(self, slot: int) -> bool:
+        return bool(self._free_slots) and len(self.pages.of(slot)) <= self.pages.num_free
+
+    def fork(self, slot: int) -> int:
+        """A new sequence that holds the same blocks. Whoever writes first into a shared block copies it."""
+        child = self.open()
+        self.share(slot, child)
+        return child
+
+    def share(self, slot: int, child: int) -> None:
+        """Let `child`, open and empty, hold the blocks of `slot` too."""
+        children, blocks = np.array([child], dtype=np.int64), self.blocks_of(slot)
+        self._paged.update(self.pages.grow(children, np.array([len(self.pages.of(slot))], dtype=np.int64)))
+        self.lengths[child] = self.lengths[slot]
+        num_blocks = self._num_blocks(child)[None]
+        self._enter(self.pages.index(children, np.zeros_like(num_blocks), num_blocks), blocks)
+        self.allocator.share(blocks)
+        self._changed.add(child)
+        self._sharing |= {slot, child}
+        self._shared_tail |= {slot, child}
+
+    @property
+    def any_shared(self) -> bool:
+        """Whether any two sequences may hold a block together."""
+        return bool(self._sharing)
+
+    def is_shared(self, slot: int) -> bool:
+        """Whether another sequence holds a block of this one."""
+        if slot in self._sharing and not self._num_shared(slot):
+            self._sharing.discard(slot)
+            self._shared_tail.discard(slot)
+        return slot in self._sharing
+
+    def can_own(self, slot: int) -> bool:
+        """Whether `own` would find blocks for its copies."""
+        return slot not in self._sharing or self._num_shared(slot) <= self.allocator.num_free
+
+    def own(self, slot: int) -> None:
+        """Replace all blocks that have other holders by copies.
+
+        Raises:
+            OutOfBlocksError: `can_own` is False; nothing has changed.
+        """
+        if slot not in self._sharing:
+            return
+        self._copy_shared(slot, np.zeros_like(self.lengths[slot]))
+        self._sharing.discard(slot)
+        self._shared_tail.discard(slot)
+        self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
+
+    def shrink(self, slots: Sequence[int], lengths: IntArray) -> IntArray:
+        """Cut rows to `lengths`, [B, layers, heads], none above what they hold.
+
+        What the rows keep has been moved to their front. Blocks and table pages past it are given back.
+
+        Returns:
+            How many blocks fewer each sequence holds, int64 [B].
+        """
+        slot_array = np.asarray(slots, dtype=np.int64)
+        held = self.lengths[slot_array]
+        assert (lengths <= held).all(), "a row cannot shrink to more than it holds"
+        have, keep = self._blocks_for(held), self._blocks_for(lengths)
+        for i, slot in enumerate(slots):  # one by one: they may hold blocks together
+            self.allocator.release(self._blocks([slot], keep[i : i + 1], have[i : i + 1]))
+        self.lengths[slot_array] = lengths
+        self._changed.update(slots)
+        for slot, most in zip(slots, keep.max(axis=(1, 2)).tolist(), strict=True):
+            self.pages.trim(slot, most)
+        given: IntArray = (have - keep).sum(axis=(1, 2))
+        return given
+
+    def clear(self, slot: int) -> None:
+        """Empty a sequence, which stays open: its blocks lose a holder, its pages are free."""
+        self.allocator.release(self.blocks_of(slot))
+        self.pages.trim(slot, 0)
+        self.lengths[slot] = 0
+        self._changed.add(slot)
+        self._sharing.discard(slot)
+        self._shared_tail.discard(slot)
+
+    def close(self, slot: int) -> None:
+        """End a sequence: empty it, and its slot is free."""
+        self.clear(slot)
+        self._free_slots.append(slot)
+        self._closed.append(slot)
+
+    # -- what others must follow ---------------------------------------------------------------------------------
+
+    def take_update(self) -> CacheUpdate:
+        """All that changed since the last call."""
+        slots = sorted(self._changed)
+        entries = np.concatenate(self._entries) if self._entries else np.empty(0, dtype=np.int64)
+        update = CacheUpdate(
+            closed=tuple(self._closed),
+            copies=tuple(self._copies),
+            # An index may stand here twice; what it names is read now, so both say the same.
+            entries=entries,
+            blocks=self.pages.entries.reshape(-1)[entries],
+            pages=tuple((slot, tuple(self.pages.of(slot).tolist())) for slot in sorted(self._paged)),
+            slots=tuple(slots),
+            lengths=self.lengths[slots],
+        )
+        self._closed, self._copies, self._entries = [], [], []
+        self._paged, self._changed = set(), set()
+        return update
+
+    # -- invariants ----------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between steps."""
+        open_slots = np.setdiff1d(np.arange(self.size.max_num_seqs), self._free_slots)
+        assert len(open_slots) + len(self._free_slots) == self.size.max_num_seqs, "a slot is free twice"
+        num_blocks = self._blocks_for(self.lengths[open_slots])
+        blocks = self._blocks(open_slots.tolist(), np.zeros_like(num_blocks), num_blocks)
+        owners = np.repeat(open_slots, num_blocks.sum(axis=(1, 2)))
+        holdings = np.sort(owners * self.size.num_blocks + blocks)
+        twice = holdings[1:][holdings[1:] == holdings[:-1]] // self.size.num_blocks
+        assert not len(twice), f"slot {twice[0]} holds a block twice"
+        holders = np.bincount(blocks, minlength=self.size.num_blocks)
+        unknowing = set(owners[holders[blocks] > 1].tolist()) - self._sharing
+        assert not unknowing, f"slots {unknowing} share blocks unknowingly"
+        self.allocator.check_integrity(holders)
+        self.pages.check_integrity()
+        assert not self.lengths[self._free_slots].any(), "a free slot has a length"
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _blocks_for(self, lengths: IntArray) -> IntArray:
+        return -(-lengths // self.layout.block_size)
+
+    def _num_blocks(self, slot: int) -> IntArray:
+        """Of each row of a sequence, [layers, heads]."""
+        return self._blocks_for(self.lengths[slot])
+
+    def _growth(self, slots: Sequence[int], counts: Sequence[int]) -> _Growth:
+        """What appending would do."""
+        slot_array = np.asarray(slots, dtype=np.int64)
+        before = self.lengths[slot_array]
+        after = before + np.asarray(counts, dtype=np.int32)[:, None, None]
+        have, want = self._blocks_for(before), self._blocks_for(after)
+        copied = sum(self._num_shared_tails(slot) for slot in self._shared_tail.intersection(slots))
+        pages = self.pages.missing(slot_array, want.max(axis=(1, 2)))
+        num_blocks = int((want - have).sum())
+        demand = Demand(num_blocks + copied, int(pages.sum()))
+        return _Growth(slot_array, after, have, want, num_blocks, pages, demand)
+
+    def _grow(self, growth: _Growth) -> None:
+        """Take the blocks and pages that rows lack and enter them into the tables."""
+        if growth.demand.pages:
+            self._paged.update(self.pages.grow(growth.slots, growth.pages))
+        if growth.num_blocks:
+            index = self.pages.index(growth.slots, growth.have, growth.want)
+            self._enter(index, self.allocator.allocate(growth.num_blocks))
+        self.lengths[growth.slots] = growth.lengths
+        self._changed.update(growth.slots.tolist())
+        self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
+
+    def _enter(self, index: IntArray, blocks: IntArray) -> None:
+        self.pages.entries.reshape(-1)[index] = blocks
+        self._entries.append(index)
+
+    def _blocks(self, slots: Iterable[int], first: IntArray, last: IntArray) -> IntArray:
+        """What stands in the entries first <= j < last of each row, int32 [n]."""
+        index = self.pages.index(np.fromiter(slots, dtype=np.int64), first, last)
+        found: IntArray = self.pages.entries.reshape(-1)[index]
+        return found
+
+    def _tail_range(self, slot: int) -> tuple[IntArray, IntArray]:
+        """The entry of the partly filled last block of each row, half-open; empty where it is full."""
+        return self.lengths[slot] // self.layout.block_size, self._num_blocks(slot)
+
+    def _num_shared_tails(self, slot: int) -> int:
+        """Rows whose partly filled last block has other holders."""
+        first, last = self._tail_range(slot)
+        return int((self.allocator.holders[self._blocks([slot], first[None], last[None])] > 1).sum())
+
+    def _own_tail(self, slot: int) -> None:
+        """Copy-on-write: replace the shared, partly filled last blocks of a sequence by copies of its own."""
+        self._shared_tail.discard(slot)
+        self._copy_shared(slot, self._tail_range(slot)[0])
+
+    def _copy_shared(self, slot: int, first: IntArray) -> None:
+        """Replace the shared ones among the blocks from `first`, [layers, heads], on by copies."""
+        last = self._num_blocks(slot)
+        index = self.pages.index(np.array([slot], dtype=np.int64), first[None], last[None])
+        blocks = self.pages.entries.reshape(-1)[index]
+        shared = self.allocator.holders[blocks] > 1
+        source = blocks[shared]
+        if not len(source):
+            return
+        target = self.allocator.allocate(len(source))
+        self._enter(index[shared], target)
+        self.allocator.release(source)
+        self._copies.append(BlockCopies(source, target))
+
+    def _num_shared(self, slot: int) -> int:
+        return int((self.allocator.holders[self.blocks_of(slot)] > 1).sum())

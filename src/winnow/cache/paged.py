@@ -1,0 +1,56 @@
+"""The cache as whoever computes sees it: memory, and tables that say where each row lies."""
+
+from dataclasses import dataclass
+
+import torch
+
+from winnow.cache.layout import CacheLayout, CacheSize
+from winnow.cache.ledger import Ledger
+from winnow.cache.pool import KVPool
+from winnow.cache.tables import BlockTables
+from winnow.cache.update import CacheUpdate
+
+
+@dataclass(frozen=True)
+class PagedCache:
+    """What an attention backend reads and writes."""
+
+    pool: KVPool
+    tables: BlockTables
+
+    @classmethod
+    def allocate(
+        cls, layout: CacheLayout, size: CacheSize, device: torch.device | str = "cpu"
+    ) -> "PagedCache":
+        """Take the memory."""
+        return cls(KVPool(layout, size.num_blocks, device), BlockTables(layout, size, device))
+
+    @property
+    def nbytes(self) -> int:
+        return self.pool.nbytes + self.tables.nbytes
+
+    def apply(self, update: CacheUpdate) -> None:
+        """Follow a ledger: copy blocks, then take over its tables and lengths."""
+        for copies in update.copies:
+            device = self.pool.position.device
+            self.pool.copy_blocks(
+                torch.from_numpy(copies.source).to(device), torch.from_numpy(copies.target).to(device)
+            )
+        self.tables.apply(update)
+
+
+class LocalCache:
+    """A ledger and the memory that follows it, for whoever does both himself: no scheduler, no executor."""
+
+    def __init__(self, layout: CacheLayout, size: CacheSize, device: torch.device | str = "cpu") -> None:
+        self.ledger = Ledger(layout, size)
+        self.paged = PagedCache.allocate(layout, size, device)
+
+    def append(self, slots: list[int], counts: list[int]) -> None:
+        """See `Ledger.append`; there is room to write afterwards."""
+        self.ledger.append(slots, counts)
+        self.sync()
+
+    def sync(self) -> None:
+        """Let memory and tables follow what was done to the ledger."""
+        self.paged.apply(self.ledger.take_update())

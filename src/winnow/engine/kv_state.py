@@ -1,0 +1,34 @@
+"""What a sequence has in the cache."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass
+class KVState:
+    """All of it: whoever forks, preempts or ends a sequence does so here, and nothing of it is kept elsewhere.
+
+    Attributes:
+        slot: in the ledger; None: nothing is in the cache.
+        num_computed: tokens of the sequence that are computed.
+        last_round: their number at the last round of eviction; 0: there was none.
+        position_offset: token index minus stored position, after positions were re-assigned.
+        passes_done: passes of the replay that were computed and dropped.
+        replayed: tokens of the next pass that are in the cache, behind the context.
+    """
+
+    slot: int | None = None
+    num_computed: int = 0
+    last_round: int = 0
+    position_offset: int = 0
+    passes_done: int = 0
+    replayed: int = 0
+
+    @property
+    def running_slot(self) -> int:
+        """The slot of a sequence that is known to have one."""
+        assert self.slot is not None, "only a running sequence has a slot"
+        return self.slot
+
+    def fork(self, slot: int) -> "KVState":
+        """The same KVs, held by another slot."""
+        return replace(self, slot=slot)

@@ -1,0 +1,201 @@
+"""The loop that the paged and the padded engine share: requests come in, a step is computed, outputs go out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceType
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from winnow.engine.new_request import KeptPositions, NewRequest
+from winnow.engine.output_state import FinishReason
+from winnow.engine.request import Request, Sequence
+from winnow.engine.request_table import RequestTable
+from winnow.errors import describe_error
+from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a step computed.
+
+    Attributes:
+        sequences: those that sampled; the three that follow are theirs, in the same order.
+        token_ids: the next token of each.
+        logprobs: of that token, where they are asked for.
+        errors: by index: why a sequence got no token. Its request fails; others are unaffected.
+        prompt_tokens: number of prompt tokens computed.
+        prompt_logprobs: by sequence: those of its prompt's next tokens.
+        time: when it was sampled, by the engine's clock.
+    """
+
+    sequences: SequenceType[Sequence]
+    token_ids: SequenceType[int]
+    logprobs: SequenceType[LogprobDict | None]
+    errors: dict[int, str]
+    prompt_tokens: int
+    prompt_logprobs: dict[Sequence, list[LogprobDict]]
+    time: float
+
+
+class RequestLoop(ABC):
+    """An engine's requests from arrival to last output. Subclasses say how a step is computed.
+
+    Args:
+        tokenizer: for the text of answers; None: they have none.
+        eos_token_ids: tokens that end an answer.
+        clock: seconds, monotonic; intervals in metrics are differences of it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase | None",
+        eos_token_ids: frozenset[int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._clock = clock
+        self._requests = RequestTable(tokenizer, eos_token_ids, clock)
+        self._num_steps = 0
+        self._output_seconds = 0.0
+
+    # -- for callers -----------------------------------------------------------------------------------------------
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step has anything to compute."""
+        return len(self._requests) > 0
+
+    def add(self, new: NewRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequestError (or a subclass): the request cannot be served. Other requests are unaffected.
+        """
+        self._requests.require_new(new.request_id)
+        request = self._admit(new)
+        self._requests.add(request)
+        self._enqueue(request)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at once. Returns what it had, or None if there is no such request."""
+        if request_id not in self._requests:
+            return None
+        request = self._requests[request_id]
+        for sequence in request.sequences:
+            if not sequence.finished:
+                self._finish(sequence, "abort")
+        return self._outputs([request])[0]
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step. Returns the requests that got tokens or finished, as they stand; see `NewRequest`.
+
+        Safe to retry: on failure, or on KeyboardInterrupt, the planned sequences are recomputed.
+        """
+        if not self.has_unfinished:
+            return []
+        sampled = self._compute()
+        touched = {} if sampled is None else self._append_tokens(sampled)
+        for sequence in self._take_failed():
+            if self._requests.holds(sequence.request):
+                self._requests.end(sequence)
+                touched[sequence.request] = None
+        outputs = self._outputs(request for request in touched if request.has_output)
+        if sampled is not None:
+            self._num_steps += 1
+            self._output_seconds += self._clock() - sampled.time
+        return outputs
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """Counters and sizes as they are now."""
+
+    @abstractmethod
+    def kv_bytes(self, num_kvs: int) -> int:
+        """Bytes of a sequence that keeps `num_kvs` KVs in every row."""
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Assert the engine's invariants. Slow: may read tables back from the device."""
+
+    # -- for subclasses --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _admit(self, new: NewRequest) -> Request:
+        """Check a request. Raises as `add`."""
+
+    @abstractmethod
+    def _enqueue(self, request: Request) -> None:
+        """Let an admitted request wait for its turn."""
+
+    @abstractmethod
+    def _compute(self) -> Sampled | None:
+        """Compute a step, of at least one unfinished request. None: no sequence could be served.
+
+        On any exception roll back, so that the engine stays consistent and the step can be retried.
+        """
+
+    @abstractmethod
+    def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
+        """Set why a sequence ends, and free what it holds, whether it runs or waits."""
+
+    def _take_failed(self) -> Iterable[Sequence]:
+        """Return the sequences that ended by an error outside of sampling since the last call."""
+        return ()
+
+    def _kept_positions(self, sequence: Sequence) -> KeptPositions:
+        """Return which positions of a running sequence have KVs, for observers."""
+        raise AssertionError("this engine admits no observers")
+
+    def _report(self, sequence: Sequence) -> EvictionReport | None:
+        """Return what eviction did to a sequence; None while it runs, or where nothing was evicted."""
+        return None
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _append_tokens(self, sampled: Sampled) -> dict[Request, None]:
+        """Append the step's tokens to their sequences. Returns the requests concerned, in order."""
+        requests = self._requests
+        touched: dict[Request, None] = {}
+        requests.prompt_tokens += sampled.prompt_tokens
+        for sequence, found in sampled.prompt_logprobs.items():
+            requests.append_prompt_logprobs(sequence.request, found)
+        errors = sampled.errors
+        for index, sequence in enumerate(sampled.sequences):
+            request = sequence.request
+            touched[request] = None
+            if request.observer is not None and sequence.num_output_tokens == 1:
+                self._observe(sequence, request.observer.first_token)
+            reason: FinishReason | None
+            if index in errors:
+                reason = requests.fail(sequence, errors[index])
+            else:
+                reason = requests.append_token(
+                    sequence, sampled.token_ids[index], sampled.logprobs[index], sampled.time
+                )
+            if reason is not None:
+                if request.observer is not None:
+                    self._observe(sequence, request.observer.finished)
+                if sequence.error is not None:
+                    reason = "error", None
+                self._finish(sequence, *reason)
+        return touched
+
+    def _observe(self, sequence: Sequence, hook: Callable[[KeptPositions], None]) -> None:
+        """Call an observer's hook for a request's first sample. What it raises fails the request alone."""
+        if sequence.index != 0:
+            return
+        kept = self._kept_positions(sequence)
+        try:
+            hook(kept)
+        except Exception as error:
+            sequence.request.error = sequence.error = describe_error(error)
+
+    def _finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
+        self._release(sequence, reason, stop_reason)
+        self._requests.end(sequence)
+
+    def _outputs(self, requests: Iterable[Request]) -> list[RequestOutput]:
+        output, report = self._requests.output, self._report
+        return [output(request, report) for request in requests]

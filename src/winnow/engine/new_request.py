@@ -1,0 +1,51 @@
+"""What the caller hands to an engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from winnow.sampling import SamplingParams
+
+KeptPositions = Sequence[Sequence[Sequence[int]]]
+"""Token positions whose KVs are held, ascending, by layer and head."""
+
+
+class RequestObserver(Protocol):
+    """Watches which KVs the first sample of a request keeps. Hooks run between two steps, so they should be short.
+
+    An exception in a hook fails the request; other requests are unaffected.
+    """
+
+    def first_token(self, kept: KeptPositions) -> None:
+        """Called once the first output token has been computed, after the prompt's last eviction round.
+
+        Not called if the answer ends with its first token, which is never computed.
+        """
+
+    def finished(self, kept: KeptPositions) -> None:
+        """Called when the answer ends by its own, before its KVs are freed; not after an abort."""
+
+
+@dataclass(frozen=True)
+class NewRequest:
+    """A request on its way to an engine.
+
+    Attributes:
+        request_id: unique among unfinished requests.
+        prompt: the text that outputs repeat; None: there is none.
+        token_ids: the prompt, at least one token.
+        params: how to answer; checked by the engine's admission.
+        priority: greater is served first; ties go to the earlier request.
+        tenant: on whose account the request runs; None: nobody's in particular.
+        observer: see `RequestObserver`; paged engine only.
+        final_only: return one output, when the request is finished, instead of one per step.
+    """
+
+    request_id: str
+    prompt: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    tenant: str | None = None
+    observer: RequestObserver | None = None
+    final_only: bool = False

@@ -1,0 +1,47 @@
+"""What the executor keeps of the sequences that have slots."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from winnow.engine.plan import NewSequence, StepPlan
+from winnow.eviction import SequenceEviction
+from winnow.sampling import SamplingParams
+
+
+@dataclass
+class SlotState:
+    """A sequence as its plans have told it.
+
+    Attributes:
+        token_ids: those known so far: the prompt, and each token of the answer once it was computed.
+        in_sampler: the sampler has a slot for it.
+    """
+
+    token_ids: list[int]
+    prompt_len: int
+    params: SamplingParams
+    index: int
+    eviction: SequenceEviction | None
+    in_sampler: bool = False
+
+    @classmethod
+    def of(cls, new: NewSequence) -> "SlotState":
+        return cls(list(new.token_ids), new.prompt_len, new.params, new.index, new.eviction)
+
+
+class SlotStates(dict[int, SlotState]):
+    """By slot."""
+
+    def follow(self, plan: StepPlan) -> None:
+        """Learn of the plan's new sequences, and of tokens that are computed for the first time."""
+        for new in plan.new_sequences:
+            self[new.slot] = SlotState.of(new)
+        for entry in plan.entries:
+            known = self[entry.slot].token_ids
+            if entry.replay is None and entry.end > len(known):
+                known += entry.token_ids[len(known) - entry.end :]
+
+    def drop(self, slots: Iterable[int]) -> list[int]:
+        """Forget sequences that have ended. Returns the slots that the sampler knew."""
+        states = [(slot, self.pop(slot, None)) for slot in slots]
+        return [slot for slot, state in states if state is not None and state.in_sampler]

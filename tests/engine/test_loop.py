@@ -1,0 +1,133 @@
+"""What the paged and the padded engine do alike with a request, and what an observer of one is shown."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from winnow import LLM, RequestOutput, SamplingParams
+from winnow.engine.loop import RequestLoop
+from winnow.engine.new_request import KeptPositions, NewRequest
+from winnow.errors import InvalidRequestError
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+def greedy(max_tokens: int = 4, n: int = 1) -> SamplingParams:
+    return SamplingParams(n=n, temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def open_llm(**options: Any) -> LLM:
+    return LLM(**{"kv_memory": "8MiB", "max_num_seqs": 4, "max_model_len": 64} | options)
+
+
+@pytest.fixture(scope="module")
+def paged() -> Iterator[LLM]:
+    with open_llm() as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module", params=[{}, {"engine": "padded"}], ids=["paged", "padded"])
+def engine(request: pytest.FixtureRequest) -> Iterator[RequestLoop]:
+    with open_llm(**request.param) as llm:
+        yield llm._engine
+
+
+def finish(engine: RequestLoop) -> list[RequestOutput]:
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+        engine.check_integrity()
+    return outputs
+
+
+class TestRequests:
+    def test_a_step_of_an_idle_engine_does_nothing(self, engine: RequestLoop) -> None:
+        before = engine.stats()
+        assert engine.step() == []
+        assert engine.stats() == before
+
+    def test_ids_are_free_again_after_the_last_output(self, engine: RequestLoop) -> None:
+        new = NewRequest("a", None, PROMPT, greedy())
+        for _ in range(2):
+            engine.add(new)
+            with pytest.raises(InvalidRequestError, match="request_id 'a' is in use"):
+                engine.add(new)
+            assert finish(engine)[-1].finished
+        engine.add(new)
+        output = engine.abort("a")
+        assert output is not None and output.finished and output.outputs[0].finish_reason == "abort"
+        assert engine.abort("a") is None
+
+    def test_all_of_it_reaches_the_request(self, engine: RequestLoop) -> None:
+        engine.add(NewRequest("a", "text", PROMPT, greedy(), 3, "somebody", final_only=True))
+        request = engine._requests["a"]
+        assert (request.prompt, request.priority, request.tenant) == ("text", 3, "somebody")
+        assert len(finish(engine)) == 1
+
+    def test_samples_that_wait_keep_their_place_before_later_requests(self, engine: RequestLoop) -> None:
+        engine.add(NewRequest("many", None, PROMPT, greedy(n=9)))
+        engine.step()
+        engine.add(NewRequest("late", None, PROMPT, greedy()))
+        engine.add(NewRequest("urgent", None, PROMPT, greedy(), priority=1))
+        done = [output.request_id for output in finish(engine) if output.finished]
+        assert done == ["urgent", "many", "late"]
+
+    def test_counts(self, engine: RequestLoop) -> None:
+        before = engine.stats()
+        engine.add(NewRequest("a", None, PROMPT, greedy(4, n=2)))
+        finish(engine)
+        after = engine.stats()
+        assert after.prompt_tokens - before.prompt_tokens == len(PROMPT)
+        assert after.generated_tokens - before.generated_tokens == 8
+        assert after.num_steps > before.num_steps
+
+
+class Observer:
+    """Notes what it is shown; fails where it is told to."""
+
+    def __init__(self, fails: str | None = None) -> None:
+        self.shown: list[tuple[str, KeptPositions]] = []
+        self._fails = fails
+
+    def first_token(self, kept: KeptPositions) -> None:
+        self._show("first_token", kept)
+
+    def finished(self, kept: KeptPositions) -> None:
+        self._show("finished", kept)
+
+    def _show(self, hook: str, kept: KeptPositions) -> None:
+        self.shown.append((hook, kept))
+        if hook == self._fails:
+            raise ValueError("no such\nplot")
+
+
+class TestObservers:
+    def test_hooks_are_called_once_for_the_first_sample(self, paged: LLM) -> None:
+        observer = Observer()
+        paged._engine.add(NewRequest("a", None, PROMPT, greedy(4, n=3), observer=observer))
+        finish(paged._engine)
+        (first, after_prompt), (last, at_end) = observer.shown
+        assert (first, last) == ("first_token", "finished")
+        for kept, length in ((after_prompt, 6), (at_end, 8)):
+            assert all(list(row) == list(range(length)) for layer in kept for row in layer)
+
+    def test_an_answer_of_one_token_has_no_first_token_computed(self, paged: LLM) -> None:
+        observer = Observer()
+        paged._engine.add(NewRequest("a", None, PROMPT, greedy(1), observer=observer))
+        finish(paged._engine)
+        assert [hook for hook, _ in observer.shown] == ["finished"]
+
+    @pytest.mark.parametrize("hook", ["first_token", "finished"])
+    def test_one_that_raises_fails_its_request_alone(self, paged: LLM, hook: str) -> None:
+        engine = paged._engine
+        before = engine.stats().kv_bytes_used
+        engine.add(NewRequest("sound", None, PROMPT, greedy()))
+        engine.add(NewRequest("observed", None, PROMPT, greedy(), observer=Observer(hook)))
+        sound, observed = sorted(
+            (output for output in finish(engine) if output.finished), key=lambda o: o.request_id, reverse=True
+        )
+        assert sound.error is None and len(sound.outputs[0].token_ids) == 4
+        assert observed.error == "ValueError: no such plot"
+        assert observed.outputs[0].finish_reason == "error"
+        assert engine.stats().kv_bytes_used == before
