@@ -98,7 +98,7 @@ def check_list(name: str, value: Any, what: str = "a list", error: ErrorClass = 
 
 
 def show(value: object) -> str:
-    """A short repr, safe for values that a stranger chose."""
+    """Return a short repr, also of values too large to print."""
     try:
         return reprlib.repr(value)
     except ValueError:  # Python refuses to print integers of more than 4300 digits

@@ -34,7 +34,7 @@ class Effect(Enum):
 
     ALWAYS = "always"
     BATCHES = "batches"
-    """Who is computed with whom: changes sampled answers, and what eviction under memory pressure takes."""
+    """Which requests share a batch: changes sampled answers, and what eviction under memory pressure takes."""
     MEMORY = "memory"
     """How much room there is: changes what eviction under memory pressure takes."""
     NEVER = "never"
@@ -183,7 +183,7 @@ class EvictionConfig:
         "preset's paper uses, else 4",
     )
     kv_budget: int | None = option(None, "KVs kept in each row on average, in place of compression")
-    kv_floor: int = option(128, "compression never goes below so many KVs per row on average")
+    kv_floor: int = option(128, "compression never keeps fewer KVs per row on average")
     num_scores: int | None = option(
         None,
         "float32 score accumulators per KV that policies of requests may use, 0 to 2; left out: what the engine's own "
@@ -327,7 +327,7 @@ class EngineConfig:
         """Sort flat keyword arguments into the parts.
 
         Raises:
-            ConfigError: an option nobody knows, or a value out of range.
+            ConfigError: an unknown option, or a value out of range.
         """
         names = {part: [f.name for f in fields(config)] for part, config in PARTS.items()}
         known = [name for part in names.values() for name in part]

@@ -1,4 +1,4 @@
-"""Values as JSON can hold them."""
+"""Conversion of values to JSON."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def json_value(value: Any) -> Any:
-    """A value as JSON knows it: a dataclass with its class and all its fields, whatever their values."""
+    """Return `value` as JSON types; a dataclass becomes its class name and all its fields."""
     if is_dataclass(value) and not isinstance(value, type):
         values = {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
         return {"class": type(value).__name__} | values
@@ -24,7 +24,7 @@ def json_value(value: Any) -> Any:
 
 
 def dump_json(value: Any, **options: Any) -> str:
-    """JSON text that every reader takes; numbers that JSON cannot spell (infinite, or none at all) become null."""
+    """Return strict JSON text; infinite numbers and NaN become null."""
     try:
         return json.dumps(value, allow_nan=False, **options)
     except ValueError:

@@ -127,7 +127,7 @@ def call(
 
 @contextmanager
 def alone(lock: Path | None) -> Iterator[None]:
-    """Hold a lock on that file, on a machine that several people measure on; None: there is nobody else."""
+    """Hold a lock on that file, for machines with several users; None: no lock."""
     if lock is None:
         yield
         return

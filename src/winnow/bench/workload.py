@@ -1,4 +1,4 @@
-"""Fixed work: so many requests of so many tokens."""
+"""Fixed work: a number of requests of fixed lengths."""
 
 import random
 from dataclasses import dataclass

@@ -40,7 +40,7 @@ Short prompts keep everything unless --kv-budget or --kv-floor is below their le
 """
 
 _NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
-# Who compares policies wants the same answer each time.
+# Policies are compared on the same answer.
 _DEFAULTS = {"max_tokens": 64, "temperature": 0.0}
 
 

@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def exit_code(run: Callable[[], int]) -> int:
-    """What `run` returns; where it raises what a user can mend, one line on standard error and the code for it."""
+    """Return what `run` returns; report a user error in one line on standard error and return its code."""
     occupy_standard_streams()
     try:
         with named_standard_output():

@@ -60,7 +60,7 @@ class ResultJournal(Generic[_Entry]):
             else:
                 end = self._read(path, fingerprint, answers_alone)
             self._file = path.open("r+b")
-            # A torn line would swallow the next one.
+            # The next line would be appended to a torn one.
             self._file.truncate(end)
             self._file.seek(end)
         except OSError as error:

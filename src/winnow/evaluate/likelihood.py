@@ -127,7 +127,7 @@ def _check(pairs: Sequence[Pair]) -> None:
 
 
 def _sharing_context(pairs: Sequence[Pair], most: int) -> Iterator[list[int]]:
-    """Indices of pairs that have their context in common, at most so many together."""
+    """Yield indices of pairs with the same context, in groups up to a limit."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, pair in enumerate(pairs):
         groups.setdefault(pair.context, []).append(index)
@@ -140,7 +140,7 @@ def _params(first: Pair, continuations: Sequence[tuple[int, ...]], keeping: Keep
     return SamplingParams(
         n=len(continuations),
         temperature=0.0,
-        # One limit for all: after a shorter continuation the model goes on by itself, which nobody reads.
+        # One limit for all: after a shorter continuation the model goes on by itself, which is ignored.
         max_tokens=max(len(tokens) for tokens in continuations),
         forced_tokens=continuations,
         logprobs=0,

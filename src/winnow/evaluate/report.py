@@ -38,7 +38,7 @@ def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any
 
 
 def largest_error(prompts: int) -> float:
-    """Standard error of a mean of so many numbers between 0 and 1, at most: half of them 0, half of them 1."""
+    """Return the largest standard error that a mean of `prompts` numbers between 0 and 1 can have."""
     return 0.5 / math.sqrt(prompts)
 
 

@@ -1,7 +1,7 @@
-"""The page of an inspection: a heat map over the text, in one HTML file without anything from elsewhere.
+"""The page of an inspection: a heat map over the text, in one self-contained HTML file.
 
-The text is written as HTML, a span for each token, so that it can be read and searched without a script. Which rows
-hold a token comes as one bit per row; the script counts them for the rows that are looked at.
+Each token is a span, so that the text can be read and searched without a script. Which rows hold a token is one bit per
+row; the script counts the bits of the selected rows.
 """
 
 import json
@@ -13,7 +13,7 @@ from importlib.resources import files
 
 _JOINERS = "\u200c\u200d"  # part of how some scripts and emoji are written, and harmless
 _MARKED = {"\n": "n", "\t": "t"}  # the style sheet puts a mark before them
-_UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}  # characters that show nothing, or turn the text around
+_UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}  # characters without a shape, or that reverse the text
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Page:
-    """What the page shows."""
+    """Content of the page."""
 
     title: str
     facts: Mapping[str, str]

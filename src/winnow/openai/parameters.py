@@ -32,7 +32,7 @@ def sampling_from_fields(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -
     Null stands for the default, except in `max_tokens`, where it lifts the limit.
 
     Raises:
-        ApiError: a key nobody knows, or a value out of range.
+        ApiError: an unknown key, or a value out of range.
     """
     own = {key: value for key, value in keys.items() if value is not None or key == "max_tokens"}
     try:
@@ -45,7 +45,7 @@ def sampling_from_body(body: Mapping[str, Any], defaults: Mapping[str, Any], *, 
     """Sampling parameters under OpenAI's names, and under ours where OpenAI has none.
 
     Raises:
-        ApiError: a key nobody knows, one that is not served, or a value out of range.
+        ApiError: an unknown key, one that is not served, or a value out of range.
     """
     values = {key: value for key, value in body.items() if value is not None and key not in _IGNORED}
     for key, harmless in _UNSERVED.items():

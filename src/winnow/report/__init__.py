@@ -1,1 +1,1 @@
-"""On paper: tables, plots, the files that a run resumes from, and where a number was measured."""
+"""Reports: tables, plots, journals, fingerprints and provenance."""

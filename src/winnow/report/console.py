@@ -11,13 +11,13 @@ WIDTH = 100
 
 
 def console() -> Console:
-    """Standard output, wide enough for the tables; text stands there as it is, also where it reads like markup."""
+    """Return a console on standard output, wide enough for tables, that prints markup verbatim."""
     plain = Console(markup=False, emoji=False)
     return plain if plain.is_terminal else Console(markup=False, emoji=False, width=max(plain.width, WIDTH))
 
 
 def print_tables(out: Console, tables: Iterable[TextTable], *, dense: bool = False) -> None:
-    """Each table between its title and its notes; `dense` as for `TextTable.rich`."""
+    """Print each table with title and notes; `dense` as for `TextTable.rich`."""
     for table in tables:
         # A title of rich's own would be broken to the table's width.
         out.print(f"\n{table.title}", highlight=False, markup=False, soft_wrap=True)

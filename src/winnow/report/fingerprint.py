@@ -1,6 +1,6 @@
-"""Which run an output belongs to: the prompts, the model's files and every setting.
+"""The identity of a run: prompts, model files and every setting.
 
-An unfinished output may only be continued by the run that began it; else its halves would answer different questions.
+Only a run with the same fingerprint may resume an unfinished output.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ Fingerprint = dict[str, Any]
 """JSON values by name: `input`, `model`, and the settings."""
 
 INPUT_BYTES = "input_bytes"
-"""Name of the input's length in a fingerprint, by which an input that only grew is recognised."""
+"""Key of the input's length, which shows whether an input only grew."""
 
 
 def fingerprint(input_sha256: str, model: Path, settings: Mapping[str, Any]) -> Fingerprint:
-    """The identity of a run.
+    """Return the identity of a run.
 
     Raises:
         UnsupportedModelError: `model` is neither a directory with a config.json nor a file.
@@ -67,12 +67,12 @@ def model_digest(model: Path) -> str:
 
 @dataclass(frozen=True)
 class Differences:
-    """What two runs disagree on, in words."""
+    """Differences between two runs, in words."""
 
     refused: tuple[str, ...]
-    """What keeps one from continuing the other."""
+    """Those that forbid a resume."""
     noted: tuple[str, ...]
-    """What does not keep one from continuing the other."""
+    """Those that change no answer."""
 
     @property
     def every(self) -> list[str]:
@@ -81,12 +81,12 @@ class Differences:
 
 
 def differences(theirs: Fingerprint, ours: Fingerprint, *, answers_alone: bool = False) -> Differences:
-    """What a run that began with `theirs` and one with `ours` disagree on.
+    """Compare the fingerprint of an earlier run, `theirs`, with `ours`.
 
-    An option that `theirs` lacks, since an older version did not record it, is taken to have had its default value.
+    An option missing in `theirs` was not known to the older version and counts as its default.
 
     Args:
-        answers_alone: note what changes no answer; else it is refused too, as for measurements of speed.
+        answers_alone: note differences that change no answer; otherwise refuse them too, as measurements of speed need.
     """
     harmless = partial(_is_harmless, ours) if answers_alone else lambda name: False
     defaults = EngineConfig().settings()

@@ -1,8 +1,7 @@
-"""Files that a killed process may go on from: a header that says whose file it is, then a line for each thing done.
+"""Journals: append-only files from which a killed process resumes.
 
-The header is a JSON object with the format's name and a fingerprint (winnow.report.fingerprint). A line counts once its
-newline is there: a process can be killed in the midst of a write, and then the rest of the line is missing, never its
-beginning.
+The first line is a JSON header with the format's name and the fingerprint of the run (winnow.report.fingerprint). Each
+further line is one finished entry. A line without its newline was torn by a kill and is ignored.
 """
 
 import json
@@ -15,16 +14,17 @@ from winnow.report.fingerprint import Differences, Fingerprint, differences
 
 
 def draft_path(path: Path) -> Path:
-    """Where a journal is written before it takes its place at `path`."""
+    """Return the path of the draft, which replaces the journal at `path` in one move."""
     return path.with_name(path.name + ".new")
 
 
 def create_journal(
     path: Path, form: str, version: int, fingerprint: Fingerprint, entries: bytes = b""
 ) -> int:
-    """Put a journal with these whole lines in place of an old one, in one move, so that no reader finds half of it.
+    """Write a journal with these entries and replace the one at `path` atomically.
 
-    Returns the bytes of its header.
+    Returns:
+        Bytes of the header.
     """
     header = json.dumps({form: version, "fingerprint": fingerprint}).encode() + b"\n"
     draft = draft_path(path)
@@ -42,7 +42,7 @@ def create_journal(
 
 
 def read_owner(header: bytes, form: str, version: int) -> Fingerprint | None:
-    """The fingerprint of the journal's owner; None if it is no journal of that form."""
+    """Return the fingerprint of the run that owns the journal; None if the header is not of that form."""
     record = parse_object(header)
     if record is None or record.get(form) != version:
         return None
@@ -53,23 +53,23 @@ def read_owner(header: bytes, form: str, version: int) -> Fingerprint | None:
 def owner_differences(
     header: bytes, form: str, version: int, fingerprint: Fingerprint, *, answers_alone: bool = False
 ) -> Differences | None:
-    """What the journal's owner and `fingerprint` disagree on; None if it is no journal of that form."""
+    """Compare the journal's owner with `fingerprint`; None if the header is not of that form."""
     owner = read_owner(header, form, version)
     if owner is None:
         return None
-    # Through JSON and back, since the stored one has made that way: tuples are lists there.
+    # Through JSON and back, as the stored one: tuples become lists.
     return differences(owner, json.loads(json.dumps(fingerprint)), answers_alone=answers_alone)
 
 
 def whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines that end in a newline; the torn rest of the file is left out."""
+    """Yield lines that end in a newline; a torn last line is left out."""
     for line in file:
         if line.endswith(b"\n"):
             yield line
 
 
 def parse_object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line, None where there is none."""
+    """Parse a line; None if it is not a JSON object."""
     try:
         value = json.loads(line)
     except ValueError:

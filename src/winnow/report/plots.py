@@ -1,4 +1,4 @@
-"""Charts, drawn alike by every command that has some.
+"""Charts in one style.
 
 matplotlib is an extra (`plots`) and is imported when something is drawn.
 """
@@ -54,7 +54,7 @@ class Panel:
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
+    """Return whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 

@@ -22,7 +22,7 @@ _USUAL_CACHE = 32 * 2**20
 
 @dataclass(frozen=True)
 class Machine:
-    """What computed."""
+    """The machine that computed."""
 
     cpu: str
     cores: int
@@ -38,7 +38,7 @@ class Machine:
 
     @classmethod
     def here(cls, device: "torch.device | str" = "cpu") -> "Machine":
-        """This machine, for work on `device`; "auto" is a GPU where there is one."""
+        """Describe this machine for work on `device`; "auto" is a GPU where there is one."""
         import torch  # late: the command and its machine are named without it where nothing is computed
 
         if device == "auto":
@@ -63,7 +63,7 @@ class Machine:
 
 
 def report_head(command: list[str], machine: Machine) -> dict[str, Any]:
-    """What every report begins with: the command as typed, date (UTC), commit (None outside a checkout), machine."""
+    """Return the head of a report: command, date (UTC), commit (None outside a checkout), machine."""
     return {
         "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -73,7 +73,7 @@ def report_head(command: list[str], machine: Machine) -> dict[str, Any]:
 
 
 def typed_command() -> list[str]:
-    """The command line as a user types it: the program without its directory, a package as `python -m` names it."""
+    """Return the command line as typed: the program without its directory, a package as `python -m` names it."""
     program, arguments = Path(sys.argv[0]), sys.argv[1:]
     if program.name != "__main__.py":
         return [program.name, *arguments]
@@ -86,12 +86,12 @@ def typed_command() -> list[str]:
 
 
 def device_name(machine: Mapping[str, Any]) -> str:
-    """What did the work: the accelerator, or the processor with the cores it could use."""
+    """Return the accelerator, or the processor with the cores it could use."""
     return machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
 
 
 def origin(head: Mapping[str, Any]) -> list[str]:
-    """Command, commit, date and machine of a report's head, as two entries of a Markdown list."""
+    """Return two entries of a Markdown list: the command; commit, date and machine."""
     machine = head["machine"]
     return [
         f"- command: `{shlex.join(head['command'])}`",
@@ -101,10 +101,10 @@ def origin(head: Mapping[str, Any]) -> list[str]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, "-dirty" behind it where files differ; None where Winnow runs from no checkout."""
+    """Return the checkout's commit, with "-dirty" where files differ; None outside a checkout."""
     root = Path(__file__).parents[3]
     git = shutil.which("git")
-    # An installed package may lie inside somebody else's repository, whose commit tells nothing.
+    # An installed package may lie inside another repository, whose commit is meaningless here.
     if git is None or not (root / ".git").exists():
         return None
     described = subprocess.run(  # noqa: S603

@@ -1,4 +1,4 @@
-"""Tables of text, written alike by every command that has some: for the terminal and as Markdown."""
+"""Tables of text, rendered for the terminal and as Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,18 +30,18 @@ class TextTable:
     across: str = ""
 
     def transposed(self) -> "TextTable":
-        """Rows as columns."""
+        """Return the table with rows and columns exchanged."""
         entries = zip_longest(*(entries for _, entries in self.rows), fillvalue="")
         rows = tuple(zip(self.columns, entries, strict=True))
         columns = tuple(name for name, _ in self.rows)
         return replace(self, corner=self.across, across=self.corner, columns=columns, rows=rows, words=())
 
     def upright(self) -> "TextTable":
-        """The longer list down, the shorter across."""
+        """Return the table with the longer list down."""
         return self if len(self.rows) >= len(self.columns) else self.transposed()
 
     def markdown(self) -> list[str]:
-        """Lines: the title as a heading, the table, its notes, each followed by an empty line."""
+        """Return lines of Markdown: heading, table, notes."""
         rules = ["---" if place in self.words else "---:" for place in range(len(self.columns))]
         lines = [(self.corner, *self.columns), ("---", *rules), *((name, *row) for name, row in self.rows)]
         table = [f"| {' | '.join(map(_escaped, line))} |" for line in lines]
@@ -49,7 +49,7 @@ class TextTable:
         return [f"## {self.title}", "", *table, "", *notes]
 
     def rich(self, *, dense: bool = False) -> "Table":
-        """The table alone, without title and notes; `dense` has no lines between columns."""
+        """Return the table without title and notes; `dense` omits lines between columns."""
         from rich import box
         from rich.table import Table
 
@@ -63,17 +63,17 @@ class TextTable:
 
 
 class Footnotes:
-    """Numbers for things said below a table, each said once."""
+    """Numbered footnotes of a table; equal texts share a number."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def mark(self, text: str) -> str:
-        """The mark that stands for `text`."""
+        """Return the mark of `text`, such as [1]."""
         return f"[{self._numbers.setdefault(text, len(self._numbers) + 1)}]"
 
     def lines(self, also: Sequence[str] = ()) -> tuple[str, ...]:
-        """Every footnote in its order, then `also`."""
+        """Return all footnotes in order, then `also`."""
         return (*(f"[{number}] {text}" for text, number in self._numbers.items()), *also)
 
 

@@ -1,4 +1,4 @@
-"""What a user may ask of the sampler, checked once, at the door."""
+"""Sampling parameters of a request, checked when they are created."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -82,7 +82,7 @@ class SamplingParams:
         compression: tokens of the prompt per KV kept in each row on average, or a list of n such numbers, one for
             each sample, to compare them after computing the prompt once; None: as the engine's.
         kv_budget: KVs kept in each row on average, in place of `compression`; also a list of n.
-        context_tokens: so many tokens at the front of the prompt are judged without the rest, which is kept whole:
+        context_tokens: tokens at the front of the prompt that are judged without the rest, which is kept whole:
             the KVs that stay then do not depend on the question that follows. None: all of the prompt.
         template_tail: tokens at the prompt's end that follow the question: what a chat template ends with, and a
             prefix of the answer. Scores without a window keep them; a window may end before them

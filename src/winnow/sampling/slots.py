@@ -1,4 +1,4 @@
-"""Who occupies which slot, what each needs, and the batch of a step: the sampler's host side."""
+"""Slots of the sampler, what each needs in a step, and the batch of a step: the host side."""
 
 from dataclasses import dataclass
 from enum import IntFlag, auto
@@ -111,15 +111,15 @@ class SlotTable:
         self._forced: dict[int, tuple[int, ...]] = {}
 
     def is_free(self, slot: int) -> bool:
-        """Whether nobody occupies it."""
+        """Return whether no sequence occupies the slot."""
         return not self._occupied[slot]
 
     def are_used(self, slots: NDArray[np.int64]) -> bool:
-        """Whether somebody occupies each of them."""
+        """Return whether every slot is occupied."""
         return bool(self._occupied[slots].all())
 
     def need_nothing(self, slots: NDArray[np.int64]) -> bool:
-        """Whether an argmax is all that each of them wants in this step."""
+        """Return whether an argmax suffices for every slot in this step."""
         if not self._features[slots].any() and not (self._position[slots] < self._num_forced[slots]).any():
             return True  # most steps of greedy requests, without a look at what each feature asks
         return not self._needs(slots).any()

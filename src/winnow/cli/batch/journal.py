@@ -133,7 +133,7 @@ def _check_owner(
     )
     if grown:
         owner = owner | {"input": fingerprint["input"]}
-    # Through JSON and back, since the stored one has made that way: tuples are lists there.
+    # Through JSON and back, as the stored one: tuples become lists.
     found = differences(owner, json.loads(json.dumps(fingerprint)), answers_alone=True)
     if found.refused:
         raise UsageError(

@@ -1,8 +1,8 @@
-"""The output file: every result once, in input order, safe on disk as soon as it is finished.
+"""The output file: every result once, in input order, on disk as soon as it is finished.
 
-The result whose turn it is goes to the output; one that is early goes to the journal and waits in memory. Both files
-only grow by whole lines, so that a killed process leaves at most one torn line at the end of each. The journal is
-emptied once all of it stands in the output.
+A result that is due goes to the output; an early one goes to the journal and is kept in memory. Both files grow by
+whole lines, so a killed process leaves at most one torn line at the end of each. The journal is emptied once all of its
+records are in the output.
 """
 
 import fcntl
@@ -22,10 +22,10 @@ from winnow.report.fingerprint import Fingerprint
 SAFE_HINT = "(finished answers are safe; run the same command again to resume)"
 
 SYNC_SECONDS = 1.0
-"""A killed process loses nothing that was written; a machine that loses power, about this much work."""
+"""Work that a loss of power may cost; a killed process loses nothing that was written."""
 
 JOURNAL_BYTES = 2**20
-"""A journal that has served its turn is emptied once it is this long, and at the end."""
+"""A journal whose records are all in the output is emptied from this size on, and at the end."""
 
 
 class ResultWriter(OrderedWriter):
@@ -52,7 +52,7 @@ class ResultWriter(OrderedWriter):
             output.parent.mkdir(parents=True, exist_ok=True)
             self._output = _open_locked(output)
             if checkpoint is None:
-                # In this order: a kill in between leaves an empty output, never one that a wrong journal vouches for.
+                # In this order: a kill in between leaves an empty output, never an old one with a new journal.
                 self._output.truncate(0)
                 checkpoint = create_journal(output, fingerprint)
             elif os.fstat(self._output.fileno()).st_size != checkpoint.output_size:
@@ -102,7 +102,7 @@ class ResultWriter(OrderedWriter):
         try:
             self.close()
         except UsageError:
-            # A disk that is full fails here again; the first complaint is the one to hear.
+            # A full disk fails here again; the first error is the one to report.
             if error is None:
                 raise
 
@@ -144,7 +144,7 @@ def _open_locked(output: Path) -> BinaryIO:
 
 
 def _close(file: BinaryIO) -> None:
-    """Close without a complaint: what could not be written has been complained about."""
+    """Close, ignoring errors: the failed write has been reported."""
     with suppress(OSError):
         file.close()
 
