@@ -1,12 +1,15 @@
 """A model's rotary embedding, learnt by watching what it does to keys, so that stored keys can change position."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from winnow.attention import AttentionSpec
-from winnow.models.binding import CausalModel
+
+if TYPE_CHECKING:
+    from winnow.models.binding import CausalModel
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class _KeyProbe:
         return torch.zeros_like(q)
 
 
-def find_rotation(model: CausalModel, num_layers: int) -> ModelRotation | None:
+def find_rotation(model: "CausalModel", num_layers: int) -> ModelRotation | None:
     """How the model rotates keys, or None if it does something that turning pairs cannot reproduce.
 
     The frequencies are the model's own buffers; which of them a layer uses, and how it pairs dimensions, is tried out
@@ -93,14 +96,14 @@ def find_rotation(model: CausalModel, num_layers: int) -> ModelRotation | None:
     return ModelRotation(tuple(found))
 
 
-def probe_keys(model: CausalModel, num_layers: int) -> Tensor:
+def probe_keys(model: "CausalModel", num_layers: int) -> Tensor:
     """What a model is known again by: keys of one token, float32 [L, H, d] on the CPU. Attention adds nothing to it."""
     keys = _keys_at(model, _PROBED)
     return torch.stack([keys[layer][0] for layer in range(num_layers)]).cpu()
 
 
 @torch.inference_mode()
-def _keys_at(model: CausalModel, position: int) -> dict[int, Tensor]:
+def _keys_at(model: "CausalModel", position: int) -> dict[int, Tensor]:
     probe = _KeyProbe()
     token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
     model(

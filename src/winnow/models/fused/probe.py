@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from winnow.attention import AttentionSpec
-from winnow.models.binding import CausalModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from winnow.models.binding import CausalModel
 
 # Relative to the norm of what is compared. A layer that computes something else is off by far more than rounding.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -101,7 +102,7 @@ def record_calls(model: "PreTrainedModel", layers: nn.ModuleList, max_position: 
 
 @torch.inference_mode()
 def run_model(
-    model: CausalModel,
+    model: "CausalModel",
     max_position: int,
     step: Any,
     logits_index: int | None = None,
@@ -128,7 +129,7 @@ def run_model(
     return logits
 
 
-def trial_logits(model: CausalModel, max_position: int, vocab_size: int | None = None) -> Tensor:
+def trial_logits(model: "CausalModel", max_position: int, vocab_size: int | None = None) -> Tensor:
     """Logits of random tokens, [1, T, V], to be compared before and after a change to the model."""
     return run_model(model, max_position, _Recorder(), vocab_size=vocab_size)
 

@@ -69,7 +69,7 @@ class PackedDecoder(nn.Module):
         super().__init__()
         self.embedding, self.rotary, self.norm, self.head = embedding, rotary, norm, head
         self.layers = nn.ModuleList(layers)
-        self._whole = NativeDecoder(embedding, layers, norm, head)
+        self._native_decoder = NativeDecoder(embedding, layers, norm, head)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -99,7 +99,7 @@ class PackedDecoder(nn.Module):
         native: NativeStep | None = getattr(winnow_step, "native", None)
         if native is not None and watching(winnow_step) is None:
             rotation = self.rotary.table(native.batch.end)
-            return Decoded(self._whole(input_ids[0], rotation, native, logits_indices)[None])
+            return Decoded(self._native_decoder(input_ids[0], rotation, native, logits_indices)[None])
         hidden, rotation = self.embedding(input_ids), self.rotary(position_ids)
         for layer in self.layers:
             hidden = layer(hidden, position_embeddings=rotation, winnow_step=winnow_step)
