@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from winnow import LLM
-from winnow.attention import Group, Pool
-from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell, num_scores
+from winnow.attention import Group, Smoothing
+from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell, num_accumulators
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.result import CellResult, Evaluation
 from winnow.evaluate.runner import evaluate
@@ -70,12 +70,12 @@ class Variant(Cell):
 
 
 _ONCE = When(after_prefill=True)
-_WINDOW = Window(32, 1, Pool(7, "max", skip_window=True), Group.MEAN)
+_WINDOW = Window(32, 1, Smoothing(7, "max", skip_window=True), Group.MEAN)
 _KEEP = Keep(sinks=4, recent=32)
 BASES = {
     AWARE: EvictionPolicy(_WINDOW, AdaptiveRows(row_floor=0.2), _KEEP, _ONCE),
     AGNOSTIC: EvictionPolicy(
-        Leverage(pool=Pool(3, "average")), AdaptiveRows(row_floor=0.2), Keep(sinks=4, recent=16), _ONCE
+        Leverage(pool=Smoothing(3, "average")), AdaptiveRows(row_floor=0.2), Keep(sinks=4, recent=16), _ONCE
     ),
 }
 
@@ -116,7 +116,7 @@ def pooling(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
         return
     skip = isinstance(score, Window)
     sizes = [("max", 3), ("max", 7), ("max", 15), ("average", 3), ("average", 7)]
-    pools = {f"{kind} pool {size}": Pool(size, kind, skip_window=skip) for kind, size in sizes}
+    pools = {f"{kind} pool {size}": Smoothing(size, kind, skip_window=skip) for kind, size in sizes}
     for name, pool in {"no pool": None, **pools}.items():
         if pool != score.pool:
             yield name, replace(base, score=replace(score, pool=pool))
@@ -132,7 +132,7 @@ def windows(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
 def groups(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
     if isinstance(base.score, Window):
         yield "group maximum", replace(base, score=replace(base.score, group=Group.MAX))
-        per_head = replace(_WINDOW.pool or Pool(7), per_query_head=True)
+        per_head = replace(_WINDOW.pool or Smoothing(7), per_query_head=True)
         yield "pool per query head", replace(base, score=replace(base.score, pool=per_head))
         yield (
             "group maximum, pool per query head",
@@ -153,7 +153,7 @@ def norms(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
 
 
 SCORES: dict[str, Score] = {
-    "value-aware": ValueAware(32, Pool(7, "max")),
+    "value-aware": ValueAware(32, Smoothing(7, "max")),
     "all queries": Cumulative(),
     "all queries, per query seen": Average(),
     "expected attention": ByValueNorm(ExpectedAttention()),
@@ -200,7 +200,9 @@ def main() -> None:
         cells += [
             Variant(name, amount, query, policy) for name, policy in rows[query].items() for amount in amounts
         ]
-    llm = LLM(options.model, kv_memory=options.kv_memory, num_scores=num_scores(cells), kv_floor=32)
+    llm = LLM(
+        options.model, kv_memory=options.kv_memory, num_accumulators=num_accumulators(cells), kv_floor=32
+    )
     settings = settings_for(
         llm,
         samples=options.samples,

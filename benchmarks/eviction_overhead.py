@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from winnow import LLM, SamplingParams
-from winnow.attention import observation
+from winnow.attention import observer_reference
 from winnow.eviction import PRESETS
 
 PROMPTS = Path(__file__).parent.parent / "examples" / "demo" / "prompts.jsonl"
@@ -56,8 +56,12 @@ def main() -> None:
     prompts = [json.loads(line)["prompt"] for line in lines[: arguments.requests]]
     scoring = Stopwatch()
     for method in ("take", "store"):
-        setattr(observation.Observation, method, scoring.around(getattr(observation.Observation, method)))
-    llm = LLM(kv_memory="1GiB", num_scores=2, kv_floor=1)
+        setattr(
+            observer_reference.Observation,
+            method,
+            scoring.around(getattr(observer_reference.Observation, method)),
+        )
+    llm = LLM(kv_memory="1GiB", num_accumulators=2, kv_floor=1)
     llm.generate(prompts[0], SamplingParams(max_tokens=2, eviction="kv-compress"))  # warm up
 
     def run(**options: Any) -> tuple[float, float, float]:

@@ -1,10 +1,13 @@
 """Options and sizes: what is accepted, and what the refusal says."""
 
+import argparse
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winnow.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from winnow.cli import options as flags
+from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.errors import ConfigError
 from winnow.units import format_bytes, parse_bytes
 
@@ -49,6 +52,20 @@ def test_options_find_their_part() -> None:
     assert config.cache == CacheConfig(kv_memory=2**20)
     assert config.scheduler == SchedulerConfig(max_num_seqs=3)
     assert config.model == ModelConfig(dtype="bfloat16")
+
+
+def test_an_earlier_name_stays_a_keyword_and_a_flag() -> None:
+    assert EngineConfig.from_options({"num_scores": 2}) == EngineConfig.from_options({"num_accumulators": 2})
+    parser = argparse.ArgumentParser()
+    flags.add_flags(parser, EvictionConfig, "eviction")
+    assert flags.given(parser.parse_args(["--num-scores", "2"]), EvictionConfig) == {"num_accumulators": 2}
+    for options in ({"num_scores": 1, "num_accumulators": 1}, {"num_accumulators": 1, "num_scores": 1}):
+        with pytest.raises(
+            ConfigError, match="num_scores is the earlier name of num_accumulators: give num_acc"
+        ):
+            EngineConfig.from_options(options)
+    with pytest.raises(ConfigError, match="num_accumulators must be between 0 and 2, got 3"):
+        EngineConfig.from_options({"num_scores": 3})
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(directory: Path) -> Iterator[LLM]:
-    with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_scores=2, kv_floor=1) as llm:
+    with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_accumulators=2, kv_floor=1) as llm:
         yield llm
 
 
@@ -117,9 +117,9 @@ class TestWhatNeverChanges:
     def test_full_is_bit_equal_whatever_else_runs(self, directory: Path) -> None:
         prompts = [prompt(200), prompt(70)]
         wanted = greedy(logprobs=5)
-        with LLM(directory, block_size=BLOCK, num_scores=0) as plain:
+        with LLM(directory, block_size=BLOCK, num_accumulators=0) as plain:
             alone = [plain.generate(p, wanted)[0] for p in prompts]
-        with LLM(directory, block_size=BLOCK, num_scores=2) as llm:
+        with LLM(directory, block_size=BLOCK, num_accumulators=2) as llm:
             for expected, tokens in zip(alone, prompts, strict=True):
                 [found] = llm.generate(tokens, wanted)
                 assert found.outputs[0].logprobs == expected.outputs[0].logprobs
@@ -133,14 +133,14 @@ class TestWhatNeverChanges:
         prompts = [prompt(150), prompt(230, 1), prompt(60, 2), prompt(301, 3)]
         amount = budget_for(name, 80)
         wanted = greedy(eviction=own_affair(name), **amount)
-        with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_scores=2) as llm:
+        with LLM(directory, kv_memory="8MiB", block_size=BLOCK, num_accumulators=2) as llm:
             alone = [llm.generate(p, wanted)[0].outputs[0] for p in prompts]
         # little room, small steps: prompts wait, are cut into pieces, and are preempted
         crowded = LLM(
             directory,
             kv_memory="400KiB",
             block_size=BLOCK,
-            num_scores=2,
+            num_accumulators=2,
             max_num_seqs=3,
             max_num_batched_tokens=450,
         )
@@ -252,8 +252,8 @@ class TestPoliciesOfRequests:
                 assert not PRESETS[name].policy.when.in_prefill
                 assert re.search(r"needs room for \d+ KVs a row, kv_memory .* holds \d+", str(error))
             except InvalidRequestError as error:
-                assert PRESETS[name].policy.score.num_scores == 2
-                assert "set num_scores" in str(error)
+                assert PRESETS[name].policy.score.num_accumulators == 2
+                assert "set num_accumulators" in str(error)
         outputs = {}
         while narrow.has_unfinished:
             outputs |= {output.request_id: output for output in narrow.step() if output.finished}
@@ -283,7 +283,7 @@ class TestPoliciesOfRequests:
                 "kv_memory": room,
                 "block_size": BLOCK,
                 "max_num_seqs": 1,
-                "num_scores": 2,
+                "num_accumulators": 2,
                 "kv_floor": 1,
             }
             with LLM(directory, **tight) as alone:
@@ -558,9 +558,9 @@ class TestBadRequests:
 
     def test_what_the_engine_was_opened_with_sets_limits(self, directory: Path) -> None:
         with (
-            LLM(directory, kv_memory="2MiB", num_scores=0, prefill_chunk=16) as llm,
+            LLM(directory, kv_memory="2MiB", num_accumulators=0, prefill_chunk=16) as llm,
             pytest.raises(
-                InvalidRequestError, match="needs 1 score accumulators per KV, and the engine was opened"
+                InvalidRequestError, match="needs 1 accumulators per KV, and the engine was opened"
             ),
         ):
             llm.submit(prompt(100), greedy(eviction="h2o", kv_budget=40))
@@ -569,7 +569,12 @@ class TestBadRequests:
             pytest.raises(InvalidRequestError, match="prefill_chunk must be at least 32, got 16"),
         ):
             llm.submit(prompt(100), greedy(eviction="snapkv", kv_budget=40))
-        for options in ({"compression": 0.2}, {"kv_budget": 0}, {"num_scores": 3}, {"eviction": "none"}):
+        for options in (
+            {"compression": 0.2},
+            {"kv_budget": 0},
+            {"num_accumulators": 3},
+            {"eviction": "none"},
+        ):
             with pytest.raises(ConfigError, match=next(iter(options))):
                 LLM(directory, **options)
 

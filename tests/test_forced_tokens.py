@@ -27,7 +27,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(directory: Path) -> Iterator[LLM]:
-    with LLM(directory, dtype="float32", kv_memory="8MiB", block_size=4, num_scores=2, kv_floor=1) as llm:
+    with LLM(
+        directory, dtype="float32", kv_memory="8MiB", block_size=4, num_accumulators=2, kv_floor=1
+    ) as llm:
         yield llm
 
 
@@ -138,7 +140,7 @@ def test_rounds_fall_as_in_a_free_answer(llm: LLM, eviction: str) -> None:
 def test_preempted_answers_go_on_where_they_were(directory: Path, llm: LLM) -> None:
     forced = prompt(40, 6)
     options: dict[str, object] = {"forced_tokens": forced, "max_tokens": 60}
-    with LLM(directory, dtype="float32", kv_memory="88KiB", block_size=4, num_scores=0) as crowded:
+    with LLM(directory, dtype="float32", kv_memory="88KiB", block_size=4, num_accumulators=0) as crowded:
         params = SamplingParams(temperature=0, logprobs=0, ignore_eos=True, **options)  # type: ignore[arg-type]
         outputs = crowded.generate([prompt(50, seed) for seed in range(4)], params)
         assert crowded.stats().num_preemptions > 0
@@ -184,7 +186,7 @@ class TestRefused:
 
     def test_what_the_memory_cannot_hold(self, directory: Path) -> None:
         with (
-            LLM(directory, kv_memory="64KiB", num_scores=0) as llm,
+            LLM(directory, kv_memory="64KiB", num_accumulators=0) as llm,
             pytest.raises(CapacityError, match="kv_memory"),
         ):
             answers(llm, prompt(20), forced_tokens=[5] * 2000, max_tokens=None)

@@ -99,6 +99,12 @@ def owner(imported: str) -> str:
     return imported
 
 
+def test_the_extension_has_one_face() -> None:
+    for name, path in MODULES.items():
+        if name != "winnow.native":
+            assert "_native" not in imported_parts(path), f"{name} imports winnow._native"
+
+
 def test_the_accounting_knows_no_model() -> None:
     for path in (SOURCE / "cache").glob("*.py"):
         assert imported_parts(path) <= {"cache", "errors", "resources", "units", "checks", "lazy"}, path.name

@@ -29,7 +29,7 @@ def greedy(eviction: str | EvictionPolicy = "snapkv", **chosen: object) -> Sampl
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(kv_memory="32MiB", num_scores=2) as llm:
+    with LLM(kv_memory="32MiB", num_accumulators=2) as llm:
         yield llm
 
 

@@ -12,7 +12,7 @@ from winnow.eviction import EqualHeads, EvictionPolicy, Keep, When, Window
 
 @pytest.fixture(scope="module")
 def llm() -> Any:
-    with LLM(kv_memory="8MiB", kv_floor=1, num_scores=1) as llm:
+    with LLM(kv_memory="8MiB", kv_floor=1, num_accumulators=1) as llm:
         yield llm
 
 

@@ -334,7 +334,7 @@ class TestSeveralEngines:
         params, options = [GREEDY, sampled], {}
         if engine == "paged":
             params += [SamplingParams(temperature=0.0, max_tokens=24, eviction=name) for name in PRESETS]
-            options = {"num_scores": 2, "kv_floor": 100}
+            options = {"num_accumulators": 2, "kv_floor": 100}
         prompts = [prompt(seed, 400) for seed in range(len(params))]
         with LLM(directory, kv_memory="32MiB", engine=engine, **options) as llm:
             expected = tokens(llm.generate(prompts, params))

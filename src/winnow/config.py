@@ -1,7 +1,7 @@
 """Every option of the engine, once: the keyword arguments of `LLM`, the command-line flags and the docs come from here.
 
-Each field's metadata holds `help`, where needed `choices` (allowed values) and `parse` (text -> value), and `effect`
-where the option changes fewer answers than others do.
+Each field's metadata holds `help`, where needed `choices` (allowed values), `parse` (text -> value) and `aliases`
+(earlier names), and `effect` where the option changes fewer answers than others do.
 """
 
 from collections.abc import Mapping
@@ -131,7 +131,7 @@ class CacheConfig:
 
     kv_memory: int = option(
         512 * 2**20,
-        "all memory of the KV cache: keys, values, positions, scores and tables, such as 512MiB",
+        "all memory of the KV cache: keys, values, positions, accumulators and tables, such as 512MiB",
         parse=parse_bytes,
         effect=Effect.MEMORY,
     )
@@ -184,11 +184,12 @@ class EvictionConfig:
     )
     kv_budget: int | None = option(None, "KVs kept in each row on average, in place of compression")
     kv_floor: int = option(128, "compression never keeps fewer KVs per row on average")
-    num_scores: int | None = option(
+    num_accumulators: int | None = option(
         None,
-        "float32 score accumulators per KV that policies of requests may use, 0 to 2; left out: what the engine's own "
+        "float32 accumulators per KV that policies of requests may use, 0 to 2; left out: what the engine's own "
         "policy needs, at least 1",
         effect=Effect.MEMORY,
+        aliases=("num_scores",),
     )
     max_round_kvs: int | None = option(
         2**24,
@@ -211,8 +212,8 @@ class EvictionConfig:
                 raise ConfigError(
                     f"eviction={FULL} keeps every KV and {name}={getattr(self, name):g} asks for fewer: give one"
                 )
-        if self.num_scores is not None:
-            check_integer("num_scores", self.num_scores, 0, 2)
+        if self.num_accumulators is not None:
+            check_integer("num_accumulators", self.num_accumulators, 0, 2)
 
     @property
     def chosen(self) -> Any:
@@ -284,7 +285,7 @@ class PaddedConfig:
 _ONLY_PAGED = {
     "model": ("attention_backend",),
     "cache": ("block_size",),
-    "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_scores", "max_round_kvs"),
+    "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_accumulators", "max_round_kvs"),
 }
 _ONLY_PADDED = {"padded": tuple(each.name for each in fields(PaddedConfig))}
 
@@ -331,6 +332,7 @@ class EngineConfig:
         """
         names = {part: [f.name for f in fields(config)] for part, config in PARTS.items()}
         known = [name for part in names.values() for name in part]
+        options = _by_present_name(options)
         for name in options:
             if name not in known:
                 raise ConfigError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
@@ -342,8 +344,30 @@ class EngineConfig:
         )
 
 
+def _by_present_name(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with every earlier name replaced by the present one.
+
+    Raises:
+        ConfigError: an option is given by both names.
+    """
+    renamed = {}
+    for name, value in options.items():
+        present = _ALIASES.get(name, name)
+        if present in renamed or (present != name and present in options):
+            raise ConfigError(f"{name} is the earlier name of {present}: give {present} alone")
+        renamed[present] = value
+    return renamed
+
+
 PARTS: Mapping[str, Any] = {each.name: each.default_factory for each in fields(EngineConfig)}
 """Name -> dataclass of each part of the configuration."""
+
+_ALIASES: Mapping[str, str] = {
+    alias: each.name
+    for config in PARTS.values()
+    for each in fields(config)
+    for alias in each.metadata.get("aliases", ())
+}
 
 EFFECTS: Mapping[str, Effect] = {
     each.name: each.metadata["effect"] for config in PARTS.values() for each in fields(config)

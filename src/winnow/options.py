@@ -37,7 +37,7 @@ class EngineOptions(TypedDict, total=False):
     compression: float | None
     kv_budget: int | None
     kv_floor: int
-    num_scores: int | None
+    num_accumulators: int | None
     max_round_kvs: int | None
     # PaddedConfig
     padded_mode: str

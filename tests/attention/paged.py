@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from winnow.attention import Observe, PagedCache, Spans
+from winnow.attention import AttentionObserver, PagedCache, Spans
 from winnow.cache import CacheLayout, CacheSize, KVPool, LocalCache
 
 
@@ -25,8 +25,8 @@ class PagedBatch:
 
     def with_own_pool(self) -> PagedCache:
         """The same cache over a copy of the memory, for another backend to change."""
-        pool = KVPool(self.cache.pool.layout, self.cache.pool.num_blocks, self.cache.pool.k.device)
-        for name in ("k", "v", "position", "score"):
+        pool = KVPool(self.cache.pool.layout, self.cache.pool.num_blocks, self.cache.pool.device)
+        for name in ("storage", "position", "accumulators"):
             getattr(pool, name).copy_(getattr(self.cache.pool, name))
         return PagedCache(pool, self.cache.tables)
 
@@ -41,13 +41,16 @@ def paged_batch(
     head_dim: int = 16,
     block_size: int = 4,
     dtype: torch.dtype = torch.float32,
-    num_scores: int = 1,
-    observe: Sequence[Observe | None] | None = None,
+    kv_dtype: torch.dtype | None = None,
+    num_accumulators: int = 1,
+    observe: Sequence[AttentionObserver | None] | None = None,
     device: torch.device | str = "cpu",
 ) -> PagedBatch:
     """Sequences that bring `counts` tokens, after up to `longest` older ones of which each row keeps some.
 
     Args:
+        dtype: of the batch's queries, keys and values.
+        kv_dtype: of the cache; None: the same.
         observe: for each sequence, decoding ones first; the second half of a sequence's queries counts.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -58,7 +61,7 @@ def paged_batch(
 
     layers, layer = 2, 1
     counts = sorted(counts, key=lambda count: count > 1)
-    layout = CacheLayout(layers, kv_heads, head_dim, block_size, dtype, num_scores)
+    layout = CacheLayout(layers, kv_heads, head_dim, block_size, kv_dtype or dtype, num_accumulators)
     blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
     size = CacheSize(blocks, len(counts) * layout.pages_for(longest + max(counts)), len(counts), 10_000)
     local = LocalCache(layout, size, device)
@@ -69,7 +72,7 @@ def paged_batch(
     # What a row never wrote may be anything, also not a number.
     pool.k.fill_(math.nan)
     pool.v.fill_(math.nan)
-    pool.score.fill_(0.25)
+    pool.accumulators.fill_(0.25)
     slots, starts = [ledger.open() for _ in counts][::-1], []  # a slot is not the sequence's number
     for slot in slots:
         start = int(rng.integers(0, longest + 1))
@@ -86,10 +89,9 @@ def paged_batch(
                 table = tables.lookup(torch.tensor([slot], device=device), layer, blocks_of_row)
                 offset = torch.arange(block_size, device=device)
                 where = (table[0, head].long()[:, None] * block_size + offset).flatten()[:n]
-                pool.k[pool.place(where)] = randn(n, head_dim)
-                pool.v[pool.place(where)] = randn(n, head_dim)
-                positions = torch.from_numpy(rng.choice(start, n, replace=False))
-                pool.position.flatten()[where] = positions.int().to(device)
+                positions = torch.from_numpy(rng.choice(start, n, replace=False)).to(device)
+                pool.write(where, randn(n, head_dim), randn(n, head_dim), positions)
+                pool.accumulators.flatten(1)[:, where] = 0.25
         starts.append(start)
     local.append(slots, counts)
     spans = Spans.build(

@@ -3,19 +3,31 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scaled_keys import ScaledKeys
 from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
-from winnow import _native
-from winnow.attention import AttentionSpec, Group, Observe, Pool, ReferenceBackend, Term
+from winnow import _native, native
+from winnow.attention import (
+    AttentionObserver,
+    AttentionSpec,
+    Group,
+    PagedCache,
+    ReferenceBackend,
+    Smoothing,
+    Term,
+)
 from winnow.attention.native import NativeBackend
+from winnow.cache import KVPool
 from winnow.cache.layout import PAGE_ENTRIES
+from winnow.errors import ConfigError
 
 ISAS = _native.instruction_sets()
 TILE_ISAS = [isa for isa in ISAS if isa.startswith("amx")]
@@ -39,32 +51,34 @@ def compare(batch: PagedBatch, isa: str, spec: AttentionSpec) -> None:
     for field in ("k", "v", "position"):
         a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-    score, expected = ours.pool.score, theirs.pool.score
+    score, expected = ours.pool.accumulators, theirs.pool.accumulators
     if any(kind and Term.VALUE_AWARE in kind.terms for kind in batch.spans.observe):
         # A KV alone is the output, and leaving it out weighs 1e12 times their difference: none, but for the reference's
         # rounding of it.
-        alone = (score == 0.0) | (score == batch.cache.pool.score)
+        alone = (score == 0.0) | (score == batch.cache.pool.accumulators)
         score = torch.where(alone & ((score - expected).abs() < 0.5), expected, score)
     torch.testing.assert_close(score, expected, rtol=max(tolerance, 1e-4), atol=max(tolerance, 1e-5))
 
 
-def observes(num_scores: int) -> st.SearchStrategy[Observe]:
-    """All of `Observe` but thresholds, which rounding tips over: see test_below_average."""
+def observes(num_accumulators: int) -> st.SearchStrategy[AttentionObserver]:
+    """All of `AttentionObserver` but thresholds, which rounding tips over: see test_below_average."""
     smooth_terms = [term for term in Term if term is not Term.BELOW_AVERAGE]
     pools = st.builds(
-        Pool,
+        Smoothing,
         size=st.sampled_from([1, 3, 7]),
         kind=st.sampled_from(["max", "average"]),
         per_query_head=st.booleans(),
         skip_window=st.booleans(),
     )
     fields = {
-        "terms": st.lists(st.sampled_from(smooth_terms), min_size=1, max_size=num_scores).map(tuple),
+        "terms": st.lists(st.sampled_from(smooth_terms), min_size=1, max_size=num_accumulators).map(tuple),
         "group": st.sampled_from(Group),
         "exclude_first": st.sampled_from([0, 1, 5]),
     }
-    added = st.builds(Observe, **fields)
-    replaced = st.builds(Observe, **fields, replace=st.just(True), pool=st.one_of(st.none(), pools))
+    added = st.builds(AttentionObserver, **fields)
+    replaced = st.builds(
+        AttentionObserver, **fields, replace=st.just(True), smoothing=st.one_of(st.none(), pools)
+    )
     return st.one_of(added, replaced)
 
 
@@ -84,7 +98,8 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
         head_dim=draw(st.sampled_from([4, 16, 20, 40, 64, 72, 80, 128])),
         block_size=draw(st.sampled_from([1, 4, 5, 16, 32])),
         dtype=draw(st.sampled_from(list(TOLERANCE))),
-        num_scores=2,
+        kv_dtype=draw(st.one_of(st.none(), st.sampled_from(list(TOLERANCE)))),
+        num_accumulators=2,
         observe=[draw(st.one_of(st.none(), observes(2))) for _ in counts],
     )
     sinks = torch.linspace(-1, 1, kv_heads * group) if draw(st.booleans()) else None
@@ -94,9 +109,34 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", TOLERANCE, ids=lambda dtype: f"KVs {dtype}")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_activations_and_kvs_have_dtypes_of_their_own(
+    isa: str, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    """Neither is rounded to the other: float32 queries over bfloat16 KVs are as exact as over float32 ones."""
+    observe = [
+        AttentionObserver((Term.ATTENTION,)),
+        None,
+        AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5)),
+        None,
+    ]
+    batch = paged_batch(
+        5, [1, 1, 30, 90], longest=500, head_dim=72, dtype=dtype, kv_dtype=kv_dtype, observe=observe
+    )
+    compare(batch, isa, AttentionSpec(0.3))
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    batch = paged_batch(3, [1, 5])
+    with pytest.raises(TypeError, match=r"compute with torch.float32, .*, got torch.float64"):
+        backend(ISAS[0]).attend(batch.cache, batch.spans, batch.layer, batch.q.double(), AttentionSpec(1.0))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_a_probability_close_to_1_and_a_pool(isa: str) -> None:
     """p is .998 here, which (p / (1 - p))^2 magnifies: pooled scores need the very logits of attention, not others."""
-    observe = Observe((Term.VALUE_AWARE,), group=Group.SUM, replace=True, pool=Pool(1))
+    observe = AttentionObserver((Term.VALUE_AWARE,), group=Group.SUM, replace=True, smoothing=Smoothing(1))
     batch = paged_batch(
         6561107,
         [1, 1],
@@ -106,7 +146,7 @@ def test_a_probability_close_to_1_and_a_pool(isa: str) -> None:
         head_dim=72,
         block_size=16,
         dtype=torch.float16,
-        num_scores=2,
+        num_accumulators=2,
         observe=[observe, None],
     )
     compare(batch, isa, AttentionSpec(0.3))
@@ -121,7 +161,7 @@ def test_rests_of_tile_registers(isa: str, head_dim: int, group: int, longest: i
     """One row and one key fewer and more than registers hold, and items hold; `most` is what a batch needs them for."""
     counts = [1, 5, 6, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97]
     counts = [count for count in counts if count <= most]
-    observe = Observe((Term.ATTENTION, Term.VALUE_AWARE))
+    observe = AttentionObserver((Term.ATTENTION, Term.VALUE_AWARE))
     batch = paged_batch(
         head_dim,
         counts,
@@ -130,7 +170,7 @@ def test_rests_of_tile_registers(isa: str, head_dim: int, group: int, longest: i
         group=group,
         head_dim=head_dim,
         dtype=torch.bfloat16,
-        num_scores=2,
+        num_accumulators=2,
         observe=[observe] * len(counts),
     )
     compare(batch, isa, AttentionSpec(0.3))
@@ -141,12 +181,12 @@ def test_tile_registers_multiply_chunks_alone(isa: str) -> None:
     """Decoding is the same as without them, bit for bit; chunks are not, since they sum in another order."""
 
     def run(isa: str, counts: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        observe = [Observe((Term.ATTENTION,))] * len(counts)
+        observe = [AttentionObserver((Term.ATTENTION,))] * len(counts)
         batch = paged_batch(5, counts, longest=700, head_dim=64, dtype=dtype, observe=observe)
         computes = backend(isa)
         computes.write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
         out = computes.attend(batch.cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
-        return out, batch.cache.pool.score
+        return out, batch.cache.pool.accumulators
 
     def same_bits(counts: list[int], dtype: torch.dtype) -> tuple[bool, bool]:
         with_tiles, without = run(isa, counts, dtype), run("avx512_bf16", counts, dtype)
@@ -161,22 +201,26 @@ def test_tile_registers_multiply_chunks_alone(isa: str) -> None:
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_a_kv_alone_is_the_output(isa: str, softcap: float | None) -> None:
     for seed in range(20):
-        observe = [Observe((Term.VALUE_AWARE,))]
+        observe = [AttentionObserver((Term.VALUE_AWARE,))]
         batch = paged_batch(seed, [1], longest=0, kv_heads=2, group=3, head_dim=40, observe=observe)
         backend(isa).write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
-        before = batch.cache.pool.score.clone()
+        before = batch.cache.pool.accumulators.clone()
         out = backend(isa).attend(
             batch.cache, batch.spans, batch.layer, 4 * batch.q, AttentionSpec(0.3, softcap=softcap)
         )
         assert torch.equal(out, batch.v.repeat_interleave(3, dim=1))
-        assert torch.equal(batch.cache.pool.score, before), "no distance of the value from the output"
+        assert torch.equal(batch.cache.pool.accumulators, before), "no distance of the value from the output"
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
     """Bit for bit: who else has blocks of the pool must not change a sequence's answer."""
-    observe = [Observe((Term.ATTENTION,)), None, Observe((Term.SQUARED,), exclude_first=5)]
+    observe = [
+        AttentionObserver((Term.ATTENTION,)),
+        None,
+        AttentionObserver((Term.SQUARED,), exclude_first=5),
+    ]
     batch = paged_batch(11, [1, 1, 2], longest=900, group=3, block_size=16, dtype=dtype, observe=observe)
     pool, tables = batch.cache.pool, batch.cache.tables
     computes = backend(isa)
@@ -185,8 +229,8 @@ def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
         computes.write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
         return computes.attend(batch.cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
 
-    scores = pool.score.clone()
-    scattered, scattered_scores = run(), pool.score.clone()
+    scores = pool.accumulators.clone()
+    scattered, scattered_scores = run(), pool.accumulators.clone()
     # Now each row's blocks side by side, one after the other.
     slots = torch.tensor(batch.spans.slots)
     rows = tables.lookup_layers(slots, tables.page_table.shape[1] * PAGE_ENTRIES).flatten().long()
@@ -194,19 +238,19 @@ def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
     held = rows[torch.from_numpy(np.sort(order))]
     rest = torch.from_numpy(np.setdiff1d(np.arange(pool.num_blocks), held.numpy()))
     old = torch.cat([held, rest])
-    pool.score.copy_(scores)
-    for blocks in (pool.kv, pool.position, pool.score[0]):
+    pool.accumulators.copy_(scores)
+    for blocks in (pool.storage, pool.position, pool.accumulators[0]):
         blocks.copy_(blocks[old])
     tables.pages.copy_(torch.argsort(old)[tables.pages.long()])
     assert torch.equal(run(), scattered)
-    assert torch.equal(pool.score[0], scattered_scores[0][old])
+    assert torch.equal(pool.accumulators[0], scattered_scores[0][old])
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_many_query_heads_finish_long_rows(isa: str, dtype: torch.dtype) -> None:
     # So many that a decoding row of thousands of keys is one item.
-    observe = [Observe((Term.ATTENTION,)), Observe((Term.SQUARED,), exclude_first=5)]
+    observe = [AttentionObserver((Term.ATTENTION,)), AttentionObserver((Term.SQUARED,), exclude_first=5)]
     batch = paged_batch(
         3, [1, 1], longest=7000, kv_heads=1, group=40, block_size=16, dtype=dtype, observe=observe
     )
@@ -218,7 +262,7 @@ def test_many_query_heads_finish_long_rows(isa: str, dtype: torch.dtype) -> None
 def test_chunks_that_take_turns(isa: str, window: int | None) -> None:
     # So many of them that a thread takes several at a time and asks for the next one's KVs while it computes one.
     counts = [1, 1] + [21] * 60
-    observe = [Observe((Term.ATTENTION,))] * len(counts)
+    observe = [AttentionObserver((Term.ATTENTION,))] * len(counts)
     batch = paged_batch(7, counts, longest=90, group=2, dtype=torch.bfloat16, observe=observe)
     compare(batch, isa, AttentionSpec(0.25, window=window))
 
@@ -227,19 +271,27 @@ def test_chunks_that_take_turns(isa: str, window: int | None) -> None:
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("exclude_first", [0, 5])
 def test_below_average(isa: str, window: int | None, exclude_first: int) -> None:
-    observe = Observe((Term.BELOW_AVERAGE,), Group.SUM, exclude_first)
+    observe = AttentionObserver((Term.BELOW_AVERAGE,), Group.SUM, exclude_first)
     batch = paged_batch(1, [1, 1, 30], longest=300, observe=[observe] * 3)
     compare(batch, isa, AttentionSpec(0.3, window))
+
+
+def test_kvs_that_kernels_cannot_read_are_refused() -> None:
+    batch = paged_batch(1, [1, 3])
+    layout = replace(batch.cache.pool.layout, kv_format=ScaledKeys())
+    cache = PagedCache(KVPool(layout, batch.cache.pool.num_blocks), batch.cache.tables)
+    with pytest.raises(ConfigError, match=r"native reads KVs stored as one of float32, .*, got scaled"):
+        backend(ISAS[0]).write(cache, batch.spans, batch.layer, batch.k, batch.v)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_threads_change_nothing(isa: str, dtype: torch.dtype) -> None:
     """Bit for bit, where rows are so long that several threads share one."""
-    observe = Observe((Term.ATTENTION, Term.SQUARED))
-    pooled = Observe((Term.ATTENTION,), replace=True, pool=Pool(7))
+    observe = AttentionObserver((Term.ATTENTION, Term.SQUARED))
+    pooled = AttentionObserver((Term.ATTENTION,), replace=True, smoothing=Smoothing(7))
     batch = paged_batch(
-        7, [1, 1, 1, 40, 150], longest=9000, dtype=dtype, num_scores=2, observe=[observe] * 4 + [pooled]
+        7, [1, 1, 1, 40, 150], longest=9000, dtype=dtype, num_accumulators=2, observe=[observe] * 4 + [pooled]
     )
     before = torch.get_num_threads()
     found = []
@@ -249,7 +301,7 @@ def test_threads_change_nothing(isa: str, dtype: torch.dtype) -> None:
             cache, computes = batch.with_own_pool(), backend(isa)
             computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
             out = computes.attend(cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
-            found.append((out, cache.pool.score))
+            found.append((out, cache.pool.accumulators))
     finally:
         torch.set_num_threads(before)
     for out, score in found[1:]:
@@ -278,16 +330,53 @@ def test_takes_tensors_as_models_lay_them_out(isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_compact_equals_the_reference(isa: str, dtype: torch.dtype) -> None:
-    batch = paged_batch(4, [1] * 8, longest=600, dtype=dtype, num_scores=2)
+    batch = paged_batch(4, [1] * 8, longest=600, dtype=dtype, num_accumulators=2)
     order = torch.randperm(1000)
     source, target = order[:400], order[400:800]
     ours, theirs = batch.with_own_pool().pool, batch.with_own_pool().pool
     backend(isa).compact(ours, source, target)
     ReferenceBackend().compact(theirs, source, target)
-    for field in ("k", "v", "position", "score"):
+    for field in ("k", "v", "position", "accumulators"):
         torch.testing.assert_close(
             getattr(ours, field), getattr(theirs, field), rtol=0, atol=0, equal_nan=True
         )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_moving_copies_every_field_of_a_slot(isa: str) -> None:
+    """Whatever a codec stores: fields of any number of bytes, apart or in one block."""
+    blocks, block_size = 20, 4
+    generator = torch.Generator().manual_seed(0)
+    fields = [
+        torch.randint(256, (blocks, block_size, width), dtype=torch.uint8, generator=generator)
+        for width in (13, 1, 64, 2)
+    ]
+    position = torch.arange(blocks * block_size, dtype=torch.int32)
+    accumulators = torch.randn(2, blocks * block_size, generator=generator)
+    order = torch.randperm(blocks * block_size, generator=generator)
+    source, target = order[:30], order[30:60]
+    expected = [field.clone().flatten(0, 1) for field in fields]
+    for field in (*expected, expected_position := position.clone()):
+        field[target] = field[source]
+    expected_accumulators = accumulators.clone()
+    expected_accumulators[:, target] = accumulators[:, source]
+    pool = native.Pool(
+        fields=[native.Field(field.data_ptr(), field.stride(1), field.stride(0)) for field in fields],
+        k=0,
+        v=0,
+        position=position.data_ptr(),
+        accumulators=accumulators.data_ptr(),
+        num_slots=blocks * block_size,
+        num_accumulators=2,
+        block_size=block_size,
+        block_stride=0,
+        head_dim=0,
+        dtype=native.DType.f32,
+    )
+    native.Kernels(isa).compact(pool, source.data_ptr(), target.data_ptr(), len(source), 2)
+    assert all(torch.equal(field.flatten(0, 1), x) for field, x in zip(fields, expected, strict=True))
+    assert torch.equal(position, expected_position)
+    assert torch.equal(accumulators, expected_accumulators)
 
 
 def test_a_wrong_shape_is_refused() -> None:

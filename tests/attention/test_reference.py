@@ -10,7 +10,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnow.attention import AttentionSpec, Group, Observe, PagedCache, Pool, ReferenceBackend, Spans, Term
+from winnow.attention import (
+    AttentionObserver,
+    AttentionSpec,
+    Group,
+    PagedCache,
+    ReferenceBackend,
+    Smoothing,
+    Spans,
+    Term,
+)
 from winnow.attention import reference as reference_module
 from winnow.cache import CacheLayout, CacheSize, KVPool, LocalCache
 
@@ -37,10 +46,12 @@ def build(
     counts: list[int],
     heads: int,
     group: int,
-    num_scores: int,
+    num_accumulators: int,
     dtype: torch.dtype,
-    observe: Observe | None = None,
+    observe: AttentionObserver | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> Case:
+    kv_dtype = kv_dtype or dtype
     generator = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
 
@@ -48,7 +59,7 @@ def build(
         return torch.randn(*shape, generator=generator).to(dtype)
 
     counts = sorted(counts, key=lambda n: n > 1)  # decodes first
-    layout = CacheLayout(LAYERS, heads, DIM, BLOCK, dtype, num_scores)
+    layout = CacheLayout(LAYERS, heads, DIM, BLOCK, kv_dtype, num_accumulators)
     local = LocalCache(layout, CacheSize.fit(layout, 2**20, 8, 300))
     cache, ledger = local.paged, local.ledger
     pool, tables = cache.pool, cache.tables
@@ -70,12 +81,12 @@ def build(
         for head in range(heads):
             n = int(kept[LAYER, head])
             positions = np.sort(rng.choice(start, size=n, replace=False)) if n else []
-            row = [(int(p), randn(DIM), randn(DIM)) for p in positions]
+            row = [(int(p), randn(DIM).to(kv_dtype), randn(DIM).to(kv_dtype)) for p in positions]
             blocks = tables.lookup(torch.tensor([slot]), LAYER, max(1, -(-start // BLOCK)))[0, head]
             for i, (position, k, v) in enumerate(row):
                 place = (int(blocks[i // BLOCK]), i % BLOCK)
                 pool.k[place], pool.v[place], pool.position[place] = k, v, position
-                pool.score[(slice(None), *place)] = 0.0
+                pool.accumulators[(slice(None), *place)] = 0.0
             heads_rows.append(row)
         local.append([slot], [count])
         slots.append(slot)
@@ -103,9 +114,8 @@ def build(
     for sequence, count in enumerate(counts):
         for i in range(count):
             for head in range(heads):
-                case.rows[sequence][head].append(
-                    (starts[sequence] + i, case.k[token, head], case.v[token, head])
-                )
+                k, v = case.k[token, head].to(kv_dtype), case.v[token, head].to(kv_dtype)
+                case.rows[sequence][head].append((starts[sequence] + i, k, v))
             token += 1
     return case
 
@@ -200,7 +210,7 @@ def scores(case: Case) -> dict[tuple[int, int, int, int], float]:
         for head, row in enumerate(case.rows[sequence]):
             tables = case.cache.tables.lookup(torch.tensor([slot]), LAYER, -(-len(row) // BLOCK))[0, head]
             for i in range(len(row)):
-                for n, score in enumerate(case.cache.pool.score):
+                for n, score in enumerate(case.cache.pool.accumulators):
                     found[n, sequence, head, i] = float(score[int(tables[i // BLOCK]), i % BLOCK])
     return found
 
@@ -248,10 +258,10 @@ def test_equals_the_formula(
     replace: bool,
     small_temporaries: bool,
 ) -> None:
-    observe = Observe(terms, aggregation, exclude_first, replace)
+    observe = AttentionObserver(terms, aggregation, exclude_first, replace)
     case = build(seed, counts, heads, group, len(terms), torch.float32, observe)
     before = 0.25  # what the scores held, which only replacing takes away
-    case.cache.pool.score.fill_(before)
+    case.cache.pool.accumulators.fill_(before)
     sinks = torch.linspace(-1, 1, heads * group) if with_sinks else None
     with pytest.MonkeyPatch.context() as patch:
         if small_temporaries:  # every group and every block of queries is cut
@@ -279,8 +289,8 @@ def test_equals_the_formula(
 def test_pooling_smooths_over_neighbours_in_position(
     seed: int, group: int, aggregation: Group, size: int, kind: str, per_query_head: bool, skip_window: bool
 ) -> None:
-    pool = Pool(size, kind, per_query_head, skip_window)
-    observe = Observe((Term.ATTENTION,), aggregation, replace=True, pool=pool)
+    pool = Smoothing(size, kind, per_query_head, skip_window)
+    observe = AttentionObserver((Term.ATTENTION,), aggregation, replace=True, smoothing=pool)
     heads, half = 2, size // 2
     case = build(seed, [6, 1], heads, group, 1, torch.float32, observe)
     ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
@@ -319,6 +329,22 @@ def test_low_precision_rounds_only_its_output(dtype: torch.dtype) -> None:
     assert torch.allclose(out.double(), expected, rtol=2**-7, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str
+)
+def test_activations_and_kvs_may_differ_in_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """KVs are read as they were stored, not as the activations would round them, and only the output is rounded."""
+    case = build(3, [1, 1, 7], 2, 2, 1, dtype, AttentionObserver(), kv_dtype)
+    out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
+    expected, observed = naive(case, 0.3, None, None, None)
+    assert (out.dtype, case.cache.pool.k.dtype) == (dtype, kv_dtype)
+    rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (2**-7, 1e-3)
+    assert torch.allclose(out.double(), expected, rtol=rtol, atol=atol)
+    for (n, *kv), value in scores(case).items():
+        added = naive_score(Term.ATTENTION, Group.SUM, False, observed.get(tuple(kv), {}))
+        assert n == 0 and value == pytest.approx(added, rel=1e-5, abs=1e-6)
+
+
 def test_without_observe_scores_stay() -> None:
     case = build(5, [1, 4], 2, 2, 1, torch.float32)
     ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
@@ -327,22 +353,22 @@ def test_without_observe_scores_stay() -> None:
 
 def test_pooling_needs_all_queries_at_once() -> None:
     with pytest.raises(ValueError, match="replace must be True"):
-        Observe(pool=Pool(7))
+        AttentionObserver(smoothing=Smoothing(7))
 
 
 def test_compact_moves_all_of_a_kv() -> None:
-    layout = CacheLayout(1, 1, DIM, BLOCK, torch.float32, num_scores=2)
+    layout = CacheLayout(1, 1, DIM, BLOCK, torch.float32, num_accumulators=2)
     pool = KVPool(layout, 6)
     pool.k.normal_()
     pool.v.normal_()
     pool.position.copy_(torch.arange(24).view(6, 4))
-    pool.score.normal_()
-    before = [pool.k.clone(), pool.v.clone(), pool.position.clone(), pool.score.clone()]
+    pool.accumulators.normal_()
+    before = [pool.k.clone(), pool.v.clone(), pool.position.clone(), pool.accumulators.clone()]
     source, target = torch.tensor([23, 9]), torch.tensor([0, 5])
     ReferenceBackend().compact(pool, source, target)
     for field, old in zip([pool.k, pool.v], before[:2], strict=True):
         assert torch.equal(field.flatten(0, 1)[target], old.flatten(0, 1)[source])
     assert pool.position.flatten()[target].tolist() == [23, 9]
-    assert torch.equal(pool.score.flatten(1)[:, target], before[3].flatten(1)[:, source])
+    assert torch.equal(pool.accumulators.flatten(1)[:, target], before[3].flatten(1)[:, source])
     untouched = [i for i in range(24) if i not in (0, 5)]
     assert torch.equal(pool.k.flatten(0, 1)[untouched], before[0].flatten(0, 1)[untouched])

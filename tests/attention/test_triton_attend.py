@@ -1,15 +1,26 @@
 """Attention, write and compact of the Triton backend against the reference; real shapes where there is a GPU."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scaled_keys import ScaledKeys
 from triton_case import DEVICE, SMALL, build, compare, compute
 
-from winnow.attention import AttentionSpec, Observe, ReferenceBackend, Spans, backends, open_backend
+from winnow.attention import (
+    AttentionObserver,
+    AttentionSpec,
+    PagedCache,
+    ReferenceBackend,
+    Spans,
+    backends,
+    open_backend,
+)
 from winnow.attention.triton import TritonBackend, batch
-from winnow.cache import CacheLayout, KVPool
+from winnow.attention.triton.launch import product_dtype
+from winnow.cache import CacheLayout, KVCodec, KVPool
 from winnow.errors import ConfigError
 
 SPECS = {
@@ -49,6 +60,27 @@ def test_low_precision_and_odd_shapes(dtype: torch.dtype, sizes: dict[str, int])
     compare(build(7, [1, 1, 5], dtype=dtype, **sizes), AttentionSpec(0.3, softcap=2.0))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16), (torch.float16, torch.float32)],
+    ids=str,
+)
+def test_activations_and_kvs_may_differ_in_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    case = build(7, [1, 1, 5], dtype=dtype, kv_dtype=kv_dtype, observe=[AttentionObserver()] * 3)
+    assert (case.q.dtype, case.cache.pool.k.dtype) == (dtype, kv_dtype)
+    compare(case, AttentionSpec(0.3, softcap=2.0))
+
+
+def test_products_hold_activations_and_kvs_exactly() -> None:
+    formats = {
+        (torch.bfloat16, torch.bfloat16): torch.bfloat16,
+        (torch.float16, torch.bfloat16): torch.float32,
+    }
+    for (dtype, kv_dtype), products in formats.items():
+        pool = KVPool(CacheLayout(1, 1, 8, 4, kv_dtype), 1)
+        assert product_dtype(torch.empty(1, dtype=dtype), pool) == products
+
+
 def test_a_row_does_not_feel_the_batch() -> None:
     """To the bit: what is kept of a sequence must not depend on who else is computed."""
     case = build(11, [1, 1, 1], longest=90)
@@ -66,7 +98,7 @@ def test_a_row_does_not_feel_the_batch() -> None:
 @pytest.mark.parametrize("nobody", [False, True])
 def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
     """What a captured step is padded with: nothing is written, and zeros come out."""
-    case = build(13, [1, 1], observe=[Observe()] * 2)
+    case = build(13, [1, 1], observe=[AttentionObserver()] * 2)
     if nobody:
         case.spans.slots[1] = -1
     else:
@@ -79,20 +111,34 @@ def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
 
 
 @pytest.mark.parametrize("moves", [0, 3, 37])
-def test_compact_moves_all_of_a_kv(moves: int) -> None:
-    layout = CacheLayout(1, 1, 8, 4, torch.bfloat16, num_scores=2)
-    pool = KVPool(layout, 25, DEVICE)
-    for field in (pool.k, pool.v, pool.score):
-        field.normal_()
-    pool.position.random_(0, 1000)
+@pytest.mark.parametrize("kv_format", ["bfloat16", ScaledKeys()], ids=str)
+@pytest.mark.parametrize("head_dim", [8, 5])
+def test_compact_moves_all_of_a_kv(moves: int, kv_format: KVCodec | str, head_dim: int) -> None:
+    pool = KVPool(CacheLayout(1, 1, head_dim, 4, kv_format, num_accumulators=2), 25, DEVICE)
+    slots = torch.arange(100, device=DEVICE)
+    pool.write(
+        slots, *torch.randn(2, 100, head_dim, device=DEVICE), torch.randint(1000, (100,), device=DEVICE)
+    )
+    pool.accumulators.normal_()
     expected = copy.deepcopy(pool)
     source, target = torch.randperm(100, device=DEVICE)[: 2 * moves].chunk(2) if moves else [
         torch.empty(0, dtype=torch.int64, device=DEVICE)
     ] * 2  # fmt: skip
     TritonBackend(DEVICE).compact(pool, source, target)
     ReferenceBackend().compact(expected, source, target)
-    for name in ("k", "v", "position", "score"):
+    for name in ("storage", "position", "accumulators"):
         assert torch.equal(getattr(pool, name), getattr(expected, name)), name
+
+
+def test_kvs_that_kernels_cannot_read_are_refused() -> None:
+    case = build(7, [1, 5])
+    layout = replace(case.cache.pool.layout, kv_format=ScaledKeys())
+    cache = PagedCache(KVPool(layout, case.cache.pool.num_blocks, DEVICE), case.cache.tables)
+    backend = TritonBackend(DEVICE)
+    with pytest.raises(ConfigError, match=r"triton reads KVs stored as one of float32, .*, got scaled"):
+        backend.write(cache, case.spans, case.layer, case.k, case.v)
+    with pytest.raises(ConfigError, match=r"triton reads KVs stored as one of float32, .*, got scaled"):
+        backend.attend(cache, case.spans, case.layer, case.q, AttentionSpec(1.0))
 
 
 @pytest.mark.gpu

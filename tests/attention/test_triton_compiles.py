@@ -12,10 +12,15 @@ SMALLEST = 99 * 1024
 
 
 @pytest.mark.slow
-def test_kernels_compile_for_hopper_and_fit_smaller_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "formats", [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")]
+)
+def test_kernels_compile_for_hopper_and_fit_smaller_ones(formats: tuple[str, str], tmp_path: Path) -> None:
+    """Of activations and of KVs."""
+    dtype, kv_dtype = formats
     script = Path(__file__).with_name("triton_compile.py")
     done = subprocess.run(
-        [sys.executable, str(script), "90", "bfloat16", "128"],
+        [sys.executable, str(script), "90", dtype, "128", kv_dtype],
         env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -6,24 +6,26 @@ import pytest
 import torch
 from triton_case import DEVICE, build, compare, compute, with_observers
 
-from winnow.attention import AttentionSpec, Group, Observe, Pool, ReferenceBackend, Term
+from winnow.attention import AttentionObserver, AttentionSpec, Group, ReferenceBackend, Smoothing, Term
 from winnow.attention.triton import TritonBackend, batch
 
 SPEC = AttentionSpec(1.0, window=20, softcap=3.0, sinks=torch.linspace(-1, 1, 6, device=DEVICE))
 TERMS = [*((term,) for term in Term), (Term.ATTENTION, Term.GROUP_SQUARED)]
 EVERY = [
-    Observe(terms, group, 2 * (n % 2), replace)
+    AttentionObserver(terms, group, 2 * (n % 2), replace)
     for n, (terms, group, replace) in enumerate(itertools.product(TERMS, Group, [False, True]))
 ]
 POOLED = [
-    Observe((Term.ATTENTION,), group, replace=True, pool=Pool(size, kind, per_query_head, skip_window))
+    AttentionObserver(
+        (Term.ATTENTION,), group, replace=True, smoothing=Smoothing(size, kind, per_query_head, skip_window)
+    )
     for group, (size, kind), per_query_head, skip_window in itertools.product(
         Group, [(3, "max"), (5, "average")], [False, True], [False, True]
     )
-] + [Observe((Term.GROUP_SQUARED,), replace=True, pool=Pool(3, per_query_head=True))]
+] + [AttentionObserver((Term.GROUP_SQUARED,), replace=True, smoothing=Smoothing(3, per_query_head=True))]
 
 
-def of_six(observers: list[Observe]) -> list[list[Observe | None]]:
+def of_six(observers: list[AttentionObserver]) -> list[list[AttentionObserver | None]]:
     """Batches for three decoding sequences and three chunks, in which each kind sees every observer."""
     halves = [observers[i : i + 3] for i in range(0, len(observers), 3)]
     halves[-1] = (halves[-1] * 3)[:3]
@@ -31,18 +33,18 @@ def of_six(observers: list[Observe]) -> list[list[Observe | None]]:
 
 
 @pytest.mark.parametrize("observe", of_six(EVERY))
-def test_equals_the_reference(observe: list[Observe | None]) -> None:
-    compare(build(23, [1, 1, 1, 3, 6, 11], num_scores=2, longest=24, observe=observe), SPEC)
+def test_equals_the_reference(observe: list[AttentionObserver | None]) -> None:
+    compare(build(23, [1, 1, 1, 3, 6, 11], num_accumulators=2, longest=24, observe=observe), SPEC)
 
 
 @pytest.mark.parametrize("observe", of_six(POOLED))
-def test_pooled_equals_the_reference(observe: list[Observe | None]) -> None:
+def test_pooled_equals_the_reference(observe: list[AttentionObserver | None]) -> None:
     compare(build(29, [1, 1, 1, 3, 6, 11], longest=24, observe=observe), SPEC)
 
 
 def test_watched_and_unwatched_share_a_batch() -> None:
     """Also where the window of a chunk begins after it, so that no query of it counts."""
-    seen, pooled = Observe(), Observe(replace=True, pool=Pool(3))
+    seen, pooled = AttentionObserver(), AttentionObserver(replace=True, smoothing=Smoothing(3))
     case = build(31, [1, 1, 1, 1, 6, 6, 6], observe=[None, seen, None, seen, None, seen, pooled])
     case.spans.observe_from[5] = 1000
     compare(case, SPEC)
@@ -50,40 +52,40 @@ def test_watched_and_unwatched_share_a_batch() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision(dtype: torch.dtype) -> None:
-    compare(build(37, [1, 1, 9], dtype=dtype, group=1, observe=[Observe()] * 3), AttentionSpec(0.3))
+    compare(build(37, [1, 1, 9], dtype=dtype, group=1, observe=[AttentionObserver()] * 3), AttentionSpec(0.3))
 
 
 def test_several_launches_when_scratch_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "_RAW_BYTES", 4 * 6 * 40)
-    compare(build(41, [1] * 4, observe=[Observe()] * 4), SPEC)
+    compare(build(41, [1] * 4, observe=[AttentionObserver()] * 4), SPEC)
 
 
 def test_the_same_for_every_value_is_not_below_average() -> None:
     """Equal logits: every weight is the average, however it is rounded."""
-    case = build(43, [1, 8], observe=[Observe((Term.BELOW_AVERAGE,), replace=True)] * 2)
+    case = build(43, [1, 8], observe=[AttentionObserver((Term.BELOW_AVERAGE,), replace=True)] * 2)
     case.q.zero_()
     before = compute(ReferenceBackend(), with_observers(case, [None, None]), AttentionSpec(1.0)).pool
     after = compute(TritonBackend(DEVICE), case, AttentionSpec(1.0)).pool
-    changed = after.score != before.score
-    assert changed.any() and not after.score[changed].any()
+    changed = after.accumulators != before.accumulators
+    assert changed.any() and not after.accumulators[changed].any()
 
 
 @pytest.mark.parametrize("counts", [[1, 1], [7, 9]], ids=["decode", "chunks"])
 @pytest.mark.parametrize(
     "told",
     [
-        *(Observe((term,), Group.MEAN, 2) for term in Term if term is not Term.ATTENTION),
-        Observe(group=Group.SUM, exclude_first=2),
-        Observe(group=Group.MAX, exclude_first=2),
-        Observe(group=Group.MEAN),
-        Observe(group=Group.MEAN, exclude_first=2, replace=True),
+        *(AttentionObserver((term,), Group.MEAN, 2) for term in Term if term is not Term.ATTENTION),
+        AttentionObserver(group=Group.SUM, exclude_first=2),
+        AttentionObserver(group=Group.MAX, exclude_first=2),
+        AttentionObserver(group=Group.MEAN),
+        AttentionObserver(group=Group.MEAN, exclude_first=2, replace=True),
     ],
 )
-def test_another_observer_would_be_noticed(counts: list[int], told: Observe) -> None:
-    right = Observe((Term.ATTENTION,), Group.MEAN, 2)
+def test_another_observer_would_be_noticed(counts: list[int], told: AttentionObserver) -> None:
+    right = AttentionObserver((Term.ATTENTION,), Group.MEAN, 2)
     case = build(47, counts, longest=20, observe=[right] * 2)
-    expected = compute(ReferenceBackend(), case, SPEC).pool.score
-    found = compute(TritonBackend(DEVICE), with_observers(case, [told] * 2), SPEC).pool.score
+    expected = compute(ReferenceBackend(), case, SPEC).pool.accumulators
+    found = compute(TritonBackend(DEVICE), with_observers(case, [told] * 2), SPEC).pool.accumulators
     with pytest.raises(AssertionError, match="not close"):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -92,8 +94,15 @@ def test_another_observer_would_be_noticed(counts: list[int], told: Observe) -> 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("observe", [*of_six(EVERY), *of_six(POOLED)])
-def test_real_shapes(dtype: torch.dtype, observe: list[Observe | None]) -> None:
-    sizes = {"longest": 3000, "kv_heads": 4, "group": 4, "head_dim": 128, "block_size": 16, "num_scores": 2}
+def test_real_shapes(dtype: torch.dtype, observe: list[AttentionObserver | None]) -> None:
+    sizes = {
+        "longest": 3000,
+        "kv_heads": 4,
+        "group": 4,
+        "head_dim": 128,
+        "block_size": 16,
+        "num_accumulators": 2,
+    }
     case = build(53, [1, 1, 1, 3, 40, 300], dtype=dtype, observe=observe, **sizes)
     # Of millions of weights a few lie so near the average that rounding decides on which side.
     counts = any(o is not None and Term.BELOW_AVERAGE in o.terms for o in observe)

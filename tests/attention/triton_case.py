@@ -8,8 +8,9 @@ import torch
 from paged import PagedBatch, paged_batch
 from torch import Tensor
 
-from winnow.attention import AttentionBackend, AttentionSpec, Observe, ReferenceBackend
+from winnow.attention import AttentionBackend, AttentionObserver, AttentionSpec, ReferenceBackend
 from winnow.attention.triton import TritonBackend
+from winnow.attention.triton.launch import interpreted
 from winnow.attention.triton.tuning import Launch, Tuning
 from winnow.cache import KVPool
 
@@ -56,17 +57,19 @@ def compare(
     """
     expected = compute(ReferenceBackend(), case, spec)
     found = compute(TritonBackend(DEVICE, tuning), case, told or spec)
-    for name in ("k", "v", "position"):
+    # The interpreter cuts float32 off where it stores bfloat16; a GPU rounds to nearest.
+    cut = interpreted() and case.k.dtype != torch.bfloat16 == case.cache.pool.k.dtype
+    for name, rtol in (("k", 2**-7 * cut), ("v", 2**-7 * cut), ("position", 0)):
         a, b = getattr(found.pool, name), getattr(expected.pool, name)
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, msg=f"{name} differs")
-    tolerance = TOLERANCE[case.q.dtype]
+        torch.testing.assert_close(a, b, rtol=rtol, atol=0, equal_nan=True, msg=f"{name} differs")
+    tolerance = max(TOLERANCE[case.q.dtype], TOLERANCE[torch.bfloat16] * cut)
     assert found.out.dtype == expected.out.dtype
     torch.testing.assert_close(found.out, expected.out, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(
-        found.pool.score, expected.pool.score, rtol=tolerance, atol=score_atol or tolerance
+        found.pool.accumulators, expected.pool.accumulators, rtol=tolerance, atol=score_atol or tolerance
     )
 
 
-def with_observers(case: PagedBatch, observe: Sequence[Observe | None]) -> PagedBatch:
+def with_observers(case: PagedBatch, observe: Sequence[AttentionObserver | None]) -> PagedBatch:
     """The same case, its queries telling the scores something else."""
     return replace(case, spans=replace(case.spans, observe=tuple(observe)))

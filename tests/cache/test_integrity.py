@@ -9,7 +9,7 @@ import torch
 from winnow.cache import CacheLayout, CacheSize, Ledger
 from winnow.cache.layout import IntArray
 
-LAYOUT = CacheLayout(2, 2, 4, 4, torch.float32, num_scores=1)
+LAYOUT = CacheLayout(2, 2, 4, 4, torch.float32, num_accumulators=1)
 
 
 @pytest.fixture

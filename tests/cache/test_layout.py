@@ -11,7 +11,7 @@ from winnow.errors import ConfigError
 
 def test_block_bytes_by_hand() -> None:
     # 16 slots x (2 vectors x 64 x 2 bytes + 4 bytes of position + 2 scores x 4 bytes)
-    layout = CacheLayout(32, 8, 64, 16, torch.bfloat16, num_scores=2)
+    layout = CacheLayout(32, 8, 64, 16, torch.bfloat16, num_accumulators=2)
     assert layout.block_bytes == 16 * (2 * 64 * 2 + 4 + 8) == 4288
     assert layout.rows_per_seq == 256
     assert layout.blocks_for(17) == 2 * 256
@@ -23,7 +23,7 @@ def test_block_bytes_by_hand() -> None:
     head_dim=st.sampled_from([4, 16, 64]),
     block_size=st.sampled_from([1, 4, 16, 32]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    num_scores=st.integers(0, 2),
+    num_accumulators=st.integers(0, 2),
     kibibytes=st.integers(64, 4096),
     max_num_seqs=st.integers(1, 40),
     max_model_len=st.integers(1, 5000),
@@ -34,12 +34,12 @@ def test_tensors_cost_what_was_planned(
     head_dim: int,
     block_size: int,
     dtype: torch.dtype,
-    num_scores: int,
+    num_accumulators: int,
     kibibytes: int,
     max_num_seqs: int,
     max_model_len: int,
 ) -> None:
-    layout = CacheLayout(layers, heads, head_dim, block_size, dtype, num_scores)
+    layout = CacheLayout(layers, heads, head_dim, block_size, dtype, num_accumulators)
     try:
         size = CacheSize.fit(layout, kibibytes * 1024, max_num_seqs, max_model_len)
     except ConfigError:

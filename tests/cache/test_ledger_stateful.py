@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from winnow.attention import PagedCache, ReferenceBackend, Spans
+from winnow.attention.ranked_rows import moves
 from winnow.cache import BlockCopies, CacheLayout, CacheSize, CacheUpdate, Ledger, OutOfBlocksError
-from winnow.eviction.evict import moves
 
 LAYERS, HEADS, DIM = 2, 2, 4
 MAX_SEQS, MAX_LEN = 5, 200
@@ -59,7 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(block_size=st.sampled_from([1, 3, 4, 16]), kibibytes=st.integers(24, 60))
     def start(self, block_size: int, kibibytes: int) -> None:
-        self.layout = CacheLayout(LAYERS, HEADS, DIM, block_size, torch.float32, num_scores=1)
+        self.layout = CacheLayout(LAYERS, HEADS, DIM, block_size, torch.float32, num_accumulators=1)
         size = CacheSize.fit(self.layout, kibibytes * 1024, MAX_SEQS, MAX_LEN)
         self.ledger = Ledger(self.layout, size)
         self.cache = PagedCache.allocate(self.layout, size)

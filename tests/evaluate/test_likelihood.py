@@ -30,7 +30,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(directory: Path) -> Iterator[LLM]:
-    options = {"kv_memory": "8MiB", "block_size": 4, "num_scores": 2, "kv_floor": 1, "max_num_seqs": 8}
+    options = {"kv_memory": "8MiB", "block_size": 4, "num_accumulators": 2, "kv_floor": 1, "max_num_seqs": 8}
     with LLM(directory, dtype="float32", **options) as llm:
         yield llm
 

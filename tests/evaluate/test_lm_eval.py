@@ -72,7 +72,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(kv_memory="64MiB", kv_floor=1, num_scores=2) as llm:
+    with LLM(kv_memory="64MiB", kv_floor=1, num_accumulators=2) as llm:
         yield llm
 
 
@@ -109,7 +109,7 @@ def test_by_name_with_options_of_the_engine(tasks: Path) -> None:
     assert get_model("winnow") is WinnowLM
     found = simple_evaluate(
         "winnow",
-        "eviction=h2o,kv_budget=16,num_scores=1,kv_memory=32MiB",
+        "eviction=h2o,kv_budget=16,num_accumulators=1,kv_memory=32MiB",
         tasks=["tiny_choice"],
         task_manager=LmEvalPlan(("tiny_choice",), include_path=tasks).task_manager(),
         limit=1,

@@ -10,7 +10,7 @@ import pytest
 
 from winnow import LLM
 from winnow.errors import EvaluationError
-from winnow.evaluate.cell import FULL_CELL, Cell, num_scores, plan_cells
+from winnow.evaluate.cell import FULL_CELL, Cell, num_accumulators, plan_cells
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.runner import EvaluationProgress, evaluate
@@ -25,7 +25,7 @@ MakePlan = Callable[..., EvaluationPlan]
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(kv_floor=1, num_scores=2, max_num_seqs=16, kv_memory="32MiB") as model:
+    with LLM(kv_floor=1, num_accumulators=2, max_num_seqs=16, kv_memory="32MiB") as model:
         yield model
 
 
@@ -280,7 +280,7 @@ def test_cells() -> None:
     assert not any(cell.policy.when.pressure for cell in cells)
     assert plan_cells(["full"], [4], ["aware"], ["recent"]) == (FULL_CELL,)
     assert len(plan_cells(["fastgen"], [4], ["aware"], ["recent"])) == 2
-    assert num_scores(plan_cells(["roco"], [2], ["aware"])) == 2
+    assert num_accumulators(plan_cells(["roco"], [2], ["aware"])) == 2
     with pytest.raises(EvaluationError, match=r"no eviction preset 'snapvk'; did you mean snapkv\?"):
         plan_cells(["snapvk"], [2], ["aware"])
     with pytest.raises(EvaluationError, match=r"at least 1, got 0.5"):

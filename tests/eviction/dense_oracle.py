@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from random_predictor import random_predictor
 
-from winnow.attention import Group, Pool
+from winnow.attention import Group, Smoothing
 from winnow.eviction import (
     PUNCTUATION,
     SPECIAL,
@@ -499,7 +499,7 @@ class DenseSequence:
             seen = [_relative(received[j] * float(np.linalg.norm(r.value[j])), _UNSCALED) for j in tokens]
             rare = self._ridge_leverage(r.key[tokens], score.ridge) if tokens else []
             for place, j in enumerate(tokens):
-                attention[r.head, j] = _pooled(seen, place, Pool(score.pool, "average"))
+                attention[r.head, j] = _pooled(seen, place, Smoothing(score.pool, "average"))
                 leverage[r.head, j] = rare[place]
         weight = 1.0 - self.target / self.computed if score.blending is None else score.blending
         attended, unusual = _standard(attention), _standard(leverage)
@@ -627,7 +627,7 @@ class DenseSequence:
         return Worth(-count, close, ties=not close)
 
     def _observed(
-        self, row: Row, size: int, power: int | None, pool: Pool | None, group: Group, continual: bool
+        self, row: Row, size: int, power: int | None, pool: Smoothing | None, group: Group, continual: bool
     ) -> dict[int, Worth]:
         """Window scores of the context, pooled, and what later queries add. `power` None: the value-aware term."""
         end, first, tokens = self._window(row, size)
@@ -927,7 +927,7 @@ def _relative(value: float, times: int = 1) -> Worth:
     return Worth(value, times * RELATIVE * abs(value))
 
 
-def _pooled(worths: list[Worth], place: int, pool: Pool) -> Worth:
+def _pooled(worths: list[Worth], place: int, pool: Smoothing) -> Worth:
     """Of the KVs around a place: the most, or the sum over the pool's size. Equals here may differ in float32."""
     around = worths[max(place - pool.size // 2, 0) : place + pool.size // 2 + 1]
     if pool.kind == "max":

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from winnow import LLM, SamplingParams
-from winnow.attention import Group, Pool
+from winnow.attention import Group, Smoothing
 from winnow.eviction import (
     AdaptiveHeads,
     Average,
@@ -102,7 +102,7 @@ class KvpressHeads(Budget):
 
 def score_and_keep(press: str, parameters: dict[str, Any]) -> tuple[Score, Keep]:
     if press in ("SnapKVPress", "PyramidKVPress"):
-        pool = Pool(parameters["kernel_size"], "average", per_query_head=True, skip_window=True)
+        pool = Smoothing(parameters["kernel_size"], "average", per_query_head=True, skip_window=True)
         window = parameters["window_size"]
         return Window(window, pool=pool, group=Group.MEAN), Keep(recent=window)
     if press == "TOVAPress":

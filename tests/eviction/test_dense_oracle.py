@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from winnow import LLM, SamplingParams
-from winnow.attention import Group, Pool
+from winnow.attention import Group, Smoothing
 from winnow.cache import KVPool
 from winnow.engine.request import Sequence
 from winnow.eviction import (
@@ -336,7 +336,7 @@ def open_llm(path: Path, seed: int, **options: object) -> LLM:
     settings: dict[str, object] = {
         "kv_memory": "4MiB",
         "block_size": BLOCK,
-        "num_scores": 2,
+        "num_accumulators": 2,
         "max_num_seqs": [2, 3][seed % 2],
         "prefill_chunk": [16, 64, None][seed % 3],
     }
@@ -410,19 +410,19 @@ ALWAYS = When(after_prefill=True, prefill_every=8, decode_every=6)
 WITHIN = When(prefill_every=8, decode_every=8, within=True)
 COMPOSED = {
     "window, group max, pooled per query head": EvictionPolicy(
-        Window(8, 1, Pool(7, per_query_head=True), Group.MAX, continual=True),
+        Window(8, 1, Smoothing(7, per_query_head=True), Group.MAX, continual=True),
         EqualHeads(),
         Keep(recent=8),
         ALWAYS,
     ),
     "window, mean pooled, pyramid": EvictionPolicy(
-        Window(4, 1, Pool(5, "average", skip_window=True), Group.MEAN),
+        Window(4, 1, Smoothing(5, "average", skip_window=True), Group.MEAN),
         EqualHeads(Pyramid(3)),
         Keep(sinks=1, recent=4),
         When(after_prefill=True, prefill_every=16),
     ),
     "window without a round after the prompt": EvictionPolicy(
-        Window(4, 2, Pool(3), continual=True),
+        Window(4, 2, Smoothing(3), continual=True),
         AdaptiveRows(),
         Keep(recent=4),
         When(prefill_every=8, decode_every=8),
@@ -444,13 +444,13 @@ COMPOSED = {
     ),
     "rows compete by leverage, nothing kept": EvictionPolicy(Leverage(0.3), AdaptiveRows(), Keep(), ALWAYS),
     "leverage of neighbours, heads compete": EvictionPolicy(
-        Leverage(1.0, Pool(3)), AdaptiveHeads(), Keep(sinks=1), ALWAYS
+        Leverage(1.0, Smoothing(3)), AdaptiveHeads(), Keep(sinks=1), ALWAYS
     ),
     "below average, forgotten in the prompt": EvictionPolicy(
         BelowAverage(6), EqualHeads(Pyramid(2)), Keep(recent=2), ALWAYS
     ),
     "value aware, heads compete over a pyramid": EvictionPolicy(
-        ValueAware(4, Pool(3, "average"), continual=True),
+        ValueAware(4, Smoothing(3, "average"), continual=True),
         AdaptiveHeads(floor=0.3, layers=Pyramid(4)),
         Keep(recent=4),
         ALWAYS,
@@ -494,10 +494,10 @@ COMPOSED = {
         Compactor(16, sinks=2, blending=0.5), AdaptiveRows(), Keep(sinks=2, recent=2), WITHIN
     ),
     "leverage of unrotated keys": EvictionPolicy(
-        Leverage(0.3, Pool(3, "average"), unrotated=True), AdaptiveHeads(), Keep(), ALWAYS
+        Leverage(0.3, Smoothing(3, "average"), unrotated=True), AdaptiveHeads(), Keep(), ALWAYS
     ),
     "window by output norm": EvictionPolicy(
-        ByOutputNorm(Window(4, 2, Pool(3), continual=True)), AdaptiveRows(), Keep(recent=4), ALWAYS
+        ByOutputNorm(Window(4, 2, Smoothing(3), continual=True)), AdaptiveRows(), Keep(recent=4), ALWAYS
     ),
     "average by value norm": EvictionPolicy(
         ByValueNorm(Average(exclude_first=2)), EqualHeads(), Keep(recent=3), WITHIN
@@ -660,7 +660,7 @@ def test_value_aware_worth_of_a_kv_that_takes_nearly_everything(
         llm.step()
         watched.follow()
         assert watched.sequence.kv.slot is not None
-        score = pool_of(llm).score[0].flatten()
+        score = pool_of(llm).accumulators[0].flatten()
         for row, place in rows_of(llm, watched.sequence.kv.slot, watched.oracle):
             worths = watched.oracle.worths(row)
             expected = [worths[j].value for j in row.tokens]

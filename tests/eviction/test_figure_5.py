@@ -8,8 +8,8 @@ metrics are drawn only, so those here are others of the same order.
 import pytest
 import torch
 
+from winnow.attention.ranked_rows import moves
 from winnow.eviction.budgets.heads import cheapest_blocks, length_without
-from winnow.eviction.evict import moves
 
 BLOCK, HELD = 2, (5, 2)
 # By logical index. Five KVs are three blocks: the first freed costs 1 (any KV may be that in the half-empty block, so

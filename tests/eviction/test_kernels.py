@@ -11,13 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnow.attention import Pool
+from winnow.attention import Smoothing
 from winnow.attention.native import NativeBackend
-from winnow.attention.observation import smooth
+from winnow.attention.observer_reference import smooth
 from winnow.attention.reference import ReferenceBackend
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.eviction import KeyDifference, Leverage, Score
-from winnow.eviction.evict import moves
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.ranking import Ranking
 from winnow.eviction.rows import LayerRows, RoundInputs, RoundRows
@@ -149,8 +148,8 @@ def test_key_difference_is_the_formula(case: Case) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=CASES, pool=st.builds(Pool, st.sampled_from([1, 3, 7]), st.sampled_from(["max", "average"])))
-def test_neighbours_are_pooled_in_order_of_position(case: Case, pool: Pool) -> None:
+@given(case=CASES, pool=st.builds(Smoothing, st.sampled_from([1, 3, 7]), st.sampled_from(["max", "average"])))
+def test_neighbours_are_pooled_in_order_of_position(case: Case, pool: Smoothing) -> None:
     rows = case.rows()
     for name in KERNELS:
         kernels = RowKernels(KERNELS[name], rows)
@@ -163,7 +162,9 @@ def test_neighbours_are_pooled_in_order_of_position(case: Case, pool: Pool) -> N
 def scored(name: str, rows: LayerRows) -> Tensor:
     """By both kernels of an instruction set, [2, B, H, N]."""
     kernels = RowKernels(KERNELS[name], rows)
-    return torch.stack([kernels.pooled(kernels.leverage(0.1), Pool(3, "average")), kernels.key_difference()])
+    return torch.stack(
+        [kernels.pooled(kernels.leverage(0.1), Smoothing(3, "average")), kernels.key_difference()]
+    )
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -189,7 +190,7 @@ def test_keys_that_are_all_alike_are_worth_nothing_by_leverage(name: str) -> Non
     assert not leverage(rows, 0.1).any()
 
 
-@pytest.mark.parametrize("score", [Leverage(), Leverage(pool=Pool(3, "average")), KeyDifference()])
+@pytest.mark.parametrize("score", [Leverage(), Leverage(pool=Smoothing(3, "average")), KeyDifference()])
 def test_scores_agree_without_the_kernels(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Case([[90, 33]], 64, torch.bfloat16).rows()
     by_kernels = score.worth(rows)
@@ -221,13 +222,12 @@ def test_those_stay_that_torch_would_keep(isa: str, case: Case, data: st.DataObj
         filling = torch.Generator().manual_seed(5)
         pool = rows.cache.pool
         pool.v.copy_(torch.randn(pool.v.shape, generator=filling))
-        pool.score.copy_(torch.randn(pool.score.shape, generator=filling))
+        pool.accumulators.copy_(torch.randn(pool.accumulators.shape, generator=filling))
 
-    NativeBackend(KERNELS[isa]).keep_best(ours.cache.pool, ours.block, ours.length, kept, worth, must_stay)
-    ranking = Ranking(theirs, worth, must_stay, torch.empty(0))
-    goes = ranking.lowest(theirs.length - kept, int((theirs.length - kept).max()))
-    ReferenceBackend().compact(theirs.cache.pool, *moves(theirs.valid & ~goes, kept, theirs.slot))
-    for name in ("kv", "position", "score"):
+    for backend, rows in ((NativeBackend(KERNELS[isa]), ours), (ReferenceBackend(), theirs)):
+        ranked = Ranking(rows, worth, must_stay, torch.empty(0)).ranked
+        backend.keep_best(rows.cache.pool, ranked, kept, int((rows.length - kept).max()))
+    for name in ("storage", "position", "accumulators"):
         assert torch.equal(getattr(ours.cache.pool, name), getattr(theirs.cache.pool, name)), name
 
 
@@ -236,11 +236,12 @@ def test_rows_where_a_position_comes_twice_do_no_harm() -> None:
     rows = Case([[30, 30]], head_dim=8, dtype=torch.float32).all_rows()
     pool = rows.cache.pool
     pool.position.zero_()
-    before = pool.kv.clone()
+    before = pool.storage.clone()
     worth = torch.zeros(rows.position.shape)
     kept = torch.full(rows.length.shape, 10)
     backend = NativeBackend(KERNELS["generic"])
-    backend.keep_best(pool, rows.block, rows.length, kept, worth, torch.zeros_like(rows.valid))
-    outside = torch.ones(len(pool.kv), dtype=torch.bool)
+    ranked = Ranking(rows, worth, torch.zeros_like(rows.valid), torch.empty(0)).ranked
+    backend.keep_best(pool, ranked, kept, 20)
+    outside = torch.ones(pool.num_blocks, dtype=torch.bool)
     outside[rows.block.flatten()] = False
-    assert torch.equal(pool.kv[outside], before[outside])
+    assert torch.equal(pool.storage[outside], before[outside])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from winnow.attention.ranked_rows import moves
 from winnow.eviction.budgets.heads import cheapest_blocks, length_without, without_best
-from winnow.eviction.evict import moves
 from winnow.eviction.ranking import Ranking, ranks, sort_rows
 
 # A row: its KVs as (worth, protected). Few different worths, so that ties are common.
@@ -218,9 +218,9 @@ def test_the_lowest_are_the_first_of_the_order(rows: list[Row], data: st.DataObj
     count = torch.tensor([[[data.draw(st.integers(0, len(row))) for row in rows]]])
     valid = torch.arange(longest) < length[..., None]
     sorted_worth, order = sort_rows(worth, position.int(), protected, valid)
-    known = SimpleNamespace(position=position.int(), valid=valid)
+    known = SimpleNamespace(block=None, length=length[0], position=position.int())
     ranking = Ranking(known, worth, protected, torch.empty(0))  # type: ignore[arg-type]
-    lowest = ranking.lowest(count, int(count.max()))
+    lowest = ranking.ranked.lowest(count, int(count.max()))
     for r in range(len(rows)):
         assert set(lowest[0, 0, r].nonzero()[:, 0].tolist()) == set(order[0, 0, r, : count[0, 0, r]].tolist())
     assert torch.equal(ranking.worth, sorted_worth)

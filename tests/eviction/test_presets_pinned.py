@@ -55,7 +55,7 @@ def kvc_window(size: int, power: int) -> Row:
         "score.class": ("Window", "KV-Compress eq. 7"),
         "score.size": (size, "KV-Compress 5.1, Table 2: the method's w"),
         "score.power": (power, "KV-Compress 4.3, Table 2: L1 or L2"),
-        "score.pool.class": ("Pool", "KV-Compress eq. 10"),
+        "score.pool.class": ("Smoothing", "KV-Compress eq. 10"),
         "score.pool.size": (7, "KV-Compress 5.2: p = 7"),
         "score.pool.kind": ("max", "KV-Compress eq. 10; metrics.py max_pool1d"),
         "score.group": (
@@ -70,7 +70,7 @@ def kvc_window(size: int, power: int) -> Row:
 LEVERAGE: Row = {
     "score.class": ("Leverage", "own: Compactor's score, exact"),
     "score.ridge": (0.1, "own: docs/eviction.md, searched on seeds 5 and 6"),
-    "score.pool.class": ("Pool", "own: the same search"),
+    "score.pool.class": ("Smoothing", "own: the same search"),
     "score.pool.size": (3, "own: the same search"),
     "score.pool.kind": ("average", "own: the same search"),
     **COMPETE,
@@ -86,7 +86,7 @@ def watched(size: int, source: Source) -> Row:
         "score.class": ("Window", "SnapKV: attention of the last w queries"),
         "score.size": (size, source),
         "score.power": (1, "SnapKV: attn_weights.sum over the window"),
-        "score.pool.class": ("Pool", "SnapKV, LongBench configs"),
+        "score.pool.class": ("Smoothing", "SnapKV, LongBench configs"),
         "score.pool.size": (7, "SnapKV, LongBench configs: k = 7; KV-Compress 5.1: p = 7"),
         "score.pool.kind": ("max", "SnapKV, LongBench configs: maxpool"),
         "score.pool.skip_window": (True, "SnapKV: attn_weights[..., :-window_size] is pooled"),
@@ -320,7 +320,7 @@ PINNED: dict[str, Row] = {
     "dropkv": {
         "score.class": ("ValueAware", "kvpress #284: (p / (1 - p))^2 |v - o|^2"),
         "score.size": (32, "own: SnapKV's window"),
-        "score.pool.class": ("Pool", "own: SnapKV's pooling"),
+        "score.pool.class": ("Smoothing", "own: SnapKV's pooling"),
         "score.pool.size": (7, "own: SnapKV's pooling"),
         "score.pool.kind": ("max", "own: SnapKV's pooling"),
         "score.group": ("sum", "own: KV-Compress's aggregation"),

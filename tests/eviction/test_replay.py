@@ -15,8 +15,9 @@ from tokenizer_kinds import byte_level
 from transformers import AutoModelForCausalLM
 
 from winnow import LLM, RequestOutput, SamplingParams, _native
-from winnow.attention import AttentionSpec, ReferenceBackend
+from winnow.attention import AttentionSpec, JudgedKVs, ReferenceBackend
 from winnow.attention.native import NativeBackend
+from winnow.attention.replay import judged_slots
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.engine.instructor import Instructor
 from winnow.engine.plan import PlannedEviction
@@ -29,7 +30,7 @@ from winnow.eviction import (
     ReplayPass,
     replay_passes,
 )
-from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, _slots, observe_replay
+from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
 
 BLOCK = 4
 KVZIP = PRESETS["kvzip"].policy
@@ -110,7 +111,7 @@ def test_the_largest_probability_by_the_formula(
     spec: AttentionSpec, every: int, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "winnow.eviction.reconstruction._TEMPORARY", {True: 100, False: 100}
+        "winnow.attention.replay._TEMPORARY", {True: 100, False: 100}
     )  # a few queries at a time
     generator = torch.Generator().manual_seed(1)
     layout = CacheLayout(2, 2, 8, BLOCK, torch.float32, 1)
@@ -120,7 +121,7 @@ def test_the_largest_probability_by_the_formula(
     for length in (5, 20, 17):  # rows of two sequences lie between one another
         local.append([other, slot], [length, length])
     cache.pool.k.copy_(torch.randn(cache.pool.k.shape, generator=generator))
-    cache.pool.score.zero_()
+    cache.pool.accumulators.zero_()
     context, layer = 30, 1
     replay = ReplayPass(tuple(range(12)), 3, 9, 25, context, every)
     attention = BACKENDS[backend]()
@@ -147,24 +148,32 @@ def test_the_largest_probability_by_the_formula(
                 for j, x in zip(seen, logits, strict=True):
                     if j < context:
                         expected[j] = max(expected[j], math.exp(x) / mass)
-        told = cache.pool.score[0, blocks[head]].flatten()[:42]
+        told = cache.pool.accumulators[0, blocks[head]].flatten()[:42]
         torch.testing.assert_close(told, torch.tensor(expected), atol=1e-6, rtol=1e-5)
     # Nothing else has changed.
-    assert int((cache.pool.score != 0).sum()) == sum(
-        int((cache.pool.score[0, blocks[head]] != 0).sum()) for head in range(2)
+    assert int((cache.pool.accumulators != 0).sum()) == sum(
+        int((cache.pool.accumulators[0, blocks[head]] != 0).sum()) for head in range(2)
     )
 
 
 @pytest.mark.parametrize("isa", _native.instruction_sets())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        *((dtype, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(("group", "dim"), [(3, 64), (1, 40), (40, 8)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_kernels_tell_what_torch_tells(
-    isa: str, dtype: torch.dtype, group: int, dim: int, weighted: bool
+    isa: str, dtype: torch.dtype, kv_dtype: torch.dtype, group: int, dim: int, weighted: bool
 ) -> None:
     generator = torch.Generator().manual_seed(group)
     context, count, heads = 300, 90, 2
-    layout = CacheLayout(1, heads, dim, BLOCK, dtype, 1)
+    layout = CacheLayout(1, heads, dim, BLOCK, kv_dtype, 1)
     size = CacheSize.of_blocks(layout, 400, 2, 600)
     local = LocalCache(layout, size)
     cache, other, slot = local.paged, local.ledger.open(), local.ledger.open()
@@ -180,9 +189,9 @@ def test_kernels_tell_what_torch_tells(
     span = ReplaySpan(slot, ReplayPass(tuple(range(count)), 5, 70, 260, context, 2), slice(0, count), 0)
     told = []
     for backend in (ReferenceBackend(), NativeBackend(_native.Kernels(isa))):
-        cache.pool.score.zero_()
+        cache.pool.accumulators.zero_()
         observe_replay(cache, backend, span, 0, q, AttentionSpec(dim**-0.5), weights)
-        told.append(cache.pool.score.clone())
+        told.append(cache.pool.accumulators.clone())
     assert int((told[0] > 0).sum()) == heads * 195
     torch.testing.assert_close(told[1], told[0], rtol=2e-5, atol=1e-9)
 
@@ -371,8 +380,9 @@ def test_scores_are_those_of_full_attention(directory: Path, name: str, options:
 
         def look_then_evict(members: list[PlannedEviction]) -> Any:
             for layer in range(executor.layout.num_layers):
-                place = _slots(executor.cache, members[0].slot, layer, len(document))
-                told.append(executor.cache.pool.score[0].flatten()[place].clone())
+                n, slot = len(document), members[0].slot
+                place, _ = judged_slots(executor.cache, layer, slot, JudgedKVs(0, 0, n, n), n)
+                told.append(executor.cache.pool.accumulators[0].flatten()[place].clone())
             return evict(members)
 
         executor.evict = look_then_evict

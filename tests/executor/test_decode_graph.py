@@ -9,18 +9,18 @@ from torch import Tensor
 
 from winnow.attention import (
     AttentionBackend,
+    AttentionObserver,
     AttentionSpec,
     Group,
-    Observe,
-    Pool,
     ReferenceBackend,
+    Smoothing,
     Spans,
     Term,
 )
 from winnow.attention.triton import TritonBackend
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.executor import decode_graph
-from winnow.executor.decode_graph import CapturableBackend, CudaCapture, DecodeGraphs
+from winnow.executor.decode_graph import CudaCapture, DecodeGraphs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAYERS, HEADS, GROUP, DIM, VOCAB = 2, 2, 2, 8, 11
@@ -47,10 +47,10 @@ class Engine:
     """Two layers of nothing but attention, over a cache of their own."""
 
     def __init__(self, backend: AttentionBackend) -> None:
-        layout = CacheLayout(LAYERS, HEADS, DIM, 4, torch.float32, num_scores=1)
+        layout = CacheLayout(LAYERS, HEADS, DIM, 4, torch.float32, num_accumulators=1)
         self.cache = LocalCache(layout, CacheSize(400, 20, MAX_SEQS, 2), DEVICE)
         self.pool = self.cache.paged.pool
-        for part in (self.pool.k, self.pool.v, self.pool.score, self.pool.position):
+        for part in (self.pool.k, self.pool.v, self.pool.accumulators, self.pool.position):
             part.zero_()
         self.backend = backend
         generator = torch.Generator().manual_seed(0)
@@ -60,7 +60,7 @@ class Engine:
         self.capture = StandIn()
         self.graphs = DecodeGraphs(
             self.forward,
-            lambda spans: isinstance(backend, CapturableBackend) and backend.capturable(spans, HEADS * GROUP),
+            lambda spans: backend.capturable(spans, HEADS * GROUP),
             MAX_SEQS,
             DEVICE,
             self.capture,
@@ -74,7 +74,9 @@ class Engine:
             q = q + self.backend.attend(cache, spans, layer, q, AttentionSpec(0.3))
         return q.flatten(1) @ self.head
 
-    def spans(self, starts: dict[int, int], count: int = 1, observe: Observe | None = None) -> Spans:
+    def spans(
+        self, starts: dict[int, int], count: int = 1, observe: AttentionObserver | None = None
+    ) -> Spans:
         """Room for `count` more tokens of the sequences in the slots `starts`, which so far have as many tokens."""
         slots = list(starts)
         self.cache.append(slots, [count] * len(slots))
@@ -90,9 +92,9 @@ class Engine:
 
 
 @pytest.mark.parametrize(
-    "observe", [None, Observe((Term.SQUARED,), Group.MAX, 1)], ids=["unwatched", "watched"]
+    "observe", [None, AttentionObserver((Term.SQUARED,), Group.MAX, 1)], ids=["unwatched", "watched"]
 )
-def test_equals_eager(observe: Observe | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_graph, "_LEAST_LENGTH", 4)
     graphs, eager = Engine(TritonBackend(DEVICE)), Engine(ReferenceBackend())
     prompt = torch.arange(3 * 4, device=DEVICE)[None] % VOCAB
@@ -112,7 +114,7 @@ def test_equals_eager(observe: Observe | None, monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(
             getattr(graphs.pool, name), getattr(eager.pool, name), rtol=1e-4, atol=1e-5
         )
-    assert bool(eager.pool.score.any()) == (observe is not None)
+    assert bool(eager.pool.accumulators.any()) == (observe is not None)
     # 1 sequence of up to 4 KVs, then 4 of up to 16 (also where 3 run, in the same graph), then 2.
     assert graphs.capture.batches == [1, 4, 2]
 
@@ -120,14 +122,14 @@ def test_equals_eager(observe: Observe | None, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "observe",
     [
-        [Observe(), None],
-        [Observe(), Observe((Term.SQUARED,))],
-        [Observe((Term.VALUE_AWARE,))] * 2,
-        [Observe(replace=True, pool=Pool(3))] * 2,
+        [AttentionObserver(), None],
+        [AttentionObserver(), AttentionObserver((Term.SQUARED,))],
+        [AttentionObserver((Term.VALUE_AWARE,))] * 2,
+        [AttentionObserver(replace=True, smoothing=Smoothing(3))] * 2,
     ],
     ids=["some", "differ", "values", "pooled"],
 )
-def test_what_needs_the_host_is_left_to_it(observe: list[Observe | None]) -> None:
+def test_what_needs_the_host_is_left_to_it(observe: list[AttentionObserver | None]) -> None:
     engine = Engine(TritonBackend(DEVICE))
     starts = {engine.cache.ledger.open(): 0 for _ in observe}
     spans = engine.spans(starts)

@@ -135,7 +135,7 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
         "kv_memory": 600_000,
         "max_num_seqs": 16,
         "prefill_chunk": 48,
-        "num_scores": 2,
+        "num_accumulators": 2,
         "kv_floor": 1,
     }
     with LLM(directory, **options) as llm:

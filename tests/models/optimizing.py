@@ -8,7 +8,7 @@ from architectures import ARCHITECTURES, build
 from torch import Tensor, nn
 
 pytest.importorskip("winnow._native")
-from winnow import _native
+from winnow import native
 from winnow.attention import AttentionSpec
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.geometry import probe_geometry
@@ -71,7 +71,7 @@ def layers_of(model: Any) -> list[nn.Module]:
 @pytest.fixture(params=[False, True], ids=["vector-units", "matrix-units"])
 def matrix_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the processor has AMX; both kinds are tried on every processor, since oneDNN computes on all of them."""
-    monkeypatch.setattr(_native, "has_matrix_units", lambda: request.param)
+    monkeypatch.setattr(native, "has_matrix_units", lambda: request.param)
     return bool(request.param)
 
 

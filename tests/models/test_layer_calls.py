@@ -8,12 +8,14 @@ from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
-from winnow.attention import AttentionSpec, Observe, PagedCache, Pool, Term  # noqa: E402
+from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, Smoothing, Term  # noqa: E402
 from winnow.attention.native import NativeBackend  # noqa: E402
 from winnow.attention.native_step import NativeSpec  # noqa: E402
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight, PackedWeight  # noqa: E402
 
 HIDDEN, QUERY_HEADS, KV_HEADS, HEAD_DIM, VOCAB = 48, 4, 2, 16, 100
+UNLIKE = [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+"""Activations and KVs of different dtypes."""
 
 
 class Layer:
@@ -72,7 +74,7 @@ class Layer:
     def qkv_width(self) -> int:
         return (QUERY_HEADS + 2 * KV_HEADS) * HEAD_DIM
 
-    def after_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
+    def post_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
         """Part by part."""
 
         def product(x: Tensor, linear: tuple[PackedWeight, Tensor | None]) -> Tensor:
@@ -102,12 +104,12 @@ def in_two_calls(
     spec: AttentionSpec,
 ) -> Tensor:
     """The layer with attention called in between."""
-    qkv = layer.kernels.before_attention(layer.native, x, rotation, rotation, layer.qkv_width)
+    qkv = layer.kernels.pre_attention(layer.native, x, rotation, rotation, layer.qkv_width)
     heads = qkv.view(len(x), -1, HEAD_DIM)
     q, k, v = heads.split_with_sizes([QUERY_HEADS, KV_HEADS, KV_HEADS], dim=1)
     backend.write(cache, batch.spans, batch.layer, k, v)
     attended = backend.attend(cache, batch.spans, batch.layer, q, spec)
-    return layer.kernels.after_attention(layer.native, x, attended.flatten(1))
+    return layer.kernels.post_attention(layer.native, x, attended.flatten(1))
 
 
 @pytest.mark.parametrize(
@@ -121,15 +123,21 @@ def in_two_calls(
     ids=["plain", "window, softcap and sinks"],
 )
 @pytest.mark.parametrize("counts", [(1, 1, 1), (1, 30, 1, 61)], ids=["decoding", "with chunks"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [*((dtype, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)), *UNLIKE],
+    ids=str,
+)
 @pytest.mark.parametrize("isa", _native.instruction_sets())
 def test_whole_layer_in_one_call(
-    isa: str, dtype: torch.dtype, counts: tuple[int, ...], spec: AttentionSpec
+    isa: str, dtype: torch.dtype, kv_dtype: torch.dtype, counts: tuple[int, ...], spec: AttentionSpec
 ) -> None:
     kernels = _native.Kernels(isa)
     layer, backend = Layer(LayerKernels(kernels), dtype, 128, biased=True), NativeBackend(kernels)
-    observe = [Observe((Term.ATTENTION,))] * len(counts)
-    batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=observe)
+    observe = [AttentionObserver((Term.ATTENTION,))] * len(counts)
+    batch = paged_batch(
+        3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, kv_dtype=kv_dtype, observe=observe
+    )
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(sum(counts), HIDDEN, generator=generator).to(dtype)
     rotation = torch.randn(sum(counts), HEAD_DIM, generator=generator).to(dtype)
@@ -139,7 +147,7 @@ def test_whole_layer_in_one_call(
         layer.native, batch.layer, x, rotation, rotation, NativeSpec(spec), step
     )
     assert torch.equal(found, in_two_calls(layer, backend, theirs, batch, x, rotation, spec))
-    for field in ("k", "v", "position", "score"):
+    for field in ("k", "v", "position", "accumulators"):
         a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
@@ -155,9 +163,9 @@ def two_threads() -> Iterator[None]:
 
 OBSERVED = {
     "nothing": None,
-    "attention": Observe((Term.ATTENTION,)),
-    "values": Observe((Term.VALUE_AWARE,)),
-    "pooled": Observe((Term.SQUARED,), replace=True, pool=Pool(5)),
+    "attention": AttentionObserver((Term.ATTENTION,)),
+    "values": AttentionObserver((Term.VALUE_AWARE,)),
+    "pooled": AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5)),
 }
 
 
@@ -180,12 +188,36 @@ def test_a_decoder_in_one_call(
     observe: str,
     number: str,
 ) -> None:
+    decode_in_one_call(isa, dtype, dtype, tied, wanted, observe, number)
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), UNLIKE, ids=str)
+@pytest.mark.parametrize("isa", _native.instruction_sets())
+@pytest.mark.usefixtures("two_threads")
+def test_a_decoder_over_kvs_of_another_dtype(isa: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    for number in COUNTS:
+        decode_in_one_call(isa, dtype, kv_dtype, True, [92, 0, 31, 0], "attention", number)
+
+
+def decode_in_one_call(
+    isa: str,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    tied: bool,
+    wanted: list[int] | None,
+    observe: str,
+    number: str,
+) -> None:
+    """A decoder in one call against its layers one by one, to the last bit."""
     kernels, spec, counts = LayerKernels(_native.Kernels(isa)), AttentionSpec(0.25), COUNTS[number]
     layers = [Layer(kernels, dtype, inner, biased=False, normed=inner == 192) for inner in (128, 192)]
     backend, native = NativeBackend(_native.Kernels(isa)), NativeSpec(spec)
-    shown = [OBSERVED[observe]] * len(counts)
-    batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=shown)
-    batch.cache.pool.kv.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
+    observed = [OBSERVED[observe]] * len(counts)
+    batch = paged_batch(
+        3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, kv_dtype=kv_dtype, observe=observed
+    )
+    for field in batch.cache.pool.fields.values():
+        field.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
     generator = torch.Generator().manual_seed(1)
 
     def randn(*shape: int) -> Tensor:
@@ -215,12 +247,12 @@ def test_a_decoder_in_one_call(
     step, rows = backend.step(ours, batch.spans), None if wanted is None else torch.tensor(wanted).long()
     found = kernels.decode(decoder, tokens, cos, sin, step, rows, VOCAB)
 
-    assert kernels._work.num_parts == (2 if number == "even" else 0)
+    assert kernels._work.num_sub_batches == (2 if number == "even" else 0)
     assert not expected.isnan().any()
     assert torch.equal(found, expected if rows is None else expected[rows])
     with pytest.raises(IndexError, match="between 0 and 99, got 100"):
         kernels.decode(decoder, tokens.clone().fill_(VOCAB), cos, sin, step, rows, VOCAB)
-    for field in ("k", "v", "position", "score"):
+    for field in ("k", "v", "position", "accumulators"):
         a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
@@ -238,8 +270,8 @@ def test_what_lies_after_attention(
         generator = torch.Generator().manual_seed(tokens)
         residual = torch.randn(tokens, HIDDEN, generator=generator).to(dtype)
         attended = torch.randn(tokens, QUERY_HEADS * HEAD_DIM, generator=generator).to(dtype)
-        found = layer.kernels.after_attention(layer.native, residual, attended)
-        assert torch.equal(found, layer.after_attention(residual, attended))
+        found = layer.kernels.post_attention(layer.native, residual, attended)
+        assert torch.equal(found, layer.post_attention(residual, attended))
 
 
 @pytest.mark.parametrize("normed", [False, True], ids=["added as it is", "added normed"])
@@ -255,8 +287,8 @@ def test_any_number_of_threads_gives_the_same_bits(isa: str, normed: bool) -> No
         # Two threads take tokens of their own, four have too few and share the features.
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            qkv = layer.kernels.before_attention(layer.native, residual, rotation, rotation, layer.qkv_width)
-            outs.append((qkv, layer.kernels.after_attention(layer.native, residual, attended)))
+            qkv = layer.kernels.pre_attention(layer.native, residual, rotation, rotation, layer.qkv_width)
+            outs.append((qkv, layer.kernels.post_attention(layer.native, residual, attended)))
     finally:
         torch.set_num_threads(before)
     for other in outs[1:]:

@@ -61,7 +61,7 @@ the memory when they are compressed. --kv-floor bounds how far short prompts are
 """
 _DTYPE = "bfloat16"
 _PAGE = "kv_compress.md"
-_OWN = ("eviction", "compression", "kv_budget", "num_scores", "kv_memory", "engine")
+_OWN = ("eviction", "compression", "kv_budget", "num_accumulators", "kv_memory", "engine")
 """Engine options that the bench chooses itself."""
 _SHOWN = {"contexts": "1024,2048,3584", "compressions": "1,4,16,64"}
 

@@ -19,7 +19,7 @@ from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import run_head, show_tables
 from winnow.cli.eval.prompts import prompt_settings
 from winnow.errors import UsageError, known_names
-from winnow.evaluate.cell import check_presets, num_scores, plan_cells
+from winnow.evaluate.cell import check_presets, num_accumulators, plan_cells
 from winnow.evaluate.settings import settings_for
 from winnow.evaluate.tables import all_tables
 from winnow.threads import set_threads
@@ -56,7 +56,7 @@ NOTES = f"""\
 - A press that refuses a prompt, or fails on it, is left out of its cell, with its message.
 """
 _PRESETS = ("leverage", "leverage-pd", "keydiff", "kv-compress", "snapkv", "ada-snapkv")
-_OWN = ("model", "eviction", "compression", "kv_budget", "seed", "dtype", "device", "num_scores")
+_OWN = ("model", "eviction", "compression", "kv_budget", "seed", "dtype", "device", "num_accumulators")
 _KV_FLOOR = 1
 
 
@@ -97,7 +97,12 @@ def execute(namespace: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     environment = Environment(folder / "environment")
     cells = plan_cells(namespace.presets, namespace.compressions, ("agnostic",), CONTROLS)
-    needs = {"kv_floor": _KV_FLOOR, "num_scores": num_scores(cells), "dtype": "float32", "device": "cpu"}
+    needs = {
+        "kv_floor": _KV_FLOOR,
+        "num_accumulators": num_accumulators(cells),
+        "dtype": "float32",
+        "device": "cpu",
+    }
     threads = torch.get_num_threads()  # kvpress's too
 
     def tell(query: str) -> None:

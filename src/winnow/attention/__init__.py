@@ -1,20 +1,23 @@
-"""HOW KVs are read: one small interface, and the backends that compute it."""
+"""Attention over the paged cache: the backend interface and its implementations."""
 
 from winnow.attention.backends import open_backend
-from winnow.attention.interface import AttentionBackend, AttentionSpec
-from winnow.attention.observe import Group, Observe, Pool, Term
+from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
+from winnow.attention.observer import AttentionObserver, Group, Smoothing, Term
+from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.reference import ReferenceBackend
 from winnow.attention.spans import Spans
 from winnow.cache import PagedCache
 
 __all__ = [
     "AttentionBackend",
+    "AttentionObserver",
     "AttentionSpec",
     "Group",
-    "Observe",
+    "JudgedKVs",
     "PagedCache",
-    "Pool",
+    "RankedRows",
     "ReferenceBackend",
+    "Smoothing",
     "Spans",
     "Term",
     "open_backend",

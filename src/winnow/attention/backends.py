@@ -1,4 +1,4 @@
-"""The backends by name."""
+"""Attention backends by name."""
 
 import warnings
 from importlib.util import find_spec
@@ -12,7 +12,9 @@ from winnow.native import native_kernels
 
 
 def open_backend(name: str, device: torch.device | str = "cpu") -> AttentionBackend:
-    """The backend of that name, one of `winnow.config.ATTENTION_BACKENDS`; "auto" takes the fastest that runs there.
+    """Create the backend of that name, one of `winnow.config.ATTENTION_BACKENDS`.
+
+    "auto" selects the fastest one available on `device`.
 
     Raises:
         ConfigError: the backend does not run on that device, or is not part of this installation.
@@ -26,7 +28,7 @@ def open_backend(name: str, device: torch.device | str = "cpu") -> AttentionBack
 
 
 def _open_native(*, required: bool, on_cpu: bool) -> AttentionBackend:
-    """The native backend; where it is not `required` and cannot be had, the reference."""
+    """Create the native backend, or the reference if it is unavailable and not `required`."""
     if not on_cpu:
         raise ConfigError(
             "attention_backend native computes on the CPU: set device to cpu, or leave the backend to auto"
@@ -44,7 +46,7 @@ def _open_native(*, required: bool, on_cpu: bool) -> AttentionBackend:
 
 
 def _open_triton(device: torch.device | str, *, required: bool) -> AttentionBackend:
-    """The Triton backend; where it is not `required` and cannot be had, the reference."""
+    """Create the Triton backend, or the reference if it is unavailable and not `required`."""
     if find_spec("triton") is None:
         missing = "the package triton is not installed: pip install 'winnow-llm[triton]'"
         if required:

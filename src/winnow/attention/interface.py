@@ -1,42 +1,107 @@
-"""The three operations over a paged cache that every backend computes."""
+"""The operations over a paged cache that every backend computes."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from winnow.attention.spans import Spans
+from winnow.attention.ranked_rows import RankedRows
+from winnow.attention.spans import AttentionSpec, Spans
 from winnow.cache import KVPool, PagedCache
+
+if TYPE_CHECKING:
+    from winnow.attention.native_step import NativeStep
 
 
 @dataclass(frozen=True)
-class AttentionSpec:
-    """How a layer attends: softmax(q k^T) v over KVs whose position is not above the query's, with these changes."""
+class JudgedKVs:
+    """The KVs of a context that one chunk of a replay scores: the first `head`, and `start` up to `end`, exclusive."""
 
-    scale: float
-    """Factor of the logits."""
-    window: int | None = None
-    """A query sees only KVs fewer than `window` positions back."""
-    softcap: float | None = None
-    """Bends scaled logits x to softcap * tanh(x / softcap) (Gemma 2)."""
-    sinks: Tensor | None = None
-    """[Hq]: one more logit per query head, which takes probability and gives no value (gpt-oss)."""
+    head: int
+    start: int
+    end: int
+    context_len: int
+    """Tokens of the context; the replay's own KVs lie behind it."""
+
+    @property
+    def count(self) -> int:
+        return self.head + self.end - self.start
 
 
-class AttentionBackend(Protocol):
-    """Shapes: T tokens of the packed batch, Hq query heads, H KV heads (Hq a multiple of H), d = head_dim."""
+class AttentionBackend(ABC):
+    """How KVs are stored, read and moved.
 
+    The KVs' format is the layout's codec and independent of the dtype of q, k and v (activations).
+
+    Shapes: T tokens of the packed batch, Hq query heads, H KV heads (Hq a multiple of H), d = head_dim.
+    """
+
+    @abstractmethod
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
-        """Store the KVs of the batch's tokens, [T, H, d] each, in the last slots of their rows."""
+        """Store the KVs of the batch's tokens, [T, H, d] each, in the last slots of their rows.
 
+        Their accumulators start at 0.
+        """
+
+    @abstractmethod
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         """Attention of q, [T, Hq, d], over the rows of each token's sequence. Returns [T, Hq, d] in q's dtype.
 
-        In the same pass the scores of the KVs change as `spans.observe` asks for each sequence.
+        In the same pass the accumulators of the KVs change as `spans.observe` asks for each sequence.
         """
 
+    @abstractmethod
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
-        """Move KVs between slots of the pool: key, value, position and scores together.
+        """Move KVs between slots of the pool: fields, position and accumulators together.
 
         `source` and `target` are int64 [n], flat slot numbers (block * block_size + offset); no slot is in both.
         """
+
+    @abstractmethod
+    def keep_best(self, pool: KVPool, rows: RankedRows, kept: Tensor, most_evicted: int) -> None:
+        """Move the KVs of each row that stay to its first slots: protected ones, then those with the highest scores.
+
+        Survivors beyond the first `kept` slots fill the holes below them in order; the other KVs do not move.
+
+        Args:
+            kept: [...], how many KVs of each row stay, at least as many as are protected.
+            most_evicted: the most that one row loses, known on the host.
+        """
+
+    @abstractmethod
+    def replay(
+        self,
+        cache: PagedCache,
+        layer: int,
+        slot: int,
+        q: Tensor,
+        spec: AttentionSpec,
+        *,
+        judged: JudgedKVs,
+        first: int,
+        every: int = 1,
+        query_logs: Tensor | None = None,
+        key_logs: Tensor | None = None,
+    ) -> None:
+        """Raise accumulator 0 of the judged KVs to the largest attention that a repetition's queries pay them.
+
+        The softmax of a query goes over the judged KVs and those behind the context up to its own position.
+
+        Args:
+            slot: of the sequence; the KVs of its rows lie in the order of their positions, none is missing.
+            q: [n, Hq, d], n > 0 queries at the positions `first`, `first + every` and so on, behind the context.
+            query_logs: float32 [n], subtracted from the logarithm of what a query pays.
+            key_logs: float32 [Hq, judged KVs], added to it.
+        """
+
+    def step(self, cache: PagedCache, spans: Spans) -> "NativeStep | None":
+        """The step for layers that compute attention within a native call of their own; None: they cannot."""
+        return None
+
+    def capturable(self, spans: Spans, query_heads: int) -> bool:
+        """Whether a step over `spans` launches the same work whatever the device holds, so that a CUDA graph fits.
+
+        Slots may be -1 then: such a sequence only fills the batch, its rows are empty.
+        """
+        return False

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from winnow.attention.interface import AttentionSpec
-from winnow.attention.observation import Observation
-from winnow.attention.observe import Observe
+from winnow.attention.observer import AttentionObserver
+from winnow.attention.observer_reference import Observation
 from winnow.attention.spans import Spans
+from winnow.attention.torch_backend import TorchBackend
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.layout import ceil_div
 
@@ -31,10 +32,10 @@ class _Group:
     tokens: slice | Tensor
     """Their queries in the packed batch, G * n of them."""
     longest: int
-    observe: Observe | None
+    observe: AttentionObserver | None
 
 
-class ReferenceBackend:
+class ReferenceBackend(TorchBackend):
     """See `AttentionBackend` for shapes and meaning."""
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
@@ -47,11 +48,8 @@ class ReferenceBackend:
         )  # [B, H, blocks]
         head = torch.arange(index.shape[1], device=spans.device)
         block = blocks[spans.token_sequence[:, None], head, index // block_size]  # [T, H]
-        place = block.long(), index % block_size
-        pool.k[place] = k.to(pool.k.dtype)
-        pool.v[place] = v.to(pool.v.dtype)
-        pool.position[place] = spans.position[:, None].expand_as(index).to(torch.int32)
-        pool.score[:, *place] = 0.0
+        slot = block.long() * block_size + index % block_size
+        pool.write(slot, k, v, spans.position[:, None].expand_as(index))
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         out = torch.empty_like(q)
@@ -71,15 +69,16 @@ class ReferenceBackend:
             out[group.tokens] = torch.cat(pieces, dim=1).flatten(0, 1).to(q.dtype)
             if observation is not None:
                 observation.store(
-                    cache.pool.score.flatten(1), rows.slot, rows.position, rows.valid, rows.observe_from
+                    cache.pool.accumulators.flatten(1),
+                    rows.slot,
+                    rows.position,
+                    rows.valid,
+                    rows.observe_from,
                 )
         return out
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
-        source_place, target_place = pool.place(source), pool.place(target)
-        for field in (pool.k, pool.v, pool.position):
-            field[target_place] = field[source_place]
-        pool.score[:, *target_place] = pool.score[:, *source_place]
+        pool.move(source, target)
 
 
 @dataclass(frozen=True)
@@ -99,15 +98,14 @@ class _Rows:
         block_size = pool.layout.block_size
         slots = torch.from_numpy(spans.slots[group.index]).to(spans.device)
         blocks = tables.lookup(slots, layer, ceil_div(group.longest, block_size)).long()
-        offset = torch.arange(block_size, device=spans.device)
-        slot = (blocks[..., None] * block_size + offset).flatten(2)
+        slot = pool.slots_of(blocks)
         length = tables.lengths[slots, layer]  # [G, H]
         valid = torch.arange(slot.shape[2], device=spans.device) < length[..., None]
         return cls(
-            k=pool.k[blocks].flatten(2, 3).float(),
+            k=pool.keys_of(blocks),
             # Padding may hold anything, NaN included, and 0 x NaN is NaN: values past the length are cleared.
-            v=pool.v[blocks].flatten(2, 3).float().masked_fill_(~valid[..., None], 0.0),
-            position=pool.position[blocks].flatten(2, 3),
+            v=pool.values_of(blocks).masked_fill_(~valid[..., None], 0.0),
+            position=pool.positions_of(blocks),
             valid=valid,
             slot=slot,
             observe_from=torch.from_numpy(spans.observe_from[group.index]).to(spans.device),

@@ -1,4 +1,4 @@
-"""Which tokens of a packed batch belong to which sequence."""
+"""The layout of a packed batch: which tokens belong to which sequence, and how a layer attends over it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnow.attention.observe import Observe
+from winnow.attention.observer import AttentionObserver
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """How a layer attends: softmax(q k^T) v over KVs whose position is not above the query's, with these changes."""
+
+    scale: float
+    """Factor of the logits."""
+    window: int | None = None
+    """A query sees only KVs fewer than `window` positions back."""
+    softcap: float | None = None
+    """Bends scaled logits x to softcap * tanh(x / softcap) (Gemma 2)."""
+    sinks: Tensor | None = None
+    """[Hq]: one more logit per query head, which takes probability and gives no value (gpt-oss)."""
 
 
 @dataclass(frozen=True)
 class Spans:
-    """B sequences laid end to end in one row of T tokens, no padding; those with one token come first.
+    """B sequences packed end to end into one row of T tokens, without padding; those with one token come first.
 
     Attributes:
         slots: the cache slot of each sequence, int64 [B].
@@ -23,8 +37,8 @@ class Spans:
         lengths: KVs in the longest row of each sequence, this batch's included, int64 [B].
         position: of every token in its sequence, int64 [T], on the compute device.
         first_position: of each sequence's first token in this batch, int64 [B].
-        observe: what each sequence's queries do to the scores, [B]; None: nothing.
-        observe_from: the first position of each sequence whose query counts for scores, int64 [B].
+        observe: the accumulator updates of each sequence's queries, [B]; None: none.
+        observe_from: the first position of each sequence whose query updates accumulators, int64 [B].
     """
 
     slots: NDArray[np.int64]
@@ -32,7 +46,7 @@ class Spans:
     lengths: NDArray[np.int64]
     position: Tensor
     first_position: NDArray[np.int64]
-    observe: tuple[Observe | None, ...]
+    observe: tuple[AttentionObserver | None, ...]
     observe_from: NDArray[np.int64]
 
     @classmethod
@@ -43,10 +57,10 @@ class Spans:
         counts: list[int],
         lengths: NDArray[np.int64],
         device: torch.device | str = "cpu",
-        observe: Sequence[Observe | None] | None = None,
+        observe: Sequence[AttentionObserver | None] | None = None,
         observe_from: list[int] | None = None,
     ) -> Self:
-        """Lay out sequences whose tokens of this batch begin at the positions `starts`."""
+        """Pack sequences whose tokens in this batch start at the positions `starts`."""
         count_array = np.asarray(counts, dtype=np.int64)
         first_position = np.asarray(starts, dtype=np.int64)
         position = first_position
@@ -67,7 +81,7 @@ class Spans:
 
     @property
     def num_decodes(self) -> int:
-        """Sequences at the front of the batch that bring one token."""
+        """Number of sequences with one token, which lead the batch."""
         many = np.flatnonzero(self.counts > 1)
         return int(many[0]) if len(many) else len(self.counts)
 
@@ -77,7 +91,7 @@ class Spans:
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """Index of each sequence's first token in the batch, int64 [B]."""
+        """Batch index of each sequence's first token, int64 [B]."""
         return np.cumsum(self.counts) - self.counts
 
     @cached_property
@@ -87,16 +101,16 @@ class Spans:
 
     @cached_property
     def token_sequence(self) -> Tensor:
-        """Which of the B sequences every token belongs to, int64 [T]."""
+        """Index of the sequence of each token, int64 [T]."""
         return torch.from_numpy(np.repeat(np.arange(len(self.counts)), self.counts)).to(self.device)
 
     @cached_property
     def token_slots(self) -> Tensor:
-        """The cache slot of every token, int64 [T]."""
+        """Cache slot of the sequence of each token, int64 [T]."""
         return self.device_slots[self.token_sequence]
 
     @cached_property
     def tokens_after(self) -> Tensor:
-        """For every token, how many of its own sequence come after it in this batch, int64 [T]."""
+        """Number of tokens of the same sequence that follow each token in this batch, int64 [T]."""
         ends = np.repeat(self.starts + self.counts, self.counts)
         return torch.from_numpy(ends - 1 - np.arange(len(ends))).to(self.device)

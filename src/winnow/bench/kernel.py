@@ -11,10 +11,10 @@ from torch import Tensor
 
 from winnow.attention import (
     AttentionBackend,
+    AttentionObserver,
     AttentionSpec,
     Group,
-    Observe,
-    Pool,
+    Smoothing,
     Spans,
     Term,
     open_backend,
@@ -26,13 +26,13 @@ from winnow.bench.timing import Call, interleave
 from winnow.report.provenance import Machine
 
 DECODE_OBSERVED = {
-    "attention": Observe((Term.ATTENTION,)),
-    "squared": Observe((Term.SQUARED,), exclude_first=10),
-    "value aware": Observe((Term.VALUE_AWARE,)),
+    "attention": AttentionObserver((Term.ATTENTION,)),
+    "squared": AttentionObserver((Term.SQUARED,), exclude_first=10),
+    "value aware": AttentionObserver((Term.VALUE_AWARE,)),
 }
 """What decoding queries tell the scores: H2O, KV-Compress (eq. 19), DropKV."""
 WINDOW = 8
-WINDOW_OBSERVED = Observe((Term.SQUARED,), Group.SUM, replace=True, pool=Pool(7))
+WINDOW_OBSERVED = AttentionObserver((Term.SQUARED,), Group.SUM, replace=True, smoothing=Smoothing(7))
 """What a prompt's last queries tell the scores in KV-Compress."""
 
 

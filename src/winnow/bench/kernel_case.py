@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnow.attention import Observe, ReferenceBackend, Spans
+from winnow.attention import AttentionObserver, ReferenceBackend, Spans
 from winnow.bench.kernel_config import KernelConfig
 from winnow.cache import CacheLayout, CacheSize, LocalCache, PagedCache
 from winnow.cache.layout import ceil_div
@@ -41,7 +41,9 @@ class KernelCase:
         dtype, device = torch_dtype(config), torch_device(config)
         layer_bytes = config.layer_numbers * dtype.itemsize
         layers = max(2, ceil_div(_TIMES_CACHE * last_level_cache, layer_bytes))
-        layout = CacheLayout(layers, config.kv_heads, config.head_dim, config.block_size, dtype, num_scores=1)
+        layout = CacheLayout(
+            layers, config.kv_heads, config.head_dim, config.block_size, dtype, num_accumulators=1
+        )
         size = _room(layout, config)
         try:
             local = LocalCache(layout, size, device)
@@ -87,7 +89,9 @@ class KernelCase:
         """Key and value of one KV, in bytes; neither position nor score."""
         return 2 * self.config.head_dim * self.k.element_size()
 
-    def spans(self, decodes: int, prefills: int, observe: Observe | None = None, window: int = 0) -> Spans:
+    def spans(
+        self, decodes: int, prefills: int, observe: AttentionObserver | None = None, window: int = 0
+    ) -> Spans:
         """A batch of the first sequences decoding one token each, and of the last ones prefilling a chunk each.
 
         Args:

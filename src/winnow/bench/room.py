@@ -7,7 +7,7 @@ from winnow.errors import ConfigError
 from winnow.models import load_model
 
 # What the engine keeps for each KV while nothing is evicted.
-_NUM_SCORES = 1
+_NUM_ACCUMULATORS = 1
 
 
 def kv_memory_for(config: EngineConfig, sequences: int, num_kvs: int) -> int:
@@ -34,7 +34,7 @@ def kv_memory_for(config: EngineConfig, sequences: int, num_kvs: int) -> int:
         geometry.head_dim,
         config.cache.block_size,
         model.dtype,
-        _NUM_SCORES,
+        _NUM_ACCUMULATORS,
     )
     blocks = sequences * layout.blocks_for(num_kvs)
     size = CacheSize.of_blocks(layout, blocks, config.scheduler.max_num_seqs, model.max_model_len)

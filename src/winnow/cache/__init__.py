@@ -6,6 +6,7 @@ The ledger is host arithmetic; what it is imported from needs no torch.
 from typing import TYPE_CHECKING
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
+from winnow.cache.codec import KVCodec, codec_of
 from winnow.cache.layout import CacheLayout, CacheSize
 from winnow.cache.ledger import Demand, Ledger
 from winnow.cache.update import BlockCopies, CacheUpdate
@@ -24,11 +25,13 @@ __all__ = [
     "CacheSize",
     "CacheUpdate",
     "Demand",
+    "KVCodec",
     "KVPool",
     "Ledger",
     "LocalCache",
     "OutOfBlocksError",
     "PagedCache",
+    "codec_of",
 ]
 
 __getattr__ = lazy_exports(

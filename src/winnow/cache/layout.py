@@ -1,14 +1,18 @@
 """What one KV, one block and one sequence cost in bytes, and how many of each fit into a budget."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from winnow.cache.codec import BlockFormat, KVCodec, codec_of
 from winnow.errors import ConfigError
 from winnow.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 # Counts and indices on the host, int32 or int64.
 IntArray = NDArray[np.integer[Any]]
@@ -27,29 +31,43 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """The shape of a cache: what a block holds and how many rows a sequence has."""
+    """The shape of a cache: what a block holds and how many rows a sequence has.
+
+    Raises:
+        ConfigError: no codec has the name that `kv_format` gives.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_size: int
-    dtype: torch.dtype
-    num_scores: int = 0
-    """float32 score accumulators per slot: as many as the eviction policy asks for, 0 to 2."""
+    kv_format: "KVCodec | str | torch.dtype"
+    """How KVs are stored, whatever the dtype of the model: a codec, its name, or the torch dtype of plain vectors."""
+    num_accumulators: int = 0
+    """float32 accumulators per slot: as many as the eviction policy asks for, 0 to 2."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kv_format", codec_of(self.kv_format))  # so that equal layouts compare equal
+
+    @property
+    def codec(self) -> KVCodec:
+        """How KVs are stored."""
+        return codec_of(self.kv_format)
 
     @property
     def rows_per_seq(self) -> int:
         """One row per layer and KV head."""
         return self.num_layers * self.num_kv_heads
 
-    @property
-    def slot_bytes(self) -> int:
-        """Key, value, position and scores of one KV."""
-        return 2 * self.head_dim * self.dtype.itemsize + _INT32 + self.num_scores * _FLOAT32
+    @cached_property
+    def block_format(self) -> BlockFormat:
+        """Where the fields of a block's KVs lie."""
+        return BlockFormat.of(self.codec.fields(self.head_dim), self.block_size)
 
     @property
     def block_bytes(self) -> int:
-        return self.block_size * self.slot_bytes
+        """Keys, values, positions and accumulators of one block."""
+        return self.block_format.nbytes + self.block_size * (_INT32 + self.num_accumulators * _FLOAT32)
 
     @property
     def page_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """Command-line flags made from the config dataclasses, so that names, defaults and help exist once.
 
-A field `kv_memory` becomes the flag `--kv-memory`. Its metadata may hold `help`, `choices` and `parse` (text -> value).
+A field `kv_memory` becomes the flag `--kv-memory`. Its metadata may hold `help`, `choices`, `parse` (text -> value)
+and `aliases`, earlier names that stay as flags.
 Without `help` the "Attributes" part of the class's docstring is asked; without `parse` the annotation tells how the
 text is read. Flags that are not given are left out of the namespace, and so the dataclass alone knows the defaults.
 """
@@ -38,7 +39,7 @@ def add_flags(
         if field.name not in skip:
             text = field.metadata.get("help", documented.get(field.name, ""))
             group.add_argument(
-                "--" + field.name.replace("_", "-"),
+                *("--" + name.replace("_", "-") for name in (field.name, *field.metadata.get("aliases", ()))),
                 dest=field.name,
                 default=argparse.SUPPRESS,
                 help=_help(field, text, defaults.get(field.name, field.default)),

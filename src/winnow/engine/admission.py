@@ -181,11 +181,11 @@ class Admission:
 
     def _check_policy(self, eviction: SequenceEviction) -> None:
         """Raise InvalidRequestError if the engine as it was opened cannot run the policy."""
-        policy, available = eviction.policy, self._ledger.layout.num_scores
-        if policy.score.num_scores > available:
+        policy, available = eviction.policy, self._ledger.layout.num_accumulators
+        if policy.score.num_accumulators > available:
             raise InvalidRequestError(
-                f"{type(policy.score).__name__} needs {policy.score.num_scores} score accumulators per KV, and the "
-                f"engine was opened with {available}: set num_scores"
+                f"{type(policy.score).__name__} needs {policy.score.num_accumulators} accumulators per KV, and the "
+                f"engine was opened with {available}: set num_accumulators"
             )
         scheduler, window = self._config.scheduler, policy.score.window
         if (

@@ -94,9 +94,9 @@ def check_presets(names: Iterable[str]) -> None:
             raise EvaluationError(f"no eviction preset {name!r}; {known_names(name, PRESETS)}")
 
 
-def num_scores(cells: Iterable[Cell]) -> int:
+def num_accumulators(cells: Iterable[Cell]) -> int:
     """Score accumulators per KV that an engine needs to run all of the cells."""
-    return max((cell.policy.score.num_scores for cell in cells), default=0)
+    return max((cell.policy.score.num_accumulators for cell in cells), default=0)
 
 
 def _amounts(preset: str, compressions: Sequence[float]) -> list[float | None]:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, PagedCache
-from winnow.attention.native import NativeBackend
 from winnow.cache.layout import IntArray
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.positions import Rotation, reassign
@@ -55,13 +54,9 @@ def evict(
     kept = torch.minimum(torch.maximum(policy.budget.targets(ranking), ranking.protected), ranking.length)
     lengths_after: IntArray = kept.to(torch.int32).cpu().numpy()
     stay = kept.transpose(0, 1)
-    if isinstance(backend, NativeBackend):
-        backend.keep_best(cache.pool, rows.block, rows.length, stay, ranking.value, ranking.must_stay)
-    else:
-        goes = ranking.lowest(rows.length - stay, int((lengths - lengths_after).max()))
-        backend.compact(cache.pool, *moves(rows.valid & ~goes, stay, rows.slot))
+    backend.keep_best(cache.pool, ranking.ranked, stay, int((lengths - lengths_after).max()))
     if policy.score.forgets:
-        cache.pool.score.flatten(1)[: policy.score.num_scores, rows.slot[rows.valid]] = 0.0
+        cache.pool.clear_accumulators(rows.slot[rows.valid], policy.score.num_accumulators)
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
         reassign(cache.pool, rows.slot.transpose(0, 1), kept, rotation)
@@ -69,26 +64,10 @@ def evict(
     return lengths_after
 
 
-def moves(stays: Tensor, kept: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
-    """Where KVs move so that each row's survivors fill its first slots (KV-Compress Algorithm 1, all rows at once).
-
-    A row that keeps m KVs has as many holes below m as survivors at or above it: the i-th of one go to the i-th of
-    the other.
-
-    Args:
-        stays: bool [..., N], survivors; kept: int64 [...], their number; slot: int64 [..., N], where each KV lies.
-
-    Returns:
-        Source and target slots, int64 [n] each, disjoint.
-    """
-    front = torch.arange(stays.shape[-1], device=stays.device) < kept[..., None]
-    return slot[stays & ~front], slot[front & ~stays]
-
-
 def _round(
     cache: PagedCache, policy: EvictionPolicy, members: Sequence[EvictionTarget], signals: Signals
 ) -> RoundInputs:
-    device = cache.pool.k.device
+    device = cache.pool.device
 
     def column(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)

@@ -1,46 +1,25 @@
 """What the CPU kernels compute for scores: on keys where they lie in the pool, without a copy of them."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from winnow.attention import Pool
+from winnow import native
+from winnow.attention import Smoothing
+from winnow.attention.native import key_rows
 from winnow.eviction.rows import LayerRows
 from winnow.native import native_kernels
-
-if TYPE_CHECKING:
-    from winnow import _native
 
 
 class RowKernels:
     """The rows of a layer, as the kernels see them. Results do not depend on the number of threads."""
 
-    def __init__(self, kernels: "_native.Kernels", rows: LayerRows) -> None:
-        from winnow import _native
-
-        formats = {
-            torch.float32: _native.DType.f32,
-            torch.bfloat16: _native.DType.bf16,
-            torch.float16: _native.DType.f16,
-        }
-        keys = rows.pool.k
+    def __init__(self, kernels: "native.Kernels", rows: LayerRows) -> None:
         self._kernels = kernels
         self._threads = torch.get_num_threads()
         # The kernels get addresses, so these must live as long.
         self._slot, self._position = rows.slot.contiguous(), rows.position.contiguous()
         self._length = rows.length.contiguous()
-        self._keys = _native.KeyRows(
-            dtype=formats[keys.dtype],
-            k=keys.data_ptr(),
-            head_dim=keys.shape[-1],
-            block_size=keys.shape[1],
-            block_stride=keys.stride(0),
-            slot=self._slot.data_ptr(),
-            length=self._length.data_ptr(),
-            rows=self._length.numel(),
-            stride=self._slot.shape[-1],
-        )
+        self._keys = key_rows(rows.pool, self._slot, self._length)
 
     @classmethod
     def of(cls, rows: LayerRows) -> "RowKernels | None":
@@ -60,19 +39,19 @@ class RowKernels:
         self._kernels.key_difference(self._keys, worth.data_ptr(), self._threads)
         return worth
 
-    def pooled(self, worth: Tensor, pool: Pool) -> Tensor:
+    def pooled(self, worth: Tensor, smoothing: Smoothing) -> Tensor:
         """`worth`, float32 [B, H, N], pooled over neighbours; zeros where not valid. The pool's heads and window are
         not looked at."""
         worth = worth.contiguous()
         pooled = torch.empty_like(worth)
-        self._kernels.pool_rows(
+        self._kernels.smooth_rows(
             worth.data_ptr(),
             self._position.data_ptr(),
             self._length.data_ptr(),
             self._length.numel(),
             worth.shape[-1],
-            pool.size,
-            pool.kind == "max",
+            smoothing.size,
+            smoothing.kind == "max",
             pooled.data_ptr(),
             self._threads,
         )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from winnow.attention import Observe
+from winnow.attention import AttentionObserver
 from winnow.errors import ConfigError
 from winnow.eviction.budgets import Budget, EqualHeads, LazyLayers, Recipes
 from winnow.eviction.keep import Keep
@@ -91,6 +91,6 @@ class EvictionPolicy:
         return self.when.in_decode or self.observes[True] is not None
 
     @cached_property
-    def observes(self) -> dict[bool, Observe | None]:
+    def observes(self) -> dict[bool, AttentionObserver | None]:
         """What queries do to the scores, by whether they decode: the same objects for all sequences of a policy."""
         return {decoding: self.score.observe(decoding=decoding) for decoding in (False, True)}

@@ -30,7 +30,7 @@ def reassign(pool: KVPool, slot: Tensor, kept: Tensor, rotation: Rotation) -> No
     old = pool.position[pool.place(slot)]
     new = ranks(old.masked_fill(~counts, torch.iinfo(old.dtype).max)).int()
     for layer in range(slot.shape[1]):
-        here = pool.place(slot[:, layer][counts[:, layer]])
+        here = slot[:, layer][counts[:, layer]]
         difference = (new - old)[:, layer][counts[:, layer]]
-        pool.k[here] = rotation.turn(layer, pool.k[here].float(), difference).to(pool.k.dtype)
+        pool.set_keys(here, rotation.turn(layer, pool.keys(here), difference))
     pool.position[pool.place(slot[counts])] = new[counts]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from winnow.attention import Group, Pool
+from winnow.attention import Group, Smoothing
 from winnow.errors import ConfigError
 from winnow.eviction.budgets import (
     AdaptiveHeads,
@@ -49,10 +49,10 @@ class Preset:
 
 
 # SnapKV's own settings for LongBench; the pooling is per query head and leaves the window out.
-_SNAPKV = Window(32, 1, Pool(7, "max", per_query_head=True, skip_window=True), Group.MEAN)
+_SNAPKV = Window(32, 1, Smoothing(7, "max", per_query_head=True, skip_window=True), Group.MEAN)
 # Ada-KV aggregates the group before it pools.
-_ADA = Window(32, 1, Pool(7, "max", skip_window=True), Group.MEAN)
-_KV_COMPRESS_SCORE = Window(8, 2, Pool(7, "max"), continual=True)
+_ADA = Window(32, 1, Smoothing(7, "max", skip_window=True), Group.MEAN)
+_KV_COMPRESS_SCORE = Window(8, 2, Smoothing(7, "max"), continual=True)
 _KV_COMPRESS = EvictionPolicy(
     _KV_COMPRESS_SCORE,
     AdaptiveRows(),
@@ -61,7 +61,7 @@ _KV_COMPRESS = EvictionPolicy(
 )
 # Chosen by a search on the demo model's tasks, which docs/eviction.md tells about.
 _LEVERAGE = EvictionPolicy(
-    Leverage(pool=Pool(3, "average")),
+    Leverage(pool=Smoothing(3, "average")),
     AdaptiveRows(),
     Keep(recent=16),
     When(after_prefill=True, pressure=True),
@@ -205,7 +205,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "dropkv": Preset(
         EvictionPolicy(
-            ValueAware(32, Pool(7, "max")),
+            ValueAware(32, Smoothing(7, "max")),
             AdaptiveRows(),
             Keep(recent=32),
             When(after_prefill=True, pressure=True),

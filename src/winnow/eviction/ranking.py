@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from winnow.attention.ranked_rows import RankedRows, score_of, sort_key
 from winnow.eviction.rows import RoundInputs, RoundRows
 
 
@@ -13,7 +14,7 @@ from winnow.eviction.rows import RoundInputs, RoundRows
 class Ranking:
     """The rows of B sequences, L layers and H heads, and what their KVs are worth.
 
-    Rows are sorted when a budget asks for their order; one that knows how many KVs must go needs no more than `lowest`.
+    Rows are sorted only for a budget that asks for their order.
 
     Attributes:
         rows: what is known of the KVs, layers first.
@@ -61,30 +62,13 @@ class Ranking:
     @cached_property
     def worth(self) -> Tensor:
         """float32 [B, L, H, N], ascending; +inf for protected KVs and past the length."""
-        return _worth_of(self._sorted).transpose(0, 1)
+        return score_of(self.ranked.sorted_key).transpose(0, 1)
 
     @cached_property
-    def _key(self) -> Tensor:
-        return sort_key(self.value, self.rows.position, self.must_stay, self.rows.valid)
-
-    @cached_property
-    def _sorted(self) -> Tensor:
-        return self._key.sort(dim=-1).values
-
-    def lowest(self, count: Tensor, most: int) -> Tensor:
-        """Mark the KVs of each row that would go first: bool [L, B, H, N].
-
-        Args:
-            count: how many of each row, int64 [L, B, H]; no more than it has.
-            most: the largest of them.
-        """
-        if most == 0:
-            return torch.zeros_like(self._key, dtype=torch.bool)
-        # A few are found much faster than all are sorted.
-        few = most * 4 <= self._key.shape[-1]
-        first = self._key.topk(most, largest=False).values if few else self._sorted
-        last = first.gather(-1, (count - 1).clamp_min(0)[..., None])
-        return (self._key <= last) & (count > 0)[..., None]
+    def ranked(self) -> RankedRows:
+        """The rows in the order of eviction."""
+        rows = self.rows
+        return RankedRows(rows.block, rows.length, rows.position, self.value, self.must_stay)
 
 
 def sort_rows(worth: Tensor, position: Tensor, protected: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,30 +80,7 @@ def sort_rows(worth: Tensor, position: Tensor, protected: Tensor, valid: Tensor)
         Sorted worth (+inf for protected and not valid) and the order, int64, both [..., N].
     """
     key, order = sort_key(worth, position, protected, valid).sort(dim=-1)
-    return _worth_of(key), order
-
-
-def sort_key(worth: Tensor, position: Tensor, protected: Tensor, valid: Tensor) -> Tensor:
-    """One integer for worth and position that orders KVs as the pair does; protected ones last, then what is not valid.
-
-    All arguments [..., N]; so is what comes back, int64. No two valid KVs of a row have the same.
-    """
-    # Adding zero turns -0.0 into 0.0, which is its equal and has other bits.
-    bits = (worth.float() + 0.0).masked_fill_(protected, torch.inf).view(torch.int32)
-    # Flipping the magnitude of negative floats makes their bits order like the numbers.
-    key = _ordered(bits).long().bitwise_left_shift_(32).bitwise_or_(position)
-    return key.masked_fill_(~valid, _LAST)
-
-
-def _worth_of(key: Tensor) -> Tensor:
-    """The worth in sort keys; +inf where not valid."""
-    worth = _ordered((key >> 32).int()).view(torch.float32)
-    return worth.masked_fill_(key == _LAST, torch.inf)
-
-
-def _ordered(bits: Tensor) -> Tensor:
-    """The bits of float32 as integers in the same order, and back."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return score_of(key), order
 
 
 def ranks(values: Tensor) -> Tensor:
@@ -127,6 +88,3 @@ def ranks(values: Tensor) -> Tensor:
     order = values.argsort(dim=-1, stable=True)
     places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, places)
-
-
-_LAST = torch.iinfo(torch.int64).max

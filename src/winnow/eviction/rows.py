@@ -63,19 +63,17 @@ class RoundRows:
         self.round = round_
         self.kinds = kinds
         tables = cache.tables
-        slots = torch.tensor(round_.slots, device=cache.pool.k.device)
+        slots = torch.tensor(round_.slots, device=cache.pool.device)
         num_blocks = ceil_div(longest, cache.pool.layout.block_size)
         self.block = tables.lookup_layers(slots, num_blocks).long()
         self.length = tables.lengths[slots].transpose(0, 1).contiguous()
-        self.position = _of_blocks(cache.pool.position, self.block)
+        self.position = cache.pool.positions_of(self.block)
         self.protected = self._kept_positions().logical_and_(self.valid)
 
     @cached_property
     def slot(self) -> Tensor:
         """Int64 [L, B, H, N], where each KV lies in the pool."""
-        block_size = self.cache.pool.layout.block_size
-        offset = torch.arange(block_size, device=self.block.device)
-        return (self.block[..., None] * block_size + offset).flatten(3)
+        return self.cache.pool.slots_of(self.block)
 
     @cached_property
     def valid(self) -> Tensor:
@@ -127,9 +125,9 @@ class LayerRows:
         return self._rows.valid[self.layer]
 
     @cached_property
-    def score(self) -> Tensor:
-        """What attention told (`Observe`), float32 [num_scores, B, H, N]."""
-        return _of_blocks(self.pool.score, self._rows.block[self.layer])
+    def accumulators(self) -> Tensor:
+        """What attention told (`AttentionObserver`), float32 [num_accumulators, B, H, N]."""
+        return self.pool.accumulated(self._block)
 
     @property
     def kind(self) -> Tensor:
@@ -141,11 +139,11 @@ class LayerRows:
 
     def keys(self) -> Tensor:
         """The keys, rotated at their positions, float32 [B, H, N, d]; zeros where not valid."""
-        return self._vectors(self.pool.k)
+        return self._where_valid(self.pool.keys_of(self._block))
 
     def values(self) -> Tensor:
         """The values, float32 [B, H, N, d]; zeros where not valid."""
-        return self._vectors(self.pool.v)
+        return self._where_valid(self.pool.values_of(self._block))
 
     @property
     def _signals(self) -> Signals:
@@ -204,12 +202,10 @@ class LayerRows:
         """Positions from each KV to the last token computed, int32 [B, H, N]; its own query's is 0."""
         return self.round.now[:, None, None] - self.position
 
-    def _vectors(self, vectors: Tensor) -> Tensor:
-        return vectors[self.pool.place(self.slot)].float().masked_fill_(~self.valid[..., None], 0.0)
+    @property
+    def _block(self) -> Tensor:
+        """int64 [B, H, N / block size]."""
+        return self._rows.block[self.layer]
 
-
-def _of_blocks(each: Tensor, block: Tensor) -> Tensor:
-    """What a pool holds for each slot, [..., num_blocks, size], of some blocks, int64 [*, n]: [..., *, n * size]."""
-    # Copies whole blocks, where indexing would look up each number.
-    found = each.index_select(-2, block.flatten())
-    return found.view(*each.shape[:-2], *block.shape[:-1], -1)
+    def _where_valid(self, vectors: Tensor) -> Tensor:
+        return vectors.masked_fill_(~self.valid[..., None], 0.0)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from winnow.attention import Observe
+from winnow.attention import AttentionObserver
 from winnow.cache import CacheLayout
 from winnow.cache.layout import ROW_SKEW, ceil_div
 from winnow.eviction.policy import EvictionPolicy
@@ -146,7 +146,7 @@ class SequenceEviction:
 
     # -- what is observed ----------------------------------------------------------------------------------------
 
-    def observe(self, start: int, end: int) -> tuple[Observe | None, int]:
+    def observe(self, start: int, end: int) -> tuple[AttentionObserver | None, int]:
         """What the queries of tokens start..end - 1 do to the scores, and the first of them that counts."""
         score = self.policy.score
         decoding = start >= self.context_len

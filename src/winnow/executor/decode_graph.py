@@ -9,13 +9,12 @@ from another. There is one graph for each pair of them, captured when it is firs
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from winnow.attention import Observe, Spans
+from winnow.attention import AttentionObserver, Spans
 
 # Batches are filled up to a power of two, large ones to a multiple of this.
 _BATCH_STEP = 64
@@ -29,14 +28,6 @@ _NOBODY = -1
 Forward = Callable[[Tensor, Spans], Tensor]
 # Makes a computation repeatable: what it returns computes again from what then lies in the same memory.
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
-
-
-@runtime_checkable
-class CapturableBackend(Protocol):
-    """An attention backend whose decoding steps a CUDA graph can keep."""
-
-    def capturable(self, spans: Spans, query_heads: int) -> bool:
-        """Whether a step over `spans` is the same launches whatever the device holds; slots may be -1, for nobody."""
 
 
 class CudaCapture:
@@ -81,7 +72,7 @@ class _Key:
 
     batch: int
     longest: int
-    observe: Observe | None
+    observe: AttentionObserver | None
 
 
 @dataclass(frozen=True)
@@ -96,7 +87,7 @@ class DecodeGraphs:
 
     Args:
         forward: computes the model; must launch the same work for the same spans, and wait for nothing.
-        capturable: whether attention over such spans can be captured (see `CapturableBackend`).
+        capturable: whether attention over such spans can be captured (see `AttentionBackend.capturable`).
         max_num_seqs: most sequences of a batch.
         capture: `CudaCapture()`, or on a CPU a stand-in that computes again.
     """

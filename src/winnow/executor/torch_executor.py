@@ -7,9 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from winnow.attention import AttentionBackend, Observe, PagedCache, Spans
-from winnow.attention.native import NativeBackend
-from winnow.attention.native_step import NativeStep
+from winnow.attention import AttentionBackend, AttentionObserver, PagedCache, Spans
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray
 from winnow.cache.memory import require_memory
@@ -18,7 +16,7 @@ from winnow.engine.plan import PlannedEviction, PlannedSequence, StepPlan, StepR
 from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.eviction import EvictionPolicy, EvictionTarget, SequenceEviction, evict, preset_of
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans
-from winnow.executor.decode_graph import CapturableBackend, CudaCapture, DecodeGraphs
+from winnow.executor.decode_graph import CudaCapture, DecodeGraphs
 from winnow.executor.signals import EngineSignals
 from winnow.executor.slots import SlotStates
 from winnow.models import LoadedModel
@@ -34,16 +32,16 @@ class TorchExecutor:
     def __init__(self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend) -> None:
         geometry = model.geometry
         policy = preset_of(config.eviction.chosen).policy
-        num_scores = config.eviction.num_scores
-        if num_scores is None:
-            num_scores = max(policy.score.num_scores, 1)
+        num_accumulators = config.eviction.num_accumulators
+        if num_accumulators is None:
+            num_accumulators = max(policy.score.num_accumulators, 1)
         layout = CacheLayout(
             geometry.num_layers,
             geometry.num_kv_heads,
             geometry.head_dim,
             config.cache.block_size,
             model.dtype,
-            num_scores,
+            num_accumulators,
         )
         size = CacheSize.fit(
             layout,
@@ -63,7 +61,7 @@ class TorchExecutor:
         self._signals = EngineSignals(size.max_num_seqs, model, lambda: locate_model(config.model))
         self._watches_residuals = self._watches_inputs = False
         self._graphs: DecodeGraphs | None = None
-        if model.device.type == "cuda" and isinstance(backend, CapturableBackend):
+        if model.device.type == "cuda":
             self._graphs = DecodeGraphs(
                 self.decode_logits,
                 lambda spans: backend.capturable(spans, geometry.num_query_heads),
@@ -99,7 +97,7 @@ class TorchExecutor:
             self._signals,
             self._signals.note(plan, self._states),
             None if len(wanted) == len(spans.position) else wanted,
-            None if queries or replays else self._native_step(spans),
+            None if queries or replays else self._backend.step(self.cache, spans),
             queries,
             replays,
         )
@@ -199,7 +197,7 @@ class TorchExecutor:
             observe_from=[first for _, first in observed],
         )
 
-    def _observed(self, entry: PlannedSequence) -> tuple[Observe | None, int]:
+    def _observed(self, entry: PlannedSequence) -> tuple[AttentionObserver | None, int]:
         """What the entry's queries add to accumulators, and the first position that counts."""
         eviction = self._states[entry.slot].eviction
         if eviction is None or entry.replay is not None:
@@ -210,9 +208,6 @@ class TorchExecutor:
     def _to_device(self, numbers: list[int]) -> Tensor:
         """As int64 [n]; by way of numpy, which reads a list in a third of the time."""
         return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(self._model.device)
-
-    def _native_step(self, spans: Spans) -> NativeStep | None:
-        return self._backend.step(self.cache, spans) if isinstance(self._backend, NativeBackend) else None
 
     def _forward(self, plan: StepPlan, spans: Spans, step: PagedAttentionStep, wanted: Tensor) -> Tensor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""

@@ -64,7 +64,7 @@ class Recorder:
 class _Recorded(Score):
     """A replay's score, taken down."""
 
-    num_scores = 1
+    num_accumulators = 1
     recorder: Recorder = field(default_factory=Recorder, compare=False)
     inner: Reconstruction = field(default_factory=Reconstruction)
 

@@ -18,8 +18,6 @@ from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import sdpa_mask
 
 from winnow.attention import AttentionBackend, AttentionSpec, PagedCache, Spans, open_backend
-from winnow.attention.native import NativeBackend
-from winnow.attention.native_step import NativeStep
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.errors import UnsupportedModelError
 from winnow.models.binding import ATTENTION_NAME, cache_argument
@@ -96,9 +94,7 @@ class _Step:
 
     def __init__(self, backend: AttentionBackend, cache: PagedCache, spans: Spans) -> None:
         self._backend, self._cache, self._spans = backend, cache, spans
-        self.native: NativeStep | None = (
-            backend.step(cache, spans) if isinstance(backend, NativeBackend) else None
-        )
+        self.native = backend.step(cache, spans)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         self._backend.write(self._cache, self._spans, layer, k, v)

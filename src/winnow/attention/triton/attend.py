@@ -8,20 +8,20 @@ import triton
 from torch import Tensor
 
 from winnow.attention.interface import AttentionSpec
-from winnow.attention.observation import aggregate_sums
-from winnow.attention.observe import Group, Observe, Term
+from winnow.attention.observer import AttentionObserver, Group, Term
+from winnow.attention.observer_reference import aggregate_sums
 from winnow.attention.spans import Spans
 from winnow.attention.triton.batch import Chunks, Decodes, Watched
 from winnow.attention.triton.kernels.chunk import attend_chunk
 from winnow.attention.triton.kernels.decode import attend_split, merge_splits
-from winnow.attention.triton.kernels.observe import observe_chunk, observe_decode, replace_scores
-from winnow.attention.triton.launch import cache_layout, dot_format, padded
+from winnow.attention.triton.kernels.observer import observe_chunk, observe_decode, replace_accumulators
+from winnow.attention.triton.launch import cache_layout, dot_format, padded, product_dtype
 from winnow.attention.triton.tuning import Tuning
 from winnow.cache import PagedCache
 from winnow.cache.layout import ceil_div
 
-# KVs of one program of the kernels that only touch scores.
-_SCORES_PER_PROGRAM = 128
+# KVs of one program of the kernels that only touch accumulators.
+_KVS_PER_PROGRAM = 128
 
 
 class Attend:
@@ -62,13 +62,13 @@ class Attend:
             "GROUP": self._group,
             "WINDOW": self._spec.window,
             "SOFTCAP": self._spec.softcap,
-            "DOT": dot_format(self._q.dtype),
+            "DOT": dot_format(product_dtype(self._q, self._cache.pool)),
         }
 
     # -- one query each ------------------------------------------------------------------------------------------
 
     def decode(self, part: Decodes) -> None:
-        """Attention of sequences with one query; then their scores, from the logits that attention kept."""
+        """Attention of sequences with one query; then their accumulators, from the logits that attention kept."""
         tuning, q = self._tuning, self._q
         kv_heads, query_heads, head_dim = self._layout["KV_HEADS"], q.shape[1], q.shape[2]
         splits = max(1, min(tuning.max_splits, ceil_div(part.longest, tuning.min_split)))
@@ -124,15 +124,15 @@ class Attend:
             self._observe_decodes(part, part.observe, raw, merged)
 
     def _observe_decodes(
-        self, part: Decodes, observe: Observe, raw: Tensor | None, merged: Tensor | None
+        self, part: Decodes, observe: AttentionObserver, raw: Tensor | None, merged: Tensor | None
     ) -> None:
-        blocks = ceil_div(part.longest, _SCORES_PER_PROGRAM)
-        for term, score in zip(observe.terms, self._scores, strict=False):
+        blocks = ceil_div(part.longest, _KVS_PER_PROGRAM)
+        for term, accumulator in zip(observe.terms, self._accumulators, strict=False):
             observe_decode[(part.count, self._layout["KV_HEADS"], blocks)](
                 raw,
                 merged,
                 self._cache.pool.position,
-                score,
+                accumulator,
                 *self._rows,
                 part.index,
                 self._spans.position,
@@ -145,14 +145,14 @@ class Attend:
                 EXCLUDE_FIRST=observe.exclude_first,
                 REPLACE=observe.replace,
                 BLOCK_G=triton.next_power_of_2(self._group),
-                BLOCK_N=_SCORES_PER_PROGRAM,
+                BLOCK_N=_KVS_PER_PROGRAM,
                 num_warps=4,
             )
 
     # -- many queries each ---------------------------------------------------------------------------------------
 
     def prefill(self, chunks: Chunks) -> None:
-        """Attention of chunks; then the scores of those that are watched, in a second pass over their keys."""
+        """Attention of chunks; then the accumulators of those that are watched, in a second pass over their keys."""
         tuning, q = self._tuning, self._q
         exact = statistics = None
         if chunks.watched:
@@ -183,29 +183,29 @@ class Attend:
             num_stages=tuning.chunk.num_stages,
         )
         for watched in chunks.watched:
-            for term, score in zip(watched.observe.terms, self._scores, strict=False):
-                self._observe_chunks(chunks, watched, term, score, exact, statistics)
+            for term, accumulator in zip(watched.observe.terms, self._accumulators, strict=False):
+                self._observe_chunks(chunks, watched, term, accumulator, exact, statistics)
 
     def _observe_chunks(
         self,
         chunks: Chunks,
         watched: Watched,
         term: Term,
-        score: Tensor,
+        accumulator: Tensor,
         exact: Tensor | None,
         statistics: Tensor | None,
     ) -> None:
-        """Bring one term of chunks that are watched alike into `score`, float32 [slots of the pool]."""
+        """Bring one term of chunks that are watched alike into `accumulator`, float32 [slots of the pool]."""
         tuning, q, observe = self._tuning.observe, self._q, watched.observe
         kv_heads, block_size = self._layout["KV_HEADS"], self._layout["BLOCK_SIZE"]
         # Only sums of single heads can be pooled one by one, or have a maximum.
-        apart = observe.pool is not None and observe.pool.per_query_head
+        apart = observe.smoothing is not None and observe.smoothing.per_query_head
         apart |= observe.replace and observe.group is Group.MAX
         heads = 1 if apart and term is not Term.GROUP_SQUARED else self._group
         parts = q.shape[1] // heads
         longest = ceil_div(watched.longest, block_size) * block_size
         sums = None
-        if heads < self._group or observe.pool is not None:
+        if heads < self._group or observe.smoothing is not None:
             sums = q.new_empty((len(watched.index), parts, longest), dtype=torch.float32)
         observe_chunk[(ceil_div(watched.longest, tuning.keys), parts, len(watched.index))](
             q,
@@ -216,7 +216,7 @@ class Attend:
             self._spans.position,
             exact,
             statistics,
-            score if sums is None else sums,
+            accumulator if sums is None else sums,
             self._layer,
             q.stride(0),
             q.stride(1),
@@ -237,15 +237,15 @@ class Attend:
             num_stages=tuning.num_stages,
         )
         if sums is not None:
-            replace_scores[(len(watched.index), kv_heads, ceil_div(longest, _SCORES_PER_PROGRAM))](
+            replace_accumulators[(len(watched.index), kv_heads, ceil_div(longest, _KVS_PER_PROGRAM))](
                 self._aggregate(chunks, watched, sums.unflatten(1, (kv_heads, -1))),
-                score,
+                accumulator,
                 *self._rows,
                 watched.index,
                 self._layer,
                 longest,
                 **self._layout,
-                BLOCK_N=_SCORES_PER_PROGRAM,
+                BLOCK_N=_KVS_PER_PROGRAM,
                 num_warps=4,
             )
 
@@ -264,5 +264,5 @@ class Attend:
         return aggregate_sums(sums, watched.observe, position, valid, first).contiguous()
 
     @property
-    def _scores(self) -> Tensor:
-        return self._cache.pool.score.flatten(1)
+    def _accumulators(self) -> Tensor:
+        return self._cache.pool.accumulators.flatten(1)

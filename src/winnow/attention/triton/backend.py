@@ -6,17 +6,25 @@ from torch import Tensor
 
 from winnow.attention.interface import AttentionSpec
 from winnow.attention.spans import Spans
+from winnow.attention.torch_backend import TorchBackend
 from winnow.attention.triton.attend import Attend
 from winnow.attention.triton.batch import Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
-from winnow.attention.triton.launch import cache_layout, padded, require_device, unit_stride
+from winnow.attention.triton.launch import (
+    cache_layout,
+    padded,
+    plain_dtype,
+    product_dtype,
+    require_device,
+    unit_stride,
+)
 from winnow.attention.triton.tuning import Tuning, tuning_for
 from winnow.cache import KVPool, PagedCache
 
 _MOVES_PER_PROGRAM = 16
 
 
-class TritonBackend:
+class TritonBackend(TorchBackend):
     """See `AttentionBackend` for shapes and meaning.
 
     Nothing here waits for the device, and no grid depends on what it holds: rows tell the kernels their lengths, and
@@ -46,6 +54,7 @@ class TritonBackend:
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
         pool, tables = cache.pool, cache.tables
+        plain_dtype(pool)
         k, v = unit_stride(k), unit_stride(v)
         only_decodes = spans.num_decodes == len(spans.counts)
         with torch.cuda.device_of(k):
@@ -55,7 +64,7 @@ class TritonBackend:
                 pool.k,
                 pool.v,
                 pool.position,
-                pool.score,
+                pool.accumulators,
                 tables.pages,
                 tables.page_table,
                 tables.lengths,
@@ -70,14 +79,14 @@ class TritonBackend:
                 pool.position.numel(),
                 **cache_layout(cache),
                 HEAD_DIM=pool.layout.head_dim,
-                NUM_SCORES=pool.layout.num_scores,
+                NUM_ACCUMULATORS=pool.layout.num_accumulators,
                 BLOCK_H=triton.next_power_of_2(pool.layout.num_kv_heads),
                 BLOCK_D=padded(pool.layout.head_dim),
                 num_warps=4,
             )
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-        tuning = self._tuning or tuning_for(padded(q.shape[2]), q.dtype)
+        tuning = self._tuning or tuning_for(padded(q.shape[2]), product_dtype(q, cache.pool))
         call = Attend(cache, spans, layer, unit_stride(q), spec, tuning)
         if self._planned is None or self._planned[0] is not spans:
             self._planned = spans, Batch.plan(spans, q.shape[1], call.tile_queries)
@@ -94,18 +103,19 @@ class TritonBackend:
             return
         with torch.cuda.device_of(source):
             move_kvs[(triton.cdiv(len(source), _MOVES_PER_PROGRAM),)](
-                pool.k,
-                pool.v,
+                pool.words,
                 pool.position,
-                pool.score,
+                pool.accumulators,
                 source,
                 target,
                 len(source),
                 pool.position.numel(),
                 BLOCK_SIZE=pool.layout.block_size,
-                HEAD_DIM=pool.layout.head_dim,
-                NUM_SCORES=pool.layout.num_scores,
+                BLOCK_WORDS=pool.words.shape[1],
+                FIELDS=tuple(
+                    (offset, size, triton.next_power_of_2(size)) for offset, size in pool.fields_in_words
+                ),
+                NUM_ACCUMULATORS=pool.layout.num_accumulators,
                 BLOCK_N=_MOVES_PER_PROGRAM,
-                BLOCK_D=padded(pool.layout.head_dim),
                 num_warps=4,
             )

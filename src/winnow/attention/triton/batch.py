@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnow.attention.observe import Observe, Term
+from winnow.attention.observer import AttentionObserver, Term
 from winnow.attention.spans import Spans
 
 # Bytes of the largest scratch for logits of decoding sequences; more of them are computed in several launches.
@@ -24,7 +24,7 @@ class Decodes:
     count: int
     longest: int
     """KVs of the longest row."""
-    observe: Observe | None
+    observe: AttentionObserver | None
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Watched:
     index: Tensor
     """int32 [R], numbers of the sequences."""
     longest: int
-    observe: Observe
+    observe: AttentionObserver
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Batch:
         for observe, index in _alike(told[: spans.num_decodes]).items():
             if observe is None:
                 decodes.append(_decodes(spans, index, None))
-            elif observe.pool is None and Term.VALUE_AWARE not in observe.terms:
+            elif observe.smoothing is None and Term.VALUE_AWARE not in observe.terms:
                 decodes += [
                     _decodes(spans, part, observe) for part in _parts(spans.lengths, index, query_heads)
                 ]
@@ -93,7 +93,7 @@ class Batch:
         return cls(tuple(decodes), _chunks(spans, chunked, tile_queries, watched))
 
 
-def _told(spans: Spans) -> Sequence[Observe | None]:
+def _told(spans: Spans) -> Sequence[AttentionObserver | None]:
     """What each sequence tells the scores; nothing where none of its queries counts."""
     if not any(spans.observe):
         return spans.observe
@@ -104,16 +104,16 @@ def _told(spans: Spans) -> Sequence[Observe | None]:
 
 
 def _alike(
-    told: Sequence[Observe | None], among: Sequence[int] | None = None
-) -> dict[Observe | None, list[int]]:
+    told: Sequence[AttentionObserver | None], among: Sequence[int] | None = None
+) -> dict[AttentionObserver | None, list[int]]:
     """Numbers of the sequences that tell the same."""
-    groups: dict[Observe | None, list[int]] = {}
+    groups: dict[AttentionObserver | None, list[int]] = {}
     for i in range(len(told)) if among is None else among:
         groups.setdefault(told[i], []).append(i)
     return groups
 
 
-def _decodes(spans: Spans, index: list[int] | None, observe: Observe | None) -> Decodes:
+def _decodes(spans: Spans, index: list[int] | None, observe: AttentionObserver | None) -> Decodes:
     if index is None or len(index) == spans.num_decodes:  # all, in order
         count = spans.num_decodes
         return Decodes(None, count, int(spans.lengths[:count].max()), observe)
@@ -134,7 +134,7 @@ def _parts(lengths: NDArray[np.int64], index: list[int], query_heads: int) -> It
 
 
 def _chunks(
-    spans: Spans, index: list[int], tile_queries: int, watched: dict[Observe, list[int]]
+    spans: Spans, index: list[int], tile_queries: int, watched: dict[AttentionObserver, list[int]]
 ) -> Chunks | None:
     if not index:
         return None

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from winnow.cache import PagedCache
+from winnow.cache import KVPool, PagedCache
+from winnow.cache.codec import plain_format
 from winnow.cache.layout import PAGE_ENTRIES
 from winnow.errors import ConfigError
 
@@ -46,8 +47,22 @@ def cache_layout(cache: PagedCache) -> dict[str, Any]:
     }
 
 
+def product_dtype(q: Tensor, pool: KVPool) -> torch.dtype:
+    """The dtype in which q, K, p and V are multiplied: one that holds the activations' and the KVs' exactly."""
+    return torch.promote_types(q.dtype, plain_dtype(pool))
+
+
+def plain_dtype(pool: KVPool) -> torch.dtype:
+    """The dtype of the pool's vectors.
+
+    Raises:
+        ConfigError: the pool's codec stores something else.
+    """
+    return getattr(torch, plain_format(pool.layout.codec, "attention_backend triton"))
+
+
 def dot_format(dtype: torch.dtype) -> Any:
-    """The format in which q, K, p and V are multiplied. The interpreter has no bfloat16 arithmetic."""
+    """Triton's name for the dtype of products. The interpreter has no bfloat16 arithmetic."""
     return tl.float32 if interpreted() else _FORMATS[dtype]
 
 

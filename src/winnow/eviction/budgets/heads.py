@@ -120,7 +120,7 @@ class LazyLayers(Budget):
     threshold: float = 0.9
 
     def layer_stats(self, rows: LayerRows) -> Tensor:
-        return rows.score[0].masked_fill(~rows.protected, 0.0).sum(dim=-1)
+        return rows.accumulators[0].masked_fill(~rows.protected, 0.0).sum(dim=-1)
 
     def targets(self, ranking: Ranking) -> Tensor:
         lazy = ranking.stats.mean(dim=2, keepdim=True) > self.threshold

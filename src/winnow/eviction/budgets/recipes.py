@@ -43,7 +43,7 @@ class Recipes(Budget):
         return 1  # a head that finds everything in one special token keeps no more
 
     def pin(self, rows: LayerRows) -> Tensor:
-        mass = rows.score[0].masked_fill(~rows.valid, 0.0)
+        mass = rows.accumulators[0].masked_fill(~rows.valid, 0.0)
         chosen, found = rows.valid, torch.zeros_like(rows.valid[..., :1])
         for kept in self._ladder(rows, mass):
             recovers = (mass * kept).sum(-1, keepdim=True) >= self.recovery * mass.sum(-1, keepdim=True)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from winnow.attention import Group, Observe, Pool, Term
+from winnow.attention import AttentionObserver, Group, Smoothing, Term
 from winnow.errors import ConfigError
 from winnow.eviction.ranking import ranks
 from winnow.eviction.rows import LayerRows
@@ -17,10 +17,10 @@ from winnow.eviction.scores.base import Score
 class Window(Score):
     """Attention of the last queries before a round (SnapKV; KV-Compress eq. 7-11 with power 2)."""
 
-    num_scores: ClassVar[int] = 1
+    num_accumulators: ClassVar[int] = 1
     size: int = 32
     power: int = 1
-    pool: Pool | None = None
+    pool: Smoothing | None = None
     group: Group = Group.SUM
     continual: bool = False
     """Add what the queries after the prompt pay, unpooled (KV-Compress eq. 20)."""
@@ -42,20 +42,20 @@ class Window(Score):
     def before_template(self) -> bool:
         return self.skip_template
 
-    def observe(self, *, decoding: bool) -> Observe | None:
+    def observe(self, *, decoding: bool) -> AttentionObserver | None:
         if decoding:
-            return Observe((_TERM[self.power],), self.group) if self.continual else None
-        return Observe((_TERM[self.power],), self.group, replace=True, pool=self.pool)
+            return AttentionObserver((_TERM[self.power],), self.group) if self.continual else None
+        return AttentionObserver((_TERM[self.power],), self.group, replace=True, smoothing=self.pool)
 
     def worth(self, rows: LayerRows) -> Tensor:
-        return rows.score[0]
+        return rows.accumulators[0]
 
 
 @dataclass(frozen=True)
 class Cumulative(Score):
     """Attention of all queries so far (H2O; KV-Compress eq. 19 with power 2 and exclude_first 10)."""
 
-    num_scores: ClassVar[int] = 1
+    num_accumulators: ClassVar[int] = 1
     power: int = 1
     exclude_first: int = 0
     group: Group = Group.SUM
@@ -63,11 +63,11 @@ class Cumulative(Score):
     def __post_init__(self) -> None:
         _check_power(self.power)
 
-    def observe(self, *, decoding: bool) -> Observe:
-        return Observe((_TERM[self.power],), self.group, self.exclude_first)
+    def observe(self, *, decoding: bool) -> AttentionObserver:
+        return AttentionObserver((_TERM[self.power],), self.group, self.exclude_first)
 
     def worth(self, rows: LayerRows) -> Tensor:
-        return rows.score[0]
+        return rows.accumulators[0]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Average(Cumulative):
 
     def worth(self, rows: LayerRows) -> Tensor:
         seen = rows.age() + (1 - self.exclude_first)
-        return rows.score[0] / seen.clamp_min_(1)
+        return rows.accumulators[0] / seen.clamp_min_(1)
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,16 @@ class MeanDeviation(Score):
     """
 
     factors: ClassVar[bool] = False
-    num_scores: ClassVar[int] = 2
+    num_accumulators: ClassVar[int] = 2
     group: Group = Group.MEAN
 
-    def observe(self, *, decoding: bool) -> Observe:
-        return Observe((Term.ATTENTION, Term.GROUP_SQUARED), self.group)
+    def observe(self, *, decoding: bool) -> AttentionObserver:
+        return AttentionObserver((Term.ATTENTION, Term.GROUP_SQUARED), self.group)
 
     def worth(self, rows: LayerRows) -> Tensor:
         seen = (rows.age() + 1).clamp_min(1)
-        mean = rows.score[0] / seen
-        deviation = (rows.score[1] / seen - mean.square()).clamp_min(0.0).sqrt()
+        mean = rows.accumulators[0] / seen
+        deviation = (rows.accumulators[1] / seen - mean.square()).clamp_min(0.0).sqrt()
         return torch.where(self._may_go(rows, deviation), mean, mean + _ABOVE_ANY_MEAN)
 
     def _may_go(self, rows: LayerRows, deviation: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ _ABOVE_ANY_MEAN = 1e6
 class LastQuery(Score):
     """Attention of the last query alone, averaged over all heads of the layer (TOVA)."""
 
-    num_scores: ClassVar[int] = 1
+    num_accumulators: ClassVar[int] = 1
     per_layer: ClassVar[bool] = True
 
     @property
@@ -127,11 +127,11 @@ class LastQuery(Score):
     def before_template(self) -> bool:
         return False  # every token that follows is its last query in turn
 
-    def observe(self, *, decoding: bool) -> Observe:
-        return Observe((Term.ATTENTION,), Group.MEAN, replace=True)
+    def observe(self, *, decoding: bool) -> AttentionObserver:
+        return AttentionObserver((Term.ATTENTION,), Group.MEAN, replace=True)
 
     def worth(self, rows: LayerRows) -> Tensor:
-        return rows.score[0]
+        return rows.accumulators[0]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class BelowAverage(Score):
     """
 
     factors: ClassVar[bool] = False
-    num_scores: ClassVar[int] = 1
+    num_accumulators: ClassVar[int] = 1
     history: int = 400
     group: Group = Group.SUM
 
@@ -150,11 +150,11 @@ class BelowAverage(Score):
     def window(self) -> int:
         return self.history
 
-    def observe(self, *, decoding: bool) -> Observe:
-        return Observe((Term.BELOW_AVERAGE,), self.group, replace=not decoding)
+    def observe(self, *, decoding: bool) -> AttentionObserver:
+        return AttentionObserver((Term.BELOW_AVERAGE,), self.group, replace=not decoding)
 
     def worth(self, rows: LayerRows) -> Tensor:
-        return -rows.score[0]
+        return -rows.accumulators[0]
 
     @property
     def forgets(self) -> bool:
@@ -165,9 +165,9 @@ class BelowAverage(Score):
 class ValueAware(Score):
     """How far the outputs of the last queries would move without the KV: (p / (1 - p))^2 |v - o|^2 (DropKV)."""
 
-    num_scores: ClassVar[int] = 1
+    num_accumulators: ClassVar[int] = 1
     size: int = 32
-    pool: Pool | None = None
+    pool: Smoothing | None = None
     group: Group = Group.SUM
     continual: bool = False
     skip_template: bool = False
@@ -183,13 +183,13 @@ class ValueAware(Score):
     def before_template(self) -> bool:
         return self.skip_template
 
-    def observe(self, *, decoding: bool) -> Observe | None:
+    def observe(self, *, decoding: bool) -> AttentionObserver | None:
         if decoding:
-            return Observe((Term.VALUE_AWARE,), self.group) if self.continual else None
-        return Observe((Term.VALUE_AWARE,), self.group, replace=True, pool=self.pool)
+            return AttentionObserver((Term.VALUE_AWARE,), self.group) if self.continual else None
+        return AttentionObserver((Term.VALUE_AWARE,), self.group, replace=True, smoothing=self.pool)
 
     def worth(self, rows: LayerRows) -> Tensor:
-        return rows.score[0]
+        return rows.accumulators[0]
 
 
 _TERM = {1: Term.ATTENTION, 2: Term.SQUARED}

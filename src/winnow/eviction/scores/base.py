@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from winnow.attention import Observe
+from winnow.attention import AttentionObserver
 from winnow.eviction.replay import Replay
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.signals import Needs
@@ -19,7 +19,7 @@ class Score(ABC):
     A new score is a frozen dataclass with `worth`, and `observe` if it needs attention: see examples/own_score.py.
     """
 
-    num_scores: ClassVar[int] = 0
+    num_accumulators: ClassVar[int] = 0
     """float32 accumulators that it needs per KV, 0 to 2."""
     per_layer: ClassVar[bool] = False
     """One token set for all heads of a layer: worth is averaged over them, and rows stay alike (TOVA)."""
@@ -48,7 +48,7 @@ class Score(ABC):
         """Whether what follows the question (`SamplingParams.template_tail`) is left out of windows and kept."""
         return True
 
-    def observe(self, *, decoding: bool) -> Observe | None:
+    def observe(self, *, decoding: bool) -> AttentionObserver | None:
         """What attention does to the accumulators while the prompt is computed, or after it."""
         return None
 

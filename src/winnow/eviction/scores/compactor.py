@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from winnow.attention import Pool
-from winnow.attention.observation import smooth
+from winnow.attention import Smoothing
+from winnow.attention.observer_reference import smooth
 from winnow.errors import ConfigError
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores.base import Score
@@ -50,8 +50,8 @@ class Compactor(Score):
         return Leverage(self.ridge, unrotated=True)
 
     @property
-    def _pool(self) -> Pool:
-        return Pool(self.pool, "average")
+    def _pool(self) -> Smoothing:
+        return Smoothing(self.pool, "average")
 
     @property
     def needs(self) -> Needs:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from winnow.attention import Observe
+from winnow.attention import AttentionObserver
 from winnow.errors import ConfigError
 from winnow.eviction.replay import Replay
 from winnow.eviction.rows import LayerRows
@@ -32,8 +32,8 @@ class Factor(Score):
             raise ConfigError(f"epsilon must be at least 0, got {self.epsilon}")
 
     @property
-    def num_scores(self) -> int:  # type: ignore[override]
-        return self.score.num_scores
+    def num_accumulators(self) -> int:  # type: ignore[override]
+        return self.score.num_accumulators
 
     @property
     def per_layer(self) -> bool:  # type: ignore[override]
@@ -55,7 +55,7 @@ class Factor(Score):
     def before_template(self) -> bool:
         return self.score.before_template
 
-    def observe(self, *, decoding: bool) -> Observe | None:
+    def observe(self, *, decoding: bool) -> AttentionObserver | None:
         return self.score.observe(decoding=decoding)
 
     @property

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from winnow.attention import Pool
-from winnow.attention.observation import smooth
+from winnow.attention import Smoothing
+from winnow.attention.observer_reference import smooth
 from winnow.errors import ConfigError
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.rows import LayerRows
@@ -28,7 +28,7 @@ class Leverage(Score):
     ridge: float = 0.1
     """Of the mean eigenvalue. It bounds the condition number by 1 + head_dim / ridge, so that float32 will do, and
     keeps directions in which keys hardly differ from counting as much as the others."""
-    pool: Pool | None = None
+    pool: Smoothing | None = None
     """A KV counts with its neighbours: what is told in several tokens stays together."""
     unrotated: bool = False
     """Look at keys as they were before their rotation, which moves equal keys apart; by plain torch alone."""

@@ -15,7 +15,7 @@ from winnow.eviction.signals import Needs
 class Reconstruction(Score):
     """The largest attention that a KV gets while the context is repeated behind it (KVzip, eq. 2)."""
 
-    num_scores: ClassVar[int] = 1
+    num_accumulators: ClassVar[int] = 1
     asked: Replay = field(default_factory=Replay)
     """How the context is repeated."""
     normalized: bool = False
@@ -32,4 +32,4 @@ class Reconstruction(Score):
         return self.asked
 
     def worth(self, rows: LayerRows) -> Tensor:
-        return rows.score[0]
+        return rows.accumulators[0]

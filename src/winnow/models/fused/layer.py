@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from winnow import _native
 from winnow.attention import AttentionSpec
 from winnow.attention.native_step import NativeSpec, NativeStep
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight
 from winnow.models.fused.parts import LayerNorms
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.residuals import ResidualWatcher, input_watcher, watching
+from winnow.native import Activation, DecoderLayer, RmsNorm, StackedLayer
 
 if TYPE_CHECKING:
     from winnow.models.binding import AttentionStep
@@ -58,7 +58,7 @@ class FusedLayer(nn.Module):
         self,
         layer_idx: int,
         norms: LayerNorms,
-        activation: _native.Activation,
+        activation: Activation,
         products: dict[str, nn.Module],
         spec: AttentionSpec,
         shape: tuple[int, int, int],
@@ -82,10 +82,10 @@ class FusedLayer(nn.Module):
         """Whether all products are of packed weights, so that native calls compute the layer."""
         return self._native is not None
 
-    def stacked(self) -> _native.StackedLayer:
+    def stacked(self) -> StackedLayer:
         """The layer as a part of a native decoder. It points into the layer, which must be native."""
         assert self._native is not None, "only packed weights can be stacked"
-        return _native.StackedLayer(self._native, self._native_spec.native, self.layer_idx)
+        return StackedLayer(self._native, self._native_spec.native, self.layer_idx)
 
     def forward(
         self,
@@ -130,7 +130,7 @@ class FusedLayer(nn.Module):
         num_heads = query_heads + 2 * kv_heads
         cos, sin = rotation[0][0], rotation[1][0]
         if self._native is not None:
-            qkv = self.kernels.before_attention(self._native, x, cos, sin, num_heads * head_dim)
+            qkv = self.kernels.pre_attention(self._native, x, cos, sin, num_heads * head_dim)
         else:
             qkv = self.qkv(self.kernels.rms_norm(x, self.norms.input))
             norms = self.norms.query, self.norms.key
@@ -142,7 +142,7 @@ class FusedLayer(nn.Module):
     def _finish(self, residual: Tensor, attended: Tensor, watcher: ResidualWatcher | None) -> Tensor:
         """Output projection and feed-forward part. Both arguments [n, ...] -> the layer's output, [n, hidden_size]."""
         if self._native is not None and watcher is None:
-            return self.kernels.after_attention(self._native, residual, attended)
+            return self.kernels.post_attention(self._native, residual, attended)
         stream = self.output(attended)
         if watcher is not None:
             watcher.leave_attention(self.layer_idx, stream[None])
@@ -163,17 +163,17 @@ class FusedLayer(nn.Module):
 
 def native_layer(
     norms: LayerNorms,
-    activation: _native.Activation,
+    activation: Activation,
     products: dict[str, nn.Module],
     shape: tuple[int, int, int],
-) -> _native.DecoderLayer | None:
+) -> DecoderLayer | None:
     """The layer as the kernels take it, or None where a product is not theirs. It points into norms and products."""
     packed = {name: product for name, product in products.items() if isinstance(product, PackedLinear)}
     if len(packed) < len(products):
         return None
     qkv, output, gate_up, down = (packed[name] for name in ("qkv", "output", "gate_up", "down"))
     query_heads, kv_heads, head_dim = shape
-    return _native.DecoderLayer(
+    return DecoderLayer(
         qkv=qkv.packed.native,
         qkv_bias=_address(qkv.bias),
         output=output.packed.native,
@@ -195,7 +195,7 @@ def native_layer(
     )
 
 
-def _native_norm(norm: NormWeight | None) -> _native.RmsNorm:
+def _native_norm(norm: NormWeight | None) -> RmsNorm:
     return NO_NORM if norm is None else norm.native
 
 

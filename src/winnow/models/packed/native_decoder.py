@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from winnow import _native
 from winnow.attention.native_step import NativeStep
 from winnow.models.fused.kernels import LayerKernels
 from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.packed_linear import PackedLinear
+from winnow.native import Decoder
 
 
 class NativeDecoder:
@@ -21,11 +21,11 @@ class NativeDecoder:
     def __init__(
         self, embedding: nn.Module, layers: Sequence[FusedLayer], norm: FusedNorm, head: PackedLinear
     ) -> None:
-        self._parts = embedding, layers, norm, head  # what `_native` points into
+        self._parts = embedding, layers, norm, head  # what the native decoder points into
         self._kernels: LayerKernels = head.kernels
         self._vocab_size = head.out_features
         table = embedding.weight if isinstance(embedding, nn.Embedding) else None
-        self._native = _native.Decoder(
+        self._native = Decoder(
             embedding=0 if table is None else table.data_ptr(),
             num_tokens=head.out_features if table is None else len(table),
             layers=[layer.stacked() for layer in layers],

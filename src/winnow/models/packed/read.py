@@ -6,7 +6,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from winnow import _native
 from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
@@ -21,10 +20,11 @@ from winnow.models.packed.description import OTHERS, PACKED, Description, LayerN
 from winnow.models.packed_embedding import PackedEmbedding, panel_shape
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.tokens import end_tokens, load_tokenizer
+from winnow.native import Activation, Kernels
 
 
 def load_packed(
-    path: Path, config: ModelConfig, kernels: _native.Kernels, *, beyond_trained_len: bool
+    path: Path, config: ModelConfig, kernels: Kernels, *, beyond_trained_len: bool
 ) -> LoadedModel:
     """As `winnow.models.loader.load_model`, of a directory that `winnow pack` wrote."""
     description = Description.read(path)
@@ -110,7 +110,7 @@ class _Reader:
             self._norm_if_any(f"{name}.down_norm", hidden, numbers.down_norm),
         )
         spec = AttentionSpec(numbers.scale, geometry.windows[index], numbers.softcap)
-        activation: _native.Activation = getattr(_native.Activation, numbers.activation)
+        activation: Activation = getattr(Activation, numbers.activation)
         shape = (query_heads, kv_heads, head_dim)
         return FusedLayer(index, norms, activation, products, spec, shape, self._kernels)
 

@@ -13,7 +13,7 @@ def write_kvs(
     k_pool,
     v_pool,
     position_pool,
-    score,
+    accumulators,
     pages,
     page_table,
     lengths,
@@ -32,13 +32,13 @@ def write_kvs(
     PAGE_ENTRIES: tl.constexpr,
     PAGES_PER_SEQ: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    NUM_SCORES: tl.constexpr,
+    NUM_ACCUMULATORS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Store one token's KVs of all heads, and start their scores at 0. Grid (T).
+    """Store one token's KVs of all heads, and start their accumulators at 0. Grid (T).
 
-    score: float32 [NUM_SCORES, pool_slots]. Without `tokens_after` every token is the last of its row.
+    accumulators: float32 [NUM_ACCUMULATORS, pool_slots]. Without `tokens_after` every token is the last of its row.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(token_slots + token)
@@ -61,38 +61,49 @@ def write_kvs(
     tl.store(v_pool + at, value.to(v_pool.dtype.element_ty), shown)
     now = tl.load(position + token).to(tl.int32)
     tl.store(position_pool + flat, tl.zeros([BLOCK_H], tl.int32) + now, inside)
-    for number in tl.static_range(NUM_SCORES):
-        tl.store(score + number * pool_slots + flat, tl.zeros([BLOCK_H], tl.float32), inside)
+    for number in tl.static_range(NUM_ACCUMULATORS):
+        tl.store(accumulators + number * pool_slots + flat, tl.zeros([BLOCK_H], tl.float32), inside)
+
+
+@triton.jit
+def copy_words(source, target, inside, SIZE: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Copy SIZE words from and to each of the pointers [BLOCK_N], where `inside`."""
+    w = tl.arange(0, BLOCK_W)
+    shown = inside[:, None] & (w < SIZE)[None, :]
+    tl.store(target[:, None] + w[None, :], tl.load(source[:, None] + w[None, :], mask=shown), shown)
 
 
 @triton.jit(do_not_specialize=["moves"])
 def move_kvs(
-    k_pool,
-    v_pool,
+    words,
     position_pool,
-    score,
+    accumulators,
     source,
     target,
     moves,
     pool_slots,
     BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    NUM_SCORES: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+    FIELDS: tl.constexpr,
+    NUM_ACCUMULATORS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
 ):
-    """Move KVs between slots; source and target int64 [moves]. Grid (blocks of moves)."""
+    """Move KVs between slots, whatever their codec; source and target int64 [moves]. Grid (blocks of moves).
+
+    words: the pool's storage as integers, BLOCK_WORDS of them in a block. FIELDS: of each field the words before it in
+    a block, its words in a slot, and the next power of two of these.
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    d = tl.arange(0, BLOCK_D)
     inside = n < moves
     old = tl.load(source + n, mask=inside, other=0)
     new = tl.load(target + n, mask=inside, other=0)
-    shown = inside[:, None] & (d < HEAD_DIM)[None, :]
-    old_at = vectors_at(old, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
-    new_at = vectors_at(new, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
-    tl.store(k_pool + new_at, tl.load(k_pool + old_at, mask=shown), shown)
-    tl.store(v_pool + new_at, tl.load(v_pool + old_at, mask=shown), shown)
+    old_block = words + old // BLOCK_SIZE * BLOCK_WORDS
+    new_block = words + new // BLOCK_SIZE * BLOCK_WORDS
+    for number in tl.static_range(len(FIELDS)):
+        old_at = old_block + FIELDS[number][0] + old % BLOCK_SIZE * FIELDS[number][1]
+        new_at = new_block + FIELDS[number][0] + new % BLOCK_SIZE * FIELDS[number][1]
+        copy_words(old_at, new_at, inside, FIELDS[number][1], FIELDS[number][2])
     tl.store(position_pool + new, tl.load(position_pool + old, mask=inside), inside)
-    for number in tl.static_range(NUM_SCORES):
+    for number in tl.static_range(NUM_ACCUMULATORS):
         plane = number * pool_slots
-        tl.store(score + plane + new, tl.load(score + plane + old, mask=inside), inside)
+        tl.store(accumulators + plane + new, tl.load(accumulators + plane + old, mask=inside), inside)

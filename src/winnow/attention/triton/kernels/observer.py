@@ -8,7 +8,7 @@ from winnow.attention.triton.kernels.rows import find_slots, logits_of, row_leng
 
 # A KV that is as heavy as the average is not below it, though recomputed logits may differ in their last bits.
 CLEARLY_BELOW: tl.constexpr = tl.constexpr(1.0 - 1e-5)
-# As in `winnow.attention.observation`: 1 - p is kept above this.
+# As in `winnow.attention.observer_reference`: 1 - p is kept above this.
 LEAST_REST: tl.constexpr = tl.constexpr(1e-4)
 
 
@@ -26,13 +26,13 @@ def told(p, counted, seen, TERM: tl.constexpr):
 
 
 @triton.jit
-def put(score, flat, added, inside, REPLACE: tl.constexpr):
-    """Bring sums into the scores of a row's slots."""
+def put(accumulator, flat, added, inside, REPLACE: tl.constexpr):
+    """Bring sums into the accumulators of a row's slots."""
     if REPLACE:
-        tl.store(score + flat, added, inside)
+        tl.store(accumulator + flat, added, inside)
     else:
         # Sequences of one batch may share blocks, and then both add.
-        tl.atomic_add(score + flat, added, inside, sem="relaxed")
+        tl.atomic_add(accumulator + flat, added, inside, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["layer", "raw_stride"])
@@ -40,7 +40,7 @@ def observe_decode(
     raw,
     statistics,
     position_pool,
-    score,
+    accumulator,
     pages,
     page_table,
     lengths,
@@ -64,7 +64,7 @@ def observe_decode(
 ):
     """One query per row, whose logits `attend_split` kept. Grid (R, H, blocks of KVs).
 
-    statistics: float32 [3, R, Hq] of `merge_splits`; score: float32 [slots of the pool].
+    statistics: float32 [3, R, Hq] of `merge_splits`; accumulator: float32 [slots of the pool].
     """
     row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = sequence_of(row, index)
@@ -104,7 +104,7 @@ def observe_decode(
             added = added / GROUP
     if TERM == "group squared":
         added = added * added
-    put(score, flat, added, inside, REPLACE)
+    put(accumulator, flat, added, inside, REPLACE)
 
 
 @triton.jit
@@ -178,7 +178,7 @@ def observe_chunk(
 
     A program aggregates HEADS query heads: the group, or a head alone. `statistics` and `exact` come from
     `attend_chunk`. With SUMS, target is float32 [R, Hq / HEADS, longest] and takes the sums; entries past a row's
-    length are left as they were. Else it is the pool's score, float32 [slots].
+    length are left as they were. Else it is the pool's accumulator, float32 [slots].
     """
     block, part, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     head = part * HEADS // GROUP
@@ -248,9 +248,9 @@ def observe_chunk(
 
 
 @triton.jit(do_not_specialize=["layer", "longest"])
-def replace_scores(
+def replace_accumulators(
     values,
-    score,
+    accumulator,
     pages,
     page_table,
     lengths,
@@ -276,4 +276,4 @@ def replace_scores(
         LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
     )  # fmt: skip
     value = tl.load(values + (row.to(tl.int64) * KV_HEADS + head) * longest + n, mask=inside, other=0.0)
-    put(score, flat, value, inside, True)
+    put(accumulator, flat, value, inside, True)

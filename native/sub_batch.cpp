@@ -1,4 +1,4 @@
-#include "parts.h"
+#include "sub_batch.h"
 
 #include <algorithm>
 
@@ -6,8 +6,8 @@ namespace winnow {
 
 namespace {
 
-/// What the costliest part may be to the mean: threads that meet in every layer wait for each other about as long.
-constexpr double MOST_UNEVEN = 1.03;
+/// Largest ratio of the costliest sub-batch to the mean. Threads that synchronise in every layer lose about as much.
+constexpr double MAX_IMBALANCE = 1.03;
 
 double cost_of(const Batch &batch, const Cache &cache, int64_t seq, const TokenCost &cost) {
   const int64_t count = batch.counts[seq];
@@ -18,28 +18,28 @@ double cost_of(const Batch &batch, const Cache &cache, int64_t seq, const TokenC
   return static_cast<double>(count) * (cost.alone + cost.per_kv * kvs);
 }
 
-void add_sequence(const Batch &batch, int64_t seq, Part &part) {
-  Batch &own = part.batch;
+void add_sequence(const Batch &batch, int64_t seq, SubBatch &sub_batch) {
+  Batch &own = sub_batch.batch;
   const int64_t first = batch.starts[seq], end = first + batch.counts[seq];
   own.slots.push_back(batch.slots[seq]);
   own.counts.push_back(batch.counts[seq]);
   own.starts.push_back(own.num_tokens());
   own.position.insert(own.position.end(), batch.position.begin() + first, batch.position.begin() + end);
-  own.observe.push_back(batch.observe[seq]);
+  own.observer.push_back(batch.observer[seq]);
   own.observe_from.push_back(batch.observe_from[seq]);
-  for (int64_t token = first; token < end; ++token) part.tokens.push_back(token);
+  for (int64_t token = first; token < end; ++token) sub_batch.tokens.push_back(token);
 }
 
 }  // namespace
 
-std::vector<Part> share_out(const Batch &batch, const Cache &cache, const TokenCost &cost, int threads) {
+std::vector<SubBatch> partition_batch(const Batch &batch, const Cache &cache, const TokenCost &cost, int threads) {
   std::vector<std::pair<double, int64_t>> sequences;  // (what it costs, which)
   double all = 0;
   for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) {
     sequences.emplace_back(cost_of(batch, cache, seq, cost), seq);
     all += sequences.back().first;
   }
-  // The costliest first, each to the thread that has least.
+  // The costliest first, each to the least loaded thread.
   std::stable_sort(sequences.begin(), sequences.end(), [](const auto &a, const auto &b) { return a.first > b.first; });
   std::vector<double> load(threads);
   std::vector<int> whose(sequences.size());
@@ -48,11 +48,11 @@ std::vector<Part> share_out(const Batch &batch, const Cache &cache, const TokenC
     *least += own;
     whose[seq] = static_cast<int>(least - load.begin());
   }
-  if (*std::max_element(load.begin(), load.end()) * threads > all * MOST_UNEVEN) return {};
-  std::vector<Part> parts(threads);
-  for (Part &part : parts) part.batch.observes = batch.observes;
-  for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) add_sequence(batch, seq, parts[whose[seq]]);
-  return parts;
+  if (*std::max_element(load.begin(), load.end()) * threads > all * MAX_IMBALANCE) return {};
+  std::vector<SubBatch> sub_batches(threads);
+  for (SubBatch &sub_batch : sub_batches) sub_batch.batch.observers = batch.observers;
+  for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) add_sequence(batch, seq, sub_batches[whose[seq]]);
+  return sub_batches;
 }
 
 }  // namespace winnow

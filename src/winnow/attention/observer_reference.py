@@ -1,23 +1,23 @@
-"""The plain form of `Observe`: sums over queries, aggregated, pooled, and written to the slots."""
+"""Plain-torch `AttentionObserver`: sums over queries, aggregated, pooled, and written to the accumulators."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from winnow.attention.observe import Group, Observe, Pool, Term
+from winnow.attention.observer import AttentionObserver, Group, Smoothing, Term
 
-# Where a KV takes all attention, leaving it out would change the output without bound; so 1 - p is kept above this.
-# With much less the score would tell nothing but float32's errors in p and v - o.
+# Lower bound of 1 - p: a KV that takes all attention would change the output without bound if it were removed. A much
+# smaller bound would amplify float32's errors in p and v - o.
 _LEAST_REST = 1e-4
 
 
 class Observation:
-    """Takes attention probabilities of the same rows, block of queries by block of queries.
+    """Accumulate attention probabilities of the same rows over blocks of queries.
 
     Shapes: G sequences, H KV heads, g query heads each, n queries, N slots of a row, d = head_dim.
     """
 
-    def __init__(self, observe: Observe) -> None:
+    def __init__(self, observe: AttentionObserver) -> None:
         self._observe = observe
         self._sums: list[Tensor] = []  # per term [G, H, g, N], or [G, H, 1, N] where aggregated per query
 
@@ -30,9 +30,9 @@ class Observation:
             age: [G, H, n, N], positions from key to query.
             counts: bool [G, n], which queries count.
             v: float32 [G, H, N, d].
-            out: float32 [G, H, g, n, d], what attention gives.
+            out: float32 [G, H, g, n, d], the output of attention.
         """
-        _forget_near(p, age, self._observe.exclude_first)
+        _exclude_near(p, age, self._observe.exclude_first)
         sums = [self._sum(term, p, visible, age, counts, v, out) for term in self._observe.terms]
         self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)] if self._sums else sums
 
@@ -40,33 +40,35 @@ class Observation:
         self, term: Term, p: Tensor, visible: Tensor, age: Tensor, counts: Tensor, v: Tensor, out: Tensor
     ) -> Tensor:
         if term in (Term.ATTENTION, Term.GROUP_SQUARED):
-            told = p
+            added = p
         elif term is Term.SQUARED:
             # In place where it is the only term: fresh memory of this size costs more than the arithmetic.
-            told = p.square_() if len(self._observe.terms) == 1 else p.square()
+            added = p.square_() if len(self._observe.terms) == 1 else p.square()
         elif term is Term.BELOW_AVERAGE:
             average = 1.0 / visible.sum(dim=-1, keepdim=True)
-            told = p < average[:, :, None]
-            told = (told & (visible & (age >= self._observe.exclude_first))[:, :, None]).float()
+            added = p < average[:, :, None]
+            added = (added & (visible & (age >= self._observe.exclude_first))[:, :, None]).float()
         else:
-            told = (p / (1.0 - p).clamp_min(_LEAST_REST)).square() * _squared_distance(v, out)
+            added = (p / (1.0 - p).clamp_min(_LEAST_REST)).square() * _squared_distance(v, out)
         if term is Term.GROUP_SQUARED:
-            told = _aggregate(told, self._observe.group).square()
+            added = _aggregate(added, self._observe.group).square()
         elif self._observe.group is Group.MAX and not self._observe.replace:
-            told = _aggregate(told, self._observe.group)
+            added = _aggregate(added, self._observe.group)
         # [1, n] @ [n, N]: the sum over the queries that count
-        return (counts[:, None, None, None, :].float() @ told)[..., 0, :]
+        return (counts[:, None, None, None, :].float() @ added)[..., 0, :]
 
-    def store(self, score: Tensor, slot: Tensor, position: Tensor, valid: Tensor, first: Tensor) -> None:
-        """Bring what was taken into the scores.
+    def store(
+        self, accumulators: Tensor, slot: Tensor, position: Tensor, valid: Tensor, first: Tensor
+    ) -> None:
+        """Add the sums to the accumulators, or replace them.
 
         Args:
-            score: float32 [num_scores, slots of the pool].
-            slot: int64 [G, H, N], where each KV of the rows lies.
+            accumulators: float32 [num_accumulators, slots of the pool].
+            slot: int64 [G, H, N], the pool slot of each KV.
             position: int32 [G, H, N]; valid: bool [G, H, N], below the row's length.
             first: int64 [G], the first position whose query counts.
         """
-        for target, sums in zip(score, self._sums, strict=False):
+        for target, sums in zip(accumulators, self._sums, strict=False):
             added = aggregate_sums(sums, self._observe, position, valid, first)
             if self._observe.replace:
                 target[slot[valid]] = added[valid]
@@ -75,8 +77,10 @@ class Observation:
                 target.index_add_(0, slot.flatten(), added.masked_fill(~valid, 0.0).flatten())
 
 
-def aggregate_sums(sums: Tensor, observe: Observe, position: Tensor, valid: Tensor, first: Tensor) -> Tensor:
-    """Sums over queries become one number per KV: query heads aggregated, neighbours pooled as `observe` says.
+def aggregate_sums(
+    sums: Tensor, observe: AttentionObserver, position: Tensor, valid: Tensor, first: Tensor
+) -> Tensor:
+    """Reduce sums over queries to one number per KV: aggregate query heads and pool neighbours as `observe` says.
 
     Args:
         sums: float32 [G, H, g, N], or [G, H, 1, N] where heads are aggregated already.
@@ -85,19 +89,19 @@ def aggregate_sums(sums: Tensor, observe: Observe, position: Tensor, valid: Tens
     Returns:
         float32 [G, H, N], arbitrary where not valid.
     """
-    pool = observe.pool
-    if pool is None:
+    smoothing = observe.smoothing
+    if smoothing is None:
         return _aggregate(sums, observe.group)[:, :, 0]
-    pooled = valid & (position < first[:, None, None]) if pool.skip_window else valid
-    if pool.per_query_head:
-        return _aggregate(smooth(sums, position, pooled, pool), observe.group)[:, :, 0]
-    return smooth(_aggregate(sums, observe.group), position, pooled, pool)[:, :, 0]
+    pooled = valid & (position < first[:, None, None]) if smoothing.skip_window else valid
+    if smoothing.per_query_head:
+        return _aggregate(smooth(sums, position, pooled, smoothing), observe.group)[:, :, 0]
+    return smooth(_aggregate(sums, observe.group), position, pooled, smoothing)[:, :, 0]
 
 
-def _forget_near(p: Tensor, age: Tensor, exclude_first: int) -> None:
+def _exclude_near(p: Tensor, age: Tensor, exclude_first: int) -> None:
     """Set p, [G, H, g, n, N], to zero where a query is fewer than `exclude_first` positions after the key.
 
-    Those keys are nearly always the last ones of their rows, so the columns before the first of them are left alone.
+    Those keys are nearly always the last ones of their rows, so the columns before the first of them are skipped.
     """
     if not exclude_first:
         return
@@ -108,32 +112,32 @@ def _forget_near(p: Tensor, age: Tensor, exclude_first: int) -> None:
 
 
 def _aggregate(x: Tensor, group: Group) -> Tensor:
-    """Query heads of a group to one: dimension 2 of x becomes 1."""
+    """Aggregate the query heads of a group: dimension 2 of x becomes 1."""
     if group is Group.SUM:
         return x.sum(dim=2, keepdim=True)
     return x.mean(dim=2, keepdim=True) if group is Group.MEAN else x.amax(dim=2, keepdim=True)
 
 
-def smooth(x: Tensor, position: Tensor, pooled: Tensor, pool: Pool) -> Tensor:
-    """Pool x, [G, H, g, N], over KVs in the order of `position`, [G, H, N]; those not `pooled` are no neighbours.
+def smooth(x: Tensor, position: Tensor, pooled: Tensor, smoothing: Smoothing) -> Tensor:
+    """Pool x, [G, H, g, N], over KVs in the order of `position`, [G, H, N]; those not `pooled` are skipped.
 
-    x is not negative, and what comes back is arbitrary where it is not `pooled`.
+    x must not be negative. The result is arbitrary where not `pooled`.
     """
     last = torch.iinfo(position.dtype).max
     order = position.masked_fill(~pooled, last).argsort(dim=-1, stable=True)[:, :, None].expand_as(x)
     sorted_x = x.masked_fill(~pooled[:, :, None], 0.0).gather(-1, order).flatten(0, 2)[:, None]
-    padding = pool.size // 2
-    if pool.kind == "max":  # scores are not negative, so a zero beyond the end never wins
-        smooth = F.max_pool1d(sorted_x, pool.size, stride=1, padding=padding)
+    padding = smoothing.size // 2
+    if smoothing.kind == "max":  # scores are not negative, so a zero beyond the end never wins
+        smoothed = F.max_pool1d(sorted_x, smoothing.size, stride=1, padding=padding)
     else:
-        smooth = F.avg_pool1d(sorted_x, pool.size, stride=1, padding=padding)
-    return torch.empty_like(x).scatter_(-1, order, smooth[:, 0].view_as(x))
+        smoothed = F.avg_pool1d(sorted_x, smoothing.size, stride=1, padding=padding)
+    return torch.empty_like(x).scatter_(-1, order, smoothed[:, 0].view_as(x))
 
 
 def _squared_distance(v: Tensor, out: Tensor) -> Tensor:
     """|v_j - o_i|^2 for v [G, H, N, d] and out [G, H, g, n, d]: [G, H, g, n, N].
 
-    From products, in float64: where one KV takes nearly all attention o is nearly v, and float32 would see rounding.
+    Computed from products in float64: where one KV takes nearly all attention, o is nearly v and float32 would cancel.
     """
     v, out = v.double(), out.double()
     dot = (out.flatten(2, 3) @ v.transpose(2, 3)).unflatten(2, out.shape[2:4])

@@ -1,0 +1,100 @@
+"""The largest attention that a repetition of a context pays each of its KVs (KVzip), in plain torch."""
+
+import torch
+from torch import Tensor
+
+from winnow.attention.interface import AttentionSpec, JudgedKVs
+from winnow.cache import PagedCache
+from winnow.cache.layout import ceil_div
+
+# Elements of a part of the attention matrix by whether a CPU computes it: there, what a second-level cache holds.
+_TEMPORARY = {True: 2**18, False: 2**24}
+
+
+def replay_rows(
+    cache: PagedCache,
+    layer: int,
+    slot: int,
+    q: Tensor,
+    spec: AttentionSpec,
+    *,
+    judged: JudgedKVs,
+    first: int,
+    every: int = 1,
+    query_logs: Tensor | None = None,
+    key_logs: Tensor | None = None,
+) -> None:
+    """Compute `AttentionBackend.replay`. No more than a part of the attention matrix is held at once."""
+    at_all = range(first, first + every * len(q), every)
+    slots, position = judged_slots(cache, layer, slot, judged, at_all[-1] + 1)
+    keys = cache.pool.keys(slots)  # [H, J, d]
+    heads = len(keys)
+    queries = (q.float() * spec.scale).unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H, g, n, d]
+    sinks = None if spec.sinks is None else spec.sinks.float().view(heads, -1, 1, 1)
+    key_logs = None if key_logs is None else key_logs.unflatten(0, (heads, -1))
+    accumulator, place = cache.pool.accumulators.flatten(1)[0], slots[:, : judged.count]
+    largest = accumulator[place]
+    step = max(1, _TEMPORARY[q.device.type == "cpu"] // (queries.shape[1] * len(position)))
+    for start in range(0, len(q), step):
+        at = at_all[start : start + step]
+        for head in range(heads):
+            part, sink = queries[head, :, start : start + step], None if sinks is None else sinks[head]
+            logs = _log_probabilities(part, at, keys[head], position, at_all[-1], judged.count, spec, sink)
+            if query_logs is not None:
+                logs -= query_logs[start : start + step, None]
+            highest = logs.amax(dim=1)  # [g, judged]
+            if key_logs is not None:
+                highest += key_logs[head]
+            torch.maximum(largest[head], highest.amax(dim=0).exp_(), out=largest[head])
+    accumulator[place] = largest
+
+
+def judged_slots(
+    cache: PagedCache, layer: int, slot: int, judged: JudgedKVs, end: int
+) -> tuple[Tensor, Tensor]:
+    """The KVs in the softmax of a replay: their slots, int64 [H, J], and their positions, ascending below `end`, [J].
+
+    The first `judged.count` of them are judged; the rest lie behind the context.
+    """
+    parts = ((0, judged.head), (judged.start, judged.end), (judged.context_len, end))
+    device = cache.pool.device
+    position = torch.cat([torch.arange(*part) for part in parts]).to(device)
+    blocks = cache.tables.lookup(
+        torch.tensor([slot], device=device), layer, ceil_div(end, cache.pool.layout.block_size)
+    )[0]
+    return cache.pool.slots_of(blocks.long())[:, position], position
+
+
+def _log_probabilities(
+    q: Tensor,
+    at: range,
+    keys: Tensor,
+    position: Tensor,
+    last: int,
+    num_judged: int,
+    spec: AttentionSpec,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Logarithms of what queries [g, n, d] at n positions pay the first `num_judged` of the keys: [g, n, judged].
+
+    Args:
+        keys: [J, d].
+        position: of the keys, ascending, [J]; the last ones are consecutive, from before the queries on.
+        last: the last of these positions.
+        sinks: float32 [g, 1, 1], one more logit; None: none.
+    """
+    group, n = q.shape[:2]
+    # Keys are in the order of their positions: none after the last query is visible, all up to the first one are.
+    seen = len(position) - (last - at[-1])
+    logits = (q.flatten(0, 1) @ keys[:seen].mT).unflatten(0, (group, n))
+    if spec.softcap is not None:
+        logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
+    close = seen - (at[-1] - at[0])
+    of_query = torch.arange(at.start, at.stop, at.step, device=q.device)[:, None]
+    logits[..., close:].masked_fill_(position[close:seen] > of_query, -torch.inf)
+    if spec.window is not None:
+        logits.masked_fill_(of_query - position[:seen] >= spec.window, -torch.inf)
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks)
+    return logits[..., :num_judged].sub_(total)
