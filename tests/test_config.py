@@ -64,7 +64,7 @@ def test_an_earlier_name_stays_a_keyword_and_a_flag() -> None:
             ConfigError, match="num_scores is the earlier name of num_accumulators: give num_acc"
         ):
             EngineConfig.from_options(options)
-    with pytest.raises(ConfigError, match="num_accumulators must be between 0 and 2, got 3"):
+    with pytest.raises(ConfigError, match="num_accumulators must be at most 2, got 3"):
         EngineConfig.from_options({"num_scores": 3})
 
 

@@ -52,7 +52,7 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
 def tables(case: KernelCase) -> np.ndarray[Any, Any]:
     """Block ids of all rows of the first layer, [batch, heads, blocks]."""
     slots = torch.tensor(case.slots)
-    return case.cache.manager.tables.lookup(slots, 0, SMALL.context // SMALL.block_size).numpy()
+    return case.cache.tables.lookup(slots, 0, SMALL.context // SMALL.block_size).numpy()
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(1, 1), (3, 3), (32, 4)])
@@ -65,7 +65,7 @@ class TestCase:
     @pytest.mark.parametrize("scatter", [False, True])
     def test_the_cache_is_sound_and_filled(self, uneven: bool, scatter: bool) -> None:
         case = KernelCase.build(replace(SMALL, uneven=uneven, scatter=scatter), last_level_cache=1)
-        case.cache.manager.check_integrity()
+        case.local.ledger.check_integrity()
         assert (case.lengths == SMALL.context).all() != uneven
         assert (SMALL.chunk < case.lengths).all() and (case.lengths <= SMALL.context).all()
         assert len(np.unique(case.lengths)) > 1 or not uneven
@@ -89,7 +89,7 @@ class TestCase:
         q = case.q[:3]
         held = case.cache.pool.v.clone()
         for slot in case.slots:
-            held[case.cache.manager.blocks_of(slot).long()] = 1.0
+            held[torch.from_numpy(case.local.ledger.blocks_of(slot)).long()] = 1.0
         case.cache.pool.v.copy_(held)
         out = ReferenceBackend().attend(case.cache, spans, 1, q, AttentionSpec(1.0))
         assert torch.allclose(out, torch.ones_like(out))
@@ -111,7 +111,7 @@ class TestColumns:
         spans = case.spans(decodes=1, prefills=2)
         pairs = 0
         for slot, count in zip(spans.slots, spans.counts, strict=True):
-            for length in case.cache.manager.host_lengths[slot].ravel():
+            for length in case.local.ledger.lengths[slot].ravel():
                 pairs += sum(length - after for after in range(count))
         # Two products of head_dim multiplications and additions, for each of the group's 2 query heads.
         assert attention_flops(case, spans) == round(pairs / case.layers * 2 * 2 * 8 * 2)

@@ -284,7 +284,7 @@ def test_the_demo_model_answers_tasks_and_loses_them_with_their_kvs(tmp_path: Pa
         ("--contexts 64,x", "argument --contexts: must be whole numbers with commas between, got '64,x'"),
         ("--compressions 0.5", "compressions must be finite numbers of at least 1, got 0.5"),
         ("--requests 0", "requests must be at least 1, got 0"),
-        ("--threads 0", "threads must be between 1 and 1024, got 0"),
+        ("--threads 0", "threads must be at least 1, got 0"),
         ("--resume", "--resume goes on from the file of --json, which was not given"),
         ("--model nowhere", "model must be a directory"),
         ("--model {model} --random-model", "--random-model and --model both name a model, give one"),

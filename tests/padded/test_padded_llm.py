@@ -121,7 +121,7 @@ class TestRefusals:
                 {"padded_mode": "orca"},
                 "padded_mode must be one of embedding, shaping, pd, static, got 'orca'",
             ),
-            ({"prefill_group": 0}, "prefill_group must be between 1 and 1024, got 0"),
+            ({"prefill_group": 0}, "prefill_group must be at least 1, got 0"),
             ({"park_memory": "lots"}, "park_memory must be a size such as 512MiB, .*, got 'lots'"),
             ({"group_padding": 1.5}, "group_padding must be at most 1.0, got 1.5"),
             ({"park_above": 0.5}, r"admit_below must be at most park_above \(0.5\), got 0.9"),
