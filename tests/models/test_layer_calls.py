@@ -212,9 +212,9 @@ def decode_in_one_call(
     kernels, spec, counts = LayerKernels(_native.Kernels(isa)), AttentionSpec(0.25), COUNTS[number]
     layers = [Layer(kernels, dtype, inner, biased=False, normed=inner == 192) for inner in (128, 192)]
     backend, native = NativeBackend(_native.Kernels(isa)), NativeSpec(spec)
-    told = [OBSERVED[observe]] * len(counts)
+    observed = [OBSERVED[observe]] * len(counts)
     batch = paged_batch(
-        3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, kv_dtype=kv_dtype, observe=told
+        3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, kv_dtype=kv_dtype, observe=observed
     )
     for field in batch.cache.pool.fields.values():
         field.nan_to_num_(0.5)  # the batch has written the rows of its own layer only

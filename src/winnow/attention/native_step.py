@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from winnow import native
-from winnow.attention.interface import AttentionSpec
+from winnow.attention.spans import AttentionSpec
 
 
 class NativeSpec:

@@ -215,8 +215,8 @@ class TorchExecutor:
         if self._graphs is not None and not (step.watching or step.queries or step.replays):
             decoded = self._graphs.run(tokens, spans)
             if decoded is not None:
-                return decoded if step.wanted is None else decoded[wanted]
-        output = self._model.computes(
+                return decoded if step.logits_indices is None else decoded[wanted]
+        output = self._model.forward_model(
             input_ids=self._to_device(tokens)[None],
             position_ids=spans.position[None],
             use_cache=False,
@@ -229,7 +229,7 @@ class TorchExecutor:
     def decode_logits(self, tokens: Tensor, spans: Spans) -> Tensor:
         """The logits, [B, V], of sequences that bring one token each, int64 [1, B]; their rows have room for it."""
         step = PagedAttentionStep(self._backend, self.cache, spans, self._signals, None, None, None)
-        output = self._model.computes(
+        output = self._model.forward_model(
             input_ids=tokens,
             position_ids=spans.position[None],
             use_cache=False,

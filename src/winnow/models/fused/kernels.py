@@ -194,7 +194,7 @@ class LayerKernels:
         cos: Tensor,
         sin: Tensor,
         step: NativeStep,
-        wanted: Tensor | None,
+        logits_indices: Tensor | None,
         vocab_size: int,
     ) -> Tensor:
         """A whole model.
@@ -202,7 +202,7 @@ class LayerKernels:
         Args:
             tokens: of the step, int64 [T], dense.
             cos, sin: of the positions from 0 to those of the step, [positions, rotary_dim], of the weights' type.
-            wanted: tokens whose logits are asked for, int64 [n]; None: all.
+            logits_indices: tokens whose logits are asked for, int64 [n]; None: all.
 
         Returns:
             Logits, [T, vocab_size] or [n, vocab_size].
@@ -217,8 +217,10 @@ class LayerKernels:
             and native.native_dtype(cos.dtype) == decoder.dtype
             and cos.shape == sin.shape
         )
-        assert wanted is None or (wanted.dtype == torch.int64 and wanted.is_contiguous())
-        logits = cos.new_empty(len(tokens if wanted is None else wanted), vocab_size)
+        assert logits_indices is None or (
+            logits_indices.dtype == torch.int64 and logits_indices.is_contiguous()
+        )
+        logits = cos.new_empty(len(tokens if logits_indices is None else logits_indices), vocab_size)
         self._kernels.decode(
             self._work,
             decoder,
@@ -229,8 +231,8 @@ class LayerKernels:
             step.cache,
             step.batch,
             step.work,
-            -1 if wanted is None else len(wanted),
-            0 if wanted is None else wanted.data_ptr(),
+            -1 if logits_indices is None else len(logits_indices),
+            0 if logits_indices is None else logits_indices.data_ptr(),
             logits.data_ptr(),
             torch.get_num_threads(),
         )

@@ -23,6 +23,18 @@ if TYPE_CHECKING:
     from winnow.models.binding import AttentionStep
 
 
+class FusedNorm(nn.Module):
+    """The norm between the last layer and the head in one native pass: [..., size] -> the same shape."""
+
+    def __init__(self, norm: NormWeight, kernels: LayerKernels) -> None:
+        super().__init__()
+        self.norm = norm
+        self._kernels = kernels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._kernels.rms_norm(x.reshape(-1, x.shape[-1]), self.norm).view_as(x)
+
+
 class FusedLayer(nn.Module):
     """Takes the place of a decoder layer that is built of `LayerParts`.
 
@@ -35,8 +47,8 @@ class FusedLayer(nn.Module):
         attributes: of the layer that it replaces; models may look at them.
 
     Attributes:
-        only_wanted: nobody reads the hidden state of tokens whose logits are not wanted, so of those only keys and
-            values are computed.
+        last_layer_only_wanted: for tokens whose logits are not wanted, compute keys and values alone. True only of the
+            last layer, where no later layer reads their hidden states.
         calls_step: it passes its hidden states to a watching step; see `winnow.models.residuals`.
     """
 
@@ -56,7 +68,7 @@ class FusedLayer(nn.Module):
         super().__init__()
         self.__dict__ |= attributes
         self.layer_idx = layer_idx
-        self.only_wanted = False
+        self.last_layer_only_wanted = False
         self.qkv, self.output = products["qkv"], products["output"]
         self.gate_up, self.down = products["gate_up"], products["down"]
         self.norms, self.activation, self.spec = norms, activation, spec
@@ -91,9 +103,11 @@ class FusedLayer(nn.Module):
         residual = hidden_states[0]
         if watcher is not None:
             watcher.enter_layer(hidden_states)
-        wanted: Tensor | None = getattr(winnow_step, "wanted", None) if self.only_wanted else None
+        logits_indices: Tensor | None = None
+        if self.last_layer_only_wanted:
+            logits_indices = getattr(winnow_step, "logits_indices", None)
         native: NativeStep | None = getattr(winnow_step, "native", None)
-        if self._native is not None and native is not None and watcher is None and wanted is None:
+        if self._native is not None and native is not None and watcher is None and logits_indices is None:
             cos, sin = position_embeddings[0][0], position_embeddings[1][0]
             whole = self.kernels.decoder_layer(
                 self._native, self.layer_idx, residual, cos, sin, self._native_spec, native
@@ -102,13 +116,13 @@ class FusedLayer(nn.Module):
         if inputs := input_watcher(winnow_step):
             inputs.enter_attention(self.kernels.rms_norm(residual, self.norms.input))
         attended = self._attend(residual, position_embeddings, winnow_step)
-        if wanted is not None and watcher is None:
-            residual, attended = residual[wanted], attended[wanted]
+        if logits_indices is not None and watcher is None:
+            residual, attended = residual[logits_indices], attended[logits_indices]
         out = self._finish(residual, attended, watcher)
         if len(out) == hidden_states.shape[1]:
             return out[None]
-        assert wanted is not None, "only a selection makes rows fewer"
-        return torch.zeros_like(hidden_states).index_copy_(1, wanted, out[None])
+        assert logits_indices is not None, "only a selection makes rows fewer"
+        return torch.zeros_like(hidden_states).index_copy_(1, logits_indices, out[None])
 
     def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], step: "AttentionStep") -> Tensor:
         """The layer's input [T, hidden_size] -> what attention read, [T, Hq * d]."""

@@ -1,4 +1,4 @@
-"""The parts of a decoder layer that is built like Llama's, found by name and told apart by what they compute."""
+"""The parts of a decoder layer that is built like Llama's, found by name and identified by what they compute."""
 
 from dataclasses import dataclass
 
