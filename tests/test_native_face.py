@@ -7,7 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("winnow._native", reason="built without a compiler")
-from winnow import native  # noqa: E402
+from winnow import native
 
 SOURCE = Path(native.__file__).parent
 
