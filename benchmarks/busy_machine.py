@@ -16,7 +16,7 @@ import sys
 import time
 
 from winnow import LLM, SamplingParams
-from winnow.bench.machine import Machine
+from winnow.report.provenance import Machine
 
 WAITS: dict[str, dict[str, str]] = {
     "winnow": {},

@@ -55,7 +55,7 @@ def main() -> None:
     lines = sorted(PROMPTS.read_text(encoding="utf-8").splitlines(), key=len, reverse=True)
     prompts = [json.loads(line)["prompt"] for line in lines[: arguments.requests]]
     scoring = Stopwatch()
-    for method in ("take", "store"):
+    for method in ("accumulate", "store"):
         setattr(
             observer_reference.Observation,
             method,

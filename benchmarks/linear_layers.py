@@ -16,12 +16,12 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from winnow.bench.limits import Limits
-from winnow.bench.machine import Machine, commit
 from winnow.bench.presets import PRESETS
 from winnow.bench.timing import interleave
 from winnow.models.fused.kernels import LayerKernels
 from winnow.models.packed_linear import OneDnnLinear, PackedLinear
 from winnow.native import native_kernels
+from winnow.report.provenance import Machine, commit
 
 CPU = torch.device("cpu")
 LONGEST_PASS = 2.0  # seconds

@@ -26,7 +26,7 @@ from winnow.bench.presets import PRESETS, Preset, model_cache
 from winnow.bench.work_arguments import add_eviction_arguments, add_work_arguments, take_work
 from winnow.bench.workload import Workload
 from winnow.errors import ConfigError
-from winnow.text_table import TextTable
+from winnow.report.tables import TextTable
 
 MIB = 2**20
 TIMEOUT = 1800
@@ -61,8 +61,8 @@ class Resident:
 def memory_sizes() -> dict[str, int]:
     """What Linux tells of this process's memory, in bytes by name."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    told = (line.split() for line in lines if line.endswith(" kB"))
-    return {name.rstrip(":"): int(size) * 2**10 for name, size, _ in told}
+    entries = (line.split() for line in lines if line.endswith(" kB"))
+    return {name.rstrip(":"): int(size) * 2**10 for name, size, _ in entries}
 
 
 def forget_peak() -> None:
@@ -98,9 +98,9 @@ class Stages:
         return max(self.loading_peak, self.answering_peak)
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> "Stages":
+    def from_json(cls, values: dict[str, Any]) -> "Stages":
         """From `asdict`."""
-        return cls(**{n: v if isinstance(v, int) else Resident(**v) for n, v in told.items()})
+        return cls(**{n: v if isinstance(v, int) else Resident(**v) for n, v in values.items()})
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ def measure_apart(case: Case, name: str) -> Stages:
     from winnow.bench.environment import call
 
     words = [sys.executable, Path(__file__).resolve(), "--case", json.dumps(asdict(case))]
-    told = call(words, f"the process of {name}", TIMEOUT)
-    return Stages.from_json(json.loads(told.splitlines()[-1]))
+    output = call(words, f"the process of {name}", TIMEOUT)
+    return Stages.from_json(json.loads(output.splitlines()[-1]))
 
 
 def serve(text: str) -> None:
@@ -166,7 +166,7 @@ def weight_bytes(options: dict[str, Any]) -> int:
 def table(title: str, found: dict[str, Stages], weights: int, kv_memory: int) -> TextTable:
     """Stages down, configurations across."""
     limit = FACTOR * (weights + kv_memory + ALLOWANCE)
-    told: dict[str, Callable[[Stages], str]] = {
+    lines: dict[str, Callable[[Stages], str]] = {
         "torch imported": lambda stages: str(stages.torch),
         "Winnow imported": lambda stages: str(stages.imports),
         "loading, peak": lambda stages: mib(stages.loading_peak),
@@ -178,7 +178,7 @@ def table(title: str, found: dict[str, Stages], weights: int, kv_memory: int) ->
         "limit": lambda _: mib(limit),
         "peak - limit": lambda stages: f"{(stages.peak - limit) / MIB:+.0f}",
     }
-    rows = tuple((name, tuple(map(tell, found.values()))) for name, tell in told.items())
+    rows = tuple((name, tuple(map(tell, found.values()))) for name, tell in lines.items())
     notes = (
         "MiB; in brackets what is the process's own + what is mapped from files",
         f"limit: {FACTOR} x (weights + KV memory + {mib(ALLOWANCE)})",
@@ -218,8 +218,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     preset = PRESETS[arguments.work]
     from winnow.bench.environment import PeerError
     from winnow.bench.evictions import options_by_eviction
-    from winnow.bench.machine import Machine, report_head
-    from winnow.cli.report import console, print_tables, write_json
+    from winnow.cli.paths import write_json
+    from winnow.report.console import console, print_tables
+    from winnow.report.provenance import Machine, report_head
 
     found = {}
     model = preset.shape.save(model_cache())

@@ -22,20 +22,21 @@ import torch
 
 from winnow import LLM, SamplingParams
 from winnow.bench.evictions import options_by_eviction
-from winnow.bench.machine import Machine, report_head
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.work_arguments import add_eviction_arguments, add_work_arguments, take_work
-from winnow.cli.report import check_json_path, console, print_tables, write_json
+from winnow.cli.paths import check_json_path, write_json
 from winnow.errors import WinnowError
-from winnow.inspection import Rows
-from winnow.text_table import TextTable
+from winnow.inspect.inspection import Rows
+from winnow.report.console import console, print_tables
+from winnow.report.provenance import Machine, report_head
+from winnow.report.tables import TextTable
 
 PLAIN: dict[str, Any] = {"attention_backend": "reference", "optimize": False}
 REQUESTS, NEW_TOKENS = 3, 24
 
 
 @dataclass(frozen=True)
-class Told:
+class Answered:
     """One answer, and what is left of its prompt."""
 
     tokens: Sequence[int]
@@ -45,17 +46,19 @@ class Told:
     """By layer and head: prompt tokens whose KVs are held once the prompt's last round is over."""
 
 
-def answer(options: dict[str, Any], prompts: list[list[int]], new_tokens: int) -> list[Told]:
+def answer(options: dict[str, Any], prompts: list[list[int]], new_tokens: int) -> list[Answered]:
     """All prompts answered at once, and each by itself to be looked into."""
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True, logprobs=1)
     with LLM(**options) as llm:
         answers = [output.outputs[0] for output in llm.generate(prompts, params)]
         rows = [llm.inspect(prompt, params).after_prompt.rows for prompt in prompts]
-    told = []
+    outcomes = []
     for each, held in zip(answers, rows, strict=True):
         entries = zip(each.token_ids, each.logprobs or (), strict=True)
-        told.append(Told(each.token_ids, [e[token].logprob for token, e in entries if e is not None], held))
-    return told
+        outcomes.append(
+            Answered(each.token_ids, [e[token].logprob for token, e in entries if e is not None], held)
+        )
+    return outcomes
 
 
 @dataclass
@@ -74,14 +77,14 @@ class Agreement:
     """The largest between log probabilities of these."""
 
     @classmethod
-    def of(cls, ours: Sequence[Told], plain: Sequence[Told]) -> "Agreement":
+    def of(cls, ours: Sequence[Answered], plain: Sequence[Answered]) -> "Agreement":
         """Count over all answers."""
         found = cls()
         for one, other in zip(ours, plain, strict=True):
             found._add(one, other)
         return found
 
-    def _add(self, ours: Told, plain: Told) -> None:
+    def _add(self, ours: Answered, plain: Answered) -> None:
         pairs = list(zip(ours.tokens, plain.tokens, strict=True))
         self.tokens += len(pairs)
         self.equal_tokens += sum(a == b for a, b in pairs)

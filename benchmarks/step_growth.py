@@ -20,13 +20,13 @@ import torch
 
 from winnow.attention import Spans, open_backend
 from winnow.bench.limits import Limits
-from winnow.bench.machine import Machine, report_head
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.timing import seconds_of
 from winnow.cache import Ledger
 from winnow.config import EngineConfig
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import load_model
+from winnow.report.provenance import Machine, report_head
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768)

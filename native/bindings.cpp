@@ -62,7 +62,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<DecoderWorkspace>(m, "DecoderWorkspace")
       .def(nb::init<>())
-      .def_ro("num_parts", &DecoderWorkspace::num_parts);
+      .def_ro("num_sub_batches", &DecoderWorkspace::num_sub_batches);
 
   nb::class_<DecoderLayer>(m, "DecoderLayer")
       .def(
@@ -89,18 +89,29 @@ NB_MODULE(_native, m) {
           },
           nb::kw_only(), "qkv"_a, "qkv_bias"_a, "output"_a, "output_bias"_a, "gate_up"_a, "gate_up_bias"_a, "down"_a,
           "down_bias"_a, "input_norm"_a, "query_norm"_a, "key_norm"_a, "post_norm"_a, "output_norm"_a,
-          "down_norm"_a, "activation"_a, "num_query_heads"_a, "num_kv_heads"_a, "head_dim"_a);
+          "down_norm"_a, "activation"_a, "num_query_heads"_a, "num_kv_heads"_a, "head_dim"_a)
+      .def_prop_ro("dtype", &DecoderLayer::dtype);
+
+  nb::class_<Field>(m, "Field")
+      .def(
+          "__init__",
+          [](Field *self, uintptr_t data, int64_t slot_bytes, int64_t block_bytes) {
+            new (self) Field{at<char>(data), slot_bytes, block_bytes};
+          },
+          "data"_a, "slot_bytes"_a, "block_bytes"_a);
 
   nb::class_<Pool>(m, "Pool")
       .def(
           "__init__",
-          [](Pool *self, uintptr_t k, uintptr_t v, uintptr_t position, uintptr_t score, int64_t num_slots,
-             int64_t num_scores, int64_t block_size, int64_t block_stride, int64_t head_dim, DType dtype) {
-            new (self) Pool{{block_size, block_stride, head_dim}, at<char>(k), at<char>(v), at<int32_t>(position),
-                            at<float>(score), num_slots, num_scores, dtype};
+          [](Pool *self, std::vector<Field> fields, uintptr_t k, uintptr_t v, uintptr_t position, uintptr_t accumulators,
+             int64_t num_slots, int64_t num_accumulators, int64_t block_size, int64_t block_stride, int64_t head_dim,
+             DType dtype) {
+            new (self) Pool{{block_size, block_stride, head_dim}, std::move(fields),       at<char>(k), at<char>(v),
+                            at<int32_t>(position),                at<float>(accumulators), num_slots,   num_accumulators,
+                            dtype};
           },
-          nb::kw_only(), "k"_a, "v"_a, "position"_a, "score"_a, "num_slots"_a, "num_scores"_a, "block_size"_a,
-          "block_stride"_a, "head_dim"_a, "dtype"_a);
+          nb::kw_only(), "fields"_a, "k"_a, "v"_a, "position"_a, "accumulators"_a, "num_slots"_a, "num_accumulators"_a,
+          "block_size"_a, "block_stride"_a, "head_dim"_a, "dtype"_a);
 
   nb::class_<Cache, Pool>(m, "Cache")
       .def(
@@ -121,31 +132,32 @@ NB_MODULE(_native, m) {
       .value("value_aware", Term::value_aware);
   nb::enum_<Group>(m, "Group").value("sum", Group::sum).value("mean", Group::mean).value("max", Group::max);
 
-  nb::class_<Observe>(m, "Observe")
+  nb::class_<AttentionObserver>(m, "AttentionObserver")
       .def(
           "__init__",
-          [](Observe *self, std::vector<Term> terms, Group group, int64_t exclude_first, bool replace,
-             int64_t pool_size, bool pool_max, bool pool_per_query_head, bool pool_skip_window) {
-            new (self) Observe{std::move(terms), group,    exclude_first,       replace,
-                               pool_size,        pool_max, pool_per_query_head, pool_skip_window};
+          [](AttentionObserver *self, std::vector<Term> terms, Group group, int64_t exclude_first, bool replace,
+             int64_t smoothing_size, bool smoothing_max, bool smoothing_per_query_head, bool smoothing_skip_window) {
+            new (self) AttentionObserver{std::move(terms), group,         exclude_first,
+                                         replace,          smoothing_size, smoothing_max,
+                                         smoothing_per_query_head,         smoothing_skip_window};
           },
-          nb::kw_only(), "terms"_a, "group"_a, "exclude_first"_a, "replace"_a, "pool_size"_a, "pool_max"_a,
-          "pool_per_query_head"_a, "pool_skip_window"_a);
+          nb::kw_only(), "terms"_a, "group"_a, "exclude_first"_a, "replace"_a, "smoothing_size"_a, "smoothing_max"_a,
+          "smoothing_per_query_head"_a, "smoothing_skip_window"_a);
 
   nb::class_<Batch>(m, "Batch")
       .def(
           "__init__",
           [](Batch *self, std::vector<int64_t> slots, std::vector<int64_t> counts, std::vector<int64_t> starts,
-             uintptr_t position, int64_t num_tokens, std::vector<int64_t> observe, std::vector<int64_t> observe_from,
-             std::vector<Observe> observes) {
+             uintptr_t position, int64_t num_tokens, std::vector<int64_t> observer, std::vector<int64_t> observe_from,
+             std::vector<AttentionObserver> observers) {
             const int64_t *first = at<int64_t>(position);
             new (self) Batch{std::move(slots),        std::move(counts),
                              std::move(starts),       std::vector<int64_t>(first, first + num_tokens),
-                             std::move(observe),      std::move(observe_from),
-                             std::move(observes)};
+                             std::move(observer),     std::move(observe_from),
+                             std::move(observers)};
           },
-          nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observe"_a,
-          "observe_from"_a, "observes"_a)
+          nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observer"_a,
+          "observe_from"_a, "observers"_a)
       .def_prop_ro("end", &Batch::end);
 
   nb::class_<AttentionSpec>(m, "AttentionSpec")
@@ -172,7 +184,8 @@ NB_MODULE(_native, m) {
             new (self) Decoder{{at<char>(embedding), head, num_tokens}, std::move(layers), selects, norm,
                                {head, at<char>(head_bias)}};
           },
-          nb::kw_only(), "embedding"_a, "num_tokens"_a, "layers"_a, "selects"_a, "norm"_a, "head"_a, "head_bias"_a);
+          nb::kw_only(), "embedding"_a, "num_tokens"_a, "layers"_a, "selects"_a, "norm"_a, "head"_a, "head_bias"_a)
+      .def_prop_ro("dtype", &Decoder::dtype);
 
   nb::class_<KeyRows>(m, "KeyRows")
       .def(
@@ -182,7 +195,8 @@ NB_MODULE(_native, m) {
             new (self) KeyRows{{block_size, block_stride, head_dim}, dtype, at<char>(k), at<int64_t>(slot),
                                at<int32_t>(length), rows, stride};
           },
-          nb::kw_only(), "dtype"_a, "k"_a, "head_dim"_a, "block_size"_a, "block_stride"_a, "slot"_a, "length"_a, "rows"_a, "stride"_a);
+          nb::kw_only(), "dtype"_a, "k"_a, "head_dim"_a, "block_size"_a, "block_stride"_a, "slot"_a, "length"_a, "rows"_a,
+          "stride"_a);
 
   nb::class_<Workspace>(m, "Workspace").def(nb::init<>());
 
@@ -190,10 +204,10 @@ NB_MODULE(_native, m) {
       .def("__init__", [](Kernels *self, const std::string &name) { new (self) Kernels(kernels_for(name)); },
            "instruction_set"_a)
       .def("write",
-           [](const Kernels &self, const Cache &cache, const Batch &batch, int64_t layer, uintptr_t k, int64_t k_token,
-              int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, int threads) {
-             self.write(cache, batch, {layer, heads(k, k_token, k_head), heads(v, v_token, v_head), 0, batch.num_tokens()},
-                        threads);
+           [](const Kernels &self, const Cache &cache, const Batch &batch, int64_t layer, DType dtype, uintptr_t k,
+              int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, int threads) {
+             const Heads key_heads = heads(k, k_token, k_head), value_heads = heads(v, v_token, v_head);
+             self.write(cache, batch, {layer, dtype, key_heads, value_heads, 0, batch.num_tokens()}, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("compact",
@@ -202,48 +216,50 @@ NB_MODULE(_native, m) {
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("keep_best",
-           [](const Kernels &self, const Pool &pool, uintptr_t block, uintptr_t length, uintptr_t kept, uintptr_t worth,
+           [](const Kernels &self, const Pool &pool, uintptr_t block, uintptr_t length, uintptr_t kept, uintptr_t score,
               uintptr_t must_stay, int64_t rows, int64_t stride, int threads) {
-             self.keep_best(pool, {at<int64_t>(block), at<int32_t>(length), at<int32_t>(kept), at<float>(worth),
+             self.keep_best(pool, {at<int64_t>(block), at<int32_t>(length), at<int32_t>(kept), at<float>(score),
                                    at<bool>(must_stay), rows, stride},
                             threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("attend",
-           [](const Kernels &self, Workspace &work, const Cache &cache, const Batch &batch, int64_t layer, uintptr_t q,
-              int64_t q_token, int64_t q_head, uintptr_t out, int64_t num_query_heads, const AttentionSpec &spec,
-              int threads) {
-             self.attend({spec, cache, batch, layer, heads(q, q_token, q_head), at<char>(out), num_query_heads, threads},
+           [](const Kernels &self, Workspace &work, const Cache &cache, const Batch &batch, int64_t layer, DType dtype,
+              uintptr_t q, int64_t q_token, int64_t q_head, uintptr_t out, int64_t num_query_heads,
+              const AttentionSpec &spec, int threads) {
+             self.attend({spec, cache, batch, layer, dtype, heads(q, q_token, q_head), at<char>(out), num_query_heads,
+                          threads},
                          work);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("replay",
            [](const Kernels &self, Workspace &work, const Cache &cache, int64_t layer, int64_t slot, int64_t head,
-              int64_t start, int64_t end, int64_t context_len, uintptr_t q, int64_t q_token, int64_t q_head,
+              int64_t start, int64_t end, int64_t context_len, DType dtype, uintptr_t q, int64_t q_token, int64_t q_head,
               int64_t count, int64_t first, int64_t every, int64_t num_query_heads, uintptr_t query_logs,
               uintptr_t key_logs, const AttentionSpec &spec, int threads) {
-             self.replay({spec, cache, layer, slot, head, start, end, context_len, heads(q, q_token, q_head), count,
-                          first, every, num_query_heads, at<float>(query_logs), at<float>(key_logs), threads},
+             self.replay({spec, cache, layer, slot, head, start, end, context_len, dtype, heads(q, q_token, q_head),
+                          count, first, every, num_query_heads, at<float>(query_logs), at<float>(key_logs), threads},
                          work);
            },
            nb::call_guard<nb::gil_scoped_release>(), "work"_a, "cache"_a, nb::kw_only(), "layer"_a, "slot"_a, "head"_a,
-           "start"_a, "end"_a, "context_len"_a, "q"_a, "q_token"_a, "q_head"_a, "count"_a, "first"_a, "every"_a,
+           "start"_a, "end"_a, "context_len"_a, "dtype"_a, "q"_a, "q_token"_a, "q_head"_a, "count"_a, "first"_a, "every"_a,
            "num_query_heads"_a, "query_logs"_a, "key_logs"_a, "spec"_a, "threads"_a)
       .def("leverage",
-           [](const Kernels &self, const KeyRows &rows, float ridge, uintptr_t worth, int threads) {
-             self.leverage(rows, ridge, at<float>(worth), threads);
+           [](const Kernels &self, const KeyRows &rows, float ridge, uintptr_t score, int threads) {
+             self.leverage(rows, ridge, at<float>(score), threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("key_difference",
-           [](const Kernels &self, const KeyRows &rows, uintptr_t worth, int threads) {
-             self.key_difference(rows, at<float>(worth), threads);
+           [](const Kernels &self, const KeyRows &rows, uintptr_t score, int threads) {
+             self.key_difference(rows, at<float>(score), threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("pool_rows",
+      .def("smooth_rows",
            [](const Kernels &self, uintptr_t x, uintptr_t position, uintptr_t length, int64_t rows, int64_t stride,
-              int64_t pool_size, bool pool_max, uintptr_t out, int threads) {
-             self.pool_rows({at<float>(x), at<int32_t>(position), at<int32_t>(length), rows, stride, pool_size, pool_max},
-                            at<float>(out), threads);
+              int64_t smoothing_size, bool smoothing_max, uintptr_t out, int threads) {
+             const SmoothedRows smoothed{at<float>(x), at<int32_t>(position), at<int32_t>(length), rows, stride,
+                                         smoothing_size, smoothing_max};
+             self.smooth_rows(smoothed, at<float>(out), threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("rms_norm",
@@ -292,17 +308,17 @@ NB_MODULE(_native, m) {
              self.linear(weight, {at<char>(x), x_stride, at<char>(bias), nullptr, at<char>(out), rows}, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("before_attention",
+      .def("pre_attention",
            [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, uintptr_t x, int64_t tokens,
               uintptr_t cos, uintptr_t sin, int64_t rotary_dim, uintptr_t qkv, int threads) {
-             before_attention(self, layer, at<char>(x), tokens, {at<char>(cos), at<char>(sin), rotary_dim},
+             pre_attention(self, layer, at<char>(x), tokens, {at<char>(cos), at<char>(sin), rotary_dim},
                               at<char>(qkv), work, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("after_attention",
+      .def("post_attention",
            [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, uintptr_t x, uintptr_t attended,
               int64_t tokens, int threads) {
-             after_attention(self, layer, at<char>(x), at<char>(attended), tokens, work, threads);
+             post_attention(self, layer, at<char>(x), at<char>(attended), tokens, work, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("decoder_layer",

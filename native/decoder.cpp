@@ -2,35 +2,35 @@
 
 #include <cstring>
 
-#include "parts.h"
+#include "sub_batch.h"
 
 namespace winnow {
 
 namespace {
 
-/// Tokens, at most, that pass through a part of the layer together: what lies between its products stays in the caches, and a
-/// prefill step needs no more memory for it than this for each thread.
+/// Most tokens that are computed together between two products: their intermediate results fit the caches, and bound the memory
+/// that a prefill step needs for each thread.
 constexpr int64_t TOKENS_AT_ONCE = 576;
-/// Tokens for each thread from which on it takes its own through all of a part: nobody waits for the others between two
-/// products, and every thread reads all weights. With fewer of them threads share the features of each product.
+/// Fewest tokens per thread for which each thread computes tokens of its own: no barrier between two products, but every thread
+/// reads all weights. With fewer tokens, threads share the features of each product.
 constexpr int64_t TOKENS_OF_ONE = 192;
-/// What a multiplication in attention costs, to one in a layer's products.
+/// Cost of a multiplication in attention relative to one in a layer's products.
 constexpr double ATTENTION_TO_PRODUCTS = 1.4;
 
-/// Some tokens of a call: the first, how many, and the memory and the threads for them.
-struct Piece {
+/// Consecutive tokens of a call: the first, how many, and the memory and the threads for them.
+struct TokenRange {
   int64_t first, tokens;
   DecoderWorkspace &work;
   int threads;
 };
 
-/// Calls f with pieces of the tokens, one after the other or, where there are many, in several threads.
+/// Calls f with ranges of the tokens, one after the other or, where there are many, in several threads.
 template <class F>
-void for_pieces(int64_t tokens, DecoderWorkspace &work, int threads, F f) {
+void for_token_ranges(int64_t tokens, DecoderWorkspace &work, int threads, F f) {
   const auto pass = [&f](int64_t first, int64_t last, DecoderWorkspace &memory, int by) {
     for (int64_t passes = (last - first + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE; passes > 0; --passes) {
       const int64_t n = (last - first + passes - 1) / passes;
-      f(Piece{first, n, memory, by});
+      f(TokenRange{first, n, memory, by});
       first += n;
     }
   };
@@ -49,7 +49,7 @@ void multiply(const Kernels &kernels, const Linear &linear, const char *x, char 
   kernels.linear(linear.weight, {x, linear.weight.in_features, linear.bias, add, out, rows}, threads);
 }
 
-/// Room for rows of a layer's number format.
+/// Memory for rows of a layer's dtype.
 char *rows_of(Buffer &buffer, const DecoderLayer &layer, int64_t tokens, int64_t size) {
   return buffer.get<char>(tokens * size * bytes_of(layer.dtype()));
 }
@@ -69,15 +69,15 @@ void gate_up(const Kernels &kernels, const DecoderLayer &layer, const char *x, i
   kernels.gate({layer.dtype(), both, gated, tokens, inner}, layer.activation, threads);
 }
 
-/// A piece's rows of x to its rows of qkv.
-void before(const Kernels &kernels, const DecoderLayer &layer, const char *x, const Rotation &rotation, char *qkv,
-            const Piece &piece) {
-  const auto &[first, tokens, work, threads] = piece;
+/// Norm, queries, keys and values, rotation: a range's rows of x to its rows of qkv.
+void pre_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, const Rotation &rotation, char *qkv,
+                   const TokenRange &range) {
+  const auto &[first, tokens, work, threads] = range;
   const int64_t size = layer.hidden_size(), width = layer.qkv.weight.out_features;
   const int64_t element = bytes_of(layer.dtype()), turned = first * rotation.rotary_dim * element;
   const char *in = x + first * size * element;
   char *heads = qkv + first * width * element, *normed = rows_of(work.normed, layer, tokens, size);
-  // Without anything to add the norm only reads its rows.
+  // Without `add` the norm only reads its rows.
   kernels.rms_norm({layer.dtype(), const_cast<char *>(in), nullptr, normed, tokens, size}, layer.input_norm, threads);
   multiply(kernels, layer.qkv, normed, heads, nullptr, tokens, threads);
   kernels.rotate({layer.dtype(), heads, width, tokens, layer.num_query_heads, layer.num_kv_heads, layer.head_dim,
@@ -85,9 +85,10 @@ void before(const Kernels &kernels, const DecoderLayer &layer, const char *x, co
                  layer.query_norm, layer.key_norm, threads);
 }
 
-/// A piece's rows of x and of what was attended, to those of the layer's output, in x.
-void after(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended, const Piece &piece) {
-  const auto &[first, tokens, work, threads] = piece;
+/// Output projection and feed-forward part: a range's rows of x and `attended` to the layer's output, in x.
+void post_attention(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended,
+                    const TokenRange &range) {
+  const auto &[first, tokens, work, threads] = range;
   const int64_t size = layer.hidden_size(), inner = layer.down.weight.in_features;
   const int64_t read = layer.output.weight.in_features, element = bytes_of(layer.dtype());
   char *stream = x + first * size * element, *projected = rows_of(work.projected, layer, tokens, size);
@@ -103,7 +104,7 @@ void after(const Kernels &kernels, const DecoderLayer &layer, char *x, const cha
   kernels.add_normed(added, layer.down_norm, threads);
 }
 
-/// Room for the queries, keys and values of a layer.
+/// Memory for the queries, keys and values of a layer.
 char *qkv_of(const DecoderLayer &layer, int64_t tokens, DecoderWorkspace &work) {
   return rows_of(work.qkv, layer, tokens, layer.qkv.weight.out_features);
 }
@@ -113,54 +114,56 @@ Heads heads_of(const DecoderLayer &layer, char *qkv, int64_t n) {
   return {qkv + n * layer.head_dim * bytes_of(layer.dtype()), layer.qkv.weight.out_features, layer.head_dim};
 }
 
-/// As `before`; then the piece's keys and values go into the cache, as those of its index-th layer.
-void begin(const Kernels &kernels, const DecoderLayer &layer, int64_t index, const char *x, const Rotation &rotation,
-           char *qkv, const PagedStep &step, const Piece &piece) {
-  before(kernels, layer, x, rotation, qkv, piece);
+/// `pre_attention`, and store the range's keys and values in the cache's index-th layer.
+void pre_attention_and_store(const Kernels &kernels, const DecoderLayer &layer, int64_t index, const char *x,
+                             const Rotation &rotation, char *qkv, const PagedStep &step, const TokenRange &range) {
+  pre_attention(kernels, layer, x, rotation, qkv, range);
   const Heads k = heads_of(layer, qkv, layer.num_query_heads);
   const Heads v = heads_of(layer, qkv, layer.num_query_heads + layer.num_kv_heads);
-  kernels.write(step.cache, step.batch, {index, k, v, piece.first, piece.first + piece.tokens}, piece.threads);
+  kernels.write(step.cache, step.batch, {index, layer.dtype(), k, v, range.first, range.first + range.tokens}, range.threads);
 }
 
-/// What the tokens of a layer attend to, [tokens, num_query_heads * head_dim]; their keys and values are in the cache.
+/// Attention of a layer's tokens, [tokens, num_query_heads * head_dim]; their keys and values are in the cache.
 ///
-/// read: [tokens], whose rows anybody reads; null: everybody's.
+/// read: [tokens], whether a row is read; null: all are.
 const char *attend(const Kernels &kernels, const DecoderLayer &layer, int64_t index, char *qkv, const AttentionSpec &spec,
                    const PagedStep &step, const std::vector<bool> *read, DecoderWorkspace &work, int threads) {
   char *attended = rows_of(work.attended, layer, step.batch.num_tokens(), layer.output.weight.in_features);
   const Heads q = heads_of(layer, qkv, 0);
-  kernels.attend({spec, step.cache, step.batch, index, q, attended, layer.num_query_heads, threads, read}, step.work);
+  kernels.attend({spec, step.cache, step.batch, index, layer.dtype(), q, attended, layer.num_query_heads, threads, read},
+                 step.work);
   return attended;
 }
 
-/// Some rows of x, each of so many bytes, one after the other.
+/// Copy some rows of x, of row_bytes each, one after the other.
 void select(const char *x, int64_t row_bytes, const int64_t *rows, int64_t count, char *out) {
   for (int64_t i = 0; i < count; ++i) std::memcpy(out + i * row_bytes, x + rows[i] * row_bytes, row_bytes);
 }
 
-/// A piece's tokens to its rows of x, each of so many bytes.
+/// Embed a range's tokens as its rows of x.
 void look_up(const Kernels &kernels, const Embedding &embedding, const int64_t *ids, char *x, int64_t row_bytes,
-             const Piece &piece) {
-  char *out = x + piece.first * row_bytes;
+             const TokenRange &range) {
+  char *out = x + range.first * row_bytes;
   if (embedding.table)
-    select(embedding.table, row_bytes, ids + piece.first, piece.tokens, out);
+    select(embedding.table, row_bytes, ids + range.first, range.tokens, out);
   else
-    kernels.unpack_rows(embedding.packed, ids + piece.first, piece.tokens, out, piece.threads);
+    kernels.unpack_rows(embedding.packed, ids + range.first, range.tokens, out, range.threads);
 }
 
-/// The wanted rows of x, each of so many bytes.
+/// A copy of the wanted rows of x, of row_bytes each.
 char *take(const char *x, int64_t row_bytes, const Wanted &wanted, Buffer &buffer) {
   char *taken = buffer.get<char>(wanted.count * row_bytes);
   select(x, row_bytes, wanted.tokens, wanted.count, taken);
   return taken;
 }
 
-/// From the embedding up to the last layer's attention: x [tokens, hidden_size] becomes that layer's input. Returns what was
-/// attended to there, [tokens, num_query_heads * head_dim].
+/// From the embedding up to the last layer's attention: x [tokens, hidden_size] becomes that layer's input. Returns the
+/// attention, [tokens, num_query_heads * head_dim].
 ///
-/// read: of whom that is read by anybody; null: everybody.
-const char *climb(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, char *x, const RotationTable &table,
-                  const PagedStep &step, const Wanted *read, DecoderWorkspace &work, int threads) {
+/// read: tokens whose attention is read; null: all.
+const char *run_layers(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, char *x,
+                       const RotationTable &table, const PagedStep &step, const Wanted *read, DecoderWorkspace &work,
+                       int threads) {
   const int64_t tokens = step.batch.num_tokens();
   const StackedLayer &lowest = decoder.layers.front(), &highest = decoder.layers.back();
   const int64_t element = bytes_of(lowest.layer.dtype()), row = lowest.layer.hidden_size() * element;
@@ -169,21 +172,21 @@ const char *climb(const Kernels &kernels, const Decoder &decoder, const int64_t 
   char *sin = rows_of(work.sin, lowest.layer, tokens, table.rotary_dim);
   const Rotation rotation{cos, sin, table.rotary_dim};
   char *qkv = qkv_of(lowest.layer, tokens, work);
-  for_pieces(tokens, work, threads, [&](const Piece &piece) {
-    const int64_t *position = step.batch.position.data() + piece.first;
-    select(table.cos, turned, position, piece.tokens, cos + piece.first * turned);
-    select(table.sin, turned, position, piece.tokens, sin + piece.first * turned);
-    look_up(kernels, decoder.embedding, ids, x, row, piece);
-    begin(kernels, lowest.layer, lowest.index, x, rotation, qkv, step, piece);
+  for_token_ranges(tokens, work, threads, [&](const TokenRange &range) {
+    const int64_t *position = step.batch.position.data() + range.first;
+    select(table.cos, turned, position, range.tokens, cos + range.first * turned);
+    select(table.sin, turned, position, range.tokens, sin + range.first * turned);
+    look_up(kernels, decoder.embedding, ids, x, row, range);
+    pre_attention_and_store(kernels, lowest.layer, lowest.index, x, rotation, qkv, step, range);
   });
   for (size_t i = 0; i + 1 < decoder.layers.size(); ++i) {
     const StackedLayer &now = decoder.layers[i], &next = decoder.layers[i + 1];
     const char *attended = attend(kernels, now.layer, now.index, qkv, now.spec, step, nullptr, work, threads);
-    // A token's way from one layer's attention to the next one's depends on no other token: nobody waits in between.
+    // Between the attention of two layers tokens are independent: no barrier is needed.
     qkv = qkv_of(next.layer, tokens, work);
-    for_pieces(tokens, work, threads, [&](const Piece &piece) {
-      after(kernels, now.layer, x, attended, piece);
-      begin(kernels, next.layer, next.index, x, rotation, qkv, step, piece);
+    for_token_ranges(tokens, work, threads, [&](const TokenRange &range) {
+      post_attention(kernels, now.layer, x, attended, range);
+      pre_attention_and_store(kernels, next.layer, next.index, x, rotation, qkv, step, range);
     });
   }
   std::vector<bool> is_read(read ? tokens : 0);
@@ -193,77 +196,81 @@ const char *climb(const Kernels &kernels, const Decoder &decoder, const int64_t 
 
 }  // namespace
 
-void before_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens,
-                      const Rotation &rotation, char *qkv, DecoderWorkspace &work, int threads) {
-  for_pieces(tokens, work, threads, [&](const Piece &piece) { before(kernels, layer, x, rotation, qkv, piece); });
+void pre_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens,
+                   const Rotation &rotation, char *qkv, DecoderWorkspace &work, int threads) {
+  for_token_ranges(tokens, work, threads,
+                   [&](const TokenRange &range) { pre_attention(kernels, layer, x, rotation, qkv, range); });
 }
 
-void after_attention(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended, int64_t tokens,
-                     DecoderWorkspace &work, int threads) {
-  for_pieces(tokens, work, threads, [&](const Piece &piece) { after(kernels, layer, x, attended, piece); });
+void post_attention(const Kernels &kernels, const DecoderLayer &layer, char *x, const char *attended, int64_t tokens,
+                    DecoderWorkspace &work, int threads) {
+  for_token_ranges(tokens, work, threads,
+                   [&](const TokenRange &range) { post_attention(kernels, layer, x, attended, range); });
 }
 
 void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t index, char *x, const Rotation &rotation,
                    const AttentionSpec &spec, const PagedStep &step, DecoderWorkspace &work, int threads) {
   const int64_t tokens = step.batch.num_tokens();
   char *qkv = qkv_of(layer, tokens, work);
-  for_pieces(tokens, work, threads,
-             [&](const Piece &piece) { begin(kernels, layer, index, x, rotation, qkv, step, piece); });
+  for_token_ranges(tokens, work, threads, [&](const TokenRange &range) {
+    pre_attention_and_store(kernels, layer, index, x, rotation, qkv, step, range);
+  });
   const char *attended = attend(kernels, layer, index, qkv, spec, step, nullptr, work, threads);
-  after_attention(kernels, layer, x, attended, tokens, work, threads);
+  post_attention(kernels, layer, x, attended, tokens, work, threads);
 }
 
 namespace {
 
 /// The last layer's output for the wanted tokens, [count, hidden_size].
-char *below_head(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, const RotationTable &table,
-                 const PagedStep &step, const Wanted &wanted, DecoderWorkspace &work, int threads) {
+char *hidden_states(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, const RotationTable &table,
+                    const PagedStep &step, const Wanted &wanted, DecoderWorkspace &work, int threads) {
   const int64_t tokens = step.batch.num_tokens();
   const DecoderLayer &last = decoder.layers.back().layer;
   const int64_t element = bytes_of(last.dtype()), row = last.hidden_size() * element;
   const bool selects = decoder.selects && !wanted.all();
   char *x = rows_of(work.stream, last, tokens, last.hidden_size());
-  const char *attended = climb(kernels, decoder, ids, x, table, step, selects ? &wanted : nullptr, work, threads);
+  const char *attended = run_layers(kernels, decoder, ids, x, table, step, selects ? &wanted : nullptr, work, threads);
   if (selects) {
     attended = take(attended, last.output.weight.in_features * element, wanted, work.wanted_attended);
     x = take(x, row, wanted, work.wanted);
   }
-  after_attention(kernels, last, x, attended, selects ? wanted.count : tokens, work, threads);
+  post_attention(kernels, last, x, attended, selects ? wanted.count : tokens, work, threads);
   return selects || wanted.all() ? x : take(x, row, wanted, work.wanted);
 }
 
-/// The same, by threads that take sequences of their own through all layers: nobody waits for anybody, and what a core writes
-/// it reads itself.
-char *below_head_in_parts(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, const RotationTable &table,
-                          const PagedStep &step, const Wanted &wanted, const std::vector<Part> &parts,
-                          DecoderWorkspace &work) {
+/// The same, by threads that compute sub-batches of their own through all layers: without barriers, and a core reads what it
+/// wrote itself.
+char *hidden_states_by_sub_batch(const Kernels &kernels, const Decoder &decoder, const int64_t *ids,
+                                 const RotationTable &table, const PagedStep &step, const Wanted &wanted,
+                                 const std::vector<SubBatch> &sub_batches, DecoderWorkspace &work) {
   const int64_t tokens = step.batch.num_tokens(), count = wanted.all() ? tokens : wanted.count;
   const DecoderLayer &last = decoder.layers.back().layer;
   const int64_t size = last.hidden_size() * bytes_of(last.dtype());
-  const int threads = static_cast<int>(parts.size());
+  const int threads = static_cast<int>(sub_batches.size());
   char *hidden = rows_of(work.wanted, last, count, last.hidden_size());
-  std::vector<std::pair<int, int64_t>> place(tokens);  // of every token: its part, and which of the part's it is
+  std::vector<std::pair<int, int64_t>> place(tokens);  // of every token: its sub-batch, and its number there
   for (int thread = 0; thread < threads; ++thread)
-    for (size_t i = 0; i < parts[thread].tokens.size(); ++i) place[parts[thread].tokens[i]] = {thread, i};
+    for (size_t i = 0; i < sub_batches[thread].tokens.size(); ++i) place[sub_batches[thread].tokens[i]] = {thread, i};
   if (static_cast<int>(work.of_threads.size()) < threads) work.of_threads.resize(threads);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
   for (int thread = 0; thread < threads; ++thread) {
-    const Part &part = parts[thread];
+    const SubBatch &sub_batch = sub_batches[thread];
     DecoderWorkspace &own = work.of_threads[thread];
     std::vector<int64_t> own_ids, own_wanted, own_rows;
-    for (const int64_t token : part.tokens) own_ids.push_back(ids[token]);
+    for (const int64_t token : sub_batch.tokens) own_ids.push_back(ids[token]);
     for (int64_t i = 0; i < count; ++i) {
       const auto [whose, which] = place[wanted.all() ? i : wanted.tokens[i]];
       if (whose == thread) own_wanted.push_back(which), own_rows.push_back(i);
     }
     const Wanted wants{wanted.all() ? -1 : static_cast<int64_t>(own_wanted.size()), own_wanted.data()};
-    const char *x = below_head(kernels, decoder, own_ids.data(), table, {step.cache, part.batch, own.attention}, wants, own, 1);
+    const PagedStep own_step{step.cache, sub_batch.batch, own.attention};
+    const char *x = hidden_states(kernels, decoder, own_ids.data(), table, own_step, wants, own, 1);
     for (size_t i = 0; i < own_rows.size(); ++i) std::memcpy(hidden + own_rows[i] * size, x + i * size, size);
   }
   return hidden;
 }
 
-/// What a token costs in all layers.
+/// The cost of a token in all layers.
 TokenCost token_cost(const Decoder &decoder) {
   TokenCost cost{};
   for (const StackedLayer &stacked : decoder.layers) {
@@ -283,12 +290,13 @@ void decode(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, 
             const PagedStep &step, const Wanted &wanted, char *logits, DecoderWorkspace &work, int threads) {
   const int64_t tokens = step.batch.num_tokens(), count = wanted.all() ? tokens : wanted.count;
   const DecoderLayer &last = decoder.layers.back().layer;
-  std::vector<Part> parts;
+  std::vector<SubBatch> sub_batches;
   if (threads > 1 && tokens >= threads * TOKENS_OF_ONE)
-    parts = share_out(step.batch, step.cache, token_cost(decoder), threads);
-  work.num_parts = static_cast<int64_t>(parts.size());
-  char *hidden = parts.empty() ? below_head(kernels, decoder, ids, table, step, wanted, work, threads)
-                               : below_head_in_parts(kernels, decoder, ids, table, step, wanted, parts, work);
+    sub_batches = partition_batch(step.batch, step.cache, token_cost(decoder), threads);
+  work.num_sub_batches = static_cast<int64_t>(sub_batches.size());
+  char *hidden = sub_batches.empty()
+                     ? hidden_states(kernels, decoder, ids, table, step, wanted, work, threads)
+                     : hidden_states_by_sub_batch(kernels, decoder, ids, table, step, wanted, sub_batches, work);
   char *normed = rows_of(work.normed, last, count, last.hidden_size());
   kernels.rms_norm({last.dtype(), hidden, nullptr, normed, count, last.hidden_size()}, decoder.norm, threads);
   multiply(kernels, decoder.head, normed, logits, nullptr, count, threads);

@@ -1,5 +1,4 @@
-// Decoders of Llama's kind: a whole model as one call, or a layer, or a layer as two: what lies before attention, and what lies
-// after it.
+// Llama-like decoders: a whole model in one call, or a layer, or a layer in two: before attention and after it.
 #pragma once
 
 #include "dispatch.h"
@@ -18,36 +17,37 @@ struct DecoderLayer {
   Linear gate_up;  // both side by side
   Linear down;
   RmsNorm input_norm, query_norm, key_norm, post_norm;
-  RmsNorm output_norm, down_norm;  // of what the products of those names add to the layer's input
+  RmsNorm output_norm, down_norm;  // applied to the products of those names before they are added to the layer's input
   Activation activation;
   int64_t num_query_heads, num_kv_heads, head_dim;
 
+  /// Of weights and activations. KVs have the cache's.
   DType dtype() const { return qkv.weight.dtype; }
   int64_t hidden_size() const { return qkv.weight.in_features; }
 };
 
-/// Where tokens stand, as the rotation wants it.
+/// The rotation of tokens at their positions.
 struct Rotation {
   const char *cos, *sin;  // [tokens, rotary_dim]
   int64_t rotary_dim;
 };
 
-/// What the layer needs between its products; the same memory serves every layer.
+/// Memory between a layer's products; the same for every layer.
 struct DecoderWorkspace {
   Buffer stream, cos, sin, normed, gate_up, gated, qkv, attended, projected, wanted, wanted_attended;
-  Workspace attention;                       // where a thread attends alone
-  std::vector<DecoderWorkspace> of_threads;  // where each takes tokens of its own
-  int64_t num_parts = 0;                     // that the last batch was cut into; see parts.h
+  Workspace attention;                       // of a thread that attends alone
+  std::vector<DecoderWorkspace> of_threads;  // where each computes tokens of its own
+  int64_t num_sub_batches = 0;               // of the last batch; see sub_batch.h
 };
 
 /// x [tokens, hidden_size] -> normed and rotated queries and keys, and values:
 /// [tokens, num_query_heads + 2 num_kv_heads, head_dim].
-void before_attention(const Kernels &, const DecoderLayer &, const char *x, int64_t tokens, const Rotation &, char *qkv,
-                      DecoderWorkspace &, int threads);
+void pre_attention(const Kernels &, const DecoderLayer &, const char *x, int64_t tokens, const Rotation &, char *qkv,
+                   DecoderWorkspace &, int threads);
 
 /// x [tokens, hidden_size], the layer's input, becomes its output; attended [tokens, num_query_heads * head_dim].
-void after_attention(const Kernels &, const DecoderLayer &, char *x, const char *attended, int64_t tokens,
-                     DecoderWorkspace &, int threads);
+void post_attention(const Kernels &, const DecoderLayer &, char *x, const char *attended, int64_t tokens,
+                    DecoderWorkspace &, int threads);
 
 /// A batch over the cache that a layer attends to.
 struct PagedStep {
@@ -67,7 +67,7 @@ struct StackedLayer {
   int64_t index;
 };
 
-/// What tokens are to the first layer.
+/// Inputs of the first layer.
 struct Embedding {
   const char *table;    // [num_tokens, hidden_size]; null: its rows are those of
   PackedWeight packed;  // the head's weight
@@ -78,9 +78,11 @@ struct Embedding {
 struct Decoder {
   Embedding embedding;
   std::vector<StackedLayer> layers;
-  bool selects;  // nobody reads the last layer's output but that of wanted tokens
+  bool selects;  // only the wanted tokens' outputs of the last layer are read
   RmsNorm norm;
   Linear head;
+
+  DType dtype() const { return head.weight.dtype; }
 };
 
 /// Cosines and sines of the positions from 0 on.
@@ -89,7 +91,7 @@ struct RotationTable {
   int64_t rotary_dim;
 };
 
-/// Tokens of a batch whose logits are asked for.
+/// Tokens of a batch whose logits are wanted.
 struct Wanted {
   int64_t count;  // negative: all
   const int64_t *tokens;
@@ -97,9 +99,9 @@ struct Wanted {
   bool all() const { return count < 0; }
 };
 
-/// A batch of tokens to the logits of those that are wanted, [count, vocabulary]. Threads take sequences of their own where
-/// there are enough tokens and the sequences can be shared out evenly; else they share the work of each layer. Where the
-/// decoder selects, the last layer computes no others than the wanted: they attend in it only for the scores.
+/// Compute the logits of the wanted tokens of a batch, [count, vocabulary]. Threads compute sequences of their own where there
+/// are enough tokens and the sequences can be distributed evenly; else they share the work of each layer. Where the decoder
+/// selects, the last layer computes outputs of the wanted tokens only: others attend in it only for accumulators.
 void decode(const Kernels &, const Decoder &, const int64_t *tokens, const RotationTable &, const PagedStep &, const Wanted &,
             char *logits, DecoderWorkspace &, int threads);
 

@@ -21,7 +21,7 @@ namespace winnow {
   void replay(const Replay &, Workspace &);                                                              \
   void leverage(const KeyRows &, float, float *, int);                                                   \
   void key_difference(const KeyRows &, float *, int);                                                    \
-  void pool_rows(const PooledRows &, float *, int);                                                      \
+  void smooth_rows(const SmoothedRows &, float *, int);                                                      \
   void rms_norm(const NormRows &, const RmsNorm &, int);                                                 \
   void add_normed(const AddedRows &, const RmsNorm &, int);                                              \
   void rotate(const RotaryRows &, const RmsNorm &, const RmsNorm &, int);                                \
@@ -33,7 +33,7 @@ namespace winnow {
   bool gates(int64_t);                                                                                   \
   void gated_linear(const PackedWeight &, const LinearRows &, Activation, int);                          \
   void greedy(const LogitRows &, int64_t *, int);                                                        \
-  const Kernels kernels{write, compact, keep_best, attend, replay, leverage, key_difference, pool_rows,  \
+  const Kernels kernels{write, compact, keep_best, attend, replay, leverage, key_difference, smooth_rows,  \
                         rms_norm, add_normed, rotate, gate, packed_size, pack, unpack_rows, linear,      \
                         gates, gated_linear, greedy};                                                    \
   }
@@ -55,16 +55,19 @@ void replay(const Replay &, Workspace &);
 }
 #endif
 
-/// The kernels of an instruction set that multiplies bf16: attention over other formats is that of AVX-512, and all else that
-/// of AVX512-BF16.
+/// The kernels of an instruction set that multiplies bf16. Attention where activations or KVs have another format is that of
+/// AVX-512; all else is that of AVX512-BF16.
 template <void (*attend)(const Attend &, Workspace &), void (*replay)(const Replay &, Workspace &)>
 static Kernels attending_bf16() {
   Kernels kernels = avx512_bf16::kernels;
+  static constexpr auto is_bf16 = [](const auto &call) {
+    return call.dtype == DType::bf16 && call.cache.dtype == DType::bf16;
+  };
   kernels.attend = [](const Attend &call, Workspace &work) {
-    (call.cache.dtype == DType::bf16 ? attend : avx512::attend)(call, work);
+    (is_bf16(call) ? attend : avx512::attend)(call, work);
   };
   kernels.replay = [](const Replay &call, Workspace &work) {
-    (call.cache.dtype == DType::bf16 ? replay : avx512::replay)(call, work);
+    (is_bf16(call) ? replay : avx512::replay)(call, work);
   };
   return kernels;
 }

@@ -10,22 +10,22 @@
 namespace winnow {
 
 struct Kernels {
-  /// Store KVs of the batch's tokens in their slots, the last ones of their rows; their scores become 0.
+  /// Store KVs of the batch's tokens in their slots, the last ones of their rows; their accumulators become 0.
   void (*write)(const Cache &, const Batch &, const NewKVs &, int threads);
-  /// Move KVs between slots: key, value, position, scores.
+  /// Move KVs between slots: fields, position, accumulators.
   void (*compact)(const Pool &, const int64_t *source, const int64_t *target, int64_t n, int threads);
   /// Move the KVs of rows that stay to the front of their row.
   void (*keep_best)(const Pool &, const RankedRows &, int threads);
-  /// Attention of the batch's queries over the rows of one layer, and what it tells their scores.
+  /// Attention of the batch's queries over the rows of one layer; changes accumulators as observers ask.
   void (*attend)(const Attend &, Workspace &);
-  /// Raise the scores of a context's KVs to the largest attention that a repetition's queries pay them.
+  /// Raise accumulator 0 of a context's KVs to the largest attention that a repetition's queries pay them.
   void (*replay)(const Replay &, Workspace &);
   /// Ridge leverage of the keys of rows, float [rows, stride]; 0 past a row's length.
-  void (*leverage)(const KeyRows &, float ridge, float *worth, int threads);
+  void (*leverage)(const KeyRows &, float ridge, float *score, int threads);
   /// Minus the cosine of each key and the mean direction of its row's keys, float [rows, stride]; 0 past the length.
-  void (*key_difference)(const KeyRows &, float *worth, int threads);
-  /// Pool what KVs are worth over their neighbours in position, float [rows, stride]; 0 past a row's length.
-  void (*pool_rows)(const PooledRows &, float *out, int threads);
+  void (*key_difference)(const KeyRows &, float *score, int threads);
+  /// Smooth scores over KVs near in position, float [rows, stride]; 0 past a row's length.
+  void (*smooth_rows)(const SmoothedRows &, float *out, int threads);
   /// Norm rows, in the same pass adding to them.
   void (*rms_norm)(const NormRows &, const RmsNorm &, int threads);
   /// Norm rows and add them to others.
@@ -42,7 +42,7 @@ struct Kernels {
   void (*unpack_rows)(const PackedWeight &, const int64_t *features, int64_t count, char *out, int threads);
   /// x times the weight, transposed, plus the bias.
   void (*linear)(const PackedWeight &, const LinearRows &, int threads);
-  /// Whether `gated_linear` takes a layer of so many gates.
+  /// Whether `gated_linear` takes a layer of `size` gates.
   bool (*gates)(int64_t size);
   /// As linear, of a weight of gates and as many features that they let pass, side by side: activation(gate) * feature.
   void (*gated_linear)(const PackedWeight &, const LinearRows &, Activation, int threads);

@@ -14,7 +14,7 @@ enum class DType : int32_t { f32, bf16, f16 };
 
 inline int64_t bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
-/// How keys, or values, lie in memory: block_size of them side by side, and the next block's block_stride elements on.
+/// How keys, or values, are laid out: block_size of them side by side, then the next block block_stride elements on.
 struct Blocks {
   int64_t block_size, block_stride, head_dim;
 
@@ -24,16 +24,25 @@ struct Blocks {
   int64_t at(int64_t slot) const { return at(slot / block_size, slot % block_size); }
 };
 
-/// The memory of a cache; see winnow.cache.KVPool.
+/// A part of every KV in a pool, such as its key: slots of a block side by side.
+struct Field {
+  char *data;
+  int64_t slot_bytes, block_bytes;  // from one slot, or block, to the next
+
+  char *at(int64_t block, int64_t offset) const { return data + block * block_bytes + offset * slot_bytes; }
+};
+
+/// The memory of a cache; see winnow.cache.KVPool. Moving a KV copies its fields; attention reads k and v, two of them.
 struct Pool : Blocks {
-  char *k, *v;        // [num_slots] vectors of dtype
+  std::vector<Field> fields;
+  char *k, *v;        // [num_slots] vectors of dtype, which need not be that of a model's activations
   int32_t *position;  // [num_slots]
-  float *score;       // [num_scores, num_slots]
-  int64_t num_slots, num_scores;
+  float *accumulators;  // [num_accumulators, num_slots]
+  int64_t num_slots, num_accumulators;
   DType dtype;
 };
 
-/// A pool, and the tables that say whose its blocks are; see winnow.cache.BlockTables.
+/// A pool, and the tables of its rows' blocks; see winnow.cache.BlockTables.
 struct Cache : Pool {
   const int32_t *pages;       // [num_pages, num_layers, num_heads, page_entries]: block ids
   const int32_t *page_table;  // [max_seqs, pages_per_seq]
@@ -77,8 +86,8 @@ class Row {
     });
   }
 
-  /// Ask for the table's entries of the KV `first` and some behind it.
-  void ask(int64_t first) const {
+  /// Prefetch the table entries of the KV `first` and the ones after it.
+  void prefetch_entries(int64_t first) const {
     const int64_t block = first / cache_.block_size;
     __builtin_prefetch(entries(block / cache_.page_entries) + block % cache_.page_entries);
   }
@@ -101,24 +110,24 @@ class Row {
 enum class Term : int32_t { attention, squared, group_squared, below_average, value_aware };
 enum class Group : int32_t { sum, mean, max };
 
-/// See winnow.attention.Observe and Pool, field by field.
-struct Observe {
+/// See winnow.attention.AttentionObserver and Smoothing, field by field.
+struct AttentionObserver {
   std::vector<Term> terms;
   Group group;
   int64_t exclude_first;
   bool replace;
-  int64_t pool_size;  // 0: scores are not pooled
-  bool pool_max;      // else the average
-  bool pool_per_query_head, pool_skip_window;
+  int64_t smoothing_size;  // 0: none
+  bool smoothing_max;      // else the average
+  bool smoothing_per_query_head, smoothing_skip_window;
 };
 
 /// See winnow.attention.Spans.
 struct Batch {
   std::vector<int64_t> slots, counts, starts;  // [B]
   std::vector<int64_t> position;               // [T]
-  std::vector<int64_t> observe;                // [B]: index into observes, or -1
+  std::vector<int64_t> observer;               // [B]: index into observers, or -1
   std::vector<int64_t> observe_from;           // [B]
-  std::vector<Observe> observes;
+  std::vector<AttentionObserver> observers;
 
   int64_t num_seqs() const { return static_cast<int64_t>(slots.size()); }
   int64_t num_tokens() const { return static_cast<int64_t>(position.size()); }
@@ -132,9 +141,10 @@ struct Heads {
   int64_t token_stride, head_stride;
 };
 
-/// Keys and values of the batch's tokens in one layer, of which [first, last) are meant.
+/// Keys and values of the batch's tokens [first, last) in one layer.
 struct NewKVs {
   int64_t layer;
+  DType dtype;  // of k and v; they are stored in the cache's
   Heads k, v;
   int64_t first, last;
 };
@@ -152,35 +162,37 @@ struct Attend : AttentionSpec {
   const Cache &cache;
   const Batch &batch;
   int64_t layer;
+  DType dtype;  // of q and out
   Heads q;
   char *out;
   int64_t num_query_heads;
   int threads;
-  const std::vector<bool> *read = nullptr;  // [T]: whose output anybody reads; null: everybody's
+  const std::vector<bool> *read = nullptr;  // [T]: whether a token's output is read; null: all are
 
   int64_t group() const { return num_query_heads / cache.num_heads; }
 };
 
-/// Queries of a pass that repeats a context, and the KVs that they judge; see winnow.eviction.reconstruction.
+/// Queries of a pass that repeats a context, and the KVs that they score; see winnow.eviction.reconstruction.
 ///
-/// A query's softmax goes over the context's KVs [0, head) and [start, end), and those behind the context up to itself. KVs of a
-/// row lie in the order of their positions, from 0 on without a gap.
+/// A query's softmax goes over the context's KVs [0, head) and [start, end), and those behind the context up to itself. KVs of
+/// a row are in the order of their positions, from 0 on without a gap.
 struct Replay : AttentionSpec {
   const Cache &cache;
   int64_t layer, slot;
   int64_t head, start, end, context_len;
+  DType dtype;                    // of q
   Heads q;                        // [count, num_query_heads, head_dim]
   int64_t count, first, every;    // queries, the position of the first one, and from one to the next
   int64_t num_query_heads;
-  const float *query_logs;        // [count], taken off the logarithm of what a query pays; null: nothing
-  const float *key_logs;          // [num_query_heads, judged], added to it; null: nothing
+  const float *query_logs;        // [count], subtracted from a query's log probabilities; null: nothing
+  const float *key_logs;          // [num_query_heads, judged], added to them; null: nothing
   int threads;
 
   int64_t group() const { return num_query_heads / cache.num_heads; }
   int64_t judged() const { return head + end - start; }
 };
 
-/// Rows of keys that lie anywhere in a pool, padded to `stride` slots each.
+/// Rows of keys anywhere in a pool, padded to `stride` slots each.
 struct KeyRows : Blocks {
   DType dtype;
   const char *k;          // [num_slots] vectors
@@ -189,27 +201,27 @@ struct KeyRows : Blocks {
   int64_t rows, stride;
 };
 
-/// Rows of which some KVs stay: `kept` of each, those that must and then those that are worth most.
+/// Rows to evict from: `kept` KVs of each stay, those that must and then those of the highest scores.
 struct RankedRows {
   const int64_t *block;    // [rows, stride / block_size]
   const int32_t *length;   // [rows]: KVs of each row
   const int32_t *kept;     // [rows]
-  const float *worth;      // [rows, stride]
+  const float *score;      // [rows, stride]
   const bool *must_stay;   // [rows, stride], no more of a row than are kept
   int64_t rows, stride;    // stride: slots, those of whole blocks
 };
 
-/// What each KV of some rows is worth alone, to be pooled over neighbours; see winnow.attention.Pool.
-struct PooledRows {
+/// Scores to smooth over KVs near in position; see winnow.attention.Smoothing.
+struct SmoothedRows {
   const float *x;           // [rows, stride]
   const int32_t *position;  // [rows, stride]
   const int32_t *length;    // [rows]
   int64_t rows, stride;
-  int64_t pool_size;
-  bool pool_max;  // else the average
+  int64_t smoothing_size;
+  bool smoothing_max;  // else the average
 };
 
-/// Memory that grows by demand and is kept from call to call, so that a step asks the system for none.
+/// Memory that grows on demand and is kept between calls, so that a step allocates none.
 class Buffer {
  public:
   /// At least n elements of T, aligned for every instruction set; what they hold is undefined.
@@ -232,9 +244,9 @@ class Buffer {
   size_t size_ = 0;
 };
 
-/// What attention needs besides its inputs.
+/// Temporary memory of attention.
 struct Workspace {
-  Buffer partials, statistics, kept, told, outputs, sums;
+  Buffer partials, statistics, kept, partial_scores, outputs, sums;
   std::vector<Buffer> threads;
 };
 

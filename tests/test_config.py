@@ -64,7 +64,7 @@ def test_an_earlier_name_stays_a_keyword_and_a_flag() -> None:
             ConfigError, match="num_scores is the earlier name of num_accumulators: give num_acc"
         ):
             EngineConfig.from_options(options)
-    with pytest.raises(ConfigError, match="num_accumulators must be between 0 and 2, got 3"):
+    with pytest.raises(ConfigError, match="num_accumulators must be at most 2, got 3"):
         EngineConfig.from_options({"num_scores": 3})
 
 
@@ -75,13 +75,13 @@ def test_an_earlier_name_stays_a_keyword_and_a_flag() -> None:
         ({"dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float16, got 'int8'"),
         ({"load_format": "pt"}, "load_format must be one of auto, dummy"),
         ({"attention_backend": "magic"}, "attention_backend must be one of"),
-        ({"block_size": 0}, "block_size must be between 1 and 1024, got 0"),
-        ({"max_num_seqs": 0}, "max_num_seqs must be between 1 and 65536, got 0"),
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
         ({"max_num_seqs": 1.5}, "max_num_seqs must be an integer, got 1.5"),
         ({"max_num_seqs": True}, "max_num_seqs must be an integer, got True"),
         ({"prefill_chunk": 0}, "prefill_chunk must be at least 1, got 0"),
         ({"max_model_len": -1}, "max_model_len must be at least 1, got -1"),
-        ({"seed": -1}, "seed must be between 0"),
+        ({"seed": -1}, "seed must be at least 0"),
         ({"max_num_batched_tokens": 10}, r"at least max_num_seqs \(64\)"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.errors import InvalidRequestError
 from winnow.eviction import EvictionPolicy, Keep, KeyNorm, When
-from winnow.inspection import Held, Inspection, Token, read_tokens
+from winnow.inspect import Held, Inspection, Token, read_tokens
 
 TEXT = (
     "The instrument of Philip is piano. Marriage and family are key structures in most societies. While the two "
@@ -202,12 +202,12 @@ class TestTexts:
 
 
 def test_json_survives_a_round_trip(snapkv: Inspection) -> None:
-    told = snapkv.to_json()
-    assert json.loads(json.dumps(told)) == told
-    assert told["policy"] == "snapkv"
-    assert [token["id"] for token in told["tokens"]] == [token.id for token in snapkv.tokens]
-    assert told["at_end"]["rows"] == [[list(row) for row in layer] for layer in snapkv.at_end.rows]
-    assert told["report"]["kept"] == [list(layer) for layer in snapkv.kept]
+    printed = snapkv.to_json()
+    assert json.loads(json.dumps(printed)) == printed
+    assert printed["policy"] == "snapkv"
+    assert [token["id"] for token in printed["tokens"]] == [token.id for token in snapkv.tokens]
+    assert printed["at_end"]["rows"] == [[list(row) for row in layer] for layer in snapkv.at_end.rows]
+    assert printed["report"]["kept"] == [list(layer) for layer in snapkv.kept]
 
 
 VOID = {"meta", "br", "input", "link", "img"}

@@ -10,6 +10,8 @@ from gguf import GGMLQuantizationType, GGUFWriter, quants
 from tokenizer_kinds import EOS, UNKNOWN, byte_level
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.peers.to_gguf import in_llama_cpp_order, tensor_name, write_shape
+
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -23,17 +25,6 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
 _CONTROL, _NORMAL = 3, 1
-_NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 
 
 def tiny_llama(seed: int = 0) -> LlamaForCausalLM:
@@ -68,21 +59,14 @@ def save_gguf(
     """
     writer = GGUFWriter(path, architecture)
     writer.add_name("tiny")
-    writer.add_block_count(SHAPE["num_hidden_layers"])
-    writer.add_context_length(SHAPE["max_position_embeddings"])
-    writer.add_embedding_length(SHAPE["hidden_size"])
-    writer.add_feed_forward_length(SHAPE["intermediate_size"])
-    writer.add_head_count(SHAPE["num_attention_heads"])
-    writer.add_head_count_kv(SHAPE["num_key_value_heads"])
     writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_vocab_size(model.config.vocab_size)
+    write_shape(writer, SHAPE | {"rms_norm_eps": 1e-6, "vocab_size": model.config.vocab_size})
     for name, value in (values or {}).items():
         (writer.add_string if isinstance(value, str) else writer.add_uint32)(name, value)
     if tokenizer is not None:
         _add_tokenizer(writer, tokenizer)
     for name, weight in model.state_dict().items():
-        _add_tensor(writer, _gguf_name(name), _llama_cpp_order(name, weight).numpy(), kind)
+        _add_tensor(writer, tensor_name(name), in_llama_cpp_order(name, weight.numpy(), SHAPE), kind)
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -116,20 +100,3 @@ def _add_tensor(writer: GGUFWriter, name: str, weight: np.ndarray[Any, Any], kin
         return
     stored = GGMLQuantizationType[kind if name.startswith("blk.") else "Q8_0"]
     writer.add_tensor(name, quants.quantize(weight, stored), raw_dtype=stored)
-
-
-def _gguf_name(name: str) -> str:
-    whole = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight"}
-    if name in whole or name == "model.norm.weight":
-        return whole.get(name, "output_norm.weight")
-    _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{_NAMES[rest.removesuffix('.weight')]}.weight"
-
-
-def _llama_cpp_order(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """llama.cpp pairs neighbours in rotary positions, transformers the halves of a head."""
-    heads = {"q_proj": SHAPE["num_attention_heads"], "k_proj": SHAPE["num_key_value_heads"]}
-    found = next((count for part, count in heads.items() if part in name), None)
-    if found is None:
-        return weight.contiguous()
-    return weight.reshape(found, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape).contiguous()

@@ -13,7 +13,7 @@ from winnow.cli.eval.cells import add_compression_flag
 from winnow.cli.eval.prompts import add_prompt_flags
 from winnow.cli.progress import add_progress_flag
 from winnow.evaluate.result import Evaluation
-from winnow.text_table import TextTable
+from winnow.report.tables import TextTable
 
 TASK = "demo"
 CONTROLS = ("recent", "random")

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.papers.page import page
-from winnow.bench.machine import Machine, report_head
-from winnow.cli.errors import UsageError
+from winnow.cli.engine import check_written
 from winnow.cli.paths import require_writable
-from winnow.cli.report import check_written, console, print_tables, typed_command
-from winnow.figures import can_draw, save_figure
-from winnow.text_table import TextTable
+from winnow.errors import UsageError
+from winnow.report.console import console, print_tables
+from winnow.report.plots import can_draw, save_figure
+from winnow.report.provenance import Machine, report_head, typed_command
+from winnow.report.tables import TextTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from winnow.json_values import dump_json
-from winnow.text_table import TextTable
+from winnow.report.tables import TextTable
 
 
 def page(

@@ -94,8 +94,8 @@ def complete(address: str, prompt: list[int], new_tokens: int) -> list[int]:
 def run(work: Work) -> Answers:
     """Start the server, warm up with one tiny request, hand in all prompts at once."""
     program = find_server()
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)  # noqa: S603
-    version = re.search(r"version: (\S+)", told.stderr + told.stdout)
+    process = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)  # noqa: S603
+    version = re.search(r"version: (\S+)", process.stderr + process.stdout)
     with serving(program, work) as address, ThreadPoolExecutor(len(work.prompts)) as clients:
         complete(address, work.prompts[0][:8], 2)
         start = time.perf_counter()

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 from runner import Outcome
 
-from winnow.bench.machine import Machine
 from winnow.bench.workload import Workload
+from winnow.report.provenance import Machine
 
 WIDTH = 120
 # Ratios are to the first of these that ran: the fastest engine known for this within the same limit, else our own.
@@ -65,11 +65,11 @@ def find(outcomes: list[Outcome], wanted: tuple[tuple[str, str], ...]) -> Outcom
 
 def _errors(outcomes: list[Outcome]) -> dict[str, str]:
     """By peer, or by configuration where only some of a peer's failed."""
-    told: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for outcome in outcomes:
         if outcome.error is not None:
             same = [other for other in outcomes if other.peer is outcome.peer]
             everywhere = all(other.error == outcome.error for other in same)
             name = outcome.peer.name if everywhere else f"{outcome.peer.name}, {outcome.configuration.name}"
-            told[name] = outcome.error
-    return told
+            errors[name] = outcome.error
+    return errors

@@ -28,10 +28,10 @@ from runner import Outcome, Runner
 from tokenizer import save_with_tokenizer
 
 from winnow.bench.environment import CONVERT_SECONDS, Environment, PeerError, alone, call
-from winnow.bench.machine import Machine, report_head
 from winnow.bench.presets import PRESETS
 from winnow.bench.work_arguments import add_work_arguments, take_work
 from winnow.bench.workload import Workload
+from winnow.report.provenance import Machine, report_head
 
 FOLDER = Path("runs") / "peers"
 
@@ -69,11 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         python, converted = places[outcome.peer.name]
         configured = replace(work, model=str(converted), options=outcome.configuration.options)
         runner.run(python, outcome, configured)
-        told = (
+        result = (
             f"{outcome.rates[-1]:.1f} tokens/s" if outcome.error is None else outcome.error.splitlines()[-1]
         )
         row = f"{outcome.peer.name}, {outcome.configuration.name}"
-        console.print(f"round {round_number}, {row}: {told}", markup=False, soft_wrap=True)
+        console.print(f"round {round_number}, {row}: {result}", markup=False, soft_wrap=True)
 
     machine = replace(Machine.here(), threads=arguments.threads)
     head = report_head([Path(sys.argv[0]).name, *(sys.argv[1:] if argv is None else argv)], machine)

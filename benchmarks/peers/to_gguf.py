@@ -5,7 +5,9 @@ llama.cpp's own converter is part of its sources, not of a package.
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
@@ -28,17 +30,18 @@ NAMES = {
 FIRST_BYTE, BYTES = 3, 256
 
 
-def write_shape(writer: GGUFWriter, config: dict[str, int]) -> None:
-    """What the model is."""
+def write_shape(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
+    """Write the header: what the model is. `config` has transformers' names; head_dim may be missing."""
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    if "head_dim" in config:
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+        writer.add_rope_dimension_count(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
 
@@ -67,23 +70,34 @@ def interleaved(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
+def tensor_name(name: str) -> str:
+    """What llama.cpp calls a tensor that transformers calls `name`."""
+    parts = name.removeprefix("model.").removesuffix(".weight").split(".", 2)
+    if parts[0] == "layers":
+        return f"blk.{parts[1]}.{NAMES[parts[2]]}.weight"
+    return {"embed_tokens": "token_embd.weight", "norm": "output_norm.weight", "lm_head": "output.weight"}[
+        parts[0]
+    ]
+
+
+def in_llama_cpp_order(
+    name: str, weight: NDArray[np.float32], config: Mapping[str, Any]
+) -> NDArray[np.float32]:
+    """The tensor that transformers calls `name` as llama.cpp stores it."""
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    count = next((count for part, count in heads.items() if part in name), None)
+    return weight if count is None else interleaved(weight, count)
+
+
 def main(model: Path, out: Path) -> None:
     """Write OUT/model.gguf."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     out.mkdir()
     writer = GGUFWriter(out / "model.gguf", "llama")
     write_shape(writer, config)
     write_tokens(writer, config["vocab_size"])
     for name, tensor in load_file(model / "model.safetensors").items():
-        weight = tensor.float().numpy()
-        parts = name.removeprefix("model.").removesuffix(".weight").split(".", 2)
-        if parts[0] == "layers":
-            short = NAMES[parts[2]]
-            target = f"blk.{parts[1]}.{short}.weight"
-            weight = interleaved(weight, heads[short]) if short in heads else weight
-        else:
-            target = {"embed_tokens": "token_embd.weight", "norm": "output_norm.weight"}[parts[0]]
+        weight, target = in_llama_cpp_order(name, tensor.float().numpy(), config), tensor_name(name)
         if weight.ndim == 1:
             writer.add_tensor(target, weight)
         else:

@@ -7,7 +7,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from winnow.evaluate.demo_tasks import Haystack, make_document
-from winnow.evaluate.prose import shipped_sentences
+from winnow.evaluate.tasks.files import shipped_sentences
 from winnow.models import DEMO_MODEL
 
 

@@ -1,8 +1,11 @@
 // What the passes of attention share: the plan of a call, tiles of a row, and one query's logits.
 //
-// A call runs in passes, each a parallel loop over independent pieces: attention of every item, the scores of rows that are
-// one item, and what the items of a chunk tell the scores; items of one row merged; the other scores; scores pooled. Which
-// piece does what depends on the batch alone, never on the number of threads, so neither do the results.
+// A call runs in passes, each a parallel loop over independent work:
+// 1. attention of every item, the scores of rows that are one item, and partial scores of the items of a chunk,
+// 2. merging items of the same queries,
+// 3. the other scores,
+// 4. smoothing scores.
+// How the work is cut depends on the batch alone, never on the number of threads, so neither do the results.
 #pragma once
 
 #include <limits>
@@ -13,41 +16,46 @@
 
 namespace winnow::WINNOW_ISA {
 
-constexpr float NEVER = -std::numeric_limits<float>::infinity();
+constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
 
 /// Rows that read a tile once it is packed: queries times query heads of a group. Keeps the sums of an item in the L2 cache.
 constexpr int64_t ITEM_ROWS = 96;
-/// Rows whose logits are computed together: they stay in the L1 cache, and tile registers are full.
+/// Rows whose logits are computed together: they fit L1, and fill tile registers.
 #if defined(WINNOW_TILES)
 constexpr int64_t ROWS_AT_ONCE = 96;
 #else
 constexpr int64_t ROWS_AT_ONCE = 24;
 #endif
-/// Keys of an item, so that few long rows still occupy many threads. More rows reuse a tile more: they split less.
+/// Keys of an item, so that few long rows still occupy many threads. Many rows reuse a tile more, so they split less.
 constexpr int64_t FEW_ROWS = 32, FEW_ROWS_KEYS = 2048, MANY_ROWS_KEYS = 8192;
 
-/// Queries of an item. Over a short row it has twice as many, for the same memory of weights that it keeps for the scores.
+/// Queries of an item. Twice as many over a short row, whose weights for the scores take the same memory.
 inline int64_t queries_of_item(int64_t group, int64_t row_length) {
   const int64_t rows = row_length <= MANY_ROWS_KEYS / 2 ? 2 * ITEM_ROWS : ITEM_ROWS;
   return std::max<int64_t>(1, rows / group);
 }
 
-/// Keys that rows meet at once, as many for all items of a turn. Few rows wait for memory, and more of it at once would be
-/// asked for in larger bursts.
+/// Keys that rows meet at once, as many for all items of a batch. Few rows wait for memory, and wider tiles would prefetch it
+/// in larger bursts.
 inline int keys_at_once(int64_t rows) { return rows <= FEW_ROWS ? TILE : WIDE_TILE; }
 
-/// Rows times keys of a turn, where rows are many; the least number of turns, so that threads end together.
-constexpr int64_t TURN_WORK = ITEM_ROWS * 2048, LEAST_TURNS = 32;
+/// Rows times keys of an item batch, where rows are many; the least number of batches, so that threads end together.
+constexpr int64_t BATCH_WORK = ITEM_ROWS * 2048, MIN_BATCHES = 32;
 
 /// Some queries of a sequence over some keys of one of its rows.
-struct Item {
+struct WorkItem {
   int64_t seq, head, first_query, num_queries;
   int64_t first_key, last_key;
   int64_t partial;  // where its unfinished result goes, in floats; -1: it is the only item of these queries
   int64_t kept;     // where its weights are kept for the scores, in floats; -1: nowhere, or in its thread's memory
-  int64_t unit;     // whose scores it finishes, being a whole row, or tells; -1: nobody's
-  int64_t told;     // where what its queries tell the scores is left, in floats; -1: nowhere
-  bool read;        // whether anybody reads its output; else it is for the scores alone
+  int64_t score_row;       // that it finishes, being a whole row, or adds partial scores to; -1: none
+  int64_t partial_scores;  // where those go, in floats; -1: it has none
+  bool read;        // whether its output is read; else it is for the scores alone
+};
+
+/// Items that a thread takes at once: [first, end).
+struct ItemBatch {
+  int64_t first, end;
 };
 
 /// Items of the same queries.
@@ -57,34 +65,35 @@ struct Merge {
 };
 
 /// A row whose scores change.
-struct Unit {
+struct ScoreRow {
   int64_t seq, head, first_query;  // queries before it do not count
   int64_t kept;                    // the weights of its only query, in floats; -1: nowhere
   int64_t sums;                    // where its sums lie, in floats
-  const Observe *observe;
-  int64_t first_item, last_item;   // the items that tell its scores; none: probabilities are computed anew
+  const AttentionObserver *observer;
+  int64_t first_item, last_item;   // that have partial scores; none: probabilities are computed anew
 };
 
 struct Plan {
-  std::vector<Item> items;
-  std::vector<int64_t> turns;  // first items of what a thread takes at a time, and the end
+  std::vector<WorkItem> items;
+  std::vector<ItemBatch> item_batches;
   std::vector<Merge> merges;
-  std::vector<Unit> units;
-  std::vector<std::pair<int64_t, int64_t>> observed;  // (unit, first key) of the pieces that `observe` works on
-  int64_t partials = 0, kept = 0, sums = 0, told = 0;  // floats
-  int64_t most_kept = 0, most_told = 0;               // floats that an item keeps in its thread's memory: to finish, to tell
-  bool keeps_outputs = false;                         // in float32, for Term::value_aware
+  std::vector<ScoreRow> score_rows;
+  std::vector<std::pair<int64_t, int64_t>> observed;  // (score row, first key) of the key ranges that `observe` works on
+  int64_t partials = 0, kept = 0, sums = 0, partial_scores = 0;  // floats
+  // Floats that an item keeps in its thread's memory: a decoding row to finish, and an item of a chunk for partial scores.
+  int64_t max_row_weights = 0, max_chunk_weights = 0;
+  bool keeps_outputs = false;  // in float32, for Term::value_aware
   int64_t max_rows = 0;
 
   explicit Plan(const Attend &call);
 
  private:
-  void take_turns(int64_t group);
+  void batch_items(int64_t group);
 };
 
-/// The weights of a tile that attention keeps for the scores: e^(logit - most) for [rows, TILE], UNSEEN where the query does
-/// not see a KV, and then `most` for [rows]. So no exponential is computed twice.
-constexpr float UNSEEN = -1.0f;
+/// The weights of a tile that attention keeps for the scores: e^(logit - row_max) for [rows, TILE], MASKED where the query does
+/// not see a KV, and then `row_max` for [rows]. So no exponential is computed twice.
+constexpr float MASKED = -1.0f;
 
 inline int64_t kept_size(int64_t rows) { return rows * (TILE + 1); }
 
@@ -92,22 +101,22 @@ inline int64_t kept_size(int64_t rows) { return rows * (TILE + 1); }
 inline int64_t observed_keys(bool kept) { return kept ? FEW_ROWS_KEYS : 4 * TILE; }
 
 /// Whether the query heads of a group become one number for each query, not at the end.
-inline bool grouped_at_once(const Observe &observe, Term term) {
-  return term == Term::group_squared || (observe.group == Group::max && !observe.replace);
+inline bool grouped_at_once(const AttentionObserver &observer, Term term) {
+  return term == Term::group_squared || (observer.group == Group::max && !observer.replace);
 }
 
-/// Query heads that items tell of apart: only where they become one number after all queries, and not by adding.
-inline int64_t told_heads(const Observe &observe, int64_t group) {
-  return observe.group == Group::max && observe.replace ? group : 1;
+/// Query heads with partial scores of their own: where they are aggregated after all queries, and not by a sum.
+inline int64_t partial_score_heads(const AttentionObserver &observer, int64_t group) {
+  return observer.group == Group::max && observer.replace ? group : 1;
 }
 
 /// Terms that have a score to go to.
-inline int64_t used_terms(const Observe &observe, const Cache &cache) {
-  return std::min<int64_t>(observe.terms.size(), cache.num_scores);
+inline int64_t used_terms(const AttentionObserver &observer, const Cache &cache) {
+  return std::min<int64_t>(observer.terms.size(), cache.num_accumulators);
 }
 
-inline bool has_term(const Observe &observe, int64_t terms, Term term) {
-  return std::find(observe.terms.begin(), observe.terms.begin() + terms, term) != observe.terms.begin() + terms;
+inline bool has_term(const AttentionObserver &observer, int64_t terms, Term term) {
+  return std::find(observer.terms.begin(), observer.terms.begin() + terms, term) != observer.terms.begin() + terms;
 }
 
 /// One thread's memory: operands and results of a tile.
@@ -115,12 +124,12 @@ template <class Operand>
 struct Scratch {
   float *logits;      // [rows, keys_at_once]
   float *sums;        // [rows, padded]
-  float *most, *mass; // [rows]: running maximum of the logits, and sum of e^(logit - maximum)
+  float *row_max, *row_sum; // [rows]: running maximum of the logits, and sum of e^(logit - maximum)
   Operand *queries;   // [rows, padded]
   Operand *weights;   // [rows, keys_at_once]
   Operand *keys;      // see pack_keys; one tile after the other
   Operand *values;    // see pack_values
-  float *extra;       // what the caller asks for
+  float *extra;       // of extra_size
 
   Scratch(Buffer &buffer, int64_t rows, int64_t padded, int64_t extra_size = 0) {
     int64_t bytes = 0;
@@ -136,8 +145,8 @@ struct Scratch {
     char *memory = buffer.get<char>(bytes);
     logits = reinterpret_cast<float *>(memory + at[0]);
     sums = reinterpret_cast<float *>(memory + at[1]);
-    most = reinterpret_cast<float *>(memory + at[2]);
-    mass = reinterpret_cast<float *>(memory + at[3]);
+    row_max = reinterpret_cast<float *>(memory + at[2]);
+    row_sum = reinterpret_cast<float *>(memory + at[3]);
     queries = reinterpret_cast<Operand *>(memory + at[4]);
     weights = reinterpret_cast<Operand *>(memory + at[5]);
     keys = reinterpret_cast<Operand *>(memory + at[6]);
@@ -157,7 +166,7 @@ inline void positions_of(const Cache &cache, const int64_t *slot, int64_t n, int
   for (; i < n; ++i) out[i] = cache.position[slot[i]];
 }
 
-/// Slots of the KVs [first, first + n) of a row, as far as positions_of and put_scores look at them.
+/// Slots of the KVs [first, first + n) of a row, as far as positions_of and update_accumulators look at them.
 inline void slots_to_read(const Cache &cache, const Row &row, int64_t first, int64_t n, int64_t *out) {
   const int64_t by_vectors = adjacent(cache) ? n / WIDTH * WIDTH : 0;
   row.runs(first, n, [=](int64_t i, int64_t count, int64_t slot) {
@@ -167,21 +176,21 @@ inline void slots_to_read(const Cache &cache, const Row &row, int64_t first, int
   });
 }
 
-/// Where KVs of a row lie that are met at once. Pointers past the last repeat it: what is read there is finite and weighs
-/// nothing.
+/// Addresses of KVs of a row that are computed at once. Pointers past the last repeat it: they read finite numbers, of weight
+/// 0.
 template <class KV>
 struct Tile {
   int n = 0;
-  bool out_of_sight = false;    // all of them beyond the window
+  bool outside_window = false;  // all of them
   int64_t slot[WIDE_TILE];
   int32_t position[WIDE_TILE];  // where there is a window
   const KV *key[WIDE_TILE], *value[WIDE_TILE];
-  const KV *lying[2 * TILE];    // of TILE neighbours: both as they lie in memory
+  const KV *in_memory_order[2 * TILE];  // keys and values of TILE adjacent KVs
 
-  /// query_position: of the first query that reads the tile; the window of any other begins later. most: KVs of a tile.
-  void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position, int most = TILE) {
+  /// query_position: of the first query that reads the tile; the window of any other begins later. size: KVs of a tile.
+  void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position, int size = TILE) {
     const Cache &cache = call.cache;
-    n = static_cast<int>(std::min<int64_t>(last - first, most));
+    n = static_cast<int>(std::min<int64_t>(last - first, size));
     if (n == 0) return;
     const KV *k = reinterpret_cast<const KV *>(cache.k), *v = reinterpret_cast<const KV *>(cache.v);
     row.runs_in_blocks(first, n, [&](int64_t i, int64_t count, int64_t block, int64_t offset) {
@@ -192,24 +201,24 @@ struct Tile {
         value[i + j] = v + vector + j * cache.head_dim;
       }
     });
-    std::fill(slot + n, slot + most, slot[n - 1]);
-    std::fill(key + n, key + most, key[n - 1]);
-    std::fill(value + n, value + most, value[n - 1]);
-    if (n == TILE && !scattered()) lie_down(cache.block_size - first % cache.block_size, cache.block_size);
+    std::fill(slot + n, slot + size, slot[n - 1]);
+    std::fill(key + n, key + size, key[n - 1]);
+    std::fill(value + n, value + size, value[n - 1]);
+    if (n == TILE && !scattered()) memory_order(cache.block_size - first % cache.block_size, cache.block_size);
     if (call.window > 0) {
       positions(cache, position);
-      out_of_sight = query_position - *std::max_element(position, position + n) >= call.window;
+      outside_window = query_position - *std::max_element(position, position + n) >= call.window;
     }
   }
 
-  /// Whether its parts lie in several places. Processors fetch ahead for each of several places at once, and in blocks that
-  /// lie anywhere they do not get far before one ends; so keys of such parts are best read by turns.
+  /// Whether its blocks are not adjacent in memory. Hardware prefetchers follow several streams at once, but each ends with its
+  /// block; so keys of such tiles are best read from several blocks in turn.
   bool scattered() const { return n == TILE && slot[TILE / 2] != slot[0] + TILE / 2; }
 
-  /// What is best asked for among earlier products with keys, and among those with values: together all keys and values.
-  /// Processors fetch ahead further where that follows the memory, a block's values right behind its keys.
-  const KV *const *early() const { return n == TILE && !scattered() ? lying : key; }
-  const KV *const *late() const { return n == TILE && !scattered() ? lying + TILE : value; }
+  /// What to prefetch during the products with the previous keys, and with the previous values: together all keys and values.
+  /// Hardware prefetchers reach further if that follows memory order, where a block's values lie right behind its keys.
+  const KV *const *first_half() const { return n == TILE && !scattered() ? in_memory_order : key; }
+  const KV *const *second_half() const { return n == TILE && !scattered() ? in_memory_order + TILE : value; }
 
   void positions(const Cache &cache, int32_t *out) const {
     positions_of(cache, slot, n, out);
@@ -217,12 +226,12 @@ struct Tile {
   }
 
  private:
-  /// run: KVs in the first block; each further block has `size`.
-  void lie_down(int64_t run, int64_t size) {
+  /// Fills in_memory_order. run: KVs in the first block; each further block has `size`.
+  void memory_order(int64_t run, int64_t size) {
     for (int64_t i = 0; i < TILE; i += run, run = size) {
       run = std::min(run, TILE - i);
-      std::copy(key + i, key + i + run, lying + 2 * i);
-      std::copy(value + i, value + i + run, lying + 2 * i + run);
+      std::copy(key + i, key + i + run, in_memory_order + 2 * i);
+      std::copy(value + i, value + i + run, in_memory_order + 2 * i + run);
     }
   }
 };
@@ -233,51 +242,56 @@ inline vi lanes() {
   return out;
 }
 
-/// Scale, bend and mask a query's raw logits of a tile in place; returns the largest.
+/// Scale, soft-cap and mask a query's raw logits of a tile in place; returns the largest.
 ///
 /// visible: how many of the tile's first keys the query may see by their order. scale: what is left to scale. position: of the
 /// tile's keys, read where there is a window.
-inline float finish_logits(float *logits, int n, int64_t visible, const AttentionSpec &call, float scale, const int32_t *position,
-                           int64_t query_position) {
-  vf most = broadcast(NEVER);
+inline float finish_logits(float *logits, int n, int64_t visible, const AttentionSpec &call, float scale,
+                           const int32_t *position, int64_t query_position) {
+  vf highest = broadcast(NEG_INF);
   const vi lane = lanes();
   for (int j = 0; j < n; j += WIDTH) {
     vf x = load(logits + j) * scale;
     if (call.softcap > 0) x = call.softcap * vtanh(x / call.softcap);
-    if (visible < j + WIDTH) x = lane + j < static_cast<int32_t>(visible) ? x : broadcast(NEVER);
+    if (visible < j + WIDTH) x = lane + j < static_cast<int32_t>(visible) ? x : broadcast(NEG_INF);
     if (call.window > 0) {
       const vi age = static_cast<int32_t>(query_position) - load_vector<vi>(position + j);
-      x = age < static_cast<int32_t>(call.window) ? x : broadcast(NEVER);
+      x = age < static_cast<int32_t>(call.window) ? x : broadcast(NEG_INF);
     }
     store(logits + j, x);
-    most = vmax(most, x);
+    highest = vmax(highest, x);
   }
-  return horizontal_max(most);
+  return horizontal_max(highest);
 }
 
-/// The largest of a query's raw logits, where nothing but scaling is to be done to them.
+/// The largest of a query's raw logits, where they are only scaled.
 inline float highest_logit(const float *logits, int n) {
-  vf most = load(logits);
-  for (int j = WIDTH; j < n; j += WIDTH) most = vmax(most, load(logits + j));
-  return horizontal_max(most);
+  vf highest = load(logits);
+  for (int j = WIDTH; j < n; j += WIDTH) highest = vmax(highest, load(logits + j));
+  return horizontal_max(highest);
 }
 
 /// Pack queries as rows of A, query by query, head by head of the group.
-template <class KV, class Operand>
+template <class Operand>
 inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_queries, int64_t head, Operand *out) {
   const int dim = static_cast<int>(call.cache.head_dim), padded = round_up(dim, WIDTH);
-  const KV *q = reinterpret_cast<const KV *>(call.q.data);
-  for (int64_t i = 0; i < num_queries; ++i)
-    for (int64_t h = 0; h < call.group(); ++h, out += padded)
-      pack_query(q + (first_token + i) * call.q.token_stride + (head * call.group() + h) * call.q.head_stride, dim, out);
+  with_act(call.dtype, [&](auto type) {
+    using Act = decltype(type);
+    const Act *q = reinterpret_cast<const Act *>(call.q.data);
+    for (int64_t i = 0; i < num_queries; ++i)
+      for (int64_t h = 0; h < call.group(); ++h)
+        pack_query(q + (first_token + i) * call.q.token_stride + (head * call.group() + h) * call.q.head_stride, dim,
+                   out + (i * call.group() + h) * padded);
+  });
 }
 
-/// Ask for the scores of the keys that share a line of memory, and for their positions where near ones do not count: into the
-/// second-level cache, as for KVs, which are asked for at the same time. Few lines at once can be on their way to the first.
-inline void ask_for_scores(const Cache &cache, const Observe &observe, int64_t slot) {
+/// Prefetch the accumulators of the keys that share a cache line, and their positions where near ones do not count. Into L2, as
+/// KVs, which are prefetched at the same time: L1 has too few fill buffers for both.
+inline void prefetch_accumulators(const Cache &cache, const AttentionObserver &observer, int64_t slot) {
   asm volatile("");  // GCC takes a function that only prefetches for one that does nothing, and leaves its calls out
-  for (int64_t n = 0; n < cache.num_scores; ++n) __builtin_prefetch(cache.score + n * cache.num_slots + slot, 0, 2);
-  if (observe.exclude_first) __builtin_prefetch(cache.position + slot, 0, 2);
+  for (int64_t n = 0; n < cache.num_accumulators; ++n)
+    __builtin_prefetch(cache.accumulators + n * cache.num_slots + slot, 0, 2);
+  if (observer.exclude_first) __builtin_prefetch(cache.position + slot, 0, 2);
 }
 
 /// (largest logit, 1 / sum of e^(logit - largest)) of every token and query head, [T, num_query_heads, 2].
@@ -285,17 +299,17 @@ inline float *statistics_of(const Attend &call, Workspace &work) {
   return work.statistics.get<float>(call.batch.num_tokens() * call.num_query_heads * 2);
 }
 
-/// What the queries of an item tell the scores, from the weights that it kept: sums for each of its tiles and terms,
-/// [tiles, terms, told_heads, TILE].
-void observe_item(const Attend &call, const Unit &unit, const Item &item, const float *kept_weights,
-                  const float *statistics, float *told);
+/// Partial scores from the queries of an item, out of the weights that it kept: sums for each of its tiles and terms,
+/// [tiles, terms, partial_score_heads, TILE].
+void observe_item(const Attend &call, const ScoreRow &score_row, const WorkItem &item, const float *kept_weights,
+                  const float *statistics, float *partial_scores);
 
-/// The scores of some keys of a unit, from what the items of its row told.
-void add_told(const Attend &call, const Plan &plan, const Unit &unit, int64_t first_key, int64_t last_key,
-              const float *told);
+/// The scores of some keys of a row: the sum of its items' partial scores.
+void add_partial_scores(const Attend &call, const Plan &plan, const ScoreRow &score_row, int64_t first_key,
+                        int64_t last_key, const float *partial_scores);
 
 /// Passes that change scores. Called by all threads of a team, after attention is complete.
-template <class KV>
+template <class KV, class Operand>
 void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thread_memory);
 
 }  // namespace winnow::WINNOW_ISA

@@ -5,9 +5,9 @@ namespace winnow::WINNOW_ISA {
 
 namespace {
 
-/// Parts of a tile whose keys are read by turns, one of each, where they lie in several places. Divides WIDTH.
+/// Parts of a scattered tile that are read in turn, a key of each. Divides WIDTH.
 constexpr int STREAMS = 4;
-/// Vectors of a tile that different rows ask for in shares, so that memory is busy all the time.
+/// Vectors of a tile that different rows prefetch in shares, so that memory is busy all the time.
 constexpr int SHARED = TILE / STREAMS;
 /// Fours of vectors whose sums fill a vector.
 constexpr int FOURS = WIDTH / 4;
@@ -72,32 +72,32 @@ inline vf sums_of(const vf fours[WIDTH / 4]) {
 #endif
 }
 
-/// Asks for a share of four vectors, every `every`th of `next`, with each WIDTH of their DIM elements that are multiplied: line
-/// by line as they lie, which is faster than in the order of the products, and little by little, for requests that come in
-/// bursts wait for each other.
+/// Prefetch a share of four vectors, every `every`th of `next`, with each WIDTH of their DIM elements that are multiplied. Line
+/// by line in memory order, which is faster than in the order of the products, and a few at a time: requests in bursts would
+/// wait for each other.
 template <int DIM, class KV>
-inline void ask_for_share(const KV *const *next, int every, int d) {
+inline void prefetch_share(const KV *const *next, int every, int d) {
   constexpr int lines = DIM / LINE<KV>, share = 4 * WIDTH / LINE<KV>;
   const int first = d / WIDTH * share;
   for (int line = first; line < first + share; ++line)
     __builtin_prefetch(next[line / lines * every] + line % lines * LINE<KV>, 0, 2);
 }
 
-/// Asks for them at once, where the number of elements is not known to the compiler.
+/// Prefetch them at once, where the number of elements is not known at compile time.
 template <class KV>
-inline void ask_for_four(const KV *const *next, int every, int dim) {
+inline void prefetch_four(const KV *const *next, int every, int dim) {
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j)
     for (int d = 0; d < dim; d += LINE<KV>) __builtin_prefetch(next[j * every] + d, 0, 2);
 }
 
-/// R rows with four keys or values, every `every`th of `each`: what add_up_four makes of them, of each row FOURS vectors on.
+/// R rows with four keys or values, every `every`th of `each`: their products reduced by add_up_four, FOURS vectors apart.
 template <class What, int R, int DIM, class KV>
-inline void meet_four(const KV *const *each, const KV *const *next, int every, int dim, const float *rows, int padded,
+inline void dot4(const KV *const *each, const KV *const *next, int every, int dim, const float *rows, int padded,
                       vf *out) {
   constexpr int N = R > 3 && WIDTH < 16 ? 2 : 4;  // their sums stay in registers
   vf sums[R][4];
-  if (DIM == 0) ask_for_four(next, every, dim);
+  if (DIM == 0) prefetch_four(next, every, dim);
 #pragma GCC unroll 2
   for (int first = 0; first < 4; first += N) {
     const KV *from[N];
@@ -105,7 +105,7 @@ inline void meet_four(const KV *const *each, const KV *const *next, int every, i
     for (int j = 0; j < N; ++j) from[j] = each[(first + j) * every];
     vf sum[R][N] = {};
     const auto add = [&](int d, auto read) __attribute__((always_inline)) {
-      if constexpr (DIM > 0) ask_for_share<DIM>(next, every, d);
+      if constexpr (DIM > 0) prefetch_share<DIM>(next, every, d);
       vf row[R];
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) row[r] = load(rows + r * padded + d);
@@ -117,7 +117,7 @@ inline void meet_four(const KV *const *each, const KV *const *next, int every, i
       }
     };
     const int whole = dim / WIDTH * WIDTH;
-    // Unrolled it is faster in the caches, but then waits for memory where blocks are neighbours.
+    // Unrolling is faster in the caches, but slower from memory where blocks are adjacent.
 #pragma GCC unroll 1
     for (int d = 0; d < whole; d += WIDTH) add(d, [](const KV *x) { return load(x); });
     if (whole < dim) add(whole, [&](const KV *x) { return load_part(x, dim - whole); });
@@ -134,13 +134,13 @@ inline void meet_four(const KV *const *each, const KV *const *next, int every, i
 /// The same of rows and keys that are multiplied in pairs: 16 elements of one key and 16 of another at once, so that what is in
 /// the registers are halves that are joined already.
 template <class What, int R, int DIM>
-inline void meet_four(const bf16 *const *each, const bf16 *const *next, int every, int dim, const bf16 *rows, int padded,
+inline void dot4(const bf16 *const *each, const bf16 *const *next, int every, int dim, const bf16 *rows, int padded,
                       vf *out) {
   static_assert(std::is_same_v<What, Product>);
-  if (DIM == 0) ask_for_four(next, every, dim);
+  if (DIM == 0) prefetch_four(next, every, dim);
   __m512 sum[R][2] = {};
   const auto add = [&](int d, auto read) __attribute__((always_inline)) {
-    if constexpr (DIM > 0) ask_for_share<DIM>(next, every, d);
+    if constexpr (DIM > 0) prefetch_share<DIM>(next, every, d);
     __m512bh row[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) row[r] = (__m512bh)_mm512_broadcast_i64x4(load_vector<__m256i>(rows + r * padded + d));
@@ -163,10 +163,10 @@ inline void meet_four(const bf16 *const *each, const bf16 *const *next, int ever
 }
 #endif
 
-/// As direct_products, of R rows: one of each of `streams` parts by turns, 1 or STREAMS. DIM: dim where it is known, else 0.
+/// As direct_products, of R rows; keys of `streams` parts in turn, 1 or STREAMS. DIM: dim where it is known, else 0.
 template <class What, int R, int streams, int DIM, class KV, class Operand>
-[[gnu::noinline]] void meet(const KV *const *each, const KV *const *next, int n, int any_dim, const Operand *rows, int padded,
-                            float *out) {
+[[gnu::noinline]] void dot_tile(const KV *const *each, const KV *const *next, int n, int any_dim, const Operand *rows,
+                                int padded, float *out) {
   const int dim = DIM > 0 ? DIM : any_dim;
   constexpr bool by_turns = streams > 1;
   constexpr int step = by_turns ? 1 : 4;
@@ -176,7 +176,7 @@ template <class What, int R, int streams, int DIM, class KV, class Operand>
 #pragma GCC unroll 4
     for (int i = 0; i < FOURS; ++i) {
       const int at = first + i * step;
-      meet_four<What, R, DIM>(each + at, next + at, every, dim, rows, padded, &fours[0][i]);
+      dot4<What, R, DIM>(each + at, next + at, every, dim, rows, padded, &fours[0][i]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -291,16 +291,16 @@ inline void with_rows(int rows, F f) {
 }
 
 /// Calls f with as many of the rows as are multiplied at once, as a constant, the first of them, and which of the next tile's
-/// vectors to ask for meanwhile. Every turn asks for a share of what lies side by side: `each` stands for the rest.
+/// vectors to prefetch meanwhile. Every turn prefetches its share of adjacent vectors: `each` stands for the rest.
 template <class KV, class F>
 inline void for_direct_rows(int rows, const KV *const *each, const KV *const *next, int n, F f) {
   if (rows <= DIRECT_ROWS) return with_rows(rows, [&](auto count) { f(count, 0, next); });
   const int turns = (rows + DIRECT_ROWS - 1) / DIRECT_ROWS, width = round_up(n, WIDTH);
-  const KV *asked[TILE];
+  const KV *ahead[TILE];
   for (int turn = 0, first = 0; turn < turns; ++turn) {
-    for (int j = 0; j < width; ++j) asked[j] = j % SHARED * turns / SHARED == turn ? next[j] : each[j];
+    for (int j = 0; j < width; ++j) ahead[j] = j % SHARED * turns / SHARED == turn ? next[j] : each[j];
     const int some = (rows - first + turns - turn - 1) / (turns - turn);
-    with_rows(some, [&](auto count) { f(count, first, asked); });
+    with_rows(some, [&](auto count) { f(count, first, ahead); });
     first += some;
   }
 }
@@ -310,19 +310,19 @@ inline void for_direct_rows(int rows, const KV *const *each, const KV *const *ne
 template <class What, class KV, class Operand>
 inline void direct_products(int rows, const KV *const *each, const KV *const *next, int n, bool scattered, int dim,
                      const Operand *with, int padded, float *out) {
-  for_direct_rows(rows, each, next, n, [&](auto count, int first, const KV *const *ask) {
-    const auto meet_rows = [&](auto streams, auto known) {
-      meet<What, count, streams, known>(each, ask, n, dim, with + first * padded, padded, out + first * TILE);
+  for_direct_rows(rows, each, next, n, [&](auto count, int first, const KV *const *ahead) {
+    const auto dot_rows = [&](auto streams, auto known) {
+      dot_tile<What, count, streams, known>(each, ahead, n, dim, with + first * padded, padded, out + first * TILE);
     };
     const auto with_streams = [&](auto streams) {
       // Loops of known length take a fifth less time where there are registers enough.
       if constexpr (WIDTH == 16) {
-        if (dim == 64) return meet_rows(streams, std::integral_constant<int, 64>{});
-        if (dim == 128) return meet_rows(streams, std::integral_constant<int, 128>{});
+        if (dim == 64) return dot_rows(streams, std::integral_constant<int, 64>{});
+        if (dim == 128) return dot_rows(streams, std::integral_constant<int, 128>{});
       }
-      meet_rows(streams, std::integral_constant<int, 0>{});
+      dot_rows(streams, std::integral_constant<int, 0>{});
     };
-    // Values are looked at again while they are in a nearby cache, in whichever order.
+    // Values are read a second time, out of a cache, where the order does not matter.
     if constexpr (std::is_same_v<What, Product>)
       if (scattered) return with_streams(std::integral_constant<int, STREAMS>{});
     with_streams(std::integral_constant<int, 1>{});
@@ -332,8 +332,8 @@ inline void direct_products(int rows, const KV *const *each, const KV *const *ne
 template <class KV, class Operand>
 void direct_sums(int rows, const KV *const *value, const KV *const *next, int n, int dim, const Operand *weights, int padded,
                  float *sums) {
-  for_direct_rows(rows, value, next, n, [&](auto count, int first, const KV *const *ask) {
-    multiply_values<count>(value, ask, n, dim, weights + first * TILE, padded, sums + first * padded);
+  for_direct_rows(rows, value, next, n, [&](auto count, int first, const KV *const *ahead) {
+    multiply_values<count>(value, ahead, n, dim, weights + first * TILE, padded, sums + first * padded);
   });
 }
 

@@ -1,7 +1,7 @@
-// Products of few rows with keys and values as they lie in the pool.
+// Products of few rows with keys and values in place in the pool.
 //
-// A decoding sequence has as many rows as query heads in a group. So few use a key or value too seldom to pay for bringing it
-// into the operand forms of product.h (pack.h): its elements, or pairs of them, are multiplied where they lie.
+// A decoding sequence has as many rows as query heads in a group. So few reuse a key or value too little to pay for packing it
+// (pack.h): its elements, or pairs of them, are multiplied in place.
 #pragma once
 
 #include "pack.h"
@@ -11,7 +11,7 @@ namespace winnow::WINNOW_ISA {
 
 /// Rows that are multiplied at once: their sums stay in registers.
 constexpr int DIRECT_ROWS = 4;
-/// Beyond so many rows packing pays, or where they fill a tile register.
+/// With more rows packing pays, or they fill a tile register.
 #if defined(WINNOW_TILES)
 constexpr int MOST_DIRECT_ROWS = TMM_ROWS - 1;
 #else
@@ -22,29 +22,30 @@ constexpr int MOST_DIRECT_ROWS = 4 * DIRECT_ROWS;
 template <class T>
 constexpr int LINE = 64 / sizeof(T);
 
-/// What a query and a key make: a logit.
+/// Of a query and a key: a logit.
 struct Product {
   static vf add(vf sum, vf a, vf b) { return sum + a * b; }
 };
 
-/// What an output and a value make.
+/// Of an output and a value.
 struct SquaredDistance {
   static vf add(vf sum, vf a, vf b) { return sum + (a - b) * (a - b); }
 };
 
-/// What each of the rows [rows, padded] makes with the first round_up(n, WIDTH) of TILE keys or values: [rows, TILE].
-/// `each` and `next` are as pack_keys takes them; keys of a scattered tile, which is a whole one, are read by turns.
+/// `What` of each of the rows [rows, padded] and the first round_up(n, WIDTH) of TILE keys or values: [rows, TILE]. `each`
+/// and `next` are as pack_keys takes them; keys of a scattered tile, which is a whole one, are read from several blocks in
+/// turn.
 template <class What, class KV, class Operand>
 void direct_products(int rows, const KV *const *each, const KV *const *next, int n, bool scattered, int dim,
                      const Operand *with, int padded, float *out);
 
-/// Adds weights [rows, TILE] times the first n values to sums [rows, padded]: in their order, wherever they lie, for a sum's
-/// last bits depend on it. Sums are for put_in_order.
+/// Adds weights [rows, TILE] times the first n values to sums [rows, padded], always in the order of the values: a sum's last
+/// bits depend on it. Sums are for put_in_order.
 template <class KV, class Operand>
 void direct_sums(int rows, const KV *const *value, const KV *const *next, int n, int dim, const Operand *weights, int padded,
                  float *sums);
 
-/// Brings a row of sums in order once direct_sums has added all to it.
+/// Reorder a row of sums after the last direct_sums.
 template <class Operand>
 inline void put_in_order([[maybe_unused]] float *sums, [[maybe_unused]] int padded) {
 #if defined(__AVX512BF16__)

@@ -28,7 +28,7 @@ struct Anchor {
 };
 
 template <class KV>
-void difference_of_row(const Keys<KV> &keys, Anchor &anchor, float *worth) {
+void difference_of_row(const Keys<KV> &keys, Anchor &anchor, float *score) {
   std::fill(anchor.all.begin(), anchor.all.end(), 0.0f);
   for (int64_t first = 0; first < keys.length; first += KEY_TILE) {
     std::fill(anchor.tile.begin(), anchor.tile.end(), 0.0f);
@@ -36,7 +36,7 @@ void difference_of_row(const Keys<KV> &keys, Anchor &anchor, float *worth) {
       vf squares{};
       for (int d = 0; d < keys.dim; d += WIDTH) squares += keys.part(i, d) * keys.part(i, d);
       const float scale = 1.0f / std::max(std::sqrt(horizontal_sum(squares)), LEAST_NORM);
-      worth[i] = scale;  // until the cosine takes its place
+      score[i] = scale;  // until the cosine takes its place
       for (int d = 0; d < keys.dim; d += WIDTH)
         store(&anchor.tile[d], load(&anchor.tile[d]) + scale * keys.part(i, d));
     }
@@ -47,15 +47,15 @@ void difference_of_row(const Keys<KV> &keys, Anchor &anchor, float *worth) {
   for (int64_t i = 0; i < keys.length; ++i) {
     vf along{};
     for (int d = 0; d < keys.dim; d += WIDTH) along += keys.part(i, d) * load(&anchor.all[d]);
-    worth[i] *= horizontal_sum(along) * share;
+    score[i] *= horizontal_sum(along) * share;
   }
 }
 
 }  // namespace
 
-void key_difference(const KeyRows &rows, float *worth, int threads) {
+void key_difference(const KeyRows &rows, float *score, int threads) {
   for_rows(
-      rows, worth, threads, 4 * rows.head_dim, [&] { return Anchor(rows.head_dim); },
+      rows, score, threads, 4 * rows.head_dim, [&] { return Anchor(rows.head_dim); },
       [](const auto &keys, Anchor &anchor, float *out) { difference_of_row(keys, anchor, out); });
 }
 

@@ -138,7 +138,7 @@ void squared_lengths(const Work &work, int n, float *out) {
 }
 
 template <class KV>
-void leverage_of_row(const Keys<KV> &keys, float ridge, const Work &work, float *worth) {
+void leverage_of_row(const Keys<KV> &keys, float ridge, const Work &work, float *score) {
   find_mean(keys, work);
   std::fill(work.tile, work.moment, 0.0f);
   std::fill(work.moment, work.inverse, 0.0f);
@@ -150,7 +150,7 @@ void leverage_of_row(const Keys<KV> &keys, float ridge, const Work &work, float 
   invert_factor(work, keys.dim);
   for (int64_t first = 0; first < keys.length; first += KEY_TILE) {
     centre(keys, first, work);
-    squared_lengths(work, keys.tile(first), worth + first);
+    squared_lengths(work, keys.tile(first), score + first);
   }
 }
 
@@ -171,13 +171,13 @@ void order_of(const int32_t *position, int64_t n, int64_t *order, int64_t *scrat
 
 }  // namespace
 
-void leverage(const KeyRows &rows, float ridge, float *worth, int threads) {
+void leverage(const KeyRows &rows, float ridge, float *score, int threads) {
   for_rows(
-      rows, worth, threads, rows.head_dim * rows.head_dim, [&] { return Work(static_cast<int>(rows.head_dim)); },
+      rows, score, threads, rows.head_dim * rows.head_dim, [&] { return Work(static_cast<int>(rows.head_dim)); },
       [&](const auto &keys, const Work &work, float *out) { leverage_of_row(keys, ridge, work, out); });
 }
 
-void pool_rows(const PooledRows &rows, float *out, int threads) {
+void smooth_rows(const SmoothedRows &rows, float *out, int threads) {
 #pragma omp parallel num_threads(threads) if (rows.rows * rows.stride >= POOL_PARALLEL_FROM)
   {
     std::vector<int64_t> order(rows.stride), scratch(rows.stride);
@@ -186,7 +186,7 @@ void pool_rows(const PooledRows &rows, float *out, int threads) {
     for (int64_t r = 0; r < rows.rows; ++r) {
       const int64_t n = rows.length[r], first = r * rows.stride;
       order_of(rows.position + first, n, order.data(), scratch.data());
-      smooth(rows.x + first, order.data(), n, n, rows.pool_size, rows.pool_max, ordered.data(), out + first);
+      smooth(rows.x + first, order.data(), n, n, rows.smoothing_size, rows.smoothing_max, ordered.data(), out + first);
       std::fill(out + first + n, out + first + rows.stride, 0.0f);
     }
   }

@@ -32,7 +32,7 @@ constexpr bool rows_stay() {
 }
 /// Rows of a task, at most: their sums fit into the first-level cache beside a piece of a panel.
 constexpr int64_t ROW_BLOCK = 16 * MAX_ROWS;
-/// Numbers of rows that stay in the second-level cache, and how many rows have to, lest panels pass by too often.
+/// Row-block size that fits L2, and the minimum below which re-reading panels dominates.
 constexpr int64_t STAYING = 352 * 1024 / sizeof(float), LEAST_STAYING = 4 * MAX_ROWS;
 /// Bytes of a piece of a panel that stays in the first-level cache while rows that stay in the second pass by.
 constexpr int64_t PASSING_PIECE = 24 * 1024;
@@ -168,7 +168,7 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
           const T *b = from + i * PANEL;
           const char *ahead = reinterpret_cast<const char *>(i + inputs < in ? b + inputs * PANEL : next_panel);
           const char *end = ahead + inputs * PANEL * sizeof(T);
-          if (!streams) {  // the same piece of this task's next panel: each block of rows asks for its share
+          if (!streams) {  // the same piece of this task's next panel: each block of rows prefetches its share
             const char *piece = reinterpret_cast<const char *>(from + PANEL * in + i * PANEL);
             const int64_t lines = (end - ahead) / 64;
             ahead = piece + lines * which / blocks * 64;

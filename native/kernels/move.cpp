@@ -3,26 +3,63 @@
 #include <cstring>
 #include <limits>
 
-#include "../types.h"
+#include "simd.h"
 
 namespace winnow::WINNOW_ISA {
 
 namespace {
 
-void clear_scores(const Pool &pool, int64_t slot) {
-  for (int64_t n = 0; n < pool.num_scores; ++n) pool.score[n * pool.num_slots + slot] = 0.0f;
+void clear_accumulators(const Pool &pool, int64_t slot) {
+  for (int64_t n = 0; n < pool.num_accumulators; ++n) pool.accumulators[n * pool.num_slots + slot] = 0.0f;
 }
 
-/// Move a KV from one slot to another: key, value, position, scores.
+/// Move a KV from one slot to another: its fields, position and accumulators.
 void move(const Pool &pool, int64_t from, int64_t to) {
-  const int64_t width = bytes_of(pool.dtype), bytes = pool.head_dim * width;
-  const int64_t old_vector = pool.at(from) * width, new_vector = pool.at(to) * width;
-  std::memcpy(pool.k + new_vector, pool.k + old_vector, bytes);
-  std::memcpy(pool.v + new_vector, pool.v + old_vector, bytes);
+  const int64_t old_block = from / pool.block_size, old_offset = from % pool.block_size;
+  const int64_t new_block = to / pool.block_size, new_offset = to % pool.block_size;
+  for (const Field &field : pool.fields)
+    std::memcpy(field.at(new_block, new_offset), field.at(old_block, old_offset), field.slot_bytes);
   pool.position[to] = pool.position[from];
-  for (int64_t n = 0; n < pool.num_scores; ++n) {
-    float *score = pool.score + n * pool.num_slots;
-    score[to] = score[from];
+  for (int64_t n = 0; n < pool.num_accumulators; ++n) {
+    float *accumulator = pool.accumulators + n * pool.num_slots;
+    accumulator[to] = accumulator[from];
+  }
+}
+
+/// Copy a vector of n numbers from one format to another.
+template <class From, class To>
+void convert(const char *from, char *to, int64_t n) {
+  for (int64_t d = 0; d < n; d += WIDTH) {
+    const int part = static_cast<int>(std::min<int64_t>(WIDTH, n - d));
+    put(reinterpret_cast<To *>(to) + d, get(reinterpret_cast<const From *>(from) + d, part), part);
+  }
+}
+
+/// As `write`. copy: called with a vector of the activations and where it goes.
+template <class Copy>
+void write_each(const Cache &cache, const Batch &batch, const NewKVs &kvs, int threads, Copy copy) {
+  const Heads k = kvs.k, v = kvs.v;
+  const int64_t act = bytes_of(kvs.dtype), width = bytes_of(cache.dtype), bytes = cache.head_dim * width;
+  const int64_t pieces = batch.num_seqs() * cache.num_heads;
+#pragma omp parallel num_threads(threads) if (kvs.last - kvs.first >= 16)
+  {
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      const int64_t seq = piece / cache.num_heads, head = piece % cache.num_heads;
+      const int64_t end = batch.starts[seq] + batch.counts[seq];
+      const int64_t from = std::max(batch.starts[seq], kvs.first), count = std::min(end, kvs.last) - from;
+      if (count <= 0) continue;
+      const Row row(cache, batch.slots[seq], kvs.layer, head);
+      row.runs(row.length - (end - from), count, [&](int64_t i, int64_t n, int64_t slot) {
+        int64_t vector = cache.at(slot) * width;
+        for (int64_t token = from + i; token < from + i + n; ++token, ++slot, vector += bytes) {
+          copy(k.data + (token * k.token_stride + head * k.head_stride) * act, cache.k + vector);
+          copy(v.data + (token * v.token_stride + head * v.head_stride) * act, cache.v + vector);
+          cache.position[slot] = static_cast<int32_t>(batch.position[token]);
+          clear_accumulators(cache, slot);
+        }
+      });
+    }
   }
 }
 
@@ -51,56 +88,42 @@ uint32_t smallest(const uint32_t *x, int64_t n, int64_t count) {
 
 /// A thread's memory for the KVs of one row, [n] each.
 struct Choice {
-  std::vector<uint32_t> worth, age;  // ordered
+  std::vector<uint32_t> score, age;  // ordered
   std::vector<int64_t> slot;         // in the pool
-  std::vector<int64_t> holes, rest;  // of those that go the first ones, of those that stay the others
-  std::vector<uint32_t> equals;      // ages of those that are worth as much as the last that goes
+  std::vector<int64_t> holes, rest;  // evicted KVs among the first `kept` slots; kept KVs behind them
+  std::vector<uint32_t> equals;      // ages of KVs with the highest evicted score
 
-  explicit Choice(int64_t n) : worth(n), age(n), slot(n), holes(n), rest(n) {}
+  explicit Choice(int64_t n) : score(n), age(n), slot(n), holes(n), rest(n) {}
 
-  /// Find the KVs of a row that go, those that are worth least, and of equals the older; returns how many holes they leave
-  /// among the first `kept` slots.
+  /// Find the KVs of a row to evict: lowest score first, ties go to the older KV. Returns how many are among the first `kept`
+  /// slots.
   int64_t choose(int64_t n, int64_t kept) {
-    const uint32_t last = smallest(worth.data(), n, n - kept);
-    const int64_t below = count_below(worth.data(), n, last);
+    const uint32_t last = smallest(score.data(), n, n - kept);
+    const int64_t below = count_below(score.data(), n, last);
     equals.clear();
     for (int64_t i = 0; i < n; ++i)
-      if (worth[i] == last) equals.push_back(age[i]);
+      if (score[i] == last) equals.push_back(age[i]);
     const uint32_t last_age = smallest(equals.data(), static_cast<int64_t>(equals.size()), n - kept - below);
-    const auto goes = [&](int64_t i) { return worth[i] < last || (worth[i] == last && age[i] <= last_age); };
+    const auto evicted = [&](int64_t i) { return score[i] < last || (score[i] == last && age[i] <= last_age); };
     int64_t num_holes = 0, num_rest = 0;
-    for (int64_t i = 0; i < kept; ++i) holes[num_holes] = i, num_holes += goes(i);
-    for (int64_t i = kept; i < n; ++i) rest[num_rest] = i, num_rest += !goes(i);
-    return std::min(num_holes, num_rest);  // they are as many where no two KVs have the same position
+    for (int64_t i = 0; i < kept; ++i) holes[num_holes] = i, num_holes += evicted(i);
+    for (int64_t i = kept; i < n; ++i) rest[num_rest] = i, num_rest += !evicted(i);
+    return std::min(num_holes, num_rest);  // equal unless two KVs have the same position
   }
 };
 
 }  // namespace
 
 void write(const Cache &cache, const Batch &batch, const NewKVs &kvs, int threads) {
-  const Heads k = kvs.k, v = kvs.v;
-  const int64_t width = bytes_of(cache.dtype), bytes = cache.head_dim * width;
-  const int64_t pieces = batch.num_seqs() * cache.num_heads;
-#pragma omp parallel num_threads(threads) if (kvs.last - kvs.first >= 16)
-  {
-#pragma omp for schedule(dynamic, 4)
-    for (int64_t piece = 0; piece < pieces; ++piece) {
-      const int64_t seq = piece / cache.num_heads, head = piece % cache.num_heads;
-      const int64_t end = batch.starts[seq] + batch.counts[seq];
-      const int64_t from = std::max(batch.starts[seq], kvs.first), count = std::min(end, kvs.last) - from;
-      if (count <= 0) continue;
-      const Row row(cache, batch.slots[seq], kvs.layer, head);
-      row.runs(row.length - (end - from), count, [&](int64_t i, int64_t n, int64_t slot) {
-        int64_t vector = cache.at(slot) * width;
-        for (int64_t token = from + i; token < from + i + n; ++token, ++slot, vector += bytes) {
-          std::memcpy(cache.k + vector, k.data + (token * k.token_stride + head * k.head_stride) * width, bytes);
-          std::memcpy(cache.v + vector, v.data + (token * v.token_stride + head * v.head_stride) * width, bytes);
-          cache.position[slot] = static_cast<int32_t>(batch.position[token]);
-          clear_scores(cache, slot);
-        }
-      });
-    }
+  if (kvs.dtype == cache.dtype) {
+    const int64_t bytes = cache.head_dim * bytes_of(cache.dtype);
+    write_each(cache, batch, kvs, threads, [bytes](const char *from, char *to) { std::memcpy(to, from, bytes); });
+    return;
   }
+  void (*copy)(const char *, char *, int64_t) = nullptr;
+  with_types(kvs.dtype, cache.dtype, [&](auto act, auto kv) { copy = convert<decltype(act), decltype(kv)>; });
+  const int64_t dim = cache.head_dim;
+  write_each(cache, batch, kvs, threads, [=](const char *from, char *to) { copy(from, to, dim); });
 }
 
 void compact(const Pool &pool, const int64_t *source, const int64_t *target, int64_t n, int threads) {
@@ -122,7 +145,7 @@ void keep_best(const Pool &pool, const RankedRows &rows, int threads) {
         std::copy(pool.position + slot, pool.position + slot + (end - i), &choice.age[i]);
       }
       for (int64_t i = 0; i < n; ++i)
-        choice.worth[i] = ordered(rows.must_stay[first + i] ? std::numeric_limits<float>::infinity() : rows.worth[first + i]);
+        choice.score[i] = ordered(rows.must_stay[first + i] ? std::numeric_limits<float>::infinity() : rows.score[first + i]);
       const int64_t moves = choice.choose(n, kept);
       for (int64_t i = 0; i < moves; ++i) move(pool, choice.slot[choice.rest[i]], choice.slot[choice.holes[i]]);
     }

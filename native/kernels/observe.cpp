@@ -1,11 +1,11 @@
-// What attention tells the scores: the second look at the rows whose policy asks (winnow.attention.Observe).
+// Scores from attention: the second pass over the rows that have an observer (winnow.attention.AttentionObserver).
 //
-// Probabilities come from weights that attention kept and the statistics of the first pass (kept.cpp): of a decoding row,
-// whose scores are then finished, and of the items of a chunk, which leave sums to be added up. Where weights are not enough
-// (pooling, and values where there are many queries) or the row of a chunk is cut into several items of the same queries, they
-// come from a second product with the keys. Few rows take the same way through it as in attention (direct.h): where a
-// probability p is divided by 1 - p and close to 1, the last bit of its logit shows. Sums over queries are made key by key, so
-// a piece is some keys of a row, and the order of the additions is that of the queries.
+// Probabilities come from the weights that attention kept and the statistics of the first pass (kept.cpp). A decoding row's
+// scores are finished from them; items of a chunk leave partial scores. Where weights are not enough (smoothing, and values
+// of several queries), or the row of a chunk is cut into several items of the same queries, probabilities come from a second
+// product with the keys. Few rows are computed there as in attention (direct.h): where a probability p close to 1 is divided
+// by 1 - p, the last bit of its logit matters. Sums over queries are per key, in the order of the queries, so work is cut by
+// keys.
 #include <numeric>
 
 #include "direct.h"
@@ -29,47 +29,46 @@ void squared_distances(const float *values, const float *output, int dim, int wi
   }
 }
 
-/// The scores of some keys of a unit: written at once, or left in `sums` to be pooled.
-template <class KV>
-void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int64_t last_key, const float *statistics,
-                   const float *outputs, float *pooled_sums, Buffer &memory) {
-  using Operand = typename OperandOf<KV>::type;
+/// The scores of some keys of a row: written at once, or left in `unsmoothed`.
+template <class KV, class Operand>
+void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_key, int64_t last_key, const float *statistics,
+                   const float *outputs, float *unsmoothed, Buffer &memory) {
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
-  const Observe &observe = *unit.observe;
+  const AttentionObserver &observer = *score_row.observer;
   const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
-  const int64_t group = call.group(), count = batch.counts[unit.seq], start = batch.starts[unit.seq];
-  const Row row(cache, batch.slots[unit.seq], call.layer, unit.head);
-  const int64_t terms = used_terms(observe, cache), block = queries_of_item(group, row.length);
+  const int64_t group = call.group(), count = batch.counts[score_row.seq], start = batch.starts[score_row.seq];
+  const Row row(cache, batch.slots[score_row.seq], call.layer, score_row.head);
+  const int64_t terms = used_terms(observer, cache), block = queries_of_item(group, row.length);
   const int64_t before = row.length - count;  // keys that every query of the chunk sees
-  const bool below = has_term(observe, terms, Term::below_average);
-  const bool value_aware = has_term(observe, terms, Term::value_aware);
+  const bool below = has_term(observer, terms, Term::below_average);
+  const bool value_aware = has_term(observer, terms, Term::value_aware);
   const int64_t sums_size = TileSums::size(terms, group);
   const Scratch<Operand> scratch(memory, block * group, padded, sums_size + (value_aware ? padded * TILE : 0));
   const TileSums work(scratch.extra, group);
   float *values = scratch.extra + sums_size;
-  // Whether the item of attention that begins with a query has so few rows that their keys are multiplied where they lie.
+  // Whether the item of attention that begins with a query has so few rows that keys are multiplied in place.
   const auto direct = [&](int64_t query) { return std::min(block, count - query) * group <= MOST_DIRECT_ROWS; };
 
   Tile<KV> tiles[2];
-  tiles[0].find(call, row, first_key, last_key, batch.position[start + unit.first_query]);
-  for (int64_t first = first_key, turn = 0; first < last_key; first += TILE, turn ^= 1) {
-    Tile<KV> &tile = tiles[turn], &next = tiles[first + TILE < last_key ? turn ^ 1 : turn];
-    if (&next != &tile) next.find(call, row, first + TILE, last_key, batch.position[start + unit.first_query]);
-    if (observe.exclude_first && !call.window) tile.positions(cache, tile.position);
+  tiles[0].find(call, row, first_key, last_key, batch.position[start + score_row.first_query]);
+  for (int64_t first = first_key, current = 0; first < last_key; first += TILE, current ^= 1) {
+    Tile<KV> &tile = tiles[current], &next = tiles[first + TILE < last_key ? current ^ 1 : current];
+    if (&next != &tile) next.find(call, row, first + TILE, last_key, batch.position[start + score_row.first_query]);
+    if (observer.exclude_first && !call.window) tile.positions(cache, tile.position);
     const int width = round_up(tile.n, WIDTH);
     std::fill(work.sums, work.sums + terms * group * TILE, 0.0f);
-    if (!tile.out_of_sight) {
+    if (!tile.outside_window) {
       if (!direct(0)) pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
       if (value_aware) pack_keys(tile.value, next.value, tile.n, dim, values);
     }
-    const int64_t first_query = std::max(unit.first_query, first - before);  // others see nothing of this tile
+    const int64_t first_query = std::max(score_row.first_query, first - before);  // others see nothing of this tile
     int64_t queries = 0;
-    for (int64_t query = first_query; query < count && !tile.out_of_sight; query += queries) {
+    for (int64_t query = first_query; query < count && !tile.outside_window; query += queries) {
       const int64_t item = query / block * block;
       queries = std::min(item + block, count) - query;
       const int rows = static_cast<int>(queries * group);
-      pack_queries<KV>(call, start + query, queries, unit.head, scratch.queries);
+      pack_queries(call, start + query, queries, score_row.head, scratch.queries);
       if (direct(item))
         direct_products<Product>(rows, tile.key, next.key, tile.n, tile.scattered(), dim, scratch.queries, padded,
                                  scratch.logits);
@@ -78,49 +77,49 @@ void observe_piece(const Attend &call, const Unit &unit, int64_t first_key, int6
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t token = start + query + i, position = batch.position[token], sees = before + query + i + 1;
         for (int64_t h = 0; h < group; ++h) {
-          const int64_t at = token * call.num_query_heads + unit.head * group + h;
-          const float most = statistics[2 * at], inverse = statistics[2 * at + 1];
+          const int64_t at = token * call.num_query_heads + score_row.head * group + h;
+          const float row_max = statistics[2 * at], inverse = statistics[2 * at + 1];
           float *logits = scratch.logits + (i * group + h) * TILE;
           finish_logits(logits, width, std::min<int64_t>(tile.n, sees - first), call, call.scale, tile.position, position);
           for (int j = 0; j < width; j += WIDTH) {
             const vf x = load(logits + j);
-            vf p = vexp(x - most) * inverse, counted = x > NEVER ? broadcast(1.0f) : vf{};
-            store(work.p + h * TILE + j, far(observe, tile.position + j, position, p));
-            store(work.counted + j, far(observe, tile.position + j, position, counted));
+            vf p = vexp(x - row_max) * inverse, counted = x > NEG_INF ? broadcast(1.0f) : vf{};
+            store(work.p + h * TILE + j, far(observer, tile.position + j, position, p));
+            store(work.counted + j, far(observer, tile.position + j, position, counted));
           }
           if (value_aware) squared_distances(values, outputs + at * padded, dim, width, work.distance + h * TILE);
         }
         const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, sees, position)) : 0.0f;
-        add_query(observe, terms, group, width, average, work);
+        add_query(observer, terms, group, width, average, work);
       }
     }
     for (int64_t term = 0; term < terms; ++term) {
-      const int64_t heads = grouped_at_once(observe, observe.terms[term]) ? 1 : group;
+      const int64_t heads = grouped_at_once(observer, observer.terms[term]) ? 1 : group;
       const float *sums = work.sums + term * group * TILE;
-      if (observe.pool_size) {
+      if (observer.smoothing_size) {
         for (int64_t h = 0; h < heads; ++h)
           std::copy(sums + h * TILE, sums + h * TILE + tile.n,
-                    pooled_sums + unit.sums + (term * group + h) * row.length + first);
+                    unsmoothed + score_row.sums + (term * group + h) * row.length + first);
       } else {
-        aggregate(sums, heads, TILE, tile.n, observe, work.p);
-        put_scores(cache, term, tile.slot, work.p, tile.n, observe.replace);
+        aggregate(sums, heads, TILE, tile.n, observer, work.p);
+        update_accumulators(cache, term, tile.slot, work.p, tile.n, observer.replace);
       }
     }
   }
 }
 
-/// Pool the sums of a unit over neighbours in position and write its scores.
-void pool_unit(const Attend &call, const Unit &unit, const float *pooled_sums) {
+/// Smooth the sums of a row over KVs near in position and write its scores.
+void smooth_score_row(const Attend &call, const ScoreRow &score_row, const float *unsmoothed) {
   const Cache &cache = call.cache;
-  const Observe &observe = *unit.observe;
-  const Row row(cache, call.batch.slots[unit.seq], call.layer, unit.head);
+  const AttentionObserver &observer = *score_row.observer;
+  const Row row(cache, call.batch.slots[score_row.seq], call.layer, score_row.head);
   const int64_t n = row.length, group = call.group();
   std::vector<int64_t> slots(n), order(n);
   row.slots(0, n, slots.data());
   std::iota(order.begin(), order.end(), 0);
   int64_t pooled = n;
-  if (observe.pool_skip_window) {
-    const int64_t window_start = call.batch.observe_from[unit.seq];
+  if (observer.smoothing_skip_window) {
+    const int64_t window_start = call.batch.observe_from[score_row.seq];
     const auto end = std::stable_partition(order.begin(), order.end(),
                                            [&](int64_t i) { return cache.position[slots[i]] < window_start; });
     pooled = end - order.begin();
@@ -132,54 +131,55 @@ void pool_unit(const Attend &call, const Unit &unit, const float *pooled_sums) {
 
   std::vector<float> ordered(n), smoothed(n * group), together(n);
   const auto pool_row = [&](const float *x, float *out) {
-    smooth(x, order.data(), n, pooled, observe.pool_size, observe.pool_max, ordered.data(), out);
+    smooth(x, order.data(), n, pooled, observer.smoothing_size, observer.smoothing_max, ordered.data(), out);
   };
-  for (int64_t term = 0; term < used_terms(observe, cache); ++term) {
-    const int64_t heads = grouped_at_once(observe, observe.terms[term]) ? 1 : group;
-    const float *sums = pooled_sums + unit.sums + term * group * n;
-    if (observe.pool_per_query_head) {
+  for (int64_t term = 0; term < used_terms(observer, cache); ++term) {
+    const int64_t heads = grouped_at_once(observer, observer.terms[term]) ? 1 : group;
+    const float *sums = unsmoothed + score_row.sums + term * group * n;
+    if (observer.smoothing_per_query_head) {
       for (int64_t h = 0; h < heads; ++h)
         pool_row(sums + h * n, smoothed.data() + h * n);
-      aggregate(smoothed.data(), heads, n, n, observe, together.data());
+      aggregate(smoothed.data(), heads, n, n, observer, together.data());
     } else {
-      aggregate(sums, heads, n, n, observe, smoothed.data());
+      aggregate(sums, heads, n, n, observer, smoothed.data());
       pool_row(smoothed.data(), together.data());
     }
-    put_scores(cache, term, slots.data(), together.data(), n, true);
+    update_accumulators(cache, term, slots.data(), together.data(), n, true);
   }
 }
 
 }  // namespace
 
-template <class KV>
+template <class KV, class Operand>
 void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thread_memory) {
   const float *kept = work.kept.get<float>(plan.kept), *statistics = statistics_of(call, work);
   const float *outputs = plan.keeps_outputs ? work.outputs.get<float>(0) : nullptr;
   float *sums = work.sums.get<float>(plan.sums);
-  const float *told = work.told.get<float>(plan.told);
+  const float *partial_scores = work.partial_scores.get<float>(plan.partial_scores);
 #pragma omp for schedule(dynamic, 1)
   for (size_t i = 0; i < plan.observed.size(); ++i) {
-    const Unit &unit = plan.units[plan.observed[i].first];
+    const ScoreRow &score_row = plan.score_rows[plan.observed[i].first];
     const int64_t first_key = plan.observed[i].second;
-    const Row row(call.cache, call.batch.slots[unit.seq], call.layer, unit.head);
-    const int64_t last_key = std::min(row.length, first_key + observed_keys(unit.kept >= 0));
-    if (unit.kept >= 0) {
-      const float *weights = kept + unit.kept + first_key / TILE * kept_size(call.group());
-      KeptScores<KV> scores(call, unit, first_key, last_key, weights, statistics, outputs);
+    const Row row(call.cache, call.batch.slots[score_row.seq], call.layer, score_row.head);
+    const int64_t last_key = std::min(row.length, first_key + observed_keys(score_row.kept >= 0));
+    if (score_row.kept >= 0) {
+      const float *weights = kept + score_row.kept + first_key / TILE * kept_size(call.group());
+      KeptScores<KV> scores(call, score_row, first_key, last_key, weights, statistics, outputs);
       while (scores.finish_tile()) continue;
-    } else if (unit.first_item < unit.last_item)
-      add_told(call, plan, unit, first_key, last_key, told);
+    } else if (score_row.first_item < score_row.last_item)
+      add_partial_scores(call, plan, score_row, first_key, last_key, partial_scores);
     else
-      observe_piece<KV>(call, unit, first_key, last_key, statistics, outputs, sums, thread_memory);
+      observe_piece<KV, Operand>(call, score_row, first_key, last_key, statistics, outputs, sums, thread_memory);
   }
   if (plan.sums) {
 #pragma omp for schedule(dynamic, 1)
-    for (size_t i = 0; i < plan.units.size(); ++i)
-      if (plan.units[i].observe->pool_size) pool_unit(call, plan.units[i], sums);
+    for (size_t i = 0; i < plan.score_rows.size(); ++i)
+      if (plan.score_rows[i].observer->smoothing_size) smooth_score_row(call, plan.score_rows[i], sums);
   }
 }
 
-#define WINNOW_OBSERVE(KV) template void observe<KV>(const Attend &, const Plan &, Workspace &, Buffer &);
+#define WINNOW_OBSERVE(KV) \
+  template void observe<KV, OperandOf<KV>::type>(const Attend &, const Plan &, Workspace &, Buffer &);
 WINNOW_EACH_FORMAT(WINNOW_OBSERVE)
 #undef WINNOW_OBSERVE
 

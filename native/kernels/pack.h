@@ -1,4 +1,4 @@
-// Brings queries, keys and values into the operand forms of product.h.
+// Packs queries, keys and values as operands of product.h.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@ constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 /// Keys of a tile: this many columns of logits are computed at once. A multiple of every WIDTH.
 constexpr int TILE = 64;
-/// Keys that many rows meet at once, two tiles: they scale, load and store their sums half as often.
+/// Keys of a tile where rows are many: they scale, load and store their sums half as often.
 constexpr int WIDE_TILE = 2 * TILE;
 
 #if defined(__AVX512F__)
@@ -91,8 +91,8 @@ inline __m512i load_pairs(const bf16 *from, int n) {
 
 /// Keys as B of the product with queries: [padded / PAIR][TILE][PAIR], the first round_up(n, WIDTH) columns of it.
 ///
-/// key: TILE pointers, of which those from n on repeat a valid one. next: what will be packed after it, asked for from memory
-/// line by line in passing, since blocks lie scattered and the processor does not guess; nothing is read there yet.
+/// key: TILE pointers, of which those from n on repeat a valid one. next: what will be packed after it, prefetched line by
+/// line, since blocks lie scattered and hardware prefetchers do not cross from one to the next; it is not read yet.
 /// padded: dim rounded up to WIDTH; beyond dim zeros.
 template <class KV, class Operand>
 inline void pack_keys(const KV *const *key, const KV *const *next, int n, int dim, Operand *out) {
@@ -133,8 +133,10 @@ inline void pack_values(const KV *const *value, const KV *const *next, int n, in
   const int padded = round_up(dim, WIDTH);
   if constexpr (std::is_same_v<Operand, float>) {
     for (int i = 0; i < n; ++i)
-      for (int d = 0; d < padded; d += WIDTH)
-        __builtin_prefetch(next[i] + d, 0, 2), store(out + i * padded + d, d + WIDTH <= dim ? load(value[i] + d) : load_part(value[i] + d, dim - d));
+      for (int d = 0; d < padded; d += WIDTH) {
+        __builtin_prefetch(next[i] + d, 0, 2);
+        store(out + i * padded + d, d + WIDTH <= dim ? load(value[i] + d) : load_part(value[i] + d, dim - d));
+      }
   } else {
 #if defined(__AVX512BF16__)
     for (int i = 0; i < n; i += 2)
@@ -151,8 +153,8 @@ inline void pack_values(const KV *const *value, const KV *const *next, int n, in
 }
 
 /// A row of A: dim elements of a query, zeros up to padded.
-template <class KV, class Operand>
-inline void pack_query(const KV *from, int dim, Operand *out) {
+template <class Act, class Operand>
+inline void pack_query(const Act *from, int dim, Operand *out) {
   const int padded = round_up(dim, WIDTH);
   for (int d = 0; d < padded; d += WIDTH) {
     const vf x = d + WIDTH <= dim ? load(from + d) : load_part(from + d, dim - d);

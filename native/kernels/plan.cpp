@@ -1,5 +1,5 @@
-// What a call of attention does in which piece: items, the turns in which threads take them, merges, and the rows whose scores
-// change. It depends on the batch alone.
+// How a call of attention is cut: items, the batches in which threads take them, merges, and the rows whose scores change. It
+// depends on the batch alone.
 #include "attend.h"
 
 namespace winnow::WINNOW_ISA {
@@ -8,7 +8,7 @@ namespace {
 
 int64_t keys_of_item(int64_t rows) { return rows <= FEW_ROWS ? FEW_ROWS_KEYS : MANY_ROWS_KEYS; }
 
-/// Whether anybody reads the output of some tokens.
+/// Whether the output of any of some tokens is read.
 bool are_read(const Attend &call, int64_t first, int64_t count) {
   if (!call.read) return true;
   const auto from = call.read->begin() + first;
@@ -16,8 +16,8 @@ bool are_read(const Attend &call, int64_t first, int64_t count) {
 }
 
 /// Whether the weights of a query, and for one alone the values too, are all that its scores need.
-bool tells_by_weights(const Observe &observe, int64_t terms, int64_t queries) {
-  return !observe.pool_size && (queries == 1 || !has_term(observe, terms, Term::value_aware));
+bool tells_by_weights(const AttentionObserver &observer, int64_t terms, int64_t queries) {
+  return !observer.smoothing_size && (queries == 1 || !has_term(observer, terms, Term::value_aware));
 }
 
 }  // namespace
@@ -27,32 +27,32 @@ Plan::Plan(const Attend &call) {
   const Batch &batch = call.batch;
   const int64_t group = call.group(), padded = round_up(static_cast<int>(cache.head_dim), WIDTH);
   const size_t num_rows = batch.num_seqs() * cache.num_heads;
-  items.reserve(num_rows), units.reserve(num_rows), turns.reserve(num_rows + 1);
-  // Chunks come last in a batch and cost most: they go first, so that no thread is left with one at the end.
+  items.reserve(num_rows), score_rows.reserve(num_rows), item_batches.reserve(num_rows);
+  // Chunks are last in a batch and cost most: compute them first, so that no thread starts one at the end.
   for (int64_t seq = batch.num_seqs() - 1; seq >= 0; --seq) {
     const int64_t count = batch.counts[seq];
-    const Observe *observe = batch.observe[seq] < 0 ? nullptr : &batch.observes[batch.observe[seq]];
-    const int64_t from = observe ? std::max<int64_t>(0, batch.observe_from[seq] - batch.position[batch.starts[seq]]) : count;
-    const int64_t terms = observe && from < count ? used_terms(*observe, cache) : 0;
+    const AttentionObserver *observer = batch.observer[seq] < 0 ? nullptr : &batch.observers[batch.observer[seq]];
+    const int64_t from = observer ? std::max<int64_t>(0, batch.observe_from[seq] - batch.position[batch.starts[seq]]) : count;
+    const int64_t terms = observer && from < count ? used_terms(*observer, cache) : 0;
     for (int64_t head = 0; head < cache.num_heads; ++head) {
       const Row row(cache, batch.slots[seq], call.layer, head);
-      const int64_t most_queries = queries_of_item(group, row.length);
-      const int64_t unit = static_cast<int64_t>(units.size()), first_item = static_cast<int64_t>(items.size());
-      const bool by_weights = terms && tells_by_weights(*observe, terms, count);
-      // A decoding row of one item finishes its scores at once; those of several wait for all of them.
+      const int64_t max_queries = queries_of_item(group, row.length);
+      const int64_t score_row = static_cast<int64_t>(score_rows.size()), first_item = static_cast<int64_t>(items.size());
+      const bool by_weights = terms && tells_by_weights(*observer, terms, count);
+      // A decoding row of one item finishes its scores at once; a row of several needs all of them.
       const bool finishes = by_weights && count == 1 && row.length <= keys_of_item(group);
       int64_t weights = -1;
       if (by_weights && count == 1) {
         const int64_t size = (row.length + TILE - 1) / TILE * kept_size(group);
         if (finishes)
-          most_kept = std::max(most_kept, size);
+          max_row_weights = std::max(max_row_weights, size);
         else
           weights = kept, kept += size;
       }
-      // The last queries have the longest row and may be the fewest: where theirs is one item, everybody's is.
-      const bool by_items = by_weights && count > 1 && row.length <= keys_of_item(((count - 1) % most_queries + 1) * group);
-      for (int64_t query = (count - 1) / most_queries * most_queries; query >= 0; query -= most_queries) {
-        const int64_t queries = std::min(most_queries, count - query), rows = queries * group;
+      // The last queries have the longest row and may be the fewest: if they are one item, so are all others.
+      const bool by_items = by_weights && count > 1 && row.length <= keys_of_item(((count - 1) % max_queries + 1) * group);
+      for (int64_t query = (count - 1) / max_queries * max_queries; query >= 0; query -= max_queries) {
+        const int64_t queries = std::min(max_queries, count - query), rows = queries * group;
         const int64_t last = row.length - count + query + queries;
         const bool counts = query + queries > from, tells = by_items && counts;
         const bool read = are_read(call, batch.starts[seq] + query, queries);
@@ -65,51 +65,51 @@ Plan::Plan(const Attend &call) {
           const int64_t first = piece * keys;
           items.push_back({seq, head, query, queries, first, std::min(last, first + keys), pieces > 1 ? partials : -1,
                            weights < 0 ? -1 : weights + first / TILE * kept_size(group),
-                           tells || finishes ? unit : -1, tells ? told : -1, read});
+                           tells || finishes ? score_row : -1, tells ? partial_scores : -1, read});
           if (pieces > 1) partials += rows * (padded + 2);
         }
         if (tells) {
           const int64_t tiles = (last + TILE - 1) / TILE;
-          told += tiles * terms * told_heads(*observe, group) * TILE;
-          most_told = std::max(most_told, tiles * kept_size(rows));
+          partial_scores += tiles * terms * partial_score_heads(*observer, group) * TILE;
+          max_chunk_weights = std::max(max_chunk_weights, tiles * kept_size(rows));
         }
       }
       if (terms) {
         const int64_t piece = observed_keys(weights >= 0);
-        for (int64_t key = 0; key < row.length && !finishes; key += piece) observed.emplace_back(unit, key);
-        units.push_back({seq, head, from, weights, sums, observe, first_item,
+        for (int64_t key = 0; key < row.length && !finishes; key += piece) observed.emplace_back(score_row, key);
+        score_rows.push_back({seq, head, from, weights, sums, observer, first_item,
                          by_items ? static_cast<int64_t>(items.size()) : first_item});
-        if (observe->pool_size) sums += terms * group * row.length;
-        keeps_outputs |= has_term(*observe, terms, Term::value_aware);
+        if (observer->smoothing_size) sums += terms * group * row.length;
+        keeps_outputs |= has_term(*observer, terms, Term::value_aware);
       }
     }
   }
-  take_turns(group);
+  batch_items(group);
 }
 
-/// Items are taken several at a time where they are short, for threads that fetched each one would wait for each other.
-void Plan::take_turns(int64_t group) {
-  // Few rows wait for memory, and more keys mean more time; many rows have to be multiplied by each key.
-  const auto is_few = [group](const Item &item) { return item.num_queries * group <= FEW_ROWS; };
-  const auto work_of = [&](const Item &item) {
+/// Threads take short items several at a time: one at a time they would contend for the counter.
+void Plan::batch_items(int64_t group) {
+  // Few rows are bound by memory, so keys count; many rows by computation, so keys times rows do.
+  const auto is_few = [group](const WorkItem &item) { return item.num_queries * group <= FEW_ROWS; };
+  const auto work_of = [&](const WorkItem &item) {
     const int64_t keys = item.last_key - item.first_key;
     return is_few(item) ? keys : keys * item.num_queries * group;
   };
   int64_t many = 0;
-  for (const Item &item : items)
+  for (const WorkItem &item : items)
     if (!is_few(item)) many += work_of(item);
-  const int64_t most_of_many = std::min(TURN_WORK, many / LEAST_TURNS);
+  const int64_t max_many = std::min(BATCH_WORK, many / MIN_BATCHES);
   int64_t work = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     const bool few = is_few(items[i]);
-    const int64_t own = work_of(items[i]), most = few ? FEW_ROWS_KEYS : most_of_many;
-    if (i == 0 || few != is_few(items[i - 1]) || work + own > most) {
-      turns.push_back(static_cast<int64_t>(i));
+    const int64_t item = static_cast<int64_t>(i), own = work_of(items[i]), max_work = few ? FEW_ROWS_KEYS : max_many;
+    if (i == 0 || few != is_few(items[i - 1]) || work + own > max_work) {
+      item_batches.push_back({item, item});
       work = 0;
     }
+    item_batches.back().end = item + 1;
     work += own;
   }
-  turns.push_back(static_cast<int64_t>(items.size()));
 }
 
 }  // namespace winnow::WINNOW_ISA

@@ -16,24 +16,45 @@ constexpr int pair_size() {
   return sizeof(Operand) == 2 ? 2 : 1;
 }
 
-/// What KVs of a format are multiplied as.
-template <class KV>
+/// What two formats are multiplied as, such as activations with weights, or with KVs. Floats, unless the processor multiplies
+/// both as they are.
+template <class A, class B = A>
 struct OperandOf {
   using type = float;
 };
 
 #if defined(__AVX512BF16__)
 template <>
-struct OperandOf<bf16> {
+struct OperandOf<bf16, bf16> {
   using type = bf16;
 };
 
-// Attention is compiled for this format alone: products of bf16 change nothing for the others, which go the way of AVX-512
-// (dispatch.cpp).
+// Attention is compiled for this format alone, of activations and KVs: products of bf16 change nothing for the others, which go
+// the way of AVX-512 (dispatch.cpp).
 #define WINNOW_EACH_FORMAT(apply) apply(bf16)
 #else
 #define WINNOW_EACH_FORMAT(apply) apply(float) apply(bf16) apply(f16)
 #endif
+
+/// Calls f with a number of the format of activations that attention is compiled for.
+template <class F>
+inline void with_act([[maybe_unused]] DType dtype, F f) {
+#if defined(__AVX512BF16__)
+  f(bf16{});
+#else
+  with_type(dtype, f);
+#endif
+}
+
+/// Calls f with a number of each format, of activations and of KVs, that attention is compiled for.
+template <class F>
+inline void with_act_and_kv([[maybe_unused]] DType act, [[maybe_unused]] DType kv, F f) {
+#if defined(__AVX512BF16__)
+  f(bf16{}, bf16{});
+#else
+  with_types(act, kv, f);
+#endif
+}
 
 /// Whether bf16 of B that become floats on the way are joined: 32 bits hold a lane of one register, then the same lane of the
 /// next. To part them takes a shift and a mask, which cost next to nothing among the products. With AVX-512 that has not been
@@ -78,7 +99,7 @@ inline vf multiply_add(vf sum, const bf16 *a, vf b) {
 }
 #endif
 
-/// Steps along K after which lines are asked for again: with AVX-512 a step reads whole lines of B, else it takes several.
+/// Steps along K after which lines are prefetched again: with AVX-512 a step reads whole lines of B, else it takes several.
 #if defined(__AVX512F__)
 constexpr int STEPS_OF_LINES = 1;
 #else
@@ -87,7 +108,7 @@ constexpr int STEPS_OF_LINES = 8;
 
 /// R rows by V vectors of C, kept in registers. Strides count elements; b_stride those of N alone.
 ///
-/// ahead: a stream that is asked for from memory in passing, LINES lines of it in every STEPS_OF_LINES along K.
+/// ahead: a stream to prefetch, LINES lines of it in every STEPS_OF_LINES along K.
 template <int R, int V, int LINES = 0, class A, class B>
 inline void product_part(const A *a, int a_stride, const B *b, int b_stride, float *c, int c_stride, int k,
                          bool accumulate, const char *ahead = nullptr) {

@@ -1,9 +1,8 @@
 // The largest attention that a repetition's queries pay the KVs of their context (winnow.eviction.reconstruction).
 //
-// The logarithm of a probability is its logit minus that of the query's sum, so the largest one takes no exponential for each.
-// Logits of few queries at a time stay in the second-level cache: they are multiplied once and read twice. Keys are brought
-// into operand form once for all queries. The largest of some numbers is the same in any order, so neither threads nor
-// parts of a pass change it.
+// A log probability is a logit minus the log of the query's sum, so the largest needs no exponential per KV. Logits of few
+// queries at a time fit L2: computed once, read twice. Keys are packed once for all queries. A maximum does not depend on the
+// order, so neither threads nor parts of a pass change it.
 #include <omp.h>
 
 #include <cmath>
@@ -14,7 +13,7 @@ namespace winnow::WINNOW_ISA {
 
 namespace {
 
-/// The KVs that take part, as if they followed one another: those that are judged come first.
+/// The KVs that take part, as one sequence: the scored ones first.
 struct Chosen {
   int64_t judged, count, tiles;
   std::vector<int32_t> position;  // and index in the row; of whole tiles, of which the last ones repeat the last
@@ -47,35 +46,38 @@ template <class Operand>
 struct ItemMemory {
   float *logits;  // [tiles, rows, TILE]
   float *sums;    // [rows, WIDTH]
-  float *most;    // [rows], then what is taken off a row's logits
+  float *row_max;  // [rows], then what is subtracted from a row's logits
   Operand *queries;
 
   ItemMemory(Buffer &buffer, int64_t rows, int64_t tiles, int64_t padded) {
-    const int64_t logits_size = rows * tiles * TILE, sums_size = rows * WIDTH, most_size = (rows + 15) / 16 * 16;
-    logits = buffer.get<float>(logits_size + sums_size + most_size + rows * padded);
-    sums = logits + logits_size, most = sums + sums_size;
-    queries = reinterpret_cast<Operand *>(most + most_size);
+    const int64_t logits_size = rows * tiles * TILE, sums_size = rows * WIDTH, row_max_size = (rows + 15) / 16 * 16;
+    logits = buffer.get<float>(logits_size + sums_size + row_max_size + rows * padded);
+    sums = logits + logits_size, row_max = sums + sums_size;
+    queries = reinterpret_cast<Operand *>(row_max + row_max_size);
   }
 };
 
-/// Raise `largest`, [judged in whole tiles], to the logarithms of what `queries` from `query` on pay.
-template <class KV, class Operand>
+/// Raise `largest`, [judged in whole tiles], to the log probabilities of `queries` from `query` on.
+template <class Operand>
 void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int64_t query, int64_t queries,
                      const Operand *keys, const ItemMemory<Operand> &memory, float *largest) {
   const int dim = static_cast<int>(call.cache.head_dim), padded = round_up(dim, WIDTH);
   const int64_t group = call.group();
   const int rows = static_cast<int>(queries * group);
-  const KV *q = reinterpret_cast<const KV *>(call.q.data);
-  for (int r = 0; r < rows; ++r)
-    pack_query(q + (query + r / group) * call.q.token_stride + (head * group + r % group) * call.q.head_stride, dim,
-               memory.queries + r * padded);
+  with_act(call.dtype, [&](auto type) {
+    using Act = decltype(type);
+    const Act *q = reinterpret_cast<const Act *>(call.q.data);
+    for (int r = 0; r < rows; ++r)
+      pack_query(q + (query + r / group) * call.q.token_stride + (head * group + r % group) * call.q.head_stride, dim,
+                 memory.queries + r * padded);
+  });
   const auto position = [&](int64_t r) { return call.first + (query + r / group) * call.every; };
   const int64_t seen = chosen.seen(call, position(rows - 1)), tiles = (seen + TILE - 1) / TILE;
   const auto width = [&](int64_t tile) {
     return round_up(static_cast<int>(std::min<int64_t>(seen - tile * TILE, TILE)), WIDTH);
   };
 
-  for (int r = 0; r < rows; ++r) memory.most[r] = call.sinks ? call.sinks[head * group + r % group] : NEVER;
+  for (int r = 0; r < rows; ++r) memory.row_max[r] = call.sinks ? call.sinks[head * group + r % group] : NEG_INF;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     float *logits = memory.logits + tile * rows * TILE;
     product(rows, width(tile), padded, memory.queries, padded, keys + tile * TILE * padded, TILE, logits, TILE, false);
@@ -83,7 +85,7 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
       const int64_t visible = chosen.seen(call, position(r)) - tile * TILE;
       const float highest = finish_logits(logits + r * TILE, width(tile), visible, call, call.scale,
                                           chosen.position.data() + tile * TILE, position(r));
-      memory.most[r] = std::max(memory.most[r], highest);
+      memory.row_max[r] = std::max(memory.row_max[r], highest);
     }
   }
 
@@ -91,17 +93,17 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
   for (int64_t tile = 0; tile < tiles; ++tile) {
     for (int r = 0; r < rows; ++r) {
       const float *logits = memory.logits + (tile * rows + r) * TILE;
-      const vf off = broadcast(memory.most[r]);
+      const vf off = broadcast(memory.row_max[r]);
       vf sum = load(memory.sums + r * WIDTH);
       for (int j = 0; j < width(tile); j += WIDTH) sum += vexp2((load(logits + j) - off) * LOG2_E);
       store(memory.sums + r * WIDTH, sum);
     }
   }
   for (int r = 0; r < rows; ++r) {
-    float &most = memory.most[r], sum = horizontal_sum(load(memory.sums + r * WIDTH));
-    if (call.sinks) sum += std::exp(call.sinks[head * group + r % group] - most);
-    most += std::log(sum);
-    if (call.query_logs) most += call.query_logs[query + r / group];
+    float &row_max = memory.row_max[r], sum = horizontal_sum(load(memory.sums + r * WIDTH));
+    if (call.sinks) sum += std::exp(call.sinks[head * group + r % group] - row_max);
+    row_max += std::log(sum);
+    if (call.query_logs) row_max += call.query_logs[query + r / group];
   }
 
   for (int64_t first = 0; first < chosen.judged; first += TILE) {
@@ -109,9 +111,9 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
     for (int j = 0; j < TILE && first + j < chosen.judged; j += WIDTH) {
       vf best = load(largest + first + j);
       for (int64_t h = 0; h < group; ++h) {
-        vf of_head = broadcast(NEVER);
+        vf of_head = broadcast(NEG_INF);
         for (int r = static_cast<int>(h); r < rows; r += static_cast<int>(group))
-          of_head = vmax(of_head, load(logits + r * TILE + j) - memory.most[r]);
+          of_head = vmax(of_head, load(logits + r * TILE + j) - memory.row_max[r]);
         if (call.key_logs) {
           const float *logs = call.key_logs + (head * group + h) * chosen.judged + first + j;
           of_head += get(logs, static_cast<int>(std::min<int64_t>(WIDTH, chosen.judged - first - j)));
@@ -123,9 +125,8 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
   }
 }
 
-template <class KV>
+template <class KV, class Operand>
 void replay_as(const Replay &call, Workspace &work) {
-  using Operand = typename OperandOf<KV>::type;
   const Cache &cache = call.cache;
   const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
   const Chosen chosen(call);
@@ -135,7 +136,7 @@ void replay_as(const Replay &call, Workspace &work) {
   const int64_t width = (chosen.judged + TILE - 1) / TILE * TILE;
   Operand *keys = work.partials.get<Operand>(heads * key_size);
   float *largest = work.sums.get<float>(call.threads * heads * width);
-  std::fill(largest, largest + call.threads * heads * width, NEVER);
+  std::fill(largest, largest + call.threads * heads * width, NEG_INF);
   if (static_cast<int>(work.threads.size()) < call.threads) work.threads.resize(call.threads);
   std::vector<std::vector<int64_t>> slots;
   for (int64_t head = 0; head < heads; ++head) slots.push_back(chosen.slots(call, head));
@@ -155,16 +156,16 @@ void replay_as(const Replay &call, Workspace &work) {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < heads * items; ++i) {
       const int64_t head = i / items, query = (i % items) * queries;
-      observe_queries<KV>(call, chosen, head, query, std::min(queries, call.count - query), keys + head * key_size,
+      observe_queries(call, chosen, head, query, std::min(queries, call.count - query), keys + head * key_size,
                           memory, largest + (thread * heads + head) * width);
     }
 #pragma omp for schedule(static)
     for (int64_t head = 0; head < heads; ++head)
       for (int64_t j = 0; j < chosen.judged; ++j) {
-        float best = NEVER;
+        float best = NEG_INF;
         for (int t = 0; t < call.threads; ++t) best = std::max(best, largest[(t * heads + head) * width + j]);
-        float &score = cache.score[slots[head][j]];
-        score = std::max(score, std::exp(best));
+        float &accumulator = cache.accumulators[slots[head][j]];
+        accumulator = std::max(accumulator, std::exp(best));
       }
   }
 }
@@ -173,11 +174,9 @@ void replay_as(const Replay &call, Workspace &work) {
 
 void replay(const Replay &call, Workspace &work) {
   if (call.count == 0) return;
-#if defined(__AVX512BF16__)
-  replay_as<bf16>(call, work);
-#else
-  with_type(call.cache.dtype, [&](auto type) { replay_as<decltype(type)>(call, work); });
-#endif
+  with_act_and_kv(call.dtype, call.cache.dtype, [&](auto act, auto kv) {
+    replay_as<decltype(kv), typename OperandOf<decltype(act), decltype(kv)>::type>(call, work);
+  });
 }
 
 }  // namespace winnow::WINNOW_ISA

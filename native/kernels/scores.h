@@ -27,15 +27,15 @@ inline vf join(vf before, vf x, int64_t head, Group group) {
   return group == Group::max ? vmax(before, x) : before + x;
 }
 
-inline float share(const Observe &observe, int64_t group) {
-  return observe.group == Group::mean ? 1.0f / static_cast<float>(group) : 1.0f;
+inline float share(const AttentionObserver &observer, int64_t group) {
+  return observer.group == Group::mean ? 1.0f / static_cast<float>(group) : 1.0f;
 }
 
-/// What one query head tells about WIDTH KVs of its row.
+/// What one query head adds to the scores of WIDTH KVs of its row.
 ///
 /// p: zero where the query does not see a KV, or the KV is too near. counted: 1 where neither is so, else 0. average: 1 / KVs
 /// the query sees. distance: |v - o|^2.
-inline vf told(Term term, vf p, vf counted, float average, const float *distance) {
+inline vf contribution(Term term, vf p, vf counted, float average, const float *distance) {
   switch (term) {
     case Term::squared:
       return p * p;
@@ -51,15 +51,15 @@ inline vf told(Term term, vf p, vf counted, float average, const float *distance
 }
 
 /// x, or zero where a KV is fewer than `exclude_first` positions before the query.
-inline vf far(const Observe &observe, const int32_t *position, int64_t query_position, vf x) {
-  if (!observe.exclude_first) return x;
+inline vf far(const AttentionObserver &observer, const int32_t *position, int64_t query_position, vf x) {
+  if (!observer.exclude_first) return x;
   const vi age = static_cast<int32_t>(query_position) - load_vector<vi>(position);
-  return age < static_cast<int32_t>(observe.exclude_first) ? vf{} : x;
+  return age < static_cast<int32_t>(observer.exclude_first) ? vf{} : x;
 }
 
 /// A thread's memory for one tile.
 struct TileSums {
-  float *p;         // [group, TILE], see told
+  float *p;         // [group, TILE], see contribution
   float *counted;   // [TILE]
   float *distance;  // [group, TILE]
   float *sums;      // [terms, group, TILE]; [terms, 0] where query heads become one at once
@@ -70,23 +70,25 @@ struct TileSums {
   static int64_t size(int64_t terms, int64_t group) { return (2 * group + 1 + terms * group) * TILE; }
 };
 
-/// Add what one query tells about the KVs of a tile.
-inline void add_query(const Observe &observe, int64_t terms, int64_t group, int width, float average, const TileSums &tile) {
+/// Add one query to the scores of a tile's KVs.
+inline void add_query(const AttentionObserver &observer, int64_t terms, int64_t group, int width, float average,
+                      const TileSums &tile) {
   for (int64_t term = 0; term < terms; ++term) {
-    const Term kind = observe.terms[term];
-    const bool at_once = grouped_at_once(observe, kind);
+    const Term kind = observer.terms[term];
+    const bool at_once = grouped_at_once(observer, kind);
     float *to = tile.sums + term * group * TILE;
     for (int j = 0; j < width; j += WIDTH) {
       vf together{};
       for (int64_t h = 0; h < group; ++h) {
-        const vf x = told(kind, load(tile.p + h * TILE + j), load(tile.counted + j), average, tile.distance + h * TILE + j);
+        const vf p = load(tile.p + h * TILE + j), counted = load(tile.counted + j);
+        const vf x = contribution(kind, p, counted, average, tile.distance + h * TILE + j);
         if (at_once)
-          together = join(together, x, h, observe.group);
+          together = join(together, x, h, observer.group);
         else
           store(to + h * TILE + j, load(to + h * TILE + j) + x);
       }
       if (at_once) {
-        together *= share(observe, group);
+        together *= share(observer, group);
         store(to + j, load(to + j) + (kind == Term::group_squared ? together * together : together));
       }
     }
@@ -94,21 +96,22 @@ inline void add_query(const Observe &observe, int64_t terms, int64_t group, int 
 }
 
 /// Query heads of a group as one: out [n] from x [heads, stride].
-inline void aggregate(const float *x, int64_t heads, int64_t stride, int64_t n, const Observe &observe, float *out) {
+inline void aggregate(const float *x, int64_t heads, int64_t stride, int64_t n, const AttentionObserver &observer, float *out) {
   for (int64_t i = 0; i < n; ++i) {
     float together = x[i];
     for (int64_t h = 1; h < heads; ++h)
-      together = observe.group == Group::max ? std::max(together, x[h * stride + i]) : together + x[h * stride + i];
-    out[i] = together * (heads > 1 ? share(observe, heads) : 1.0f);
+      together = observer.group == Group::max ? std::max(together, x[h * stride + i]) : together + x[h * stride + i];
+    out[i] = together * (heads > 1 ? share(observer, heads) : 1.0f);
   }
 }
 
-/// Add x, [n], to a score of the slots, or put it in its place. The first slot is as `adjacent` says.
-inline void put_scores(const Cache &cache, int64_t term, const int64_t *slot, const float *x, int64_t n, bool replace) {
-  float *score = cache.score + term * cache.num_slots;
+/// Add x, [n], to an accumulator of the slots, or replace it. The first slot is as `adjacent` says.
+inline void update_accumulators(const Cache &cache, int64_t term, const int64_t *slot, const float *x, int64_t n,
+                                bool replace) {
+  float *accumulator = cache.accumulators + term * cache.num_slots;
   const bool by_vectors = adjacent(cache);
   for (int64_t i = 0; i < n;) {
-    float *to = score + slot[i];
+    float *to = accumulator + slot[i];
     if (by_vectors && i + WIDTH <= n) {
       const vf value = load(x + i);
       store(to, replace ? value : load(to) + value);

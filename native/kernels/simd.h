@@ -29,7 +29,7 @@ typedef int32_t vi __attribute__((vector_size(WIDTH * 4)));
 typedef uint32_t vu __attribute__((vector_size(WIDTH * 4)));
 typedef uint16_t vh __attribute__((vector_size(WIDTH * 2)));
 
-/// Number formats of KVs, told apart by type: both 16-bit ones are held as bits.
+/// Number formats of activations and KVs, told apart by type: both 16-bit ones are held as bits.
 struct bf16 {
   uint16_t bits;
 };
@@ -45,6 +45,12 @@ inline void with_type(DType dtype, F f) {
     case DType::bf16: return f(bf16{});
     case DType::f16: return f(f16{});
   }
+}
+
+/// Calls f with a number of each of two formats.
+template <class F>
+inline void with_types(DType first, DType second, F f) {
+  with_type(first, [&](auto one) { with_type(second, [&](auto other) { f(one, other); }); });
 }
 
 template <class V, class T>

@@ -18,7 +18,7 @@ class PackedWeight:
     def __init__(self, dtype: DType, packed: int, in_features: int, out_features: int) -> None: ...
 
 class DecoderWorkspace:
-    num_parts: int
+    num_sub_batches: int
     def __init__(self) -> None: ...
 
 class DecoderLayer:
@@ -44,17 +44,23 @@ class DecoderLayer:
         num_kv_heads: int,
         head_dim: int,
     ) -> None: ...
+    @property
+    def dtype(self) -> DType: ...
+
+class Field:
+    def __init__(self, data: int, slot_bytes: int, block_bytes: int) -> None: ...
 
 class Pool:
     def __init__(
         self,
         *,
+        fields: list[Field],
         k: int,
         v: int,
         position: int,
-        score: int,
+        accumulators: int,
         num_slots: int,
-        num_scores: int,
+        num_accumulators: int,
         block_size: int,
         block_stride: int,
         head_dim: int,
@@ -87,7 +93,7 @@ class Group(Enum):
     mean = ...
     max = ...
 
-class Observe:
+class AttentionObserver:
     def __init__(
         self,
         *,
@@ -95,10 +101,10 @@ class Observe:
         group: Group,
         exclude_first: int,
         replace: bool,
-        pool_size: int,
-        pool_max: bool,
-        pool_per_query_head: bool,
-        pool_skip_window: bool,
+        smoothing_size: int,
+        smoothing_max: bool,
+        smoothing_per_query_head: bool,
+        smoothing_skip_window: bool,
     ) -> None: ...
 
 class Batch:
@@ -110,9 +116,9 @@ class Batch:
         starts: list[int],
         position: int,
         num_tokens: int,
-        observe: list[int],
+        observer: list[int],
         observe_from: list[int],
-        observes: list[Observe],
+        observers: list[AttentionObserver],
     ) -> None: ...
     @property
     def end(self) -> int: ...
@@ -135,6 +141,8 @@ class Decoder:
         head: PackedWeight,
         head_bias: int,
     ) -> None: ...
+    @property
+    def dtype(self) -> DType: ...
 
 class KeyRows:
     def __init__(
@@ -161,6 +169,7 @@ class Kernels:
         cache: Cache,
         batch: Batch,
         layer: int,
+        dtype: DType,
         k: int,
         k_token_stride: int,
         k_head_stride: int,
@@ -176,7 +185,7 @@ class Kernels:
         block: int,
         length: int,
         kept: int,
-        worth: int,
+        score: int,
         must_stay: int,
         rows: int,
         stride: int,
@@ -188,6 +197,7 @@ class Kernels:
         cache: Cache,
         batch: Batch,
         layer: int,
+        dtype: DType,
         q: int,
         q_token_stride: int,
         q_head_stride: int,
@@ -207,6 +217,7 @@ class Kernels:
         start: int,
         end: int,
         context_len: int,
+        dtype: DType,
         q: int,
         q_token: int,
         q_head: int,
@@ -219,17 +230,17 @@ class Kernels:
         spec: AttentionSpec,
         threads: int,
     ) -> None: ...
-    def leverage(self, rows: KeyRows, ridge: float, worth: int, threads: int) -> None: ...
-    def key_difference(self, rows: KeyRows, worth: int, threads: int) -> None: ...
-    def pool_rows(
+    def leverage(self, rows: KeyRows, ridge: float, score: int, threads: int) -> None: ...
+    def key_difference(self, rows: KeyRows, score: int, threads: int) -> None: ...
+    def smooth_rows(
         self,
         x: int,
         position: int,
         length: int,
         rows: int,
         stride: int,
-        pool_size: int,
-        pool_max: bool,
+        smoothing_size: int,
+        smoothing_max: bool,
         out: int,
         threads: int,
     ) -> None: ...
@@ -288,7 +299,7 @@ class Kernels:
     def linear(
         self, weight: PackedWeight, x: int, x_stride: int, bias: int, out: int, rows: int, threads: int
     ) -> None: ...
-    def before_attention(
+    def pre_attention(
         self,
         work: DecoderWorkspace,
         layer: DecoderLayer,
@@ -300,7 +311,7 @@ class Kernels:
         qkv: int,
         threads: int,
     ) -> None: ...
-    def after_attention(
+    def post_attention(
         self,
         work: DecoderWorkspace,
         layer: DecoderLayer,

@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from winnow.errors import InvalidRequestError
+from winnow.json_values import json_kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,7 +47,7 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
     if content is None and any(message.get(key) for key in ("tool_calls", "function_call", "refusal")):
         content = message.get("refusal") or ""
     if not isinstance(content, str):
-        got = "none" if "content" not in message else _kind(content)
+        got = "none" if "content" not in message else json_kind(content)
         raise InvalidRequestError(f"content of {name} must be text, or stand beside tool_calls, got {got}")
     return {**message, "content": content}
 
@@ -58,7 +59,7 @@ def normalise_messages(messages: Any) -> list[dict[str, Any]]:
         InvalidRequestError: it is no list of at least one message, or a message is unusable; names which.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
-        got = "none" if isinstance(messages, Sequence) and not messages else _kind(messages)
+        got = "none" if isinstance(messages, Sequence) and not messages else json_kind(messages)
         raise InvalidRequestError(f"messages must be a list with at least one message, got {got}")
     return [normalise_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
@@ -133,10 +134,10 @@ def _call_with_arguments(call: Any) -> Any:
     if not isinstance(function, Mapping) or not isinstance(arguments, str):
         return call
     try:
-        told = json.loads(arguments) if arguments.strip() else {}
+        values = json.loads(arguments) if arguments.strip() else {}
     except ValueError:
         return call  # as the model wrote them
-    return {**call, "function": {**function, "arguments": told}} if isinstance(told, dict) else call
+    return {**call, "function": {**function, "arguments": values}} if isinstance(values, dict) else call
 
 
 def _text_part(part: Any, name: str) -> str:
@@ -144,14 +145,8 @@ def _text_part(part: Any, name: str) -> str:
     kind = part.get("type", "text") if isinstance(part, Mapping) else None
     text = part.get("text") if kind in ("text", "input_text", "output_text") else None
     if not isinstance(text, str):
-        shown = repr(kind) if kind is not None else _kind(part)
+        shown = repr(kind) if kind is not None else json_kind(part)
         raise InvalidRequestError(
             f"content of {name} must be text; parts of other kinds are not supported, got {shown}"
         )
     return text
-
-
-def _kind(value: Any) -> str:
-    """What JSON calls a value."""
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")

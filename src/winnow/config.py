@@ -4,13 +4,14 @@ Each field's metadata holds `help`, where needed `choices` (allowed values), `pa
 (earlier names), and `effect` where the option changes fewer answers than others do.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, Self
 
+from winnow.checks import MAX_COUNT as MAX_COUNT
+from winnow.checks import check_choice, check_integer, check_number
 from winnow.errors import ConfigError
 from winnow.json_values import json_value
 from winnow.units import parse_bytes
@@ -28,16 +29,12 @@ BENCH_PADDED_MODES = ("shaping-gaps",)
 """For `python -m benchmarks.papers baton` alone: as the paper does it, and of no other use."""
 
 
-MAX_COUNT = 2**31 - 1
-"""Limit of every count of tokens, KVs or requests, so that each fits the tensors and kernels that it enters."""
-
-
 class Effect(Enum):
     """When another value of an option changes answers; a run is resumed under another value only where it does not."""
 
     ALWAYS = "always"
     BATCHES = "batches"
-    """Who is computed with whom: changes sampled answers, and what eviction under memory pressure takes."""
+    """Which requests share a batch: changes sampled answers, and what eviction under memory pressure takes."""
     MEMORY = "memory"
     """How much room there is: changes what eviction under memory pressure takes."""
     NEVER = "never"
@@ -51,30 +48,6 @@ def option(default: Any, help: str, effect: Effect = Effect.ALWAYS, **extra: Any
 def optional_int(text: str) -> int | None:
     """ "none" -> None, else an int: for limits that can be switched off."""
     return None if text.lower() == "none" else int(text)
-
-
-def _require(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} must be an integer, got {value!r}")
-    if not low <= value <= (MAX_COUNT if high is None else high):
-        open_ended = high is None and value < low
-        limit = f"at least {low}" if open_ended else f"between {low} and {high or MAX_COUNT}"
-        raise ConfigError(f"{name} must be {limit}, got {value}")
-
-
-def _require_number(name: str, value: Any, low: float, high: float | None = None) -> None:
-    limit = f"of at least {low:g}" if high is None else f"between {low:g} and {high:g}"
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not low <= value <= (sys.float_info.max if high is None else high)
-    ):
-        raise ConfigError(f"{name} must be a number {limit}, got {value!r}")
-
-
-def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -141,15 +114,15 @@ class ModelConfig:
     seed: int = option(0, "seed of requests that bring none, and of dummy weights")
 
     def __post_init__(self) -> None:
-        _require_choice("engine", self.engine, ENGINES)
-        _require_choice("dtype", self.dtype, DTYPES)
-        _require_choice("load_format", self.load_format, LOAD_FORMATS)
-        _require_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        check_choice("engine", self.engine, ENGINES)
+        check_choice("dtype", self.dtype, DTYPES)
+        check_choice("load_format", self.load_format, LOAD_FORMATS)
+        check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.max_model_len is not None:
-            _require("max_model_len", self.max_model_len, 1)
+            check_integer("max_model_len", self.max_model_len, 1)
         if self.threads is not None:
-            _require("threads", self.threads, 1, 1024)
-        _require("seed", self.seed, 0, 2**63 - 1)
+            check_integer("threads", self.threads, 1, 1024)
+        check_integer("seed", self.seed, 0, 2**63 - 1)
 
 
 @dataclass(frozen=True)
@@ -167,7 +140,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
         object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
-        _require("block_size", self.block_size, 1, 1024)
+        check_integer("block_size", self.block_size, 1, 1024)
 
 
 @dataclass(frozen=True)
@@ -183,10 +156,10 @@ class SchedulerConfig:
     )
 
     def __post_init__(self) -> None:
-        _require("max_num_seqs", self.max_num_seqs, 1, 65536)
-        _require("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        check_integer("max_num_seqs", self.max_num_seqs, 1, 65536)
+        check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         if self.prefill_chunk is not None:
-            _require("prefill_chunk", self.prefill_chunk, 1)
+            check_integer("prefill_chunk", self.prefill_chunk, 1)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), so that every running "
@@ -210,7 +183,7 @@ class EvictionConfig:
         "preset's paper uses, else 4",
     )
     kv_budget: int | None = option(None, "KVs kept in each row on average, in place of compression")
-    kv_floor: int = option(128, "compression never goes below so many KVs per row on average")
+    kv_floor: int = option(128, "compression never keeps fewer KVs per row on average")
     num_accumulators: int | None = option(
         None,
         "float32 accumulators per KV that policies of requests may use, 0 to 2; left out: what the engine's own "
@@ -226,10 +199,10 @@ class EvictionConfig:
 
     def __post_init__(self) -> None:
         if self.compression is not None:
-            _require_number("compression", self.compression, 1.0)
+            check_number("compression", self.compression, 1.0)
         for name in ("kv_budget", "kv_floor", "max_round_kvs"):
             if getattr(self, name) is not None:
-                _require(name, getattr(self, name), 1)
+                check_integer(name, getattr(self, name), 1)
         if self.compression is not None and self.kv_budget is not None:
             raise ConfigError(
                 f"compression and kv_budget mean the same, give one; got {self.compression} and {self.kv_budget}"
@@ -240,7 +213,7 @@ class EvictionConfig:
                     f"eviction={FULL} keeps every KV and {name}={getattr(self, name):g} asks for fewer: give one"
                 )
         if self.num_accumulators is not None:
-            _require("num_accumulators", self.num_accumulators, 0, 2)
+            check_integer("num_accumulators", self.num_accumulators, 0, 2)
 
     @property
     def chosen(self) -> Any:
@@ -289,17 +262,17 @@ class PaddedConfig:
 
     def __post_init__(self) -> None:
         if self.padded_mode not in BENCH_PADDED_MODES:
-            _require_choice("padded_mode", self.padded_mode, PADDED_MODES)
+            check_choice("padded_mode", self.padded_mode, PADDED_MODES)
         if self.overlap_prefill and self.padded_mode != "embedding":
             raise ConfigError(
                 f"overlap_prefill needs padded_mode=embedding, got {self.overlap_prefill!r} and "
                 f"padded_mode={self.padded_mode}"
             )
-        _require("prefill_group", self.prefill_group, 1, 1024)
+        check_integer("prefill_group", self.prefill_group, 1, 1024)
         if self.park_memory is not None:
             object.__setattr__(self, "park_memory", parse_bytes(self.park_memory, "park_memory"))
         for name in ("group_padding", "park_above", "admit_below"):
-            _require_number(name, getattr(self, name), 0.0, 1.0)
+            check_number(name, getattr(self, name), 0.0, 1.0)
         if not self.park_above:
             raise ConfigError("park_above must be greater than 0, got 0")
         if self.admit_below > self.park_above:
@@ -355,7 +328,7 @@ class EngineConfig:
         """Sort flat keyword arguments into the parts.
 
         Raises:
-            ConfigError: an option nobody knows, or a value out of range.
+            ConfigError: an unknown option, or a value out of range.
         """
         names = {part: [f.name for f in fields(config)] for part, config in PARTS.items()}
         known = [name for part in names.values() for name in part]

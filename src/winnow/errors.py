@@ -1,14 +1,11 @@
-"""What Winnow raises when the user, not the program, is wrong.
-
-Every message names the field, the value and the limit. `assert` is kept for invariants of our own.
-"""
+"""User errors. Every message names the field, the value and the limit; `assert` is for invariants."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class WinnowError(ValueError):
-    """Base of all errors that a user can mend."""
+    """Base class of user errors."""
 
 
 class ConfigError(WinnowError):
@@ -16,7 +13,7 @@ class ConfigError(WinnowError):
 
 
 class InvalidRequestError(WinnowError):
-    """A prompt or a sampling parameter is unusable; no other request is affected."""
+    """A prompt or a sampling parameter cannot be used. Other requests are unaffected."""
 
 
 class ContextLengthError(InvalidRequestError):
@@ -28,7 +25,7 @@ class CapacityError(InvalidRequestError):
 
 
 class RequestFailedError(WinnowError):
-    """A request failed while it was computed, such as by logits that are not finite; no other is affected."""
+    """A request failed while it was computed, as by logits that are not finite. Other requests are unaffected."""
 
 
 class UnsupportedModelError(WinnowError):
@@ -43,8 +40,12 @@ class ForkedError(WinnowError):
     """The `LLM`, or the state of torch that a new one would need, belongs to the process that was forked."""
 
 
+class UsageError(WinnowError):
+    """The command line, or a file that it names, is unusable."""
+
+
 class EvaluationError(WinnowError):
-    """An evaluation was asked for something that its task, or the model, cannot do."""
+    """An evaluation asks for what its task or the model cannot do."""
 
 
 class DatasetError(EvaluationError):
@@ -52,13 +53,13 @@ class DatasetError(EvaluationError):
 
 
 def describe_error(error: Exception) -> str:
-    """An error of any kind in one line: its class, and what it says."""
+    """Return an error in one line: its class and message."""
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message:.500}" if message else type(error).__name__
 
 
 def known_names(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that is not known: the nearest one, if any is near, and all."""
+    """Return the end of a message about an unknown name: the nearest known one, if any is near, and all."""
     names = list(known)
     nearest = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {nearest[0]}? " if nearest else ""

@@ -1,4 +1,4 @@
-"""Values as JSON can hold them."""
+"""Conversion of values to JSON."""
 
 import json
 import math
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def json_value(value: Any) -> Any:
-    """A value as JSON knows it: a dataclass with its class and all its fields, whatever their values."""
+    """Return `value` as JSON types; a dataclass becomes its class name and all its fields."""
     if is_dataclass(value) and not isinstance(value, type):
-        told = {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
-        return {"class": type(value).__name__} | told
+        values = {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
+        return {"class": type(value).__name__} | values
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple | list):
@@ -24,11 +24,17 @@ def json_value(value: Any) -> Any:
 
 
 def dump_json(value: Any, **options: Any) -> str:
-    """JSON text that every reader takes; numbers that JSON cannot spell (infinite, or none at all) become null."""
+    """Return strict JSON text; infinite numbers and NaN become null."""
     try:
         return json.dumps(value, allow_nan=False, **options)
     except ValueError:
         return json.dumps(_finite(value), allow_nan=False, **options)
+
+
+def json_kind(value: Any) -> str:
+    """What JSON calls a value."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
 
 
 def _finite(value: Any) -> Any:

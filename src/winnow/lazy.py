@@ -1,6 +1,6 @@
-"""Packages that import their parts when they are asked for.
+"""Lazy exports: a package imports a module when one of its names is first used.
 
-torch and transformers take seconds to import; `winnow run --help` and a mistyped flag do without them.
+torch and transformers take seconds to import; `winnow run --help` and a mistyped flag do not need them.
 """
 
 from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ from winnow.eviction import resolve_policy
 from winnow.eviction.describe import brief_policy
 from winnow.executor.build import build_engine
 from winnow.fork import require_usable_torch
-from winnow.inspection import Held, Inspection, KeptTokens, read_tokens
+from winnow.inspect import Held, Inspection, KeptTokens, read_tokens
 from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.options import EngineOptions
 from winnow.outputs import EngineStats, RequestOutput

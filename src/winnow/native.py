@@ -1,33 +1,94 @@
-"""The CPU kernels (`native/`), if this installation has them.
+"""The Python face of the CPU kernels (`native/`): the only module that imports the extension or maps torch's dtypes.
 
-`WINNOW_ISA` names the instruction set to use, one of `winnow._native.instruction_sets()`; without it the fastest that
-the processor runs is taken. `amx_emulated` is slow and for tests: AMX's tile registers on processors without them.
+Where Winnow was installed without a compiler the extension is missing, and of this module only `is_installed` and
+`native_kernels` can be used: other modules ask one of them before they import what needs the extension's types.
+
+`WINNOW_ISA` names the instruction set to use, one of `instruction_sets()`; without it the fastest that the processor
+runs is taken. `amx_emulated` is slow and for tests: AMX's tile registers on processors without them.
 """
 
 import os
 import warnings
 from functools import cache
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING
 
 # One OpenMP runtime for both: torch brings its own, and must be in the process before the kernels ask for one.
-import torch  # noqa: F401
+import torch
 
 from winnow.errors import ConfigError
 
-if TYPE_CHECKING:
-    from winnow._native import Kernels
+try:
+    from winnow._native import (
+        Activation,
+        AttentionObserver,
+        AttentionSpec,
+        Batch,
+        Cache,
+        Decoder,
+        DecoderLayer,
+        DecoderWorkspace,
+        DType,
+        Field,
+        Group,
+        Kernels,
+        KeyRows,
+        PackedWeight,
+        Pool,
+        RmsNorm,
+        StackedLayer,
+        TeamWait,
+        Term,
+        Workspace,
+        has_matrix_units,
+        instruction_sets,
+        release_team,
+        run_queue_delay_ns,
+    )
+except ImportError as error:
+    _missing: ImportError | None = error
+    DTYPES: "dict[torch.dtype, DType]" = {}
+else:
+    _missing = None
+    DTYPES = {torch.float32: DType.f32, torch.bfloat16: DType.bf16, torch.float16: DType.f16}
+    """The number formats that the kernels compute with."""
+
+__all__ = [
+    "DTYPES",
+    "ISA_VARIABLE",
+    "Activation",
+    "AttentionObserver",
+    "AttentionSpec",
+    "Batch",
+    "Cache",
+    "DType",
+    "Decoder",
+    "DecoderLayer",
+    "DecoderWorkspace",
+    "Field",
+    "Group",
+    "Kernels",
+    "KeyRows",
+    "PackedWeight",
+    "Pool",
+    "RmsNorm",
+    "StackedLayer",
+    "TeamWait",
+    "Term",
+    "Workspace",
+    "has_matrix_units",
+    "instruction_sets",
+    "is_installed",
+    "native_dtype",
+    "native_kernels",
+    "release_team",
+    "run_queue_delay_ns",
+]
 
 ISA_VARIABLE = "WINNOW_ISA"
 
 
-def native_module() -> ModuleType | None:
-    """The extension, or None where Winnow was installed without a compiler."""
-    try:
-        return import_module("winnow._native")
-    except ImportError:
-        return None
+def is_installed() -> bool:
+    """Whether this installation has the extension."""
+    return _missing is None
 
 
 @cache
@@ -37,17 +98,27 @@ def native_kernels() -> "Kernels | None":
     Raises:
         ConfigError: WINNOW_ISA names an instruction set that this processor or this build does not have.
     """
-    try:
-        from winnow import _native
-    except ImportError as error:
+    if _missing is not None:
         warnings.warn(
-            f"Winnow's CPU kernels are not in this installation ({error}); plain torch computes instead, several times "
-            "slower. They are built by `pip install` where there is a C++17 compiler with OpenMP, such as g++.",
+            f"Winnow's CPU kernels are not in this installation ({_missing}); plain torch computes instead, several "
+            "times slower. They are built by `pip install` where there is a C++17 compiler with OpenMP, such as g++.",
             stacklevel=2,
         )
         return None
-    name = os.environ.get(ISA_VARIABLE) or _native.instruction_sets()[-1]
+    name = os.environ.get(ISA_VARIABLE) or instruction_sets()[-1]
     try:
-        return _native.Kernels(name)
+        return Kernels(name)
     except ValueError as error:
         raise ConfigError(f"{ISA_VARIABLE}: {error}") from None
+
+
+def native_dtype(dtype: torch.dtype) -> "DType":
+    """The kernels' name of a dtype.
+
+    Raises:
+        TypeError: the kernels do not compute with it.
+    """
+    found = DTYPES.get(dtype)
+    if found is None:
+        raise TypeError(f"the CPU kernels compute with {', '.join(map(str, DTYPES))}, got {dtype}")
+    return found

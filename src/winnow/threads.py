@@ -6,7 +6,7 @@ from typing import Self
 
 import torch
 
-from winnow.native import native_module
+from winnow import native
 from winnow.resources import available_cpus
 
 # Variables by which users say themselves how many threads compute, and how they wait.
@@ -36,8 +36,7 @@ class TeamWait:
     """
 
     def __init__(self) -> None:
-        native = native_module()
-        self._watch = None if native is None or _is_set(_WAITING) else native.TeamWait()
+        self._watch = native.TeamWait() if native.is_installed() and not _is_set(_WAITING) else None
 
     @property
     def is_short(self) -> bool:
@@ -64,7 +63,7 @@ def release_team() -> None:
     libgomp keeps a team for every thread that has computed in parallel, and lets all of them wait briefly once they
     outnumber the processors: a decode step of 0.3 ms takes 2 ms. The next parallel region starts a team anew (0.1 ms).
     """
-    if (native := native_module()) is not None:
+    if native.is_installed():
         native.release_team()
 
 

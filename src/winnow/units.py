@@ -1,4 +1,4 @@
-"""Byte sizes as people write them: "512MiB" in, "512.0 MiB" out."""
+"""Byte sizes as text: "512MiB" in, "512.0 MiB" out."""
 
 import re
 
@@ -27,7 +27,7 @@ def parse_bytes(value: int | str, field: str = "kv_memory") -> int:
     """Bytes from an int or from text such as "512MiB", "1.5 GiB", "2GB" or "64M" (binary).
 
     Raises:
-        ConfigError: not a positive size, or a unit nobody knows; names `field`.
+        ConfigError: not a positive size, or an unknown unit; names `field`.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         size = value

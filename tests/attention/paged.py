@@ -49,7 +49,8 @@ def paged_batch(
     """Sequences that bring `counts` tokens, after up to `longest` older ones of which each row keeps some.
 
     Args:
-        dtype: of q, k and v; and of the pool, unless `kv_dtype` is given.
+        dtype: of the batch's queries, keys and values.
+        kv_dtype: of the cache; None: the same.
         observe: for each sequence, decoding ones first; the second half of a sequence's queries counts.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -14,7 +14,7 @@ from scaled_keys import ScaledKeys
 from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
-from winnow import _native
+from winnow import _native, native
 from winnow.attention import (
     AttentionObserver,
     AttentionSpec,
@@ -98,6 +98,7 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
         head_dim=draw(st.sampled_from([4, 16, 20, 40, 64, 72, 80, 128])),
         block_size=draw(st.sampled_from([1, 4, 5, 16, 32])),
         dtype=draw(st.sampled_from(list(TOLERANCE))),
+        kv_dtype=draw(st.one_of(st.none(), st.sampled_from(list(TOLERANCE)))),
         num_accumulators=2,
         observe=[draw(st.one_of(st.none(), observes(2))) for _ in counts],
     )
@@ -105,6 +106,31 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
     window = draw(st.one_of(st.none(), st.integers(1, 500)))
     softcap = draw(st.one_of(st.none(), st.just(1.5)))
     compare(batch, isa, AttentionSpec(0.3, window, softcap, sinks))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", TOLERANCE, ids=lambda dtype: f"KVs {dtype}")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_activations_and_kvs_have_dtypes_of_their_own(
+    isa: str, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    """Neither is rounded to the other: float32 queries over bfloat16 KVs are as exact as over float32 ones."""
+    observe = [
+        AttentionObserver((Term.ATTENTION,)),
+        None,
+        AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5)),
+        None,
+    ]
+    batch = paged_batch(
+        5, [1, 1, 30, 90], longest=500, head_dim=72, dtype=dtype, kv_dtype=kv_dtype, observe=observe
+    )
+    compare(batch, isa, AttentionSpec(0.3))
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    batch = paged_batch(3, [1, 5])
+    with pytest.raises(TypeError, match=r"compute with torch.float32, .*, got torch.float64"):
+        backend(ISAS[0]).attend(batch.cache, batch.spans, batch.layer, batch.q.double(), AttentionSpec(1.0))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -250,12 +276,6 @@ def test_below_average(isa: str, window: int | None, exclude_first: int) -> None
     compare(batch, isa, AttentionSpec(0.3, window))
 
 
-def test_queries_in_another_dtype_than_kvs_are_refused() -> None:
-    batch = paged_batch(1, [1, 3], dtype=torch.bfloat16, kv_dtype=torch.float32)
-    with pytest.raises(ConfigError, match=r"KVs' dtype \(float32\), got torch.bfloat16"):
-        backend(ISAS[0]).attend(batch.cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
-
-
 def test_kvs_that_kernels_cannot_read_are_refused() -> None:
     batch = paged_batch(1, [1, 3])
     layout = replace(batch.cache.pool.layout, kv_format=ScaledKeys())
@@ -320,6 +340,43 @@ def test_compact_equals_the_reference(isa: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(
             getattr(ours, field), getattr(theirs, field), rtol=0, atol=0, equal_nan=True
         )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_moving_copies_every_field_of_a_slot(isa: str) -> None:
+    """Whatever a codec stores: fields of any number of bytes, apart or in one block."""
+    blocks, block_size = 20, 4
+    generator = torch.Generator().manual_seed(0)
+    fields = [
+        torch.randint(256, (blocks, block_size, width), dtype=torch.uint8, generator=generator)
+        for width in (13, 1, 64, 2)
+    ]
+    position = torch.arange(blocks * block_size, dtype=torch.int32)
+    accumulators = torch.randn(2, blocks * block_size, generator=generator)
+    order = torch.randperm(blocks * block_size, generator=generator)
+    source, target = order[:30], order[30:60]
+    expected = [field.clone().flatten(0, 1) for field in fields]
+    for field in (*expected, expected_position := position.clone()):
+        field[target] = field[source]
+    expected_accumulators = accumulators.clone()
+    expected_accumulators[:, target] = accumulators[:, source]
+    pool = native.Pool(
+        fields=[native.Field(field.data_ptr(), field.stride(1), field.stride(0)) for field in fields],
+        k=0,
+        v=0,
+        position=position.data_ptr(),
+        accumulators=accumulators.data_ptr(),
+        num_slots=blocks * block_size,
+        num_accumulators=2,
+        block_size=block_size,
+        block_stride=0,
+        head_dim=0,
+        dtype=native.DType.f32,
+    )
+    native.Kernels(isa).compact(pool, source.data_ptr(), target.data_ptr(), len(source), 2)
+    assert all(torch.equal(field.flatten(0, 1), x) for field, x in zip(fields, expected, strict=True))
+    assert torch.equal(position, expected_position)
+    assert torch.equal(accumulators, expected_accumulators)
 
 
 def test_a_wrong_shape_is_refused() -> None:

@@ -232,9 +232,9 @@ def test_gains_are_beside_the_fastest_ed_and_mean_over_what_tells_something() ->
     assert report.extreme_decode.rate == pytest.approx(20.0)
     assert [each.name for each, _ in report.held("average")] == ["a", "c"]
     assert report.mean_gain("average") == pytest.approx(1.0), "c is solved by the latest KVs, b by nothing"
-    told = report.to_json()
-    assert told["gains"] == {"average": {"a": pytest.approx(1.0), "c": pytest.approx(1.0)}}
-    json.dumps(told)
+    shown = report.to_json()
+    assert shown["gains"] == {"average": {"a": pytest.approx(1.0), "c": pytest.approx(1.0)}}
+    json.dumps(shown)
 
 
 def test_the_papers_rows_give_the_papers_mean() -> None:
@@ -291,5 +291,5 @@ def test_the_command_runs_the_whole_protocol(tmp_path: Path, capsys: pytest.Capt
 )
 def test_what_is_unusable_is_one_line(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["batch-max", "--progress", "off", *typed.split()]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1 and message in told[0]
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 1 and message in shown[0]

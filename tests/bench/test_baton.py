@@ -188,8 +188,8 @@ def test_the_papers_gains() -> None:
 
 def test_bars_are_what_the_paper_measured() -> None:
     """Written down from Tables 1 and 2 and the abstract, apart from `paper.py`."""
-    told = {(bar.query_set, bar.batch, bar.over): bar.least for bar in BARS}
-    assert told == {
+    printed = {(bar.query_set, bar.batch, bar.over): bar.least for bar in BARS}
+    assert printed == {
         ("mixed", 4, "static"): 1.86,  # 21901 / 11771
         ("mixed", 8, "static"): 2.49,  # 6619 / 2654
         ("mixed", 4, "shaping-gaps"): 1.75,  # 20549 / 11771
@@ -266,8 +266,8 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_for_nobody(
     ]
     typed += ["--short-scale", "0.05", "--journal", str(tmp_path / "journal"), "--json", str(report)]
     assert main([*typed, "--sets", "mixed", "--group-padding", "0.1"]) == 0
-    told = json.loads(report.read_text())
-    rows = {row["mode"]: row for row in told["rows"]}
+    printed = json.loads(report.read_text())
+    rows = {row["mode"]: row for row in printed["rows"]}
     assert set(rows) == set(MODES)
     assert {row["differing"] for row in rows.values()} == {0}
     assert rows["embedding"]["idle_share"] < 0.1 < rows["shaping"]["idle_share"]
@@ -276,7 +276,7 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_for_nobody(
     assert rows["shaping-gaps"]["column_share"] > 1.2 > 1.05 > rows["shaping"]["column_share"]
     assert rows["embedding"]["pass_gain"] > 1.75
     assert rows["embedding"]["column_share"] < 1.05 < rows["static"]["column_share"]
-    for each in told["runs"]:
+    for each in printed["runs"]:
         run = each["run"]
         lengths = list(Cells(scale=0.01).lengths(Cell(**each["cell"])))
         assert run["answer_tokens"] == sum(length.answer for length in lengths) == run["trace"]["tokens"][-1]
@@ -288,7 +288,7 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_for_nobody(
     # The journal has all of it, and the other set goes on from there.
     assert main([*typed, "--group-padding", "0.1", "-o", str(tmp_path), "--modes", "static,embedding"]) == 0
     again = json.loads(report.read_text())
-    assert again["runs"][:6] == told["runs"] and len(again["runs"]) == 8
+    assert again["runs"][:6] == printed["runs"] and len(again["runs"]) == 8
     shown = capsys.readouterr().out
     assert "All modes gave the same tokens" in shown and "Table 2" in shown
     page = (tmp_path / "baton.md").read_text()
@@ -301,9 +301,9 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_for_nobody(
     ("typed", "message"),
     [
         ("--sets long", "sets must be of mixed, short, got 'long'"),
-        ("--batches 2,x", "argument --batches: must be integers with commas between, got '2,x'"),
+        ("--batches 2,x", "argument --batches: must be whole numbers with commas between, got '2,x'"),
         ("--scale 0", "scale must be a number above 0, got 0"),
-        ("--threads 0", "threads must be between 1 and 1024, got 0"),
+        ("--threads 0", "threads must be at least 1, got 0"),
         ("--overwrite", "--overwrite starts the file of --journal afresh"),
         ("--model nowhere", "model must be a directory"),
         ("--eviction h2o", "--eviction"),
@@ -315,14 +315,14 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_for_nobody(
 )
 def test_what_is_unusable_is_one_line(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["baton", *typed.split()]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1 and message in told[0]
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 1 and message in printed[0]
 
 
 def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["baton", "--help"])
     assert stop.value.code == 0
-    told = capsys.readouterr().out
-    assert "examples:\n  python -m benchmarks.papers baton" in told and "--prefill-group" in told
-    assert "--padded-mode" not in told
+    printed = capsys.readouterr().out
+    assert "examples:\n  python -m benchmarks.papers baton" in printed and "--prefill-group" in printed
+    assert "--padded-mode" not in printed

@@ -90,11 +90,11 @@ class TestContinuations:
             Continuations(1, 15)
 
     def test_each_stands_beside_the_text_and_over_the_full_cache(self) -> None:
-        def told(name: str, *nats: float) -> Perplexity:
+        def printed(name: str, *nats: float) -> Perplexity:
             scores = (WindowScore(name, n, each, 10, 32.0, 100, 1) for n, each in enumerate(nats))
             return Perplexity(name, tuple(scores))
 
-        found = [told("full", 10.0, 20.0), told("h2o", 11.0, 21.0), told("winnow", 10.0, 22.0)]
+        found = [printed("full", 10.0, 20.0), printed("h2o", 11.0, 21.0), printed("winnow", 10.0, 22.0)]
         table = perplexity_table([*found, Perplexity("recent", (), "too small")], Continuations(2, 40))
         rows = dict(table.rows)
         assert rows["full"] == ("full cache", "5.12", "1.000", "4.5", "1.000 +- 0.000", "32")
@@ -113,7 +113,7 @@ def test_the_command_and_a_second_start(tmp_path: Path, capsys: pytest.CaptureFi
     command += ["-o", str(tmp_path), "--journal", str(work)]
     assert main(command) == 0
     shown = capsys.readouterr().out
-    assert "Share of the full cache's mean score" in shown or "does not discriminate" in shown
+    assert "Share of the full cache's mean score" in shown or "is uninformative" in shown
     data = json.loads((tmp_path / "h2h.json").read_text())
     assert [each["name"] for each in data["perplexity"]] == [*text_presets(), "leverage"]
     assert all(each["windows"][0]["rounds"] >= 2 for each in data["perplexity"][1:])

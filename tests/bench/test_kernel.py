@@ -52,7 +52,7 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
 def tables(case: KernelCase) -> np.ndarray[Any, Any]:
     """Block ids of all rows of the first layer, [batch, heads, blocks]."""
     slots = torch.tensor(case.slots)
-    return case.cache.manager.tables.lookup(slots, 0, SMALL.context // SMALL.block_size).numpy()
+    return case.cache.tables.lookup(slots, 0, SMALL.context // SMALL.block_size).numpy()
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(1, 1), (3, 3), (32, 4)])
@@ -65,7 +65,7 @@ class TestCase:
     @pytest.mark.parametrize("scatter", [False, True])
     def test_the_cache_is_sound_and_filled(self, uneven: bool, scatter: bool) -> None:
         case = KernelCase.build(replace(SMALL, uneven=uneven, scatter=scatter), last_level_cache=1)
-        case.cache.manager.check_integrity()
+        case.local.ledger.check_integrity()
         assert (case.lengths == SMALL.context).all() != uneven
         assert (SMALL.chunk < case.lengths).all() and (case.lengths <= SMALL.context).all()
         assert len(np.unique(case.lengths)) > 1 or not uneven
@@ -89,7 +89,7 @@ class TestCase:
         q = case.q[:3]
         held = case.cache.pool.v.clone()
         for slot in case.slots:
-            held[case.cache.manager.blocks_of(slot).long()] = 1.0
+            held[torch.from_numpy(case.local.ledger.blocks_of(slot)).long()] = 1.0
         case.cache.pool.v.copy_(held)
         out = ReferenceBackend().attend(case.cache, spans, 1, q, AttentionSpec(1.0))
         assert torch.allclose(out, torch.ones_like(out))
@@ -111,7 +111,7 @@ class TestColumns:
         spans = case.spans(decodes=1, prefills=2)
         pairs = 0
         for slot, count in zip(spans.slots, spans.counts, strict=True):
-            for length in case.cache.manager.host_lengths[slot].ravel():
+            for length in case.local.ledger.lengths[slot].ravel():
                 pairs += sum(length - after for after in range(count))
         # Two products of head_dim multiplications and additions, for each of the group's 2 query heads.
         assert attention_flops(case, spans) == round(pairs / case.layers * 2 * 2 * 8 * 2)
@@ -171,15 +171,15 @@ class TestColumns:
 
 
 def test_every_operation_is_measured_on_every_backend(no_measuring: None) -> None:
-    told: list[str] = []
-    report = measure_kernels(SMALL, told.append)
+    shown: list[str] = []
+    report = measure_kernels(SMALL, shown.append)
     names = [measurement.operation for measurement in report.measurements]
     assert names[::2] == names[1::2]  # side by side
     assert {"write, decode", "decode", "decode, attention", "decode, squared", "prefill", "mixed"} < set(
         names
     )
     unobserved = [name for name in names[::2] if not name.startswith(("decode, ", "prefill, "))]
-    assert told == ["limits of the machine", "filling the cache", *unobserved]
+    assert shown == ["limits of the machine", "filling the cache", *unobserved]
     # What "auto" stands for today is said too.
     backends = [measurement.backend.partition(" (")[0] for measurement in report.measurements]
     assert backends == ["auto", "reference"] * len(names[::2])
@@ -196,10 +196,10 @@ def test_the_command_prints_a_table_and_writes_json(
 ) -> None:
     path = tmp_path / "deep" / "kernels.json"
     assert main([*TYPED.split(), "--uneven", "--json", str(path)]) == 0
-    told = capsys.readouterr().out
-    assert "read 10.0 GB/s, copy 8.0 GB/s, float32 matrix product 100 GFLOP/s" in told
-    assert "uneven rows" in told and "scattered blocks of 4" in told
-    assert "prefill, window 8" in told
+    shown = capsys.readouterr().out
+    assert "read 10.0 GB/s, copy 8.0 GB/s, float32 matrix product 100 GFLOP/s" in shown
+    assert "uneven rows" in shown and "scattered blocks of 4" in shown
+    assert "prefill, window 8" in shown
     report = json.loads(path.read_text())
     assert {"command", "date", "commit", "machine"} < set(report)
     assert report["config"]["context"] == 64 and report["config"]["uneven"] is True
@@ -228,5 +228,5 @@ def test_the_command_prints_a_table_and_writes_json(
 )
 def test_what_is_unusable_is_one_line(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "kernel", *typed.split()]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1 and message in told[0]
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 1 and message in shown[0]

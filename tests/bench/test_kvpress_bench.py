@@ -78,7 +78,7 @@ class TestRun:
         first = done.outcomes[0]
         assert done.cell.name == first.cell == "query-agnostic kvpress KeyDiff 4x"
         assert first.prompt_tokens == len(prompt.token_ids)
-        assert first.reached == prompt.context_tokens / -(-prompt.context_tokens // 4)
+        assert first.achieved_compression == prompt.context_tokens / -(-prompt.context_tokens // 4)
         assert first.kv_bytes == 1000
         assert first.answer == llm.tokenizer.decode(prompt.token_ids[-2:]), "and it is scored as text"
         assert first.score == 0.0

@@ -68,8 +68,8 @@ def test_peers_take_turns_and_medians_count(play: Play, capsys: pytest.CaptureFi
         "2",
     )
     assert code == 0
-    told = capsys.readouterr()
-    rounds = [line.partition(":")[0] for line in told.err.splitlines() if line.startswith("round")]
+    shown = capsys.readouterr()
+    rounds = [line.partition(":")[0] for line in shown.err.splitlines() if line.startswith("round")]
     one = ["openvino, bf16 KVs", "winnow, full cache", "winnow, evicting"]
     assert rounds == [f"round {number}, {row}" for number in (1, 2) for row in one]
     full = report["winnow", "full cache"]
@@ -77,7 +77,9 @@ def test_peers_take_turns_and_medians_count(play: Play, capsys: pytest.CaptureFi
     assert full["output_tokens_per_second"] == [12.0, 12.0] and full["median"] == 12.0
     assert full["error"] is None and len(set(full["tokens_sha256"])) == 1
     assert set(full["versions"]) == {"pytest"}
-    assert "to openvino" in told.out and "4.00 x" in told.out and "8.00 x" in told.out and "100%" in told.out
+    assert (
+        "to openvino" in shown.out and "4.00 x" in shown.out and "8.00 x" in shown.out and "100%" in shown.out
+    )
 
 
 FAILURES = {
@@ -113,11 +115,11 @@ def test_a_peer_that_fails_is_reported_with_its_error(
     assert code == 0
     failed = report["other", "default"]
     assert failed["median"] is None and failed["seconds"] == []
-    told = capsys.readouterr()
-    assert "failed" in told.out
-    assert told.err.count("other, default") == 1, "it has one try"
+    shown = capsys.readouterr()
+    assert "failed" in shown.out
+    assert shown.err.count("other, default") == 1, "it has one try"
     for message in messages:
-        assert message in failed["error"] and message in told.out
+        assert message in failed["error"] and message in shown.out
     assert report["winnow", "full cache"]["median"] == 6.0
 
 
@@ -142,9 +144,9 @@ def test_a_peer_that_cannot_be_installed_is_reported(
     monkeypatch.setattr(sys.modules["winnow.bench.environment"], "call", no_pip)
     monkeypatch.setattr(bench, "save_with_tokenizer", lambda shape, folder: tmp_path)
     assert bench.main([*SMALL, "--folder", str(tmp_path / "f"), "--peers", "openvino"]) == 1
-    told = capsys.readouterr()
-    assert "openvino: No matching distribution found" in told.out
-    assert "round" not in told.err
+    shown = capsys.readouterr()
+    assert "openvino: No matching distribution found" in shown.out
+    assert "round" not in shown.err
 
 
 class TestEnvironment:

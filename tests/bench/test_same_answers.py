@@ -18,25 +18,25 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def told(bench: Any) -> Any:
-    return bench.Told((5, 6, 7), (-1.0, -2.0, -3.0), ROWS)
+def shown(bench: Any) -> Any:
+    return bench.Answered((5, 6, 7), (-1.0, -2.0, -3.0), ROWS)
 
 
-def test_what_agrees(bench: Any, told: Any) -> None:
-    found = bench.Agreement.of([told], [replace(told, logprobs=(-1.0, -2.25, -3.0))])
+def test_what_agrees(bench: Any, shown: Any) -> None:
+    found = bench.Agreement.of([shown], [replace(shown, logprobs=(-1.0, -2.25, -3.0))])
     assert (found.equal_tokens, found.tokens) == (3, 3)
     assert (found.shared_kvs, found.kvs) == (10, 10)
     assert (found.difference, found.compared) == (0.25, 3)
 
 
-def test_log_probabilities_count_until_tokens_differ(bench: Any, told: Any) -> None:
-    found = bench.Agreement.of([told], [replace(told, tokens=(5, 9, 7), logprobs=(-1.0, -2.5, 0.0))])
+def test_log_probabilities_count_until_tokens_differ(bench: Any, shown: Any) -> None:
+    found = bench.Agreement.of([shown], [replace(shown, tokens=(5, 9, 7), logprobs=(-1.0, -2.5, 0.0))])
     assert (found.equal_tokens, found.compared, found.difference) == (2, 2, 0.5)
 
 
-def test_log_probabilities_over_other_kvs_do_not_count(bench: Any, told: Any) -> None:
-    other = replace(told, rows=(((0, 1, 2), (1, 2)), ROWS[1]), logprobs=(0.0, 0.0, 0.0))
-    found = bench.Agreement.of([told, told], [other, told])
+def test_log_probabilities_over_other_kvs_do_not_count(bench: Any, shown: Any) -> None:
+    other = replace(shown, rows=(((0, 1, 2), (1, 2)), ROWS[1]), logprobs=(0.0, 0.0, 0.0))
+    found = bench.Agreement.of([shown, shown], [other, shown])
     assert (found.shared_kvs, found.kvs) == (19, 20)
     assert (found.compared, found.difference) == (3, 0.0)
 

@@ -53,8 +53,8 @@ def test_rates_medians_and_spread() -> None:
     report = ThroughputReport(one.workload, passes, 200, 300)
     assert report.median(lambda each: each.output_rate) == 10.0
     assert report.spread(lambda each: each.seconds) == (2.0, 8.0)
-    told = report.to_json()
-    assert told["median"]["output_rate"] == 10.0 and told["passes"][1]["output_rate"] == 5.0
+    shown = report.to_json()
+    assert shown["median"]["output_rate"] == 10.0 and shown["passes"][1]["output_rate"] == 5.0
 
 
 def test_the_report_counts_what_was_done(
@@ -76,8 +76,8 @@ def test_the_report_counts_what_was_done(
     assert first["tokens_sha256"] == second["tokens_sha256"]
     assert report["median"]["seconds"] == statistics.median([first["seconds"], second["seconds"]])
     assert report["peak_resident_bytes"] > 50 * 2**20
-    told = capsys.readouterr().out
-    assert "6 requests of 40 + 20 tokens" in told and "median of 2" in told and "output tokens/s" in told
+    shown = capsys.readouterr().out
+    assert "6 requests of 40 + 20 tokens" in shown and "median of 2" in shown and "output tokens/s" in shown
 
 
 def test_eviction_runs_more_within_the_same_bytes(model: Path, tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_an_interrupted_model_leaves_nothing_behind(tmp_path: Path, monkeypatch:
 )
 def test_what_is_unusable_is_one_line(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "throughput", *WORK.split(), *typed.split()]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1 and message in told[0]
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 1 and message in shown[0]
 
 
 @pytest.mark.parametrize("typed", ["bench", "bench kernel", "bench throughput"])

@@ -51,20 +51,20 @@ def test_tables_files_and_a_second_start(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out.splitlines()[2:] == shown.splitlines()[2:]  # the second has the time
 
     assert main([*command, "--seed", "1"]) == 2
-    told = capsys.readouterr().err
-    assert "holds an evaluation with other settings" in told
-    assert "seed was 0 and is 1" in told
-    assert "--overwrite" in told
+    printed = capsys.readouterr().err
+    assert "holds an evaluation with other settings" in printed
+    assert "seed was 0 and is 1" in printed
+    assert "--overwrite" in printed
     assert main([*command, "--seed", "1", "--overwrite"]) == 0
 
 
 def test_progress_names_the_cell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("winnow.cli.progress.PLAIN_SECONDS", 0.0)
     assert main([*SMALL[:-1], "plain"]) == 0
-    told = capsys.readouterr()
-    assert "0/2 done" in told.err
-    assert "full cache | prefill" in told.err
-    assert "needle, full cache" in told.out
+    printed = capsys.readouterr()
+    assert "0/2 done" in printed.err
+    assert "full cache | prefill" in printed.err
+    assert "needle, full cache" in printed.out
 
 
 ERRORS = [
@@ -98,10 +98,10 @@ ERRORS = [
 @pytest.mark.parametrize(("command", "message"), ERRORS)
 def test_mistakes_are_named(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command.split()) == 2
-    told = capsys.readouterr()
-    assert message in told.err
-    assert told.err.count("\n") == 1
-    assert not told.out
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert not printed.out
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -109,9 +109,9 @@ def test_help_teaches(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["eval", task, "--help"])
     assert stop.value.code == 0
-    told = capsys.readouterr().out
-    assert "--compression R,..." in told
-    assert "--kv-memory" in told
-    assert "categories:" in told
+    printed = capsys.readouterr().out
+    assert "--compression R,..." in printed
+    assert "--kv-memory" in printed
+    assert "categories:" in printed
     # Flags of the engine that cells or tasks replace.
-    assert told.count("--eviction") == told.count("--seed ") == 1
+    assert printed.count("--eviction") == printed.count("--seed ") == 1

@@ -39,9 +39,9 @@ def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["inspect", "--help"])
     assert stop.value.code == 0
-    told = capsys.readouterr().out
-    assert "examples:\n  winnow inspect --file" in told
-    assert "--prompt-logprobs" not in told
+    shown = capsys.readouterr().out
+    assert "examples:\n  winnow inspect --file" in shown
+    assert "--prompt-logprobs" not in shown
 
 
 def test_page_json_and_summary(
@@ -50,17 +50,17 @@ def test_page_json_and_summary(
     monkeypatch.chdir(tmp_path)
     Path("prompt.txt").write_text(PROMPT + "\n")
     assert main(["inspect", "--file", "prompt.txt", "--json", "out/kept.json", *FLAGS]) == 0
-    told = json.loads(Path("out/kept.json").read_text())
-    assert "".join(token["text"] for token in told["tokens"]).startswith("<s>" + PROMPT)
-    assert told["num_prompt_tokens"] + 3 == len(told["tokens"])
-    assert {len(row) for layer in told["after_prompt"]["rows"] for row in layer} == {40}
+    shown = json.loads(Path("out/kept.json").read_text())
+    assert "".join(token["text"] for token in shown["tokens"]).startswith("<s>" + PROMPT)
+    assert shown["num_prompt_tokens"] + 3 == len(shown["tokens"])
+    assert {len(row) for layer in shown["after_prompt"]["rows"] for row in layer} == {40}
     page = Path("inspect.html").read_text()
     assert page.startswith("<!doctype html>")
-    assert page.count("summer") == 6 + told["answer"].count("summer")
+    assert page.count("summer") == 6 + shown["answer"].count("summer")
     summary = " ".join(capsys.readouterr().out.split())
     assert "snapkv" in summary
-    assert f"{told['num_prompt_tokens']} tokens" in summary
-    assert json.dumps(told["answer"]) in summary
+    assert f"{shown['num_prompt_tokens']} tokens" in summary
+    assert json.dumps(shown["answer"]) in summary
     assert "5 40 40 42 42" in summary, "the last layer's heads after the prompt and at the end"
     assert "written: inspect.html written: out/kept.json" in summary
 
@@ -101,11 +101,11 @@ def test_what_is_unusable_is_one_line_and_exit_code_2(
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     assert main(["inspect", *typed.split()]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("winnow: error: ")
-    assert told.err.count("\n") == 1
-    assert message in told.err
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("winnow: error: ")
+    assert shown.err.count("\n") == 1
+    assert message in shown.err
     assert {path.name for path in tmp_path.iterdir()} == set(files), "something was left behind"
     assert (tmp_path / "TEXT").read_bytes() == b"a"
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winnow.cli.batch.lines import BadLine, Form, Job, parse_line
+from winnow.cli.batch.lines import BadLine, Job, parse_line
 from winnow.cli.batch.reader import RawLine
+from winnow.openai.request import Endpoint
 from winnow.sampling import SamplingParams
 
 
@@ -31,7 +32,7 @@ def test_a_flat_prompt() -> None:
     parsed = job(
         {"prompt": "Hi", "max_tokens": 3, "custom_id": 7, "reference": "yes", "metadata": {"k": [1]}}
     )
-    assert (parsed.index, parsed.number, parsed.form, parsed.prompt) == (4, 6, Form.FLAT, "Hi")
+    assert (parsed.index, parsed.number, parsed.endpoint, parsed.prompt) == (4, 6, None, "Hi")
     assert parsed.params == SamplingParams(max_tokens=3)
     assert parsed.carried == {"custom_id": 7, "reference": "yes", "metadata": {"k": [1]}}
 
@@ -61,18 +62,18 @@ def test_logit_bias_has_text_for_keys() -> None:
 def test_a_batch_completion() -> None:
     line = batch(prompt=["Hi"], model="m", max_tokens=3, logprobs=2, user="u", stream=False, top_k=5)
     parsed = job({**line, "reference": "yes"})
-    assert (parsed.form, parsed.prompt, parsed.model) == (Form.COMPLETION, "Hi", "m")
+    assert (parsed.endpoint, parsed.prompt, parsed.model) == (Endpoint.COMPLETION, "Hi", "m")
     assert parsed.params == SamplingParams(max_tokens=3, logprobs=2, top_k=5)
     assert parsed.carried == {"custom_id": "a", "reference": "yes"}
 
 
 def test_a_batch_chat_follows_the_defaults_of_openai() -> None:
     messages = [{"role": "user", "content": "Hi"}]
-    parsed = job(batch(Form.CHAT.value, messages=messages, logprobs=True, top_logprobs=2))
-    assert (parsed.form, parsed.messages) == (Form.CHAT, messages)
+    parsed = job(batch(Endpoint.CHAT.value, messages=messages, logprobs=True, top_logprobs=2))
+    assert (parsed.endpoint, parsed.messages) == (Endpoint.CHAT, messages)
     assert (parsed.params.max_tokens, parsed.params.logprobs) == (None, 2)
-    assert job(batch(Form.CHAT.value, messages=messages), max_tokens=9).params.max_tokens == 9
-    limited = job(batch(Form.CHAT.value, messages=messages, max_completion_tokens=4), max_tokens=9)
+    assert job(batch(Endpoint.CHAT.value, messages=messages), max_tokens=9).params.max_tokens == 9
+    limited = job(batch(Endpoint.CHAT.value, messages=messages, max_completion_tokens=4), max_tokens=9)
     assert limited.params.max_tokens == 4
 
 
@@ -132,23 +133,23 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     ),
     ({**batch(), "body": []}, "invalid_request", "body must be an object, got a list"),
     (batch(messages=[]), "invalid_request", "body needs prompt"),
-    (batch(Form.CHAT.value, prompt="a"), "invalid_request", "body needs messages"),
+    (batch(Endpoint.CHAT.value, prompt="a"), "invalid_request", "body needs messages"),
     (batch(prompt="a", model=1), "invalid_request", "model must be a text"),
     (batch(prompt=["a", "b"]), "invalid_request", "one prompt, got 2"),
     (batch(prompt="a", stream=True), "unsupported_parameter", "stream is not supported"),
     (batch(prompt="a", foo=1), "invalid_request", "'foo'"),
     (
-        batch(Form.CHAT.value, messages=[{"role": "user", "content": "a"}], tools=[{}]),
+        batch(Endpoint.CHAT.value, messages=[{"role": "user", "content": "a"}], tools=[{}]),
         "unsupported_parameter",
         "tools",
     ),
     (
-        batch(Form.CHAT.value, messages=[{"role": "user", "content": "a"}], logprobs=3),
+        batch(Endpoint.CHAT.value, messages=[{"role": "user", "content": "a"}], logprobs=3),
         "invalid_request",
         "logprobs must be true or false",
     ),
     (
-        batch(Form.CHAT.value, messages=[{"role": "user", "content": "a"}], top_logprobs=3),
+        batch(Endpoint.CHAT.value, messages=[{"role": "user", "content": "a"}], top_logprobs=3),
         "invalid_request",
         "top_logprobs needs logprobs",
     ),
@@ -172,8 +173,8 @@ def test_a_line_that_is_too_long_was_not_read() -> None:
 
 def test_an_unreadable_line_is_answered_like_its_neighbours() -> None:
     flat, other = parse(b'{"prompt": "a'), parse(b'{"custom_id": "a", "url": "/v1/completions", "body": {')
-    assert isinstance(flat, BadLine) and flat.form is Form.FLAT
-    assert isinstance(other, BadLine) and other.form is not Form.FLAT
+    assert isinstance(flat, BadLine) and flat.endpoint is None
+    assert isinstance(other, BadLine) and other.endpoint is not None
 
 
 def test_a_bad_line_keeps_its_name() -> None:
@@ -211,5 +212,5 @@ def test_whatever_the_json_a_line_is_a_job_or_a_bad_line(line: Any) -> None:
     body=st.dictionaries(st.sampled_from([*_KEYS, "tools", "stream", "logprobs", "model"]), _JSON, max_size=6)
 )
 def test_whatever_the_body_a_line_is_a_job_or_a_bad_line(body: dict[str, Any]) -> None:
-    for url in (Form.CHAT.value, Form.COMPLETION.value):
+    for url in (Endpoint.CHAT.value, Endpoint.COMPLETION.value):
         parse({**batch(url), "body": body})

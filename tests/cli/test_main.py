@@ -40,15 +40,15 @@ def test_every_command_has_help(words: str, names: Iterable[str], capsys: pytest
         with pytest.raises(SystemExit) as stop:
             main([*words.split(), name, "--help"])
         assert stop.value.code == 0
-        told = capsys.readouterr().out
-        assert told.count("\n  --threads N") <= 1
+        shown = capsys.readouterr().out
+        assert shown.count("\n  --threads N") <= 1
         if name in (
             "run",
             "generate",
             "inspect",
             "throughput",
         ):
-            assert "--threads N" in told
+            assert "--threads N" in shown
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ USAGE_ERRORS = [
     ("run P -o O --kv-memry 1GiB", "unknown argument '--kv-memry'; did you mean --kv-memory?"),
     ("run P -o O --xyz", "unknown argument '--xyz'"),
     ("run P -o O --kv-memory 3q", "kv_memory must be a size such as 512MiB"),
-    ("run P -o O --max-num-seqs 0", "max_num_seqs must be between 1 and 65536, got 0"),
+    ("run P -o O --max-num-seqs 0", "max_num_seqs must be at least 1, got 0"),
     ("run P -o O --temperature -1", "temperature must be at least 0, got -1.0"),
     ("run P -o O --max-tokens many", "argument --max-tokens: must be an integer or none, got 'many'"),
     ("run nowhere.jsonl -o O", "cannot read the prompts nowhere.jsonl: No such file or directory"),
@@ -109,11 +109,11 @@ def test_what_is_unusable_is_one_line_and_exit_code_2(
     monkeypatch.chdir(prompts.parent)
     words = {"P": str(prompts), "O": "out.jsonl"}
     assert main([words.get(word, word) for word in typed.split()]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("winnow: error: ")
-    assert told.err.count("\n") == 1
-    assert message in told.err
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("winnow: error: ")
+    assert shown.err.count("\n") == 1
+    assert message in shown.err
     assert llms == []
     assert not Path("out.jsonl").exists()
 

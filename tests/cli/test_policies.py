@@ -46,8 +46,8 @@ def test_the_table_is_whole_at_100_columns_and_plain(
     assert [name for name in names if name in PRESETS] == list(PRESETS)
     words = set(text.replace(",", " ").split())
     for preset in PRESETS.values():
-        for told in (*brief_policy(preset.policy).values(), preset.paper):
-            assert set(told.replace(",", " ").split()) <= words
+        for reported in (*brief_policy(preset.policy).values(), preset.paper):
+            assert set(reported.replace(",", " ").split()) <= words
         assert preset.kv_budget is None or str(preset.kv_budget) in words
 
 
@@ -94,11 +94,11 @@ def test_an_unknown_name_is_one_line_and_exit_code_2(
     typed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["policies", typed]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("winnow: error: ")
-    assert told.err.count("\n") == 1
-    assert message in told.err
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert reported.err.startswith("winnow: error: ")
+    assert reported.err.count("\n") == 1
+    assert message in reported.err
 
 
 class TestBrief:

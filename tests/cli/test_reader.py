@@ -6,7 +6,7 @@ import pytest
 
 from winnow.cli.batch import reader
 from winnow.cli.batch.reader import InputFile, RawLine, read_lines
-from winnow.cli.errors import UsageError
+from winnow.errors import UsageError
 
 
 def test_blank_lines_are_skipped_but_counted(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from winnow.cli.batch.errors import LineError
 from winnow.cli.batch.lines import BadLine, Job, parse_line
 from winnow.cli.batch.reader import RawLine
 from winnow.cli.batch.records import answer_record, encode, error_record
 from winnow.cli.batch.tally import Tally
+from winnow.openai.errors import ApiError
 from winnow.outputs import CompletionOutput, EvictionReport, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob
 
@@ -25,9 +25,9 @@ def parse(line: dict[str, Any] | bytes) -> Job | BadLine:
 def record(line: dict[str, Any], output: RequestOutput) -> dict[str, Any]:
     job = parse(line)
     assert isinstance(job, Job)
-    told = answer_record(job, output, "tiny", created=1700000000)
-    assert json.loads(encode(told)) == told
-    return told
+    shown = answer_record(job, output, "tiny", created=1700000000)
+    assert json.loads(encode(shown)) == shown
+    return shown
 
 
 def bad_record(line: dict[str, Any] | bytes) -> dict[str, Any]:
@@ -95,14 +95,14 @@ def test_flat_with_several_samples_and_a_stop_reason() -> None:
 def test_flat_logprobs() -> None:
     answer = output("éb", logprobs=True)
     answer.prompt_logprobs = [None, {2: Logprob(-0.1, 1, "t")}, {3: Logprob(-0.2, 1, "u")}]
-    told = record({"prompt": "Hi", "logprobs": 2, "prompt_logprobs": 0}, answer)
-    assert told["cumulative_logprob"] == -1.5
+    shown = record({"prompt": "Hi", "logprobs": 2, "prompt_logprobs": 0}, answer)
+    assert shown["cumulative_logprob"] == -1.5
     second = [
         {"token_id": 7, "token": "c", "logprob": -0.25},
         {"token_id": 6, "token": "b", "logprob": -1.0},
         {"token_id": 8, "token": "d", "logprob": -9999.0},
     ]
-    assert told["logprobs"] == [
+    assert shown["logprobs"] == [
         {
             "token_id": 5,
             "token": "é",
@@ -111,7 +111,7 @@ def test_flat_logprobs() -> None:
         },
         {"token_id": 6, "token": "b", "logprob": -1.0, "top": second},
     ]
-    assert [entry and entry["token_id"] for entry in told["prompt_logprobs"]] == [None, 2, 3]
+    assert [entry and entry["token_id"] for entry in shown["prompt_logprobs"]] == [None, 2, 3]
 
 
 def test_what_is_not_finite_is_valid_json() -> None:
@@ -119,9 +119,9 @@ def test_what_is_not_finite_is_valid_json() -> None:
     answer.outputs[0].cumulative_logprob = -math.inf
     assert answer.outputs[0].logprobs is not None
     answer.outputs[0].logprobs[0] = {5: Logprob(-math.inf, 1, "a"), 9: Logprob(math.nan, 2, "b")}
-    told = record({"prompt": "Hi", "logprobs": 2}, answer)
-    assert told["cumulative_logprob"] == -9999.0 - 1.0
-    assert [entry["logprob"] for entry in told["logprobs"][0]["top"]] == [-9999.0, -9999.0]
+    shown = record({"prompt": "Hi", "logprobs": 2}, answer)
+    assert shown["cumulative_logprob"] == -9999.0 - 1.0
+    assert [entry["logprob"] for entry in shown["logprobs"][0]["top"]] == [-9999.0, -9999.0]
     assert json.loads(encode({"a": [math.inf, {"b": math.nan}], "c": 1.5})) == {
         "a": [None, {"b": None}],
         "c": 1.5,
@@ -129,8 +129,8 @@ def test_what_is_not_finite_is_valid_json() -> None:
 
 
 def test_flat_score() -> None:
-    told = record({"prompt": "Hi", "reference": "Yes", "category": "easy"}, output(" yes\n"))
-    assert (told["score"], told["category"], told["reference"]) == (1.0, "easy", "Yes")
+    shown = record({"prompt": "Hi", "reference": "Yes", "category": "easy"}, output(" yes\n"))
+    assert (shown["score"], shown["category"], shown["reference"]) == (1.0, "easy", "Yes")
     half = record({"prompt": "Hi", "reference": "a b", "metric": "rouge-l"}, output("a c"))
     assert half["score"] == 0.5
 
@@ -188,10 +188,10 @@ def test_batch_chat() -> None:
 
 
 def test_errors() -> None:
-    told = {"line": 6, "code": "invalid_request", "message": "prompt must not be empty"}
-    assert bad_record({"custom_id": "x", "prompt": ""}) == {"index": 4, "custom_id": "x", "error": told}
+    shown = {"line": 6, "code": "invalid_request", "message": "prompt must not be empty"}
+    assert bad_record({"custom_id": "x", "prompt": ""}) == {"index": 4, "custom_id": "x", "error": shown}
     body = {
-        "message": told["message"],
+        "message": shown["message"],
         "type": "invalid_request_error",
         "param": None,
         "code": "invalid_request",
@@ -201,7 +201,7 @@ def test_errors() -> None:
         "id": "batch_req_4",
         "custom_id": "x",
         "response": {"status_code": 400, "request_id": "line-6", "body": {"error": body}},
-        "error": told,
+        "error": shown,
     }
     assert bad_record(b'{"url": "/v1/completions", "body"')["custom_id"] is None
 
@@ -217,7 +217,7 @@ def test_errors() -> None:
 )
 def test_the_status_says_whose_fault_it_is(code: str, kind: str, status: int) -> None:
     job = parse({"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}})
-    response = error_record(job, LineError(code, "why"))["response"]
+    response = error_record(job, ApiError(code, "why"))["response"]
     assert (response["status_code"], response["body"]["error"]["type"]) == (status, kind)
 
 

@@ -51,12 +51,12 @@ def test_one_bad_line_is_one_error_record(
         ["", {"prompt": "ab"}, "{nope", {"prompt": "x" * 999, "id": 9}, {"prompt": "huge"}, {"prompt": "cd"}]
     )
     assert run() == 1
-    told = records(output)
-    assert [record.get("text") for record in told] == ["ba", None, None, None, "dc"]
-    assert [record["error"]["line"] for record in told[1:4]] == [3, 4, 5]
-    codes = [record["error"]["code"] for record in told[1:4]]
+    shown = records(output)
+    assert [record.get("text") for record in shown] == ["ba", None, None, None, "dc"]
+    assert [record["error"]["line"] for record in shown[1:4]] == [3, 4, 5]
+    codes = [record["error"]["code"] for record in shown[1:4]]
     assert codes == ["invalid_json", "context_length_exceeded", "kv_memory_exceeded"]
-    assert told[2]["id"] == 9
+    assert shown[2]["id"] == 9
     assert "winnow: 3 of 5 lines failed; see the error records" in capsys.readouterr().err
 
 
@@ -125,8 +125,8 @@ def test_other_settings_do_not_resume(
     before = output.read_bytes()
     capsys.readouterr()
     assert run("--temperature", "0.5", "--kv-memory", "1MiB") == 2
-    told = capsys.readouterr().err
-    assert "kv_memory was 536870912 and is 1048576; temperature was 1.0 and is 0.5" in told
+    shown = capsys.readouterr().err
+    assert "kv_memory was 536870912 and is 1048576; temperature was 1.0 and is 0.5" in shown
     assert output.read_bytes() == before
     assert len(llms) == 1
     assert run("--temperature", "1", "--kv-memory", "512MiB") == 0, (

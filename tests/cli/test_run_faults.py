@@ -14,8 +14,8 @@ import pytest
 from fake_llm import FakeLLM
 
 from winnow.cli.batch.writer import ResultWriter
-from winnow.cli.errors import UsageError
 from winnow.cli.main import main
+from winnow.errors import UsageError
 from winnow.outputs import CompletionOutput, RequestOutput
 
 Write = Callable[[Iterable[Any]], Path]
@@ -51,11 +51,11 @@ def test_a_fault_at_submission_is_one_record(
     monkeypatch.setattr(FakeLLM, "submit", faulty)
     write_prompts([{"prompt": "ab"}, {"prompt": "bad", "custom_id": "x"}, {"prompt": "cd"}])
     assert run("prompts.jsonl", "-o", "out", model=model_dir) == 1
-    told = records(here / "out")
-    assert [record.get("text") for record in told] == ["ba", None, "dc"]
+    shown = records(here / "out")
+    assert [record.get("text") for record in shown] == ["ba", None, "dc"]
     message = "OverflowError: int too big to convert"
-    assert told[1]["error"] == {"line": 2, "code": "internal_error", "message": message}
-    assert told[1]["custom_id"] == "x"
+    assert shown[1]["error"] == {"line": 2, "code": "internal_error", "message": message}
+    assert shown[1]["custom_id"] == "x"
 
 
 def fail_in_step(monkeypatch: pytest.MonkeyPatch, is_faulty: Callable[[list[int]], bool]) -> None:
@@ -94,10 +94,10 @@ def test_a_fault_while_finishing_is_one_record(
     output = FakeLLM._output
 
     def faulty(self: FakeLLM, name: str, *more: Any) -> RequestOutput:
-        told = output(self, name, *more)
+        shown = output(self, name, *more)
         if name == "line-2":
-            told.outputs = [CompletionOutput(0, "\udcff", [1], finish_reason="stop")]
-        return told
+            shown.outputs = [CompletionOutput(0, "\udcff", [1], finish_reason="stop")]
+        return shown
 
     monkeypatch.setattr(FakeLLM, "_output", faulty)
     write_prompts({"prompt": f"ab{index}"} for index in range(3))
@@ -137,9 +137,9 @@ def test_no_path_is_written_over_by_another(
     os.symlink("NEW", "DANGLING")
     before = {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
     assert run(*words.split(), "--overwrite", model=model_dir) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("winnow: error: ")
-    assert told.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("winnow: error: ")
+    assert shown.count("\n") == 1
     assert {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()} == before
     assert llms == []
 
@@ -173,9 +173,9 @@ def test_standard_streams(
     data = "".join(json.dumps({"prompt": f"ab{index}"}) + "\n" for index in range(30)).encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     assert run("-", "-o", "-", model=model_dir) == 0
-    told = capfdbinary.readouterr()
-    assert [json.loads(line)["index"] for line in told.out.splitlines()] == list(range(30))
-    assert b"requests" in told.err
+    shown = capfdbinary.readouterr()
+    assert [json.loads(line)["index"] for line in shown.out.splitlines()] == list(range(30))
+    assert b"requests" in shown.err
     assert list(here.iterdir()) == [model_dir] if model_dir.parent == here else not list(here.iterdir())
 
 

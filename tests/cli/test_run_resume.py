@@ -40,12 +40,12 @@ def test_every_option_counts(
     assert run(*base, "--temperature", "0") == 0
     capsys.readouterr()
     code = run(*base, "--temperature", "0", *as_flags(name, other_value(part, name)))
-    told = capsys.readouterr().err
-    assert f"{name} was " in told
+    shown = capsys.readouterr().err
+    assert f"{name} was " in shown
     if EFFECTS[name] is Effect.ALWAYS:
-        assert (code, told.startswith("winnow: error: ")) == (2, True)
+        assert (code, shown.startswith("winnow: error: ")) == (2, True)
     else:
-        assert (code, "which change no answer" in told) == (0, True)
+        assert (code, "which change no answer" in shown) == (0, True)
 
 
 @pytest.mark.parametrize(

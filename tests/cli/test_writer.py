@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from winnow.cli.batch import writer as writer_module
 from winnow.cli.batch.journal import Checkpoint, journal_path, read_checkpoint
 from winnow.cli.batch.writer import ResultWriter
-from winnow.cli.errors import UsageError
+from winnow.errors import UsageError
 
 IDENTITY = {"input": "abc", "temperature": 0.5}
 

@@ -8,6 +8,8 @@ import pytest
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.engine.loop import RequestLoop
 from winnow.engine.new_request import KeptPositions, NewRequest
+from winnow.engine.output_state import FinishReason
+from winnow.engine.request_table import RequestTable
 from winnow.errors import InvalidRequestError
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -81,6 +83,43 @@ class TestRequests:
         assert after.prompt_tokens - before.prompt_tokens == len(PROMPT)
         assert after.generated_tokens - before.generated_tokens == 8
         assert after.num_steps > before.num_steps
+
+
+class TestInterruptions:
+    @pytest.mark.parametrize("call", [0, 1, 2, 7, 11])
+    def test_of_handing_out_tokens_lose_nothing(
+        self, engine: RequestLoop, call: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Requests that ended before are returned by the next step, and the others go on, with the same tokens."""
+        requests = [NewRequest(str(n), None, PROMPT, greedy(n, n=2)) for n in (1, 2, 5)]
+
+        def answers() -> dict[str, list[list[int]]]:
+            for request in requests:
+                engine.add(request)
+            found = {}
+            while engine.has_unfinished:
+                try:
+                    outputs = engine.step()
+                except KeyboardInterrupt:
+                    engine.check_integrity()
+                    continue
+                for output in outputs:
+                    found[output.request_id] = [answer.token_ids for answer in output.outputs]
+            return found
+
+        expected = answers()
+        append, calls = RequestTable.append_token, 0
+
+        def interrupted(*args: Any) -> FinishReason | None:
+            nonlocal calls
+            calls += 1
+            if calls == call + 1:
+                raise KeyboardInterrupt
+            return append(*args)
+
+        monkeypatch.setattr(RequestTable, "append_token", interrupted)
+        assert answers() == expected
+        assert calls > call
 
 
 class Observer:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from winnow.errors import EvaluationError
-from winnow.evaluate.prose import shipped_sentences
 from winnow.evaluate.sample import Sample
 from winnow.evaluate.tasks import TaskSettings
 from winnow.evaluate.tasks.demo import DEMO
+from winnow.evaluate.tasks.files import shipped_sentences
 
 PROMPTS = Path(__file__).parents[2] / "examples" / "demo" / "prompts.jsonl"
 

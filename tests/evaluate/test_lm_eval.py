@@ -16,11 +16,10 @@ from lm_eval.evaluator import simple_evaluate
 
 from winnow import LLM, SamplingParams
 from winnow.errors import EvaluationError
-from winnow.evaluate.likelihood import Keeping, Pair, loglikelihoods
+from winnow.evaluate.likelihood import Keeping, Pair, loglikelihoods, rolling_pairs
 from winnow.evaluate.lm_eval import WinnowLM
 from winnow.evaluate.lm_eval.generation import sampling_for
 from winnow.evaluate.lm_eval.report import lm_eval_table
-from winnow.evaluate.lm_eval.rolling import rolling_pairs
 from winnow.evaluate.lm_eval.run import LmEvalPlan, LmEvalResult, run_cell
 from winnow.eviction import PRESETS
 

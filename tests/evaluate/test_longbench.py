@@ -171,7 +171,7 @@ def test_a_missing_subset_names_its_file(data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         ({"context": None}, "'context'"),
         ({"input": 1}, "'input'"),
@@ -179,11 +179,11 @@ def test_a_missing_subset_names_its_file(data: Path) -> None:
         ({"answers": ["12"]}, "'answers'.*passage_retrieval_en.*paragraph"),
     ],
 )
-def test_a_bad_row_names_file_and_line(data: Path, change: dict[str, Any], told: str) -> None:
+def test_a_bad_row_names_file_and_line(data: Path, change: dict[str, Any], shown: str) -> None:
     good = row("x", ["Paragraph 1"], None)
     lines = [json.dumps(good), "", json.dumps(good | change)]
     (data / "passage_retrieval_en.jsonl").write_text("\n".join(lines))
-    with pytest.raises(DatasetError, match=rf"passage_retrieval_en\.jsonl, line 3: .*{told}"):
+    with pytest.raises(DatasetError, match=rf"passage_retrieval_en\.jsonl, line 3: .*{shown}"):
         LONGBENCH.samples(replace(settings(data), categories=("passage_retrieval_en",)))
 
 

@@ -96,11 +96,11 @@ def test_a_cell_holds_what_the_engine_alone_answers(llm: LLM, make_plan: MakePla
             assert outcome.prompt_tokens == len(prompt)
             report = alone.outputs[0].eviction
             if report is None:
-                assert outcome.reached == 1.0
+                assert outcome.achieved_compression == 1.0
                 assert outcome.kv_bytes == llm.kv_bytes(len(prompt) + len(alone.outputs[0].token_ids) - 1)
             else:
                 assert outcome.kv_bytes == report.bytes_held
-                assert outcome.reached == pytest.approx(cell.compression, rel=0.1)
+                assert outcome.achieved_compression == pytest.approx(cell.compression, rel=0.1)
 
 
 def test_full_cache_finds_the_needle_and_a_window_does_not(llm: LLM, make_plan: MakePlan) -> None:
@@ -153,8 +153,8 @@ def test_questions_share_a_context_that_is_judged_without_them(
         q.references[0] for q in sample.questions
     ]
     assert [outcome.prompt_tokens for outcome in agnostic.outcomes] == [len(each) for each in prompts]
-    assert agnostic.reached == pytest.approx(2.0, rel=0.1)
-    assert aware.reached == pytest.approx(2.0, rel=0.1)
+    assert agnostic.achieved_compression == pytest.approx(2.0, rel=0.1)
+    assert aware.achieved_compression == pytest.approx(2.0, rel=0.1)
 
 
 @pytest.mark.parametrize("torn", [False, True])

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from winnow.evaluate.cell import FULL_CELL, Cell
-from winnow.evaluate.discrimination import undiscriminating
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.report import write_report
 from winnow.evaluate.result import CellResult, Evaluation, Refusal
 from winnow.evaluate.tables import all_tables, category_table, length_table, mean_table
-from winnow.figures import can_draw
+from winnow.evaluate.uninformative import uninformative_categories
+from winnow.report.plots import can_draw
 
 CATEGORIES = ("easy", "hard", "hopeless")
 SNAPKV, RECENT = Cell("snapkv", 4.0, "agnostic"), Cell("recent", 4.0, "agnostic")
@@ -53,15 +53,15 @@ def compared() -> Evaluation:
 def test_what_a_control_answers_as_well_as_the_full_cache_is_marked() -> None:
     full = {"a": 0.8, "b": 0.8, "c": 0.09, "d": 0.1, "e": 0.8}
     recent = {"a": 0.76, "b": 0.7599, "c": 0.0, "d": 0.0, "e": None}
-    marks = undiscriminating(list(full), full.get, {"recent": recent.get})
+    marks = uninformative_categories(list(full), full.get, {"recent": recent.get})
     assert marks == {
         "a": "recent scores 0.76, the full cache 0.80",
         "c": "the full cache itself scores 0.09",
     }
-    assert undiscriminating(["b"], full.get, {"recent": recent.get, "random": {"b": 0.9}.get}) == {
+    assert uninformative_categories(["b"], full.get, {"recent": recent.get, "random": {"b": 0.9}.get}) == {
         "b": "random scores 0.90, the full cache 0.80"
     }
-    assert undiscriminating(["a"], {}.get, {"recent": recent.get}) == {}
+    assert uninformative_categories(["a"], {}.get, {"recent": recent.get}) == {}
 
 
 def test_headlines_leave_out_what_is_marked(compared: Evaluation) -> None:
@@ -75,7 +75,7 @@ def test_headlines_leave_out_what_is_marked(compared: Evaluation) -> None:
     assert list(compared.marks("aware", 4.0)) == list(compared.marks("agnostic", 8.0)) == ["hopeless"]
 
 
-def test_no_category_that_discriminates_no_mean() -> None:
+def test_no_informative_category_no_mean() -> None:
     same = (1.0, 1.0, 0.0)
     flat = evaluation(result(FULL_CELL, *same), result(RECENT, *same), result(SNAPKV, *same))
     assert flat.headline(flat.results[2], "agnostic", 4.0).mean is None
@@ -106,25 +106,25 @@ def test_the_table_of_categories(compared: Evaluation) -> None:
     assert rows["compression reached"] == ("1.0x", "3.0x", "4.0x")
     assert rows["KV memory of an answer"] == ("2.0 KiB",) * 3
     assert table.notes == (
-        "* easy does not discriminate: recent scores 0.95, the full cache 1.00",
-        "* hopeless does not discriminate: the full cache itself scores 0.05",
+        "* easy is uninformative: recent scores 0.95, the full cache 1.00",
+        "* hopeless is uninformative: the full cache itself scores 0.05",
     )
 
 
-def test_one_mean_where_every_category_discriminates() -> None:
-    told = evaluation(result(FULL_CELL, 1.0, 0.8, 0.5), result(SNAPKV, 0.9, 0.4, 0.2))
-    means = [name for name, _ in category_table(told, "agnostic", 4.0).rows if name.startswith("mean")]
+def test_one_mean_where_every_category_is_informative() -> None:
+    shown = evaluation(result(FULL_CELL, 1.0, 0.8, 0.5), result(SNAPKV, 0.9, 0.4, 0.2))
+    means = [name for name, _ in category_table(shown, "agnostic", 4.0).rows if name.startswith("mean")]
     assert means == ["mean of 3"]
 
 
 def test_refused_cells_are_told_with_the_reason() -> None:
     refused = CellResult(SNAPKV, (), Refusal("too small", 2))
-    told = evaluation(result(FULL_CELL, 1.0, 0.8, 0.5), refused)
-    table = mean_table(told, "agnostic")
+    shown = evaluation(result(FULL_CELL, 1.0, 0.8, 0.5), refused)
+    table = mean_table(shown, "agnostic")
     assert ("snapkv", ("- [1]",)) in table.rows
     assert table.notes == ("[1] refused for 2 of 3 prompts: too small",)
-    assert "snapkv [1]" in category_table(told, "agnostic", 4.0).columns
-    assert told.to_json()["cells"][1]["refused"] == "too small"
+    assert "snapkv [1]" in category_table(shown, "agnostic", 4.0).columns
+    assert shown.to_json()["cells"][1]["refused"] == "too small"
 
 
 def test_lengths_have_a_table_of_their_own() -> None:
@@ -147,7 +147,7 @@ def test_the_full_cache_alone_has_a_table() -> None:
     [table] = all_tables(evaluation(result(FULL_CELL, 1.0, 0.8, 0.05)))
     assert dict(table.rows)["mean of 2"] == ("0.90",)
     assert dict(table.rows)["mean of all 3"] == ("0.62",)
-    assert table.notes == ("* hopeless does not discriminate: the full cache itself scores 0.05",)
+    assert table.notes == ("* hopeless is uninformative: the full cache itself scores 0.05",)
 
 
 def test_files(compared: Evaluation, tmp_path: Path) -> None:
@@ -182,3 +182,10 @@ def test_maps_of_category_and_length(tmp_path: Path) -> None:
     paths = write_report(found, tmp_path, HEAD)
     assert tmp_path / "maps" / "query-agnostic-snapkv-4x.png" in paths
     assert "(maps/full-cache.svg)" in (tmp_path / "results.md").read_text()
+
+
+def test_journals_of_older_versions_are_read() -> None:
+    """An evaluation of days goes on: journals keep the name that the achieved compression had in them."""
+    outcome = Outcome("full cache", "a/1", 0, "a", None, 1.0, "text", 90, 3, 2.5, 2048)
+    assert outcome.to_json()["reached"] == outcome.achieved_compression == 2.5
+    assert Outcome.from_json(outcome.to_json()) == outcome

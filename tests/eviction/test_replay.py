@@ -157,15 +157,23 @@ def test_the_largest_probability_by_the_formula(
 
 
 @pytest.mark.parametrize("isa", _native.instruction_sets())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        *((dtype, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(("group", "dim"), [(3, 64), (1, 40), (40, 8)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_kernels_tell_what_torch_tells(
-    isa: str, dtype: torch.dtype, group: int, dim: int, weighted: bool
+    isa: str, dtype: torch.dtype, kv_dtype: torch.dtype, group: int, dim: int, weighted: bool
 ) -> None:
     generator = torch.Generator().manual_seed(group)
     context, count, heads = 300, 90, 2
-    layout = CacheLayout(1, heads, dim, BLOCK, dtype, 1)
+    layout = CacheLayout(1, heads, dim, BLOCK, kv_dtype, 1)
     size = CacheSize.of_blocks(layout, 400, 2, 600)
     local = LocalCache(layout, size)
     cache, other, slot = local.paged, local.ledger.open(), local.ledger.open()

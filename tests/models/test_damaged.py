@@ -35,8 +35,8 @@ def config(**values: Any) -> Damage:
     """Change config.json; None leaves a key out."""
 
     def change(path: Path) -> None:
-        told = json.loads((path / "config.json").read_text()) | values
-        (path / "config.json").write_text(json.dumps({k: v for k, v in told.items() if v is not None}))
+        shown = json.loads((path / "config.json").read_text()) | values
+        (path / "config.json").write_text(json.dumps({k: v for k, v in shown.items() if v is not None}))
 
     return change
 

@@ -20,7 +20,7 @@ def tell(path: Path, **values: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("told", "taken"),
+    ("shown", "taken"),
     [
         ({}, {}),
         ({"temperature": None, "top_k": 5}, {"top_k": 5}),
@@ -36,8 +36,8 @@ def tell(path: Path, **values: Any) -> Path:
         ({"num_beams": 4, "max_length": 20, "eos_token_id": [1]}, {}),
     ],
 )
-def test_what_is_taken(told: dict[str, Any], taken: dict[str, Any], tmp_path: Path) -> None:
-    tell(tmp_path, **told)
+def test_what_is_taken(shown: dict[str, Any], taken: dict[str, Any], tmp_path: Path) -> None:
+    tell(tmp_path, **shown)
     assert sampling_defaults(tmp_path, "auto") == taken
     assert sampling_defaults(tmp_path, "winnow") == {}
     assert sampling_defaults(tmp_path / "elsewhere", str(tmp_path)) == taken

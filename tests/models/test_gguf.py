@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, GgufConfig
 from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
-from winnow.fingerprint import model_digest
 from winnow.models import load_model, load_plain_model, pack_model
+from winnow.report.fingerprint import model_digest
 
 pytest.importorskip("gguf", reason="the extra winnow-llm[gguf] is not installed")
 from tiny_gguf import save_gguf, tiny_llama

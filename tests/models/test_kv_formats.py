@@ -11,7 +11,7 @@ from winnow.cache import CacheLayout
 from winnow.config import ModelConfig
 from winnow.models import load_model, verify
 
-BACKENDS = ["reference", "triton"]
+BACKENDS = ["reference", "native", "triton"]
 # Largest difference of a token's logits, as a part of their norm: rounding to bfloat16 does less.
 ROUNDED = 0.1
 

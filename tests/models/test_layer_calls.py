@@ -14,6 +14,8 @@ from winnow.attention.native_step import NativeSpec  # noqa: E402
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight, PackedWeight  # noqa: E402
 
 HIDDEN, QUERY_HEADS, KV_HEADS, HEAD_DIM, VOCAB = 48, 4, 2, 16, 100
+UNLIKE = [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+"""Activations and KVs of different dtypes."""
 
 
 class Layer:
@@ -72,7 +74,7 @@ class Layer:
     def qkv_width(self) -> int:
         return (QUERY_HEADS + 2 * KV_HEADS) * HEAD_DIM
 
-    def after_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
+    def post_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
         """Part by part."""
 
         def product(x: Tensor, linear: tuple[PackedWeight, Tensor | None]) -> Tensor:
@@ -102,12 +104,12 @@ def in_two_calls(
     spec: AttentionSpec,
 ) -> Tensor:
     """The layer with attention called in between."""
-    qkv = layer.kernels.before_attention(layer.native, x, rotation, rotation, layer.qkv_width)
+    qkv = layer.kernels.pre_attention(layer.native, x, rotation, rotation, layer.qkv_width)
     heads = qkv.view(len(x), -1, HEAD_DIM)
     q, k, v = heads.split_with_sizes([QUERY_HEADS, KV_HEADS, KV_HEADS], dim=1)
     backend.write(cache, batch.spans, batch.layer, k, v)
     attended = backend.attend(cache, batch.spans, batch.layer, q, spec)
-    return layer.kernels.after_attention(layer.native, x, attended.flatten(1))
+    return layer.kernels.post_attention(layer.native, x, attended.flatten(1))
 
 
 @pytest.mark.parametrize(
@@ -121,15 +123,21 @@ def in_two_calls(
     ids=["plain", "window, softcap and sinks"],
 )
 @pytest.mark.parametrize("counts", [(1, 1, 1), (1, 30, 1, 61)], ids=["decoding", "with chunks"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [*((dtype, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)), *UNLIKE],
+    ids=str,
+)
 @pytest.mark.parametrize("isa", _native.instruction_sets())
 def test_whole_layer_in_one_call(
-    isa: str, dtype: torch.dtype, counts: tuple[int, ...], spec: AttentionSpec
+    isa: str, dtype: torch.dtype, kv_dtype: torch.dtype, counts: tuple[int, ...], spec: AttentionSpec
 ) -> None:
     kernels = _native.Kernels(isa)
     layer, backend = Layer(LayerKernels(kernels), dtype, 128, biased=True), NativeBackend(kernels)
     observe = [AttentionObserver((Term.ATTENTION,))] * len(counts)
-    batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=observe)
+    batch = paged_batch(
+        3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, kv_dtype=kv_dtype, observe=observe
+    )
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(sum(counts), HIDDEN, generator=generator).to(dtype)
     rotation = torch.randn(sum(counts), HEAD_DIM, generator=generator).to(dtype)
@@ -180,11 +188,34 @@ def test_a_decoder_in_one_call(
     observe: str,
     number: str,
 ) -> None:
+    decode_in_one_call(isa, dtype, dtype, tied, wanted, observe, number)
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), UNLIKE, ids=str)
+@pytest.mark.parametrize("isa", _native.instruction_sets())
+@pytest.mark.usefixtures("two_threads")
+def test_a_decoder_over_kvs_of_another_dtype(isa: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    for number in COUNTS:
+        decode_in_one_call(isa, dtype, kv_dtype, True, [92, 0, 31, 0], "attention", number)
+
+
+def decode_in_one_call(
+    isa: str,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    tied: bool,
+    wanted: list[int] | None,
+    observe: str,
+    number: str,
+) -> None:
+    """A decoder in one call against its layers one by one, to the last bit."""
     kernels, spec, counts = LayerKernels(_native.Kernels(isa)), AttentionSpec(0.25), COUNTS[number]
     layers = [Layer(kernels, dtype, inner, biased=False, normed=inner == 192) for inner in (128, 192)]
     backend, native = NativeBackend(_native.Kernels(isa)), NativeSpec(spec)
-    told = [OBSERVED[observe]] * len(counts)
-    batch = paged_batch(3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, observe=told)
+    observed = [OBSERVED[observe]] * len(counts)
+    batch = paged_batch(
+        3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, kv_dtype=kv_dtype, observe=observed
+    )
     for field in batch.cache.pool.fields.values():
         field.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
     generator = torch.Generator().manual_seed(1)
@@ -216,7 +247,7 @@ def test_a_decoder_in_one_call(
     step, rows = backend.step(ours, batch.spans), None if wanted is None else torch.tensor(wanted).long()
     found = kernels.decode(decoder, tokens, cos, sin, step, rows, VOCAB)
 
-    assert kernels._work.num_parts == (2 if number == "even" else 0)
+    assert kernels._work.num_sub_batches == (2 if number == "even" else 0)
     assert not expected.isnan().any()
     assert torch.equal(found, expected if rows is None else expected[rows])
     with pytest.raises(IndexError, match="between 0 and 99, got 100"):
@@ -239,8 +270,8 @@ def test_what_lies_after_attention(
         generator = torch.Generator().manual_seed(tokens)
         residual = torch.randn(tokens, HIDDEN, generator=generator).to(dtype)
         attended = torch.randn(tokens, QUERY_HEADS * HEAD_DIM, generator=generator).to(dtype)
-        found = layer.kernels.after_attention(layer.native, residual, attended)
-        assert torch.equal(found, layer.after_attention(residual, attended))
+        found = layer.kernels.post_attention(layer.native, residual, attended)
+        assert torch.equal(found, layer.post_attention(residual, attended))
 
 
 @pytest.mark.parametrize("normed", [False, True], ids=["added as it is", "added normed"])
@@ -256,8 +287,8 @@ def test_any_number_of_threads_gives_the_same_bits(isa: str, normed: bool) -> No
         # Two threads take tokens of their own, four have too few and share the features.
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            qkv = layer.kernels.before_attention(layer.native, residual, rotation, rotation, layer.qkv_width)
-            outs.append((qkv, layer.kernels.after_attention(layer.native, residual, attended)))
+            qkv = layer.kernels.pre_attention(layer.native, residual, rotation, rotation, layer.qkv_width)
+            outs.append((qkv, layer.kernels.post_attention(layer.native, residual, attended)))
     finally:
         torch.set_num_threads(before)
     for other in outs[1:]:

@@ -26,7 +26,7 @@ from winnow.models import load_model, pack_model
 from winnow.models.fused.kernels import LayerKernels
 from winnow.models.packed import extract
 from winnow.models.packed.decoder import RotaryEmbedding
-from winnow.models.packed.files import DESCRIPTION, OTHERS, PACKED
+from winnow.models.packed.description import DESCRIPTION, OTHERS, PACKED
 from winnow.models.packed.write import write_packed
 from winnow.models.packed_linear import one_dnn_works
 
@@ -58,8 +58,8 @@ def damaged(llama: tuple[Path, Path], tmp_path: Path) -> Path:
 
 def tell(path: Path, **values: Any) -> None:
     """Change what a packed model says of itself."""
-    told = json.loads((path / DESCRIPTION).read_text())
-    (path / DESCRIPTION).write_text(json.dumps(told | values))
+    shown = json.loads((path / DESCRIPTION).read_text())
+    (path / DESCRIPTION).write_text(json.dumps(shown | values))
 
 
 def answers(path: Path, **options: Any) -> list[Any]:
@@ -156,22 +156,22 @@ def test_a_step_is_one_call(llama: tuple[Path, Path], monkeypatch: pytest.Monkey
 def test_a_last_layer_that_may_not_choose_computes_all(llama: tuple[Path, Path]) -> None:
     expected = answers(llama[1])
     description = llama[1] / DESCRIPTION
-    told = description.read_text()
-    numbers = json.loads(told)
-    assert numbers["selects"] is True
-    description.write_text(json.dumps(numbers | {"selects": False}))
+    shown = description.read_text()
+    numbers = json.loads(shown)
+    assert numbers["last_layer_only_wanted"] is True
+    description.write_text(json.dumps(numbers | {"last_layer_only_wanted": False}))
     try:
-        assert not load_model(ModelConfig(llama[1])).model.layers[-1].only_wanted
+        assert not load_model(ModelConfig(llama[1])).model.layers[-1].last_layer_only_wanted
         assert answers(llama[1]) == expected
     finally:
-        description.write_text(told)
+        description.write_text(shown)
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_who_computes_a_published_model(architecture: str, tmp_path: Path) -> None:
     save(ARCHITECTURES[architecture], tmp_path / "model")
     loaded = load_model(ModelConfig(tmp_path / "model"))
-    assert (loaded.computes is loaded.model) == (architecture not in PACKABLE)
+    assert (loaded.forward_model is loaded.model) == (architecture not in PACKABLE)
     assert load_model(ModelConfig(tmp_path / "model", optimize=False)).decoder is None
 
 
@@ -200,7 +200,7 @@ def test_a_table_of_rotations_grows_with_the_positions(dtype: torch.dtype) -> No
 
 def test_weights_are_views_of_their_file_at_whole_cache_lines(llama: tuple[Path, Path]) -> None:
     model: Any = load_model(ModelConfig(llama[1])).model
-    assert [layer.only_wanted for layer in model.layers] == [False, False, True]
+    assert [layer.last_layer_only_wanted for layer in model.layers] == [False, False, True]
     products = [model.head, *(getattr(layer, name) for layer in model.layers for name in ("qkv", "down"))]
     maps = Path("/proc/self/maps")
     for product in products:
@@ -275,9 +275,9 @@ def test_norms_of_what_a_part_adds(
 
 
 def test_a_description_of_before_there_were_such_norms(damaged: Path, llama: tuple[Path, Path]) -> None:
-    told = json.loads((damaged / DESCRIPTION).read_text())
+    shown = json.loads((damaged / DESCRIPTION).read_text())
     layers = [
-        {n: v for n, v in layer.items() if n not in ("output_norm", "down_norm")} for layer in told["layers"]
+        {n: v for n, v in layer.items() if n not in ("output_norm", "down_norm")} for layer in shown["layers"]
     ]
     tell(damaged, layers=layers)
     assert answers(damaged) == answers(llama[1])
@@ -352,17 +352,17 @@ def test_a_description_that_does_not_fit(damaged: Path, values: dict[str, Any], 
 @pytest.mark.parametrize("name", ["input_norm", "query_norm", "key_norm", "post_norm"])
 def test_a_layer_whose_norm_is_not_told(damaged: Path, name: str) -> None:
     """Left out it is not taken for a norm that the layer does not have."""
-    told = json.loads((damaged / DESCRIPTION).read_text())
-    del told["layers"][1][name]
-    tell(damaged, layers=told["layers"])
+    shown = json.loads((damaged / DESCRIPTION).read_text())
+    del shown["layers"][1][name]
+    tell(damaged, layers=shown["layers"])
     with pytest.raises(UnsupportedModelError, match=f"does not describe a packed model: '{name}'"):
         load_model(ModelConfig(damaged))
 
 
 def test_a_layer_without_a_norm_that_every_layer_has(damaged: Path) -> None:
-    told = json.loads((damaged / DESCRIPTION).read_text())
-    told["layers"][1]["post_norm"] = None
-    tell(damaged, layers=told["layers"])
+    shown = json.loads((damaged / DESCRIPTION).read_text())
+    shown["layers"][1]["post_norm"] = None
+    tell(damaged, layers=shown["layers"])
     with pytest.raises(UnsupportedModelError, match="post_norm must be in every layer, got None"):
         load_model(ModelConfig(damaged))
 

@@ -10,9 +10,9 @@ from tokenizer_kinds import BYTE_LEVEL, KINDS, SENTENCEPIECE, UNKNOWN
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from winnow.cli.batch.logprobs import chat_logprobs, completion_logprobs
 from winnow.engine.output_state import OutputState
 from winnow.engine.request import Request
+from winnow.openai.logprobs import chat_logprobs, completion_logprobs
 from winnow.outputs import CompletionOutput, RequestMetrics
 from winnow.sampling import Logprob, SamplingParams, TextStream
 from winnow.sampling.token_table import TokenTable

@@ -14,12 +14,12 @@ from benchmarks.papers.batch_max.protocol import BatchMaxBench, OnStage
 from benchmarks.papers.batch_max.results import BatchMaxReport, TaskResult, all_tables
 from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
 from winnow.cli.engine import demo_model, silence_transformers
-from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
+from winnow.cli.paths import write_json
 from winnow.cli.progress import add_progress_flag
-from winnow.cli.report import write_json
+from winnow.errors import UsageError
 from winnow.evaluate.journal import ResultJournal
-from winnow.fingerprint import model_digest
+from winnow.report.fingerprint import model_digest
 from winnow.units import format_bytes
 
 DESCRIPTION = """\

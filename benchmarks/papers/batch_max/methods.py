@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from winnow.bench.answering import fixed_length
-from winnow.bench.lists import names, require_counts, require_names
+from winnow.bench.lists import names
+from winnow.checks import check_counts, check_names
 from winnow.config import DTYPES, option, optional_int
 from winnow.errors import ConfigError
 from winnow.evaluate.demo_tasks import CATEGORIES
@@ -49,7 +50,7 @@ class BatchMaxConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
-        require_counts(self, zero=("seed",))
+        check_counts(self, zero=("seed",))
         if self.prompt_tokens < _FEWEST_PROMPT_TOKENS:
             raise ConfigError(
                 f"prompt_tokens must be at least {_FEWEST_PROMPT_TOKENS}, so that every task has a prompt so short, "
@@ -57,8 +58,8 @@ class BatchMaxConfig:
             )
         if not 0 <= self.within < 100:
             raise ConfigError(f"within must be at least 0 and below 100, got {self.within:g}")
-        require_names("tasks", self.task_names, tuple(CATEGORIES))
-        require_names("rules", self.rule_names, RULES)
+        check_names("tasks", self.task_names, tuple(CATEGORIES))
+        check_names("rules", self.rule_names, RULES)
         if self.dtype not in DTYPES[1:]:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES[1:])}, got {self.dtype!r}")
 

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.papers.batch_max.measure import Accuracy, Run
 from benchmarks.papers.batch_max.methods import FULL_CACHE, BatchMaxConfig, Method, batch_max
 from benchmarks.papers.harness import median_and_range
-from winnow.text_table import TextTable
+from winnow.report.tables import TextTable
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class TaskResult:
         tried = [trial for trial in self.trials if trial.rule == rule]
         return min(tried, key=lambda trial: trial.batch, default=None)
 
-    def discriminates(self, trial: Trial) -> bool:
+    def is_informative(self, trial: Trial) -> bool:
         """Whether the latest KVs alone, as many, do not answer as well."""
         assert trial.method.max_kvs is not None, "Batch-Max has a |kv|"
         control = self.controls[trial.method.max_kvs]
@@ -205,7 +205,7 @@ class BatchMaxReport:
 
     def mean_gain(self, rule: str) -> float | None:
         """Over tasks on which the rule holds accuracy and the latest KVs alone would not; None: there are none."""
-        gains = [self.gain(trial) for task, trial in self.held(rule) if task.discriminates(trial)]
+        gains = [self.gain(trial) for task, trial in self.held(rule) if task.is_informative(trial)]
         return statistics.fmean(gains) if gains else None
 
     def to_json(self) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def _rule_entries(report: BatchMaxReport, task: TaskResult, rule: str) -> tuple[
     accuracy = trial.accuracy
     share = f"{accuracy.mean / task.full.mean:.1%} ± {accuracy.error_beside(task.full) / task.full.mean:.1%}"
     control = task.controls[trial.method.max_kvs or 0]
-    latest = "too low" if task.discriminates(trial) else f"{control.mean:.3f}: as good"
+    latest = "too low" if task.is_informative(trial) else f"{control.mean:.3f}: as good"
     return (
         trial.method.name,
         str(trial.batch),

@@ -18,16 +18,16 @@ from benchmarks.papers.baton.results import (
 )
 from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
 from winnow.bench.answering import OnStep
-from winnow.bench.vocabulary import vocab_size
+from winnow.bench.workload import vocab_size
 from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
-from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
+from winnow.cli.paths import write_json
 from winnow.cli.progress import add_progress_flag, open_progress, show_steps
-from winnow.cli.report import write_json
 from winnow.config import EngineConfig, EvictionConfig
+from winnow.errors import UsageError
 from winnow.evaluate.journal import ResultJournal
-from winnow.fingerprint import model_digest
+from winnow.report.fingerprint import model_digest
 from winnow.threads import set_threads
 
 DESCRIPTION = """\

@@ -12,10 +12,11 @@ from typing import Any
 
 from benchmarks.papers.harness import missing
 from winnow.bench.answering import OnStep, Step, answer_all, fixed_length
-from winnow.bench.lists import integers, names, require_counts
+from winnow.bench.lists import integers, names
+from winnow.checks import check_counts
 from winnow.config import PaddedConfig, option
 from winnow.errors import ConfigError
-from winnow.evaluate.prose import shipped_sentences
+from winnow.evaluate.tasks.files import shipped_sentences
 from winnow.llm import LLM
 from winnow.outputs import EngineStats
 from winnow.padded.stats import PaddedStats
@@ -182,7 +183,7 @@ class Cells:
             for each in getattr(self, name):
                 if each not in known:
                     raise ConfigError(f"{name} must be of {', '.join(known)}, got {each!r}")
-        require_counts(self, zero=("query_seed",))
+        check_counts(self, zero=("query_seed",))
         for name, scale in (("scale", self.scale), ("short_scale", self.short_scale)):
             if not 0 < scale < float("inf"):
                 raise ConfigError(f"{name} must be a number above 0, got {scale:g}")
@@ -315,7 +316,7 @@ class Measured:
     """One run of a cell.
 
     Attributes:
-        head: command, date, commit and machine of the start that made it (`winnow.bench.machine.report_head`).
+        head: command, date, commit and machine of the start that made it (`winnow.report.provenance.report_head`).
     """
 
     cell: Cell

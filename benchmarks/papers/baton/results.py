@@ -18,8 +18,8 @@ from benchmarks.papers.baton.protocol import (
     published_gain,
 )
 from benchmarks.papers.harness import Columns, formatted, save_figures, tabulate
-from winnow.figures import Axis, Line, Panel, line_chart
-from winnow.text_table import TextTable
+from winnow.report.plots import Axis, Line, Panel, line_chart
+from winnow.report.tables import TextTable
 from winnow.units import format_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Bar:
     """How many times faster than `over` a mode should at least be.
 
     Attributes:
-        cause: why it is missed, where that is known; told where it is.
+        cause: why it is missed, where that is known; shown where it is.
     """
 
     query_set: str

@@ -86,7 +86,9 @@ LONGBENCH = (
 )
 
 TEXT = "a text on KV cache memory: Llama 3 8B, 4,096 tokens generated, budget 1,024; neither text nor code is named"
-TEXT_DIFFERS = "8B model of 5.12 on a text that is not told; ours is 5.4 million weights, trained to retrieve"
+TEXT_DIFFERS = (
+    "8B model of 5.12 on a text that is not named; ours is 5.4 million weights, trained to retrieve"
+)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from winnow.evaluate.charts import draw
 from winnow.evaluate.perplexity import Perplexity
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.tables import all_tables
-from winnow.figures import can_draw
-from winnow.text_table import TextTable
+from winnow.report.plots import can_draw
+from winnow.report.tables import TextTable
 
 
 def longbench_tables(evaluation: Evaluation) -> list[TextTable]:
@@ -65,7 +65,7 @@ def _longbench_table(
 
 
 def _relative(evaluation: Evaluation, preset: str, amount: float) -> str:
-    """Over the categories that discriminate; empty where there is nothing to divide."""
+    """Over the informative categories; empty where there is nothing to divide."""
     found = [each for each in evaluation.compared(AWARE, amount) if each.cell.preset == preset]
     if not found or evaluation.full is None:
         return ""
@@ -102,13 +102,13 @@ def perplexity_table(found: Sequence[Perplexity], continuations: Continuations) 
 
 
 _LINES = 8
-"""Presets in a panel of the picture: the best ones. More cannot be told apart."""
+"""Presets in a panel of the picture: the best ones. More cannot be distinguished."""
 TITLE = "Eviction policies head to head"
 NOTES = """\
 Query-aware: the policy judges the whole prompt, and so knows the question when it decides what stays. Query-agnostic:
-it judges the context before it has seen the question, which is then kept whole. Means are over the categories that
-discriminate: one that a control (`recent`, `random`) answers within 5 % of the full cache says nothing about a policy;
-it is marked and left out. Presets run without rounds under pressure.
+it judges the context before it has seen the question, which is then kept whole. Means are over the
+informative categories: one that a control (`recent`, `random`) answers within 5 % of the full cache says nothing about
+a policy; it is marked and left out. Presets run without rounds under pressure.
 """
 
 

@@ -23,14 +23,14 @@ from benchmarks.papers.kv_compress.results import NOTES, TITLE, all_tables, draw
 from winnow.bench.answering import OnStep
 from winnow.bench.presets import model_cache
 from winnow.bench.room import kv_memory_for
-from winnow.bench.vocabulary import vocab_size
+from winnow.bench.workload import vocab_size
 from winnow.cli.engine import engine_options, model_path, open_llm, silence_transformers
-from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
+from winnow.cli.paths import write_json
 from winnow.cli.progress import add_progress_flag, open_progress, show_steps
-from winnow.cli.report import write_json
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
+from winnow.errors import UsageError
 from winnow.threads import set_threads
 from winnow.units import format_bytes
 
@@ -55,7 +55,7 @@ examples:
   python -m benchmarks.papers kv-compress --random-model --contexts 6000 --compressions 1,64
   python -m benchmarks.papers kv-compress --model DIR --contexts 8192 --new-tokens 512 --kv-seqs 4
 
-The demo model answers its own tasks, so that accuracy is told; other models answer random tokens.
+The demo model answers its own tasks, so that accuracy is reported; other models answer random tokens.
 A large gain needs a full cache that holds few sequences (--kv-seqs), and enough requests to fill
 the memory when they are compressed. --kv-floor bounds how far short prompts are compressed.
 """

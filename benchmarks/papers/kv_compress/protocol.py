@@ -9,8 +9,9 @@ from typing import Any
 
 from benchmarks.papers.harness import missing
 from winnow.bench.answering import OnStep, answer_all, fixed_length
-from winnow.bench.lists import integers, numbers, require_counts
+from winnow.bench.lists import integers, numbers
 from winnow.bench.presets import LlamaShape
+from winnow.checks import check_counts
 from winnow.config import option
 from winnow.errors import ConfigError, known_names
 from winnow.evaluate.metrics import score
@@ -82,7 +83,7 @@ class Grid:
     prompt_seed: int = option(0, "of the prompts")
 
     def __post_init__(self) -> None:
-        require_counts(self, zero=("prompt_seed",))
+        check_counts(self, zero=("prompt_seed",))
         for name in ("contexts", "compressions"):
             values = getattr(self, name)
             object.__setattr__(self, name, tuple(sorted(set(values))))
@@ -170,7 +171,7 @@ class TimedPrompt:
     def score(self, answer: Sequence[int], tokenizer: Any) -> float | None:
         """Between 0 and 1; None without a question.
 
-        Only what comes before the model's end of text counts: the engine was told to go on after it.
+        Only what comes before the model's end of text counts: the engine goes on after it.
         """
         if self.question is None:
             return None

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.papers.harness import Columns, formatted, median_and_range, save_figures, tabulate
 from benchmarks.papers.kv_compress.protocol import FULL, Cell, Grid, Run, Study
-from winnow.figures import Axis, Line, Panel, line_chart
-from winnow.text_table import TextTable
+from winnow.report.plots import Axis, Line, Panel, line_chart
+from winnow.report.tables import TextTable
 from winnow.units import format_bytes
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ from benchmarks.papers.kvpress.presses import PACKAGE, PRESSES, SOURCES
 from winnow.bench.environment import Environment, PeerError
 from winnow.bench.presets import model_cache
 from winnow.cli.engine import add_engine_flags, engine_options, open_llm, silence_transformers
-from winnow.cli.errors import UsageError
 from winnow.cli.eval import typed
 from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import run_head, show_tables
 from winnow.cli.eval.prompts import prompt_settings
-from winnow.errors import known_names
+from winnow.errors import UsageError, known_names
 from winnow.evaluate.cell import check_presets, num_accumulators, plan_cells
 from winnow.evaluate.settings import settings_for
 from winnow.evaluate.tables import all_tables

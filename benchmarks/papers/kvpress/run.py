@@ -18,7 +18,7 @@ from winnow.evaluate.prompt import Prompt, PromptMaker
 from winnow.evaluate.result import CellResult, Refusal
 from winnow.evaluate.sample import Sample
 from winnow.evaluate.scoring import until_stop
-from winnow.journal import parse_object, whole_lines
+from winnow.report.journal import parse_object, whole_lines
 
 _SCRIPT = Path(__file__).with_name("peer.py")
 # More than any comparison takes; a killed one goes on where it stood.
@@ -230,7 +230,7 @@ def _outcome(cell: Cell, shared: _Shared, place: int, reported: dict[str, Any], 
         answer=text,
         prompt_tokens=len(shared.prompts[place].token_ids),
         answer_tokens=len(answer),
-        reached=shared.context / reported["seen"],
+        achieved_compression=shared.context / reported["seen"],
         kv_bytes=reported["kv_bytes"],
     )
 

@@ -7,25 +7,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from winnow.attention.ranked_rows import RankedRows
-from winnow.attention.spans import Spans
+from winnow.attention.spans import AttentionSpec, Spans
 from winnow.cache import KVPool, PagedCache
 
 if TYPE_CHECKING:
     from winnow.attention.native_step import NativeStep
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """How a layer attends: softmax(q k^T) v over KVs whose position is not above the query's, with these changes."""
-
-    scale: float
-    """Factor of the logits."""
-    window: int | None = None
-    """A query sees only KVs fewer than `window` positions back."""
-    softcap: float | None = None
-    """Bends scaled logits x to softcap * tanh(x / softcap) (Gemma 2)."""
-    sinks: Tensor | None = None
-    """[Hq]: one more logit per query head, which takes probability and gives no value (gpt-oss)."""
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,17 @@
 """Attention over a paged cache on the CPU: the C++ kernels of `native/`, called with addresses of tensors."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from winnow import native
 from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
 from winnow.attention.native_step import NativeSpec, NativeStep
 from winnow.attention.observer import AttentionObserver
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool, PagedCache
-from winnow.cache.codec import plain_format
+from winnow.cache.codec import PlainCodec, plain_format
 from winnow.cache.layout import PAGE_ENTRIES
-from winnow.errors import ConfigError
-
-if TYPE_CHECKING:
-    from winnow import _native
 
 
 class NativeBackend(AttentionBackend):
@@ -26,25 +21,24 @@ class NativeBackend(AttentionBackend):
     until others come.
     """
 
-    def __init__(self, kernels: "_native.Kernels") -> None:
-        from winnow import _native
-
-        self._native = _native
+    def __init__(self, kernels: native.Kernels) -> None:
         self._kernels = kernels
-        self._work = _native.Workspace()
-        self._pool: tuple[KVPool, _native.Pool] | None = None
-        self._cache: tuple[PagedCache, _native.Cache] | None = None
-        self._batch: tuple[Spans, _native.Batch] | None = None
+        self._work = native.Workspace()
+        self._pool: tuple[KVPool, native.Pool] | None = None
+        self._cache: tuple[PagedCache, native.Cache] | None = None
+        self._batch: tuple[Spans, native.Batch] | None = None
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
         layout = cache.pool.layout
         shape = (len(spans.position), layout.num_kv_heads, layout.head_dim)
         assert k.shape == v.shape == shape, f"k and v must be {shape}, got {tuple(k.shape)}, {tuple(v.shape)}"
-        k, v = _dense(k, cache.pool.k.dtype), _dense(v, cache.pool.k.dtype)
+        assert k.dtype == v.dtype, f"k and v must be of one dtype, got {k.dtype} and {v.dtype}"
+        k, v = _dense(k), _dense(v)
         self._kernels.write(
             self._native_cache(cache),
             self._native_batch(spans),
             layer,
+            native.native_dtype(k.dtype),
             k.data_ptr(),
             k.stride(0),
             k.stride(1),
@@ -61,7 +55,7 @@ class NativeBackend(AttentionBackend):
         ), (
             f"q must be [{len(spans.position)}, n x {layout.num_kv_heads}, {layout.head_dim}], got {tuple(q.shape)}"
         )
-        queries = _queries(cache.pool, q)
+        queries = _dense(q)
         out = torch.empty(q.shape, dtype=q.dtype)
         native_spec = NativeSpec(spec)
         self._kernels.attend(
@@ -69,6 +63,7 @@ class NativeBackend(AttentionBackend):
             self._native_cache(cache),
             self._native_batch(spans),
             layer,
+            native.native_dtype(q.dtype),
             queries.data_ptr(),
             queries.stride(0),
             queries.stride(1),
@@ -93,7 +88,7 @@ class NativeBackend(AttentionBackend):
         query_logs: Tensor | None = None,
         key_logs: Tensor | None = None,
     ) -> None:
-        queries = _queries(cache.pool, q)
+        queries = _dense(q)
         # The kernel gets addresses, so these must live as long.
         taken_off, added = (None if x is None else x.float().contiguous() for x in (query_logs, key_logs))
         native_spec = NativeSpec(spec)
@@ -106,6 +101,7 @@ class NativeBackend(AttentionBackend):
             start=judged.start,
             end=judged.end,
             context_len=judged.context_len,
+            dtype=native.native_dtype(q.dtype),
             q=queries.data_ptr(),
             q_token=queries.stride(0),
             q_head=queries.stride(1),
@@ -121,8 +117,7 @@ class NativeBackend(AttentionBackend):
 
     def step(self, cache: PagedCache, spans: Spans) -> NativeStep:
         """The step for layers that attend within their own native call."""
-        batch = self._native_batch(spans)
-        return NativeStep(self._native_cache(cache), batch, self._work, cache.pool.k.dtype)
+        return NativeStep(self._native_cache(cache), self._native_batch(spans), self._work)
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         source, target = source.contiguous(), target.contiguous()
@@ -150,28 +145,35 @@ class NativeBackend(AttentionBackend):
             torch.get_num_threads(),
         )
 
-    def _native_pool(self, pool: KVPool) -> "_native.Pool":
+    def _native_pool(self, pool: KVPool) -> native.Pool:
         if self._pool is None or self._pool[0] is not pool:
             layout = pool.layout
-            view = self._native.Pool(
-                k=pool.k.data_ptr(),
-                v=pool.v.data_ptr(),
+            # Attention reads plain vectors alone; moving copies the fields of any codec.
+            plain = isinstance(layout.codec, PlainCodec)
+            view = native.Pool(
+                fields=[
+                    native.Field(x.data_ptr(), x.stride(1) * x.itemsize, x.stride(0) * x.itemsize)
+                    for x in pool.fields.values()
+                ],
+                k=pool.k.data_ptr() if plain else 0,
+                v=pool.v.data_ptr() if plain else 0,
                 position=pool.position.data_ptr(),
-                score=pool.accumulators.data_ptr(),
+                accumulators=pool.accumulators.data_ptr(),
                 num_slots=pool.num_blocks * layout.block_size,
-                num_scores=layout.num_accumulators,
+                num_accumulators=layout.num_accumulators,
                 block_size=layout.block_size,
-                block_stride=pool.k.stride(0),
+                block_stride=pool.k.stride(0) if plain else 0,
                 head_dim=layout.head_dim,
-                dtype=_kv_format(pool),
+                dtype=_kv_dtype(pool) if plain else native.DType.f32,
             )
             self._pool = pool, view
         return self._pool[1]
 
-    def _native_cache(self, cache: PagedCache) -> "_native.Cache":
+    def _native_cache(self, cache: PagedCache) -> native.Cache:
         if self._cache is None or self._cache[0] is not cache:
             layout, tables = cache.pool.layout, cache.tables
-            view = self._native.Cache(
+            _kv_dtype(cache.pool)  # refuses what attention cannot read
+            view = native.Cache(
                 self._native_pool(cache.pool),
                 pages=tables.pages.data_ptr(),
                 page_table=tables.page_table.data_ptr(),
@@ -184,48 +186,46 @@ class NativeBackend(AttentionBackend):
             self._cache = cache, view
         return self._cache[1]
 
-    def _native_batch(self, spans: Spans) -> "_native.Batch":
+    def _native_batch(self, spans: Spans) -> native.Batch:
         if self._batch is None or self._batch[0] is not spans:
             # By identity: sequences of a policy share theirs, and to hash each one's costs more than equals would.
             kinds = {id(kind): kind for kind in spans.observe if kind is not None}
             number = {kind: i for i, kind in enumerate(kinds)}
-            view = self._native.Batch(
+            view = native.Batch(
                 slots=spans.slots.tolist(),
                 counts=spans.counts.tolist(),
                 starts=spans.starts.tolist(),
                 position=spans.position.data_ptr(),
                 num_tokens=len(spans.position),
-                observe=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
+                observer=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
                 observe_from=spans.observe_from.tolist(),
-                observes=[self._native_observe(kind) for kind in kinds.values()],
+                observers=[self._native_observer(kind) for kind in kinds.values()],
             )
             self._batch = spans, view
         return self._batch[1]
 
-    def _native_observe(self, observe: AttentionObserver) -> "_native.Observe":
-        smoothing = observe.smoothing
-        return self._native.Observe(
-            terms=[self._native.Term[term.name.lower()] for term in observe.terms],
-            group=self._native.Group[observe.group.name.lower()],
-            exclude_first=observe.exclude_first,
-            replace=observe.replace,
-            pool_size=smoothing.size if smoothing else 0,
-            pool_max=smoothing is not None and smoothing.kind == "max",
-            pool_per_query_head=smoothing is not None and smoothing.per_query_head,
-            pool_skip_window=smoothing is not None and smoothing.skip_window,
+    def _native_observer(self, observer: AttentionObserver) -> native.AttentionObserver:
+        smoothing = observer.smoothing
+        return native.AttentionObserver(
+            terms=[native.Term[term.name.lower()] for term in observer.terms],
+            group=native.Group[observer.group.name.lower()],
+            exclude_first=observer.exclude_first,
+            replace=observer.replace,
+            smoothing_size=smoothing.size if smoothing else 0,
+            smoothing_max=smoothing is not None and smoothing.kind == "max",
+            smoothing_per_query_head=smoothing is not None and smoothing.per_query_head,
+            smoothing_skip_window=smoothing is not None and smoothing.skip_window,
         )
 
 
-def key_rows(pool: KVPool, slot: Tensor, length: Tensor) -> "_native.KeyRows":
+def key_rows(pool: KVPool, slot: Tensor, length: Tensor) -> native.KeyRows:
     """The keys of rows for the kernels, where they lie in the pool. It points at all three arguments.
 
     Args:
         slot: int64 [..., N], dense, the slots of each row; length: int32 [...], dense, how many of them count.
     """
-    from winnow import _native
-
-    return _native.KeyRows(
-        dtype=_kv_format(pool),
+    return native.KeyRows(
+        dtype=_kv_dtype(pool),
         k=pool.k.data_ptr(),
         head_dim=pool.layout.head_dim,
         block_size=pool.layout.block_size,
@@ -237,32 +237,16 @@ def key_rows(pool: KVPool, slot: Tensor, length: Tensor) -> "_native.KeyRows":
     )
 
 
-def _kv_format(pool: KVPool) -> "_native.DType":
-    """The kernels' name of the format in which the pool stores KVs.
+def _kv_dtype(pool: KVPool) -> native.DType:
+    """The kernels' name of the dtype in which the pool stores KVs.
 
     Raises:
         ConfigError: the kernels do not read the pool's codec.
     """
-    from winnow import _native
-
-    formats = {"float32": _native.DType.f32, "bfloat16": _native.DType.bf16, "float16": _native.DType.f16}
-    return formats[plain_format(pool.layout.codec, "attention_backend native")]
+    plain_format(pool.layout.codec, "attention_backend native")
+    return native.native_dtype(pool.k.dtype)
 
 
-def _queries(pool: KVPool, q: Tensor) -> Tensor:
-    """q, [T, Hq, d], as the kernels take it.
-
-    Raises:
-        ConfigError: its dtype is not that of the KVs.
-    """
-    if q.dtype != pool.k.dtype:
-        raise ConfigError(
-            f"attention_backend native needs queries in the KVs' dtype ({pool.layout.codec.name}), got {q.dtype}"
-        )
-    return _dense(q, q.dtype)
-
-
-def _dense(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x, [T, heads, d], in the cache's dtype, with the elements of a head side by side."""
-    x = x.to(dtype)
+def _dense(x: Tensor) -> Tensor:
+    """x, [T, heads, d], with the elements of a head side by side."""
     return x if x.stride(2) == 1 else x.contiguous()

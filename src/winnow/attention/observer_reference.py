@@ -21,7 +21,9 @@ class Observation:
         self._observe = observe
         self._sums: list[Tensor] = []  # per term [G, H, g, N], or [G, H, 1, N] where aggregated per query
 
-    def take(self, p: Tensor, visible: Tensor, age: Tensor, counts: Tensor, v: Tensor, out: Tensor) -> None:
+    def accumulate(
+        self, p: Tensor, visible: Tensor, age: Tensor, counts: Tensor, v: Tensor, out: Tensor
+    ) -> None:
         """Add a block of queries. `p` may be overwritten.
 
         Args:

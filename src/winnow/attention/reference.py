@@ -1,7 +1,7 @@
-"""Attention over a paged cache in plain torch: the oracle of every other backend.
+"""Attention over a paged cache in plain torch: the oracle of the other backends.
 
-Clarity first: rows are gathered into padded tensors, computed in float32 by the textbook formula, and masked. Decoding
-sequences of similar length are gathered together; prefill chunks one by one, in blocks of queries.
+Rows are decoded into padded float32 tensors, computed by the textbook formula, and masked. Decoding sequences of
+similar length are computed together; prefill chunks one by one, in blocks of queries.
 """
 
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ from winnow.attention.torch_backend import TorchBackend
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.layout import ceil_div
 
-# Elements of the largest gathered or computed temporary: 64 MiB of float32.
+# Elements of the largest temporary: 64 MiB of float32.
 _TEMPORARY = 2**24
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Sequences computed together: G of them, n queries each, rows padded to `longest` KVs."""
+    """G sequences computed together, n queries each, rows padded to `longest` KVs."""
 
     index: list[int]
-    """Which sequences of the spans."""
+    """Indices of the sequences in the spans."""
     tokens: slice | Tensor
     """Their queries in the packed batch, G * n of them."""
     longest: int
@@ -41,7 +41,7 @@ class ReferenceBackend(TorchBackend):
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
         pool, tables = cache.pool, cache.tables
         block_size = pool.layout.block_size
-        # A token's slot counts from the end of its row: rows may differ in length, but all end with this batch.
+        # Count a token's slot from the end of its row: rows may differ in length, but all end with this batch.
         index = tables.lengths[spans.token_slots, layer].long() - 1 - spans.tokens_after[:, None]  # [T, H]
         blocks = tables.lookup(
             spans.device_slots, layer, ceil_div(int(spans.lengths.max()), block_size)
@@ -103,7 +103,7 @@ class _Rows:
         valid = torch.arange(slot.shape[2], device=spans.device) < length[..., None]
         return cls(
             k=pool.keys_of(blocks),
-            # Padding may hold anything, NaN included, and 0 x NaN is NaN: values past the length are cleared.
+            # Padding is uninitialised memory, and 0 x NaN is NaN: clear values past the length.
             v=pool.values_of(blocks).masked_fill_(~valid[..., None], 0.0),
             position=pool.positions_of(blocks),
             valid=valid,
@@ -113,10 +113,10 @@ class _Rows:
 
 
 def _groups(spans: Spans, row_elements: int) -> Iterator[_Group]:
-    """Cut the batch into padded groups.
+    """Split the batch into padded groups.
 
-    Decoding sequences are sorted by length, so that padding stays below half of a group, and cut where the gathered
-    KVs would exceed the bound on temporaries.
+    Decoding sequences are sorted by length, so that padding stays below half of a group, and split where the gathered
+    KVs would exceed `_TEMPORARY`.
     """
     decodes = spans.num_decodes
     by_length = np.argsort(-spans.lengths[:decodes], kind="stable")
@@ -129,7 +129,7 @@ def _groups(spans: Spans, row_elements: int) -> Iterator[_Group]:
             short = np.flatnonzero(spans.lengths[alike[start:]] * 2 < longest)
             end = min(len(alike), start + most, start + int(short[0]) if len(short) else len(alike))
             index = alike[start:end].tolist()
-            # A decoding sequence's only token has the sequence's own number: they come first in the batch.
+            # Decoding sequences lead the batch, so the index of the only token is that of its sequence.
             yield _Group(index, torch.tensor(index, device=spans.device), longest, observe)
             start = end
     for i in range(decodes, len(spans.counts)):
@@ -160,9 +160,9 @@ def _attend_rows(
     out = (p.flatten(2, 3) @ rows.v).unflatten(2, (group, n))  # [G, H, g, n, d]
     if observation is not None:
         counts = position >= rows.observe_from[:, None]
-        first = n - int(counts.sum(dim=1).max())  # queries before it count in no sequence
+        first = n - int(counts.sum(dim=1).max())  # no earlier query counts in any sequence
         if first < n:
-            observation.take(
+            observation.accumulate(
                 p[:, :, :, first:],
                 visible[:, :, first:],
                 age[:, :, first:],

@@ -1,4 +1,4 @@
-"""The layout of a packed batch: which tokens belong to which sequence."""
+"""The layout of a packed batch: which tokens belong to which sequence, and how a layer attends over it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from winnow.attention.observer import AttentionObserver
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """How a layer attends: softmax(q k^T) v over KVs whose position is not above the query's, with these changes."""
+
+    scale: float
+    """Factor of the logits."""
+    window: int | None = None
+    """A query sees only KVs fewer than `window` positions back."""
+    softcap: float | None = None
+    """Bends scaled logits x to softcap * tanh(x / softcap) (Gemma 2)."""
+    sinks: Tensor | None = None
+    """[Hq]: one more logit per query head, which takes probability and gives no value (gpt-oss)."""
 
 
 @dataclass(frozen=True)

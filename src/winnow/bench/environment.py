@@ -111,14 +111,14 @@ def call(
         start_new_session=True,
     ) as process:
         try:
-            out, told = process.communicate(timeout=seconds)
+            out, errors = process.communicate(timeout=seconds)
         except BaseException as error:  # also Ctrl-C
             os.killpg(process.pid, 9)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise PeerError(f"{what} took longer than {seconds:g} s") from None
             raise
     if process.returncode:
-        lines = [line for line in (told or out).splitlines() if line.strip()]
+        lines = [line for line in (errors or out).splitlines() if line.strip()]
         raise PeerError(
             f"{what} ended with exit code {process.returncode}: " + "\n".join(lines[-TOLD_LINES:])
         )
@@ -127,7 +127,7 @@ def call(
 
 @contextmanager
 def alone(lock: Path | None) -> Iterator[None]:
-    """Hold a lock on that file, on a machine that several people measure on; None: there is nobody else."""
+    """Hold a lock on that file, for machines with several users; None: no lock."""
     if lock is None:
         yield
         return

@@ -16,7 +16,7 @@ def options_by_eviction(
     Args:
         compression: of those that evict.
         options: what they have in common, the model at least.
-        kv_seqs, num_kvs: the KV memory holds so many sequences of so many KVs a row, none evicted.
+        kv_seqs, num_kvs: the KV memory holds `kv_seqs` sequences of `num_kvs` KVs a row, none evicted.
 
     Raises:
         ConfigError: a value is out of range, or there is no such preset.
@@ -25,7 +25,7 @@ def options_by_eviction(
     options = options | {"kv_memory": kv_memory_for(config, kv_seqs, num_kvs)}
     found = {}
     for eviction in evictions:
-        find_preset(eviction)  # a name that nobody knows is refused before anything is measured
+        find_preset(eviction)  # an unknown name is refused before anything is measured
         if eviction == "full":
             found[eviction] = options
         else:

@@ -22,8 +22,8 @@ from winnow.attention import (
 from winnow.bench.kernel_case import KernelCase, torch_device, torch_dtype
 from winnow.bench.kernel_config import KernelConfig
 from winnow.bench.limits import Limits, Reading
-from winnow.bench.machine import Machine
 from winnow.bench.timing import Call, interleave
+from winnow.report.provenance import Machine
 
 DECODE_OBSERVED = {
     "attention": AttentionObserver((Term.ATTENTION,)),
@@ -105,10 +105,10 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, and what follows from them."""
-        told = asdict(self)
-        del told["limits"], told["unobserved"]
+        values = asdict(self)
+        del values["limits"], values["unobserved"]
         derived = ("median", "bandwidth", "bandwidth_share", "flop_rate", "flop_share", "scores_cost")
-        return told | {name: getattr(self, name) for name in derived}
+        return values | {name: getattr(self, name) for name in derived}
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> Ke
     """Measure the machine's limits, then every operation on every backend.
 
     Args:
-        progress: is told what comes next.
+        progress: called with what comes next.
 
     Raises:
         ConfigError: a backend does not run here, or the KVs do not fit into memory.

@@ -14,7 +14,7 @@ from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError
 from winnow.units import format_bytes
 
-# All layers together hold so many times the last-level cache: a pass over them finds nothing of the pass before.
+# All layers together are this many times the last-level cache, so that no pass finds data of the pass before.
 _TIMES_CACHE = 4
 
 
@@ -96,7 +96,7 @@ class KernelCase:
 
         Args:
             observe: what each sequence's queries do to the scores.
-            window: only the last so many queries of a chunk count for scores; 0: all.
+            window: only the last `window` queries of a chunk count for scores; 0: all.
         """
         slots = [*self.slots[:decodes], *self.slots[self.config.batch - prefills :]]
         counts = [1] * decodes + [self.config.chunk] * prefills

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from winnow.bench.lists import names, require_counts, require_names
+from winnow.bench.lists import names
+from winnow.checks import check_choice, check_counts, check_names
 from winnow.config import ATTENTION_BACKENDS, DTYPES, option, optional_int
 from winnow.errors import ConfigError
 
@@ -41,10 +42,9 @@ class KernelConfig:
     seed: int = option(0, "of KVs, lengths and the order of blocks")
 
     def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
-        require_counts(self, zero=("seed",))
-        require_names("attention_backend", self.backends, ATTENTION_BACKENDS)
+        check_choice("dtype", self.dtype, _DTYPES)
+        check_counts(self, zero=("seed",))
+        check_names("attention_backend", self.backends, ATTENTION_BACKENDS)
         if self.query_heads % self.kv_heads:
             raise ConfigError(
                 f"query_heads must be a multiple of kv_heads ({self.kv_heads}), got {self.query_heads}"

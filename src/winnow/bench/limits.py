@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from winnow.bench.machine import Machine
 from winnow.bench.timing import Call, interleave
+from winnow.report.provenance import Machine
 
 # Far beyond the last-level cache, so that what is read comes from memory.
 _TIMES_CACHE = 8

@@ -1,10 +1,7 @@
-"""What benches are asked for: lists with commas between, and what they must be."""
+"""Lists with commas between, as a command line gives them."""
 
-from collections.abc import Callable, Collection
-from dataclasses import fields
-from typing import Any, TypeVar
-
-from winnow.errors import ConfigError
+from collections.abc import Callable
+from typing import TypeVar
 
 _Number = TypeVar("_Number", int, float)
 
@@ -16,7 +13,7 @@ def names(text: str) -> tuple[str, ...]:
 
 def integers(text: str) -> tuple[int, ...]:
     """Whole numbers; raises ValueError where one is none."""
-    return _numbers(text, int, "integers")
+    return _numbers(text, int, "whole numbers")
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -29,29 +26,3 @@ def _numbers(text: str, kind: Callable[[str], _Number], what: str) -> tuple[_Num
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"must be {what} with commas between, got {text!r}") from None
-
-
-def require_counts(config: Any, zero: Collection[str] = ()) -> None:
-    """Refuse whole numbers of a dataclass that are below 1, or below 0 in the fields of `zero`; in tuples too.
-
-    Raises:
-        ConfigError: names field, limit and value.
-    """
-    for field in fields(config):
-        value, least = getattr(config, field.name), int(field.name not in zero)
-        for each in value if isinstance(value, tuple) else (value,):
-            if type(each) is int and each < least:
-                raise ConfigError(f"{field.name} must be at least {least}, got {each}")
-
-
-def require_names(field: str, typed: tuple[str, ...], known: Collection[str]) -> None:
-    """Refuse names that are not `known`, or come twice.
-
-    Raises:
-        ConfigError: names field, limit and value.
-    """
-    for name in typed:
-        if name not in known:
-            raise ConfigError(f"{field} must name some of {', '.join(known)}, got {name!r}")
-    if len(set(typed)) < len(typed):
-        raise ConfigError(f"{field} must name each once, got {','.join(typed)!r}")

@@ -56,7 +56,7 @@ class LlamaShape:
 
 @dataclass(frozen=True)
 class Preset:
-    """A model, work, and room for so many whole sequences."""
+    """A model, its work, and KV memory for a number of whole sequences."""
 
     shape: LlamaShape
     workload: Workload

@@ -1,6 +1,7 @@
 """How many bytes hold K whole sequences of a model."""
 
 from winnow.cache import CacheLayout, CacheSize
+from winnow.checks import require
 from winnow.config import EngineConfig
 from winnow.errors import ConfigError
 from winnow.models import load_model
@@ -19,9 +20,8 @@ def kv_memory_for(config: EngineConfig, sequences: int, num_kvs: int) -> int:
         ConfigError: the sequences are more than `max_num_seqs` lets run, or longer than the model's limit.
         UnsupportedModelError: the model cannot be loaded.
     """
-    if not 1 <= sequences <= config.scheduler.max_num_seqs:
-        limit = config.scheduler.max_num_seqs
-        raise ConfigError(f"kv_seqs must be between 1 and max_num_seqs ({limit}), got {sequences}")
+    limit = config.scheduler.max_num_seqs
+    require(1 <= sequences <= limit, "kv_seqs", f"between 1 and max_num_seqs ({limit})", sequences)
     model = load_model(config.model)
     if num_kvs > model.max_model_len:
         raise ConfigError(

@@ -60,11 +60,11 @@ class Pass:
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, and what follows from them."""
-        told = asdict(self)
+        values = asdict(self)
         for name in ("workload", "running"):
-            del told[name]
+            del values[name]
         derived = ("output_rate", "total_rate", "mean_running", "most_running")
-        return told | {name: getattr(self, name) for name in derived}
+        return values | {name: getattr(self, name) for name in derived}
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Fixed work: so many requests of so many tokens."""
+"""Fixed work: a number of requests of fixed lengths."""
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
-from winnow.bench.lists import require_counts
+from winnow.checks import check_counts
 from winnow.config import option
 
 
@@ -17,7 +18,7 @@ class Workload:
     prompt_seed: int = option(0, "of the prompts")
 
     def __post_init__(self) -> None:
-        require_counts(self, zero=("prompt_seed",))
+        check_counts(self, zero=("prompt_seed",))
 
     @property
     def sequence_tokens(self) -> int:
@@ -40,3 +41,11 @@ class Workload:
         return [
             [generator.randrange(vocab_size) for _ in range(self.prompt_tokens)] for _ in range(self.requests)
         ]
+
+
+def vocab_size(model: Path) -> int:
+    """Tokens that the model in that directory knows, for `Workload.prompts`."""
+    from transformers import AutoConfig  # late: flags are read without it
+
+    config = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    return int(config.get_text_config().vocab_size)

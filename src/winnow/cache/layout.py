@@ -1,4 +1,4 @@
-"""What one KV, one block and one sequence cost in bytes, and how many of each fit into a budget."""
+"""Bytes of a KV, a block and a sequence, and how many of them fit into a budget. Imports no torch."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 # Counts and indices on the host, int32 or int64.
 IntArray = NDArray[np.integer[Any]]
 
-# Entries of one table page, per row. 16 blocks of 16 slots: a page covers 256 KVs of every row of a sequence.
+# Entries in a table page, per row. With blocks of 16 slots a page covers 256 KVs of every row of a sequence.
 PAGE_ENTRIES = 16
-# How much longer than the average a sequence's longest row is taken to be where heads compete for a budget.
+# Assumed ratio of a sequence's longest row to its average row where heads compete for a budget.
 ROW_SKEW = 8
 _INT32 = 4
 _FLOAT32 = 4
@@ -42,9 +42,9 @@ class CacheLayout:
     head_dim: int
     block_size: int
     kv_format: "KVCodec | str | torch.dtype"
-    """How KVs are stored, whatever the dtype of the model: a codec, its name, or the torch dtype of plain vectors."""
+    """How KVs are stored, independent of the activations' dtype: a codec, its name, or the torch dtype of vectors."""
     num_accumulators: int = 0
-    """float32 accumulators per slot: as many as the eviction policy asks for, 0 to 2."""
+    """float32 accumulators per slot that eviction policies may use, 0 to 2."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_format", codec_of(self.kv_format))  # so that equal layouts compare equal
@@ -61,7 +61,7 @@ class CacheLayout:
 
     @cached_property
     def block_format(self) -> BlockFormat:
-        """Where the fields of a block's KVs lie."""
+        """The layout of the fields of a block's KVs."""
         return BlockFormat.of(self.codec.fields(self.head_dim), self.block_size)
 
     @property
@@ -75,17 +75,17 @@ class CacheLayout:
         return self.rows_per_seq * PAGE_ENTRIES * _INT32
 
     def blocks_for(self, num_kvs: int) -> int:
-        """Blocks of a sequence that holds `num_kvs` KVs in every row."""
+        """Blocks that a sequence with `num_kvs` KVs in every row needs."""
         return self.rows_per_seq * ceil_div(num_kvs, self.block_size)
 
     def pages_for(self, num_kvs: int) -> int:
-        """Table pages of a sequence whose longest row holds `num_kvs` KVs."""
+        """Table pages that a sequence with `num_kvs` KVs in its longest row needs."""
         return ceil_div(num_kvs, self.block_size * PAGE_ENTRIES)
 
 
 @dataclass(frozen=True)
 class CacheSize:
-    """How many of everything. Chosen once; all tensors of the cache follow from it."""
+    """The number of blocks, pages and sequences, from which all tensors of the cache follow."""
 
     num_blocks: int
     num_pages: int
@@ -94,7 +94,7 @@ class CacheSize:
 
     @classmethod
     def fit(cls, layout: CacheLayout, kv_memory: int, max_num_seqs: int, max_model_len: int) -> "CacheSize":
-        """The largest cache within `kv_memory` bytes, tables and counters included.
+        """The size of the largest cache within `kv_memory` bytes, tables and counters included.
 
         Raises:
             ConfigError: not even one sequence of one block per row fits.
@@ -103,7 +103,7 @@ class CacheSize:
         def size(num_blocks: int) -> CacheSize:
             return cls.of_blocks(layout, num_blocks, max_num_seqs, max_model_len)
 
-        # More blocks than all sequences together could ever fill would be memory for nothing.
+        # Do not allocate more blocks than all sequences together can fill.
         low, high = 0, min(kv_memory // layout.block_bytes, max_num_seqs * layout.blocks_for(max_model_len))
         while low < high:  # the largest count whose total fits; the total grows with the count
             middle = (low + high + 1) // 2
@@ -123,13 +123,12 @@ class CacheSize:
     def of_blocks(
         cls, layout: CacheLayout, num_blocks: int, max_num_seqs: int, max_model_len: int
     ) -> "CacheSize":
-        """A cache of `num_blocks` blocks, with the table pages that they need.
+        """The size of a cache of `num_blocks` blocks with the table pages that they need.
 
-        Pages are bounded by blocks: a sequence of b blocks a row takes at most b / PAGE_ENTRIES + 1 pages, so with
-        equal rows blocks run out first. Rows that differ, or share blocks, may run out of pages earlier; the
-        manager counts both. Any request may bring a policy whose rows differ, so there are pages for rows ROW_SKEW
-        times as long as the average, under 2 % of the memory, and always enough for one sequence alone: a row of it
-        takes at most all blocks.
+        A sequence of b blocks per row takes at most b / PAGE_ENTRIES + 1 pages, so with equal rows blocks run out
+        first. Rows that differ in length, or share blocks, may run out of pages earlier; the ledger counts both. Any
+        request may bring a policy whose rows differ, so there are pages for rows ROW_SKEW times as long as the average
+        (under 2 % of the memory), and always enough for one sequence alone, whose row takes at most all blocks.
         """
         pages_per_seq = layout.pages_for(max_model_len)
         num_pages = ROW_SKEW * ceil_div(num_blocks, layout.rows_per_seq * PAGE_ENTRIES)

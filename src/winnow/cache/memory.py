@@ -1,4 +1,4 @@
-"""Whether memory is there, and memory for what is read in scattered pieces."""
+"""Check that memory is available, and allocate memory for scattered reads."""
 
 import contextlib
 import math
@@ -12,17 +12,17 @@ from winnow.errors import ConfigError
 from winnow.resources import HostMemory, host_memory
 from winnow.units import format_bytes
 
-# What processors offer beside pages of 4 KiB.
+# Size of a large page.
 _LARGE_PAGE = 2 * 2**20
 
 
 def empty_in_large_pages(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """An uninitialised tensor; on a CPU under Linux its memory asks for large pages.
+    """Allocate an uninitialised tensor; on a CPU under Linux, in large pages if the kernel grants them.
 
-    Blocks of a row lie anywhere in the pool, so nearly every one is on another page, and looking pages up costs as much
-    as reading them. Pages are taken from the system when they are first touched.
+    The blocks of a row lie anywhere in the pool, each on another page. With small pages, address translation would
+    cost as much as reading. The system provides pages when they are first touched.
     """
     count = math.prod(shape)
     nbytes = count * dtype.itemsize
@@ -31,21 +31,21 @@ def empty_in_large_pages(
     memory = mmap.mmap(
         -1, -(-nbytes // _LARGE_PAGE) * _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     )
-    with contextlib.suppress(OSError):  # a kernel built without them: small pages do
+    with contextlib.suppress(OSError):  # kernels without large pages use small ones
         memory.madvise(mmap.MADV_HUGEPAGE)
     # The tensor keeps the mapping alive.
     return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)
 
 
 def require_memory(kv_memory: int, needed: int, device: torch.device | str) -> None:
-    """Refuse a KV memory that the device does not have, before it is touched: Linux ends a process that finds out late.
+    """Raise if the device lacks the KV memory, before it is touched: Linux kills a process that overcommits.
 
     Args:
-        kv_memory: bytes, as the user gave them.
-        needed: bytes that the cache will take of them.
+        kv_memory: bytes that the user asked for.
+        needed: bytes that the cache will use of them.
 
     Raises:
-        ConfigError: names both, the limit and what is free.
+        ConfigError: names both, the limit and the free memory.
     """
     memory = _device_memory(torch.device(device))
     if memory is None or (kv_memory <= memory.limit and needed <= memory.free):

@@ -1,4 +1,4 @@
-"""The memory itself: every KV of every row, in blocks."""
+"""The memory of the cache: every KV of every row, in blocks."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,26 +9,26 @@ from winnow.cache.codec import Field
 from winnow.cache.layout import CacheLayout
 from winnow.cache.memory import empty_in_large_pages
 
-# What bytes are copied as, the widest first.
+# Integers as which bytes are copied, the widest first.
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class KVPool:
     """One pool for all layers and heads of all sequences.
 
-    Code outside `winnow.cache` and the attention backends reads and writes KVs by the methods below, which hold for any
-    codec. A slot is named by its flat number, block * block_size + offset.
+    Code outside `winnow.cache` and the attention backends reads and writes KVs by the methods below, which work for any
+    codec. They identify a slot by its flat number, block * block_size + offset.
 
     Attributes:
         storage: uint8 [num_blocks, bytes of a block's KVs], as `CacheLayout.block_format` describes it.
-        fields: each field of the codec by name, [num_blocks, block_size, length], a view of `storage`. What is read
-            together lies together: the keys of a block, then its values. Keys are stored rotated at their position.
+        fields: each field of the codec by name, [num_blocks, block_size, length], a view of `storage`: first those of a
+            block's keys, then those of its values, so that a read is contiguous. Keys are rotated at their position.
+        words: `storage` viewed as the widest integers that divide every field: [num_blocks, words of a block's KVs].
+        fields_in_words: for each field, its offset in a block and its length in a slot, in words.
         position: int32 [num_blocks, block_size], the token's index in its sequence.
-        words: `storage` as the widest integers that divide every field: [num_blocks, words of a block's KVs].
-        fields_in_words: of each field, the words before it in a block and its words in a slot.
         accumulators: float32 [num_accumulators, num_blocks, block_size], what attention added up for each KV.
 
-    Memory is left uninitialised: a slot is written before any length lets it be read.
+    Memory is uninitialised: a slot is written before the length of its row covers it.
     """
 
     def __init__(self, layout: CacheLayout, num_blocks: int, device: torch.device | str = "cpu") -> None:
@@ -52,12 +52,12 @@ class KVPool:
 
     @property
     def k(self) -> Tensor:
-        """The field of that name, of codecs that have it."""
+        """The field of that name; KeyError: the codec has none."""
         return self.fields["k"]
 
     @property
     def v(self) -> Tensor:
-        """The field of that name, of codecs that have it."""
+        """The field of that name; KeyError: the codec has none."""
         return self.fields["v"]
 
     @property
@@ -71,7 +71,7 @@ class KVPool:
     # -- slots ---------------------------------------------------------------------------------------------------
 
     def place(self, slot: Tensor) -> tuple[Tensor, Tensor]:
-        """Flat slot numbers as an index into tensors of [num_blocks, block_size, ...]."""
+        """Convert flat slot numbers to an index into tensors of [num_blocks, block_size, ...]."""
         return slot // self.layout.block_size, slot % self.layout.block_size
 
     def slots_of(self, block: Tensor) -> Tensor:

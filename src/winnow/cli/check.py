@@ -99,7 +99,7 @@ def _windows(windows: tuple[int | None, ...]) -> str:
 
 def _parts(loaded: "LoadedModel") -> str:
     """The kinds of modules with weights, most frequent first."""
-    model = loaded.computes
+    model = loaded.forward_model
     counts = Counter(
         kind for module in model.modules() if "Linear" in (kind := type(module).__name__) or "Fused" in kind
     )

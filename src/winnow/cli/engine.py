@@ -10,9 +10,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from winnow.cli.batch.journal import OF_REQUESTS
-from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
+from winnow.cli.paths import require_distinct
 from winnow.config import PARTS, EngineConfig, ModelConfig
+from winnow.errors import UsageError
 from winnow.models.hub import is_repository, locate_model
 from winnow.sampling import SamplingParams
 
@@ -66,6 +67,20 @@ def model_files(options: Mapping[str, Any]) -> list[tuple[str, Path]]:
         return []
     files = [("a file of --model", path) for path in sorted(Path(model).iterdir()) if path.is_file()]
     return [("--model", Path(model)), *files]
+
+
+def check_written(written: Mapping[str, Path | None], options: Mapping[str, Any]) -> None:
+    """Refuse files that would be written over by one another, or over the model's.
+
+    Args:
+        written: what the user calls each path that will be written, and the path; None: it was not given.
+        options: the engine's, as typed.
+
+    Raises:
+        UsageError: names both paths.
+    """
+    named = [(name, path) for name, path in written.items() if path is not None]
+    require_distinct(named, model_files(options))
 
 
 def add_sampling_flags(

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from winnow.checks import check_integer
 from winnow.cli.engine import model_exists, open_llm, silence_transformers
-from winnow.cli.errors import UsageError
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import require_distinct, require_writable
-from winnow.config import MAX_COUNT, ModelConfig
-from winnow.errors import ConfigError
+from winnow.config import ModelConfig
+from winnow.errors import UsageError
 from winnow.models.hub import is_repository, locate_model
 from winnow.units import format_bytes
 
@@ -60,9 +60,7 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         for name, low in {"tokens": _LEAST_TOKENS, "max_texts": 2, "hidden": 0, "epochs": 1}.items():
-            value = getattr(self, name)
-            if not low <= value <= MAX_COUNT:
-                raise ConfigError(f"{name} must be between {low} and {MAX_COUNT}, got {value}")
+            check_integer(name, getattr(self, name), low)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ examples:
 """
 
 _NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
-# Who waits at a terminal wants more than the 16 tokens of a request that does not say.
+# More than the 16 tokens that are the default of a request.
 _DEFAULTS = {"max_tokens": 256}
 
 

@@ -17,11 +17,11 @@ from winnow.cli.engine import (
     open_llm,
     sampling_options,
 )
-from winnow.cli.errors import UsageError
 from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.prompt import read_prompt
 from winnow.cli.terminal import show
-from winnow.inspection import Inspection
+from winnow.errors import UsageError
+from winnow.inspect import Inspection
 from winnow.json_values import dump_json
 from winnow.sampling import SamplingParams
 
@@ -40,7 +40,7 @@ Short prompts keep everything unless --kv-budget or --kv-floor is below their le
 """
 
 _NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
-# Who compares policies wants the same answer each time.
+# Policies are compared on the same answer.
 _DEFAULTS = {"max_tokens": 64, "temperature": 0.0}
 
 

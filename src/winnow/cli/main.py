@@ -12,9 +12,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from winnow.cli.errors import UsageError
 from winnow.cli.terminal import named_standard_output, occupy_standard_streams, silence
-from winnow.errors import WinnowError, known_names
+from winnow.errors import UsageError, WinnowError, known_names
 
 DESCRIPTION = "Winnow runs large language models on little memory."
 
@@ -77,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def exit_code(run: Callable[[], int]) -> int:
-    """What `run` returns; where it raises what a user can mend, one line on standard error and the code for it."""
+    """Return what `run` returns; report a user error in one line on standard error and return its code."""
     occupy_standard_streams()
     try:
         with named_standard_output():

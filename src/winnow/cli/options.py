@@ -60,7 +60,7 @@ class _Reader:
     parse: Callable[[str], Any]
     metavar: str
     expects: str = ""
-    """What must be there, for readers whose own complaint would not say."""
+    """What is expected, for readers whose own message does not say."""
 
     def __call__(self, text: str) -> Any:
         try:

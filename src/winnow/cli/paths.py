@@ -4,8 +4,10 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from winnow.cli.errors import UsageError
+from winnow.errors import UsageError
+from winnow.json_values import dump_json
 
 STANDARD = "-"
 """The path that means standard input or standard output."""
@@ -41,6 +43,22 @@ def write_text(path: Path, text: str, name: str) -> None:
         raise UsageError(f"cannot write {name}: {error.strerror}") from error
 
 
+def check_json_path(path: Path | None) -> None:
+    """Refuse a path that would be found unusable only after the work.
+
+    Raises:
+        UsageError: names the path.
+    """
+    if path is not None:
+        require_writable(path, f"--json {path}")
+
+
+def write_json(path: Path | None, report: dict[str, Any]) -> None:
+    """Write the report, if a path was asked for."""
+    if path is not None:
+        write_text(path, dump_json(report, indent=2) + "\n", f"--json {path}")
+
+
 def require_distinct(
     written: Sequence[tuple[str, Path]], read: Sequence[tuple[str, Path]] = (), *, prints: bool = True
 ) -> None:
@@ -62,11 +80,11 @@ def require_distinct(
     for place, (name, path, keys, is_written) in enumerate(files):
         for other, other_path, other_keys, other_written in files[place + 1 :]:
             if keys & other_keys and (is_written or other_written):
-                told = str(path) if path == other_path else f"{path} and {other_path}"
+                paths = str(path) if path == other_path else f"{path} and {other_path}"
                 apart = f"{name} must not be {other}"
                 if is_written and other_written:
                     apart = f"{name} and {other} must not be the same file"
-                raise UsageError(f"{apart}: both are {told}")
+                raise UsageError(f"{apart}: both are {paths}")
         for stream, descriptor in streams:
             if keys & _descriptor_identity(descriptor):
                 raise UsageError(f"{name} must not be where {stream} goes: both are {path}")

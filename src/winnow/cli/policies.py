@@ -12,8 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from winnow.cli.errors import UsageError
-from winnow.errors import known_names
+from winnow.errors import UsageError, known_names
 from winnow.eviction import PRESETS, Preset
 from winnow.eviction.describe import PARTS, brief_policy, first_line, full_preset
 from winnow.json_values import json_value
@@ -55,8 +54,8 @@ def execute(namespace: argparse.Namespace) -> int:
     if name is not None and name not in PRESETS:
         raise UsageError(f"no policy is called {name!r}; {known_names(name.lower(), PRESETS)}")
     if namespace.json:
-        told = [full_preset(*item) for item in PRESETS.items() if name in (None, item[0])]
-        print(json.dumps(told if name is None else told[0], indent=2))
+        described = [full_preset(*item) for item in PRESETS.items() if name in (None, item[0])]
+        print(json.dumps(described if name is None else described[0], indent=2))
         return 0
     console = Console(markup=False, emoji=False)
     if not console.is_terminal:
@@ -76,12 +75,12 @@ def _table() -> Table:
     for column in (*PARTS, "paper"):
         table.add_column(column, width=_WIDTHS.get(column))
     for name, preset in PRESETS.items():
-        told = brief_policy(preset.policy)
+        described = brief_policy(preset.policy)
         if preset.kv_budget is not None:
-            told["budget"] += f"\n{preset.kv_budget} KVs"
+            described["budget"] += f"\n{preset.kv_budget} KVs"
         # What is kept and the moments are lists: a line for each entry.
-        told |= {part: told[part].replace(", ", "\n") for part in ("keep", "when")}
-        table.add_row(name, *map(Text, told.values()), Text(preset.paper))
+        described |= {part: described[part].replace(", ", "\n") for part in ("keep", "when")}
+        table.add_row(name, *map(Text, described.values()), Text(preset.paper))
     return table
 
 

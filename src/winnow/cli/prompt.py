@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from winnow.cli.errors import UsageError
+from winnow.errors import UsageError
 
 
 def read_prompt(argument: str | None, file: str | None = None) -> str:
@@ -32,7 +32,7 @@ def read_prompt(argument: str | None, file: str | None = None) -> str:
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
     except UnicodeError as error:
         raise UsageError(f"{name} must be UTF-8 text") from error
-    # Editors and echo end a text with a newline that nobody meant.
+    # Editors and echo append a newline.
     prompt = prompt if typed else prompt.removesuffix("\n")
     if not prompt:
         raise UsageError(f"{name} must not be empty")

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from winnow.cli.batch.driver import Driver
 from winnow.cli.batch.journal import Checkpoint, journal_path, read_checkpoint
 from winnow.cli.batch.reader import InputFile, open_prompts
-from winnow.cli.batch.stream import StreamWriter, Writer
+from winnow.cli.batch.stream import OrderedWriter, StreamWriter
 from winnow.cli.batch.tally import Tally
 from winnow.cli.batch.writer import SAFE_HINT, ResultWriter
 from winnow.cli.engine import (
@@ -22,18 +22,18 @@ from winnow.cli.engine import (
     open_llm,
     sampling_options,
 )
-from winnow.cli.errors import UsageError
 from winnow.cli.meter import Meter
 from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.cli.summary import Summary
 from winnow.cli.terminal import show, silence
 from winnow.config import EngineConfig
-from winnow.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
-from winnow.journal import draft_path
+from winnow.errors import UsageError
 from winnow.json_values import dump_json, json_value
 from winnow.models.hub import locate_model
 from winnow.outputs import EngineStats
+from winnow.report.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
+from winnow.report.journal import draft_path
 from winnow.sampling import SamplingParams
 
 DESCRIPTION = """\
@@ -114,7 +114,7 @@ class _Plan:
     def is_done(self) -> bool:
         return self.checkpoint is not None and self.checkpoint.num_done >= self.prompts.num_requests
 
-    def open_writer(self) -> AbstractContextManager[Writer, None]:
+    def open_writer(self) -> OrderedWriter:
         """Where answers go."""
         if self.output is None:
             return StreamWriter(sys.stdout.buffer)
@@ -170,9 +170,9 @@ def _check(
     if output is not None and not namespace.overwrite:
         checkpoint = read_checkpoint(output, identity, tally.add, prompts)
         if checkpoint.notes:
-            told = "; ".join(checkpoint.notes)
+            notes = "; ".join(checkpoint.notes)
             print(
-                f"winnow: going on with {output} under other options, which change no answer: {told}",
+                f"winnow: going on with {output} under other options, which change no answer: {notes}",
                 file=sys.stderr,
             )
     return _Plan(prompts, output, options, defaults, identity, checkpoint, namespace.progress)

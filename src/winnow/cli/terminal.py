@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from winnow.cli.errors import UsageError
+from winnow.errors import UsageError
 
 
 def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:
@@ -108,5 +108,5 @@ def occupy_standard_streams() -> None:
 
 
 def silence(stream: Any) -> None:
-    """Send what a broken stream still holds nowhere; else Python complains of it once more at exit."""
+    """Discard what a broken stream still holds; Python would report it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -119,7 +119,7 @@ class Engine(RequestLoop):
         try:
             result = self._executor.execute(step.plan)
         except BaseException:  # also on KeyboardInterrupt
-            self._scheduler.start_anew()
+            self._restart()
             raise
         executed = self._clock()
         self._scheduler.advance(step)
@@ -135,6 +135,9 @@ class Engine(RequestLoop):
             {step.sequences[index]: found for index, found in result.prompt_logprobs.items()},
             executed,
         )
+
+    def _restart(self) -> None:
+        self._scheduler.start_anew()
 
     def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
         self._scheduler.finish(sequence, reason, stop_reason)

@@ -57,6 +57,8 @@ class RequestLoop(ABC):
     ) -> None:
         self._clock = clock
         self._requests = RequestTable(tokenizer, eos_token_ids, clock)
+        # Requests that have changed since their last output; after a failed step the next one returns them.
+        self._touched: dict[Request, None] = {}
         self._num_steps = 0
         self._output_seconds = 0.0
 
@@ -86,22 +88,28 @@ class RequestLoop(ABC):
         for sequence in request.sequences:
             if not sequence.finished:
                 self._finish(sequence, "abort")
-        return self._outputs([request])[0]
+        self._touched.pop(request, None)
+        return self._requests.output(request, self._report)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step. Returns the requests that got tokens or finished, as they stand; see `NewRequest`.
 
         Safe to retry: on failure, or on KeyboardInterrupt, the planned sequences are recomputed.
         """
-        if not self.has_unfinished:
-            return []
+        if self._touched or not self.has_unfinished:
+            return self._outputs()
         sampled = self._compute()
-        touched = {} if sampled is None else self._append_tokens(sampled)
+        if sampled is not None:
+            try:
+                self._append_tokens(sampled)
+            except BaseException:  # tokens that were not appended are sampled again
+                self._restart()
+                raise
         for sequence in self._take_failed():
             if self._requests.holds(sequence.request):
+                self._touched[sequence.request] = None
                 self._requests.end(sequence)
-                touched[sequence.request] = None
-        outputs = self._outputs(request for request in touched if request.has_output)
+        outputs = self._outputs()
         if sampled is not None:
             self._num_steps += 1
             self._output_seconds += self._clock() - sampled.time
@@ -137,6 +145,10 @@ class RequestLoop(ABC):
         """
 
     @abstractmethod
+    def _restart(self) -> None:
+        """Recompute the running sequences: some were computed without their token being appended."""
+
+    @abstractmethod
     def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
         """Set why a sequence ends, and free what it holds, whether it runs or waits."""
 
@@ -154,10 +166,9 @@ class RequestLoop(ABC):
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _append_tokens(self, sampled: Sampled) -> dict[Request, None]:
-        """Append the step's tokens to their sequences. Returns the requests concerned, in order."""
-        requests = self._requests
-        touched: dict[Request, None] = {}
+    def _append_tokens(self, sampled: Sampled) -> None:
+        """Append the step's tokens to their sequences."""
+        requests, touched = self._requests, self._touched
         requests.prompt_tokens += sampled.prompt_tokens
         for sequence, found in sampled.prompt_logprobs.items():
             requests.append_prompt_logprobs(sequence.request, found)
@@ -180,15 +191,13 @@ class RequestLoop(ABC):
                 if sequence.error is not None:
                     reason = "error", None
                 self._finish(sequence, *reason)
-        return touched
 
     def _observe(self, sequence: Sequence, hook: Callable[[KeptPositions], None]) -> None:
         """Call an observer's hook for a request's first sample. What it raises fails the request alone."""
         if sequence.index != 0:
             return
-        kept = self._kept_positions(sequence)
         try:
-            hook(kept)
+            hook(self._kept_positions(sequence))
         except Exception as error:
             sequence.request.error = sequence.error = describe_error(error)
 
@@ -196,6 +205,9 @@ class RequestLoop(ABC):
         self._release(sequence, reason, stop_reason)
         self._requests.end(sequence)
 
-    def _outputs(self, requests: Iterable[Request]) -> list[RequestOutput]:
+    def _outputs(self) -> list[RequestOutput]:
+        """Return the outputs of the requests that have changed, and are due one."""
         output, report = self._requests.output, self._report
-        return [output(request, report) for request in requests]
+        outputs = [output(request, report) for request in self._touched if request.has_output]
+        self._touched.clear()
+        return outputs

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from winnow.checks import check_choice
 from winnow.errors import EvaluationError, known_names
 from winnow.eviction import PRESETS, EvictionPolicy
 
@@ -71,8 +72,7 @@ def plan_cells(
     """
     check_presets([*presets, *controls])
     for query in queries:
-        if query not in QUERIES:
-            raise EvaluationError(f"query must be one of {', '.join(QUERIES)}, got {query!r}")
+        check_choice("query", query, QUERIES, EvaluationError)
     for compression in compressions:
         if not 1.0 <= compression < math.inf:
             raise EvaluationError(f"compression must be a finite number of at least 1, got {compression:g}")

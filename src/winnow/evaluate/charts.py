@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from winnow.evaluate.result import CellResult, Evaluation
 from winnow.evaluate.tables import query_label
-from winnow.figures import Axis, Line, Panel, heat_map, line_chart, save_figure
+from winnow.report.plots import Axis, Line, Panel, heat_map, line_chart, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,18 +31,18 @@ def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
 
 
 def _curves(evaluation: Evaluation, query: str) -> Panel | None:
-    """A line per preset over the compression reached, each point over the categories that discriminate there.
+    """A line per preset over the compression reached, each point over the categories that are informative there.
 
-    The full cache's line has the same categories at every point. None where no category discriminates anywhere.
+    The full cache's line has the same categories at every point. None where no category is informative anywhere.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     reference: dict[float, float] = {}
     for result in evaluation.results:
         cell = result.cell
         mean = evaluation.headline(result, query, cell.compression).mean
-        if cell.query != query or result.reached is None or mean is None:
+        if cell.query != query or result.achieved_compression is None or mean is None:
             continue
-        points.setdefault(cell.preset, []).append((result.reached, mean))
+        points.setdefault(cell.preset, []).append((result.achieved_compression, mean))
         if evaluation.full is not None and cell.compression is not None:
             full = evaluation.headline(evaluation.full, query, cell.compression).mean
             assert full is not None, "it has the same categories"

@@ -8,9 +8,9 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from winnow.errors import EvaluationError
 from winnow.evaluate.outcome import Outcome
-from winnow.fingerprint import Fingerprint
-from winnow.journal import create_journal, owner_differences, parse_object, whole_lines
 from winnow.json_values import dump_json
+from winnow.report.fingerprint import Fingerprint
+from winnow.report.journal import create_journal, owner_differences, parse_object, whole_lines
 
 _FORM, _VERSION = "winnow_eval", 1
 _logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _Entry = TypeVar("_Entry", bound=Entry)
 
 
 class ResultJournal(Generic[_Entry]):
-    """A journal (winnow.journal) with an entry per line.
+    """A journal (winnow.report.journal) with an entry per line.
 
     Attributes:
         found: what an earlier evaluation with the same fingerprint left.
@@ -60,7 +60,7 @@ class ResultJournal(Generic[_Entry]):
             else:
                 end = self._read(path, fingerprint, answers_alone)
             self._file = path.open("r+b")
-            # A torn line would swallow the next one.
+            # The next line would be appended to a torn one.
             self._file.truncate(end)
             self._file.seek(end)
         except OSError as error:
@@ -84,16 +84,16 @@ class ResultJournal(Generic[_Entry]):
         """Fill `found`; the bytes of the file that are whole."""
         with path.open("rb") as file:
             header = file.readline()
-            told = owner_differences(header, _FORM, _VERSION, fingerprint, answers_alone=answers_alone)
-            if told is None:
+            found = owner_differences(header, _FORM, _VERSION, fingerprint, answers_alone=answers_alone)
+            if found is None:
                 raise EvaluationError(f"{path} is not the journal of an evaluation; --overwrite replaces it")
-            if told.refused:
+            if found.refused:
                 raise EvaluationError(
-                    f"{path.parent} holds an evaluation with other settings: {'; '.join(told.every)}. "
+                    f"{path.parent} holds an evaluation with other settings: {'; '.join(found.every)}. "
                     "Repeat the same command to go on with it, or pass --overwrite to start afresh"
                 )
-            if told.noted:
-                _logger.warning("winnow: going on with %s although %s", path, "; ".join(told.noted))
+            if found.noted:
+                _logger.warning("winnow: going on with %s although %s", path, "; ".join(found.noted))
             end = len(header)
             for line in whole_lines(file):
                 values = parse_object(line)

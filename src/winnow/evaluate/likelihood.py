@@ -127,7 +127,7 @@ def _check(pairs: Sequence[Pair]) -> None:
 
 
 def _sharing_context(pairs: Sequence[Pair], most: int) -> Iterator[list[int]]:
-    """Indices of pairs that have their context in common, at most so many together."""
+    """Yield indices of pairs with the same context, in groups up to a limit."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, pair in enumerate(pairs):
         groups.setdefault(pair.context, []).append(index)
@@ -140,7 +140,7 @@ def _params(first: Pair, continuations: Sequence[tuple[int, ...]], keeping: Keep
     return SamplingParams(
         n=len(continuations),
         temperature=0.0,
-        # One limit for all: after a shorter continuation the model goes on by itself, which nobody reads.
+        # One limit for all: after a shorter continuation the model goes on by itself, which is ignored.
         max_tokens=max(len(tokens) for tokens in continuations),
         forced_tokens=continuations,
         logprobs=0,
@@ -156,7 +156,20 @@ def _read(answer: CompletionOutput, length: int) -> Likelihood:
     """What was reported of the first `length` tokens of an answer."""
     assert answer.logprobs is not None, "logprobs were asked for"
     pairs = zip(answer.token_ids[:length], answer.logprobs[:length], strict=True)
-    told = [logprobs[token] for token, logprobs in pairs if logprobs is not None]
+    predicted = [logprobs[token] for token, logprobs in pairs if logprobs is not None]
     return Likelihood(
-        tuple(each.logprob for each in told), all(each.rank == 1 for each in told), answer.eviction
+        tuple(each.logprob for each in predicted), all(each.rank == 1 for each in predicted), answer.eviction
     )
+
+
+def rolling_pairs(tokens: Sequence[int], prefix: int, context: int) -> list[Pair]:
+    """Every token once, in order: stretches of `context` tokens, each after the `context` tokens before it.
+
+    The first stretch follows `prefix` alone, so of a text that is no longer nothing is evicted but by rounds while
+    decoding.
+    """
+    pairs = []
+    for start in range(0, len(tokens), context):
+        before = tokens[start - context : start] if start else [prefix]
+        pairs.append(Pair(tuple(before), tuple(tokens[start : start + context])))
+    return pairs

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+# Names in journals, where they differ from the fields: an evaluation of days goes on under a newer version.
+_JSON_NAMES = {"achieved_compression": "reached"}
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -19,7 +22,8 @@ class Outcome:
         answer: the text that was scored.
         prompt_tokens: of context and question.
         answer_tokens: of the answer.
-        reached: tokens of what the policy judged per KV kept of them; None if the answer ended before they were cut.
+        achieved_compression: tokens of what the policy judged per KV kept of them; None if the answer ended before
+            they were cut.
         kv_bytes: of the blocks that the sequence held when its answer ended.
     """
 
@@ -32,7 +36,7 @@ class Outcome:
     answer: str
     prompt_tokens: int
     answer_tokens: int
-    reached: float | None
+    achieved_compression: float | None
     kv_bytes: int
 
     @property
@@ -41,10 +45,12 @@ class Outcome:
         return self.cell, self.sample, self.question
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
-        return asdict(self)
+        """The fields by name, as `from_json` reads them; journals call the achieved compression `reached`."""
+        values = asdict(self)
+        return {_JSON_NAMES.get(name, name): value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`."""
-        return cls(**values)
+        fields = {name: field for field, name in _JSON_NAMES.items()}
+        return cls(**{fields.get(name, name): value for name, value in values.items()})

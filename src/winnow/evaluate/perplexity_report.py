@@ -6,7 +6,7 @@ from typing import Any
 
 from winnow.evaluate.perplexity import Change, Perplexity
 from winnow.evaluate.table_report import write_table_report
-from winnow.text_table import Footnotes, TextTable
+from winnow.report.tables import Footnotes, TextTable
 from winnow.units import format_bytes
 
 _NOTE = """\

@@ -11,7 +11,7 @@ from winnow.errors import EvaluationError, known_names
 from winnow.evaluate.cell import Cell
 from winnow.evaluate.sample import Sample
 from winnow.evaluate.tasks.task import Task, TaskSettings
-from winnow.fingerprint import Fingerprint, fingerprint
+from winnow.report.fingerprint import Fingerprint, fingerprint
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
@@ -27,7 +27,7 @@ class EvaluationPlan:
     Attributes:
         name: the task's, for titles and messages.
         cells: `plan_cells` makes them.
-        controls: presets among the cells that say which categories do not discriminate.
+        controls: presets among the cells that say which categories are uninformative.
         chat: "auto", "on" or "off"; see `PromptMaker`.
     """
 

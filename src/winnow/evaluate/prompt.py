@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from winnow.chat import tail_tokens
+from winnow.checks import check_choice
 from winnow.errors import EvaluationError
 from winnow.evaluate.sample import Question, Sample
 
@@ -45,8 +46,7 @@ class PromptMaker:
             raise EvaluationError(
                 "an evaluation needs a tokenizer, which the model's directory does not have"
             )
-        if chat not in CHAT_MODES:
-            raise EvaluationError(f"chat must be one of {', '.join(CHAT_MODES)}, got {chat!r}")
+        check_choice("chat", chat, CHAT_MODES, EvaluationError)
         self._tokenizer = tokenizer
         self._chat = chat
 

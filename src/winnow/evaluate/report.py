@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from winnow.evaluate.charts import draw
-from winnow.evaluate.origin import origin
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.tables import all_tables
-from winnow.figures import can_draw
 from winnow.json_values import dump_json
+from winnow.report.plots import can_draw
+from winnow.report.provenance import origin
 
 RESULTS = "results.json"
 TABLES = "results.md"
@@ -19,8 +19,8 @@ _QUERY_AWARE = """\
 Query-aware: the policy judges the whole prompt, and so knows the question when it decides what stays. Query-agnostic:
 it judges the context before it has seen the question, which is then kept whole."""
 _MEAN = """\
-A mean is over the categories that discriminate. One that a control answers as well as the full cache does (within 5 %),
-or that the full cache itself does not answer (below 0.1), says nothing about a policy; it is marked and left out."""
+A mean is over the informative categories. One that a control answers as well as the full cache does (within 5 %), or
+that the full cache itself does not answer (below 0.1), is uninformative: it is marked and left out."""
 
 
 def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any]) -> list[Path]:
@@ -38,7 +38,7 @@ def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any
 
 
 def largest_error(prompts: int) -> float:
-    """Standard error of a mean of so many numbers between 0 and 1, at most: half of them 0, half of them 1."""
+    """Return the largest standard error that a mean of `prompts` numbers between 0 and 1 can have."""
     return 0.5 / math.sqrt(prompts)
 
 

@@ -5,8 +5,8 @@ from statistics import fmean
 from typing import Any
 
 from winnow.evaluate.cell import Cell
-from winnow.evaluate.discrimination import undiscriminating
 from winnow.evaluate.outcome import Outcome
+from winnow.evaluate.uninformative import uninformative_categories
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,13 @@ class CellResult:
         return found
 
     @property
-    def reached(self) -> float | None:
-        """Mean compression reached, over the answers that lived to see their context cut."""
-        return _mean(outcome.reached for outcome in self.outcomes if outcome.reached is not None)
+    def achieved_compression(self) -> float | None:
+        """Mean compression achieved, over the answers that lived to see their context cut."""
+        return _mean(
+            outcome.achieved_compression
+            for outcome in self.outcomes
+            if outcome.achieved_compression is not None
+        )
 
     @property
     def kv_bytes(self) -> float | None:
@@ -54,7 +58,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Headline:
-    """The mean of category means over the categories that discriminate; None where none does."""
+    """The mean of category means over the categories that are informative; None where none is."""
 
     mean: float | None
     covered: int
@@ -69,7 +73,7 @@ class Evaluation:
         categories: those with samples, in the task's order.
         lengths: tokens asked for, where the task's length is free.
         prompts: questions asked in each cell.
-        controls: presets that say which categories do not discriminate.
+        controls: presets that say which categories are uninformative.
         results: in the order of the plan's cells.
     """
 
@@ -96,7 +100,7 @@ class Evaluation:
         return [each for each in self.results if (each.cell.query, each.cell.compression) == wanted]
 
     def marks(self, query: str | None, compression: float | None) -> dict[str, str]:
-        """Categories that do not discriminate in a query mode at a compression, and why."""
+        """Uninformative categories in a query mode at a compression, and why."""
         controls = [
             each
             for each in self.results
@@ -105,12 +109,12 @@ class Evaluation:
         ]
         if self.full is None:
             return {}
-        return undiscriminating(
+        return uninformative_categories(
             self.categories, self.full.score, {each.cell.preset: each.score for each in controls}
         )
 
     def headline(self, result: CellResult, query: str | None, compression: float | None) -> Headline:
-        """The mean of `result` over the categories that discriminate in a query mode at a compression."""
+        """The mean of `result` over the informative categories in a query mode at a compression."""
         marked = self.marks(query, compression)
         scores = [result.score(name) for name in self.categories if name not in marked]
         return Headline(_mean(each for each in scores if each is not None), len(scores), len(self.categories))
@@ -138,7 +142,7 @@ class Evaluation:
             return row | {"refused": result.refusal.reason, "refused_prompts": result.refusal.prompts}
         headline = self.headline(result, cell.query, cell.compression)
         return row | {
-            "reached": result.reached,
+            "reached": result.achieved_compression,
             "kv_bytes": result.kv_bytes,
             "mean": headline.mean,
             "mean_covers": headline.covered,

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winnow.errors import ContextLengthError, EvaluationError, InvalidRequestError
-from winnow.evaluate.asks import Ask, make_asks, shared_cells
 from winnow.evaluate.cell import Cell
 from winnow.evaluate.journal import OutcomeJournal
 from winnow.evaluate.metrics import require_metric
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.prompt import Prompt, PromptMaker
+from winnow.evaluate.requests import EvalRequest, make_requests, shared_cells
 from winnow.evaluate.result import CellResult, Evaluation, Refusal
 from winnow.evaluate.sample import Sample
 from winnow.evaluate.scoring import outcome_of
@@ -97,7 +97,7 @@ class _Run:
         self._prompts = prompts
         self._journal = journal
         self._on_step = on_step
-        self._in_flight: dict[str, Ask] = {}
+        self._in_flight: dict[str, EvalRequest] = {}
         self.outcomes = {outcome.key: outcome for outcome in (journal.found if journal else ())}
         self._refusals = {cell: refusal for cell in cells if (refusal := self._refusal(cell)) is not None}
         self._cells = [cell for cell in cells if cell not in self._refusals]
@@ -111,15 +111,15 @@ class _Run:
 
     def answer_all(self) -> None:
         """Submit what is missing and step the engine until nothing is left."""
-        asks = self._asks(self._cells)
-        self._fill(asks)
-        self._tell()
+        requests = self._requests(self._cells)
+        self._fill(requests)
+        self._report_progress()
         while self._in_flight:
             for output in self._llm.step():
                 if output.finished and output.request_id in self._in_flight:
-                    self._take(self._in_flight.pop(output.request_id), output)
-            self._fill(asks)
-            self._tell()
+                    self._score(self._in_flight.pop(output.request_id), output)
+            self._fill(requests)
+            self._report_progress()
 
     def abandon(self) -> None:
         """Leave nothing half done in the engine."""
@@ -134,10 +134,10 @@ class _Run:
         keys = [(cell.name, s.name, place) for s in self._samples for place in range(len(s.questions))]
         return CellResult(cell, tuple(self.outcomes[key] for key in keys))
 
-    def _asks(self, cells: Sequence[Cell]) -> Iterator[Ask]:
+    def _requests(self, cells: Sequence[Cell]) -> Iterator[EvalRequest]:
         for group in shared_cells(cells):
             for sample in self._samples:
-                yield from make_asks(group, sample, self._prompts[sample.name], self._is_missing)
+                yield from make_requests(group, sample, self._prompts[sample.name], self._is_missing)
 
     def _is_missing(self, cell: Cell, sample: Sample, question: int) -> bool:
         return (cell.name, sample.name, question) not in self.outcomes
@@ -145,37 +145,37 @@ class _Run:
     def _refusal(self, cell: Cell) -> Refusal | None:
         """Why the engine would not run a cell, found by asking it."""
         reasons = []
-        for ask in self._asks([cell]):
+        for request in self._requests([cell]):
             try:
-                self._llm.abort(self._llm.submit(ask.token_ids, ask.params))
+                self._llm.abort(self._llm.submit(request.token_ids, request.params))
             except ContextLengthError as error:
-                raise EvaluationError(f"sample {ask.sample.name!r} is too long: {error}") from None
+                raise EvaluationError(f"sample {request.sample.name!r} is too long: {error}") from None
             except InvalidRequestError as error:
                 reasons.append(str(error))
         return Refusal(reasons[0], len(reasons)) if reasons else None
 
-    def _fill(self, asks: Iterator[Ask]) -> None:
+    def _fill(self, requests: Iterator[EvalRequest]) -> None:
         """Submit until the engine has twice what can run, so that whatever ends is replaced at once."""
         most = 2 * self._llm.config.scheduler.max_num_seqs
-        while sum(len(ask.parts) for ask in self._in_flight.values()) < most:
-            ask = next(asks, None)
-            if ask is None:
+        while sum(len(request.sub_answers) for request in self._in_flight.values()) < most:
+            request = next(requests, None)
+            if request is None:
                 return
-            self._in_flight[self._llm.submit(ask.token_ids, ask.params, final_only=True)] = ask
+            self._in_flight[self._llm.submit(request.token_ids, request.params, final_only=True)] = request
 
-    def _take(self, ask: Ask, output: RequestOutput) -> None:
+    def _score(self, request: EvalRequest, output: RequestOutput) -> None:
         output.raise_for_error()  # an answer that the model failed to give is none to be scored
         found = [
-            outcome_of(self._llm, ask, part, answer)
-            for part, answer in zip(ask.parts, output.outputs, strict=True)
+            outcome_of(self._llm, request, sub_answer, output_part)
+            for sub_answer, output_part in zip(request.sub_answers, output.outputs, strict=True)
         ]
         if self._journal is not None:
             self._journal.append(found)
         self.outcomes |= {outcome.key: outcome for outcome in found}
         self._done += len(found)
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self._on_step is not None:
             oldest = next(iter(self._in_flight.values()), None)
-            cell = "" if oldest is None else oldest.parts[0].cell.name
+            cell = "" if oldest is None else oldest.sub_answers[0].cell.name
             self._on_step(EvaluationProgress(self._done, self._total, cell, self._llm.stats()))

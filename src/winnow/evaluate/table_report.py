@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from winnow.evaluate.origin import origin
 from winnow.evaluate.report import RESULTS, TABLES
 from winnow.json_values import dump_json
-from winnow.text_table import TextTable
+from winnow.report.provenance import origin
+from winnow.report.tables import TextTable
 
 
 def write_table_report(

@@ -4,12 +4,12 @@ from collections.abc import Collection, Sequence
 
 from winnow.evaluate.cell import AGNOSTIC, FULL, FULL_CELL
 from winnow.evaluate.result import CellResult, Evaluation
-from winnow.text_table import Footnotes, TextTable
+from winnow.report.tables import Footnotes, TextTable
 from winnow.units import format_bytes
 
 NOTABLE = 0.1
-"""Below this share of difference from what was asked, the compression reached goes without saying."""
-NOT_DISCRIMINATING = "*"
+"""Below this share of difference from what was asked, the compression achieved is not shown."""
+UNINFORMATIVE = "*"
 
 
 def query_label(query: str) -> str:
@@ -20,7 +20,7 @@ def query_label(query: str) -> str:
 
 
 def mean_table(evaluation: Evaluation, query: str) -> TextTable:
-    """Means over the categories that discriminate: presets down, compressions across, the full cache first."""
+    """Means over the informative categories: presets down, compressions across, the full cache first."""
     amounts = _compressions(evaluation, query)
     notes = Footnotes()
     rows: list[tuple[str, tuple[str, ...]]] = []
@@ -56,7 +56,7 @@ def category_table(evaluation: Evaluation, query: str, compression: float | None
     notes = Footnotes()
     rows = [
         (
-            name + NOT_DISCRIMINATING * (name in marked),
+            name + UNINFORMATIVE * (name in marked),
             tuple(_text(each.score(name)) for each in compared),
         )
         for name in evaluation.categories
@@ -65,7 +65,7 @@ def category_table(evaluation: Evaluation, query: str, compression: float | None
     rows += [
         (f"mean of {heads[0].covered}", tuple(_text(each.mean) for each in heads)),
         *_plain_mean(evaluation, compared, marked),
-        ("compression reached", tuple(_ratio(each.reached) for each in compared)),
+        ("compression reached", tuple(_ratio(each.achieved_compression) for each in compared)),
         ("KV memory of an answer", tuple(_bytes(each.kv_bytes) for each in compared)),
     ]
     columns = tuple(
@@ -73,7 +73,7 @@ def category_table(evaluation: Evaluation, query: str, compression: float | None
         + (f" {notes.mark(_refused(each, evaluation))}" if each.refusal else "")
         for each in compared
     )
-    reasons = [f"{NOT_DISCRIMINATING} {name} does not discriminate: {why}" for name, why in marked.items()]
+    reasons = [f"{UNINFORMATIVE} {name} is uninformative: {why}" for name, why in marked.items()]
     title = f"{evaluation.task}, {query_label(query)}, {_amount(compression)}"
     return TextTable(title, "category", columns, tuple(rows), notes.lines(reasons), across="preset").upright()
 
@@ -112,7 +112,7 @@ def full_table(evaluation: Evaluation) -> TextTable:
     full = evaluation.results[0]
     marked = evaluation.marks(None, full.cell.compression)
     rows: list[tuple[str, tuple[str, ...]]] = [
-        (name + NOT_DISCRIMINATING * (name in marked), (_text(full.score(name)),))
+        (name + UNINFORMATIVE * (name in marked), (_text(full.score(name)),))
         for name in evaluation.categories
     ]
     headline = evaluation.headline(full, None, full.cell.compression)
@@ -121,7 +121,7 @@ def full_table(evaluation: Evaluation) -> TextTable:
         *_plain_mean(evaluation, [full], marked),
         ("KV memory of an answer", (_bytes(full.kv_bytes),)),
     ]
-    notes = tuple(f"{NOT_DISCRIMINATING} {name} does not discriminate: {why}" for name, why in marked.items())
+    notes = tuple(f"{UNINFORMATIVE} {name} is uninformative: {why}" for name, why in marked.items())
     return TextTable(f"{evaluation.task}, full cache", "category", (FULL_CELL.label,), tuple(rows), notes)
 
 
@@ -156,10 +156,10 @@ def _mean_entry(evaluation: Evaluation, result: CellResult | None, query: str, n
         return ""
     if result.refusal is not None:
         return f"- {notes.mark(_refused(result, evaluation))}"
-    asked, reached = result.cell.compression, result.reached
-    told = reached is not None and (asked is None or abs(reached / asked - 1) > NOTABLE)
+    asked, achieved = result.cell.compression, result.achieved_compression
+    notable = achieved is not None and (asked is None or abs(achieved / asked - 1) > NOTABLE)
     mean = _text(evaluation.headline(result, query, asked).mean)
-    return f"{mean} (at {_ratio(reached)})" if told else mean
+    return f"{mean} (at {_ratio(achieved)})" if notable else mean
 
 
 def _refused(result: CellResult, evaluation: Evaluation) -> str:
@@ -175,8 +175,8 @@ def _text(score: float | None) -> str:
     return "-" if score is None else f"{score:.2f}"
 
 
-def _ratio(reached: float | None) -> str:
-    return "-" if reached is None else f"{reached:.1f}x"
+def _ratio(compression: float | None) -> str:
+    return "-" if compression is None else f"{compression:.1f}x"
 
 
 def _bytes(held: float | None) -> str:

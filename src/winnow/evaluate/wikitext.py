@@ -36,7 +36,7 @@ def cut_windows(tokenizer: Any, text: str, length: int, context: int, most: int 
     What is left at the end and fills no window is left out.
 
     Args:
-        most: so many windows from the front; None: all.
+        most: number of windows from the front; None: all.
 
     Raises:
         EvaluationError: `context` is not between 1 and `length` - 1, or the text fills no window.

@@ -1,23 +1,20 @@
 """CPU kernels for scorers. They read keys in place, without a copy."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from winnow import native
 from winnow.attention import Smoothing
-from winnow.attention.native import key_rows
 from winnow.eviction.rows import LayerRows
 from winnow.native import native_kernels
-
-if TYPE_CHECKING:
-    from winnow import _native
 
 
 class RowKernels:
     """Scores of the rows of a layer by CPU kernels. Results do not depend on the number of threads."""
 
-    def __init__(self, kernels: "_native.Kernels", rows: LayerRows) -> None:
+    def __init__(self, kernels: "native.Kernels", rows: LayerRows) -> None:
+        from winnow.attention.native import key_rows  # needs the extension
+
         self._kernels = kernels
         self._threads = torch.get_num_threads()
         # The kernels hold addresses of these tensors.
@@ -48,7 +45,7 @@ class RowKernels:
         not looked at."""
         score = score.contiguous()
         pooled = torch.empty_like(score)
-        self._kernels.pool_rows(
+        self._kernels.smooth_rows(
             score.data_ptr(),
             self._position.data_ptr(),
             self._length.data_ptr(),

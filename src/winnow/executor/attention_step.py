@@ -24,7 +24,7 @@ class PagedAttentionStep:
     signals: EngineSignals
     watched: Tensor | None
     """Which tokens count for the similarity of hidden states, [T]."""
-    wanted: Tensor | None
+    logits_indices: Tensor | None
     """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
     native: NativeStep | None
     """The same for the kernels, where they may compute whole layers."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionObserver, PagedCache, Spans
-from winnow.attention.native_step import NativeStep
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray
 from winnow.cache.memory import require_memory
@@ -96,7 +95,7 @@ class TorchExecutor:
             self._signals,
             self._signals.note(plan, self._states),
             None if len(wanted) == len(spans.position) else wanted,
-            None if queries or replays else self._native_step(spans),
+            None if queries or replays else self._backend.step(self.cache, spans),
             queries,
             replays,
         )
@@ -208,9 +207,6 @@ class TorchExecutor:
         """As int64 [n]; by way of numpy, which reads a list in a third of the time."""
         return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(self._model.device)
 
-    def _native_step(self, spans: Spans) -> NativeStep | None:
-        return self._backend.step(self.cache, spans)
-
     def _forward(self, plan: StepPlan, spans: Spans, step: PagedAttentionStep, wanted: Tensor) -> Tensor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""
         tokens: list[int] = []
@@ -219,8 +215,8 @@ class TorchExecutor:
         if self._graphs is not None and not (step.watching or step.queries or step.replays):
             decoded = self._graphs.run(tokens, spans)
             if decoded is not None:
-                return decoded if step.wanted is None else decoded[wanted]
-        output = self._model.computes(
+                return decoded if step.logits_indices is None else decoded[wanted]
+        output = self._model.forward_model(
             input_ids=self._to_device(tokens)[None],
             position_ids=spans.position[None],
             use_cache=False,
@@ -233,7 +229,7 @@ class TorchExecutor:
     def decode_logits(self, tokens: Tensor, spans: Spans) -> Tensor:
         """The logits, [B, V], of sequences that bring one token each, int64 [1, B]; their rows have room for it."""
         step = PagedAttentionStep(self._backend, self.cache, spans, self._signals, None, None, None)
-        output = self._model.computes(
+        output = self._model.forward_model(
             input_ids=tokens,
             position_ids=spans.position[None],
             use_cache=False,

@@ -9,8 +9,7 @@ from typing import Any
 from winnow.errors import DatasetError
 from winnow.evaluate.demo_tasks.haystack import insert
 from winnow.evaluate.demo_tasks.words import NAMES
-from winnow.evaluate.prose import shipped_sentences
-from winnow.evaluate.tasks.files import read_json_lines, read_text
+from winnow.evaluate.tasks.files import read_json_lines, read_text, shipped_sentences
 from winnow.evaluate.wikitext import wikitext
 
 _THINGS = (

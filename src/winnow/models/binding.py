@@ -5,8 +5,10 @@ computed travels as a keyword argument of the model's own forward, down to each 
 """
 
 import inspect
+from collections.abc import Iterator
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -41,6 +43,24 @@ _HARMLESS = frozenset(
 def cache_argument(model: nn.Module) -> str:
     """What a model's forward calls its cache: transformers renamed it within its fifth version."""
     return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
+
+
+class CausalModel(Protocol):
+    """What a forward pass needs of a model: transformers' class bound to `paged_attention`, or a `PackedDecoder`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of weights and hidden states."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers by name, as of `nn.Module`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward pass; its result has `logits`."""
 
 
 class AttentionStep(Protocol):

@@ -43,9 +43,9 @@ def sampling_defaults(path: Path, source: str) -> Mapping[str, Any]:
         raise UnsupportedModelError(
             f"model: generation_config must be auto, {OWN} or a directory with a {GENERATION}, got {source!r}"
         )
-    told = read_object(directory / GENERATION)
-    found = {ours: told[theirs] for theirs, ours in _TAKEN.items() if told.get(theirs) is not None}
-    if told.get("do_sample") is False:
+    values = read_object(directory / GENERATION)
+    found = {ours: values[theirs] for theirs, ours in _TAKEN.items() if values.get(theirs) is not None}
+    if values.get("do_sample") is False:
         found = {name: value for name, value in found.items() if name not in _OF_SAMPLING}
         found["temperature"] = 0.0
     try:

@@ -1,4 +1,4 @@
-"""What kind of model a configuration describes, told before its weights are read."""
+"""What kind of model a configuration describes, known before its weights are read."""
 
 from typing import Any
 

@@ -15,16 +15,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from winnow.models.packed.decoder import PackedDecoder
-    from winnow.models.verify import Verified
 
-    CausalModel: TypeAlias = PreTrainedModel | PackedDecoder
+    ServedModel: TypeAlias = PreTrainedModel | PackedDecoder
+
+
+@dataclass(frozen=True)
+class Verified:
+    """How far Winnow's logits are from those of the model's own code."""
+
+    difference: float
+    """As a part of the norm of the model's own logits; NaN where those are not finite."""
+    tolerance: float
+    num_tokens: int
+    past: int
+    """Tokens before those whose masks were compared; 0: the model builds none."""
 
 
 @dataclass(frozen=True)
 class PlainModel:
     """A causal language model, and what an engine must know of it."""
 
-    model: "CausalModel"
+    model: "ServedModel"
     tokenizer: "PreTrainedTokenizerBase | None"
     vocab_size: int
     max_model_len: int
@@ -50,12 +61,12 @@ class LoadedModel(PlainModel):
     """Longest sequence whose positions the model knows."""
     decoder: "PackedDecoder | None" = None
     """The parts of `model` without transformers' code between them, where they compute the same."""
-    verified: "Verified | None" = None
+    verified: Verified | None = None
     """How far what answers is from the model's own code; None: it was not compared at load."""
 
     @property
-    def computes(self) -> "CausalModel":
-        """What computes a step."""
+    def forward_model(self) -> "ServedModel":
+        """The model that a step runs: the decoder where there is one."""
         return self.model if self.decoder is None else self.decoder
 
     @cached_property

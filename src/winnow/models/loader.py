@@ -13,7 +13,7 @@ from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.damage import loading
 from winnow.models.hub import DEMO_MODEL, locate_model
 from winnow.models.loaded import LoadedModel, PlainModel
-from winnow.models.packed.files import is_packed
+from winnow.models.packed.description import is_packed
 from winnow.native import native_kernels
 
 __all__ = ["DEMO_MODEL", "load_model", "load_plain_model", "pack_model"]

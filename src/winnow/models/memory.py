@@ -40,12 +40,12 @@ def _has_own_pages(start: int, end: int) -> bool:
     try:
         with Path("/proc/self/pagemap").open("rb") as pagemap:
             pagemap.seek(start // mmap.PAGESIZE * _ENTRY)
-            told = pagemap.read(num_bytes)
+            data = pagemap.read(num_bytes)
     except OSError:
         return True
-    entries = np.frombuffer(told, dtype=np.uint64)
+    entries = np.frombuffer(data, dtype=np.uint64)
     own = (entries & _HELD != 0) & (entries & _OF_FILE == 0)
-    return len(told) < num_bytes or bool(own.any())
+    return len(data) < num_bytes or bool(own.any())
 
 
 def is_file_backed(tensor: Tensor) -> bool:

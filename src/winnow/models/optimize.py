@@ -42,7 +42,7 @@ def optimize_model(
     # They load the kernels, which an installation may lack.
     from winnow.models.fused.build import fuse_layer
     from winnow.models.fused.kernels import LayerKernels
-    from winnow.models.fused.norm import FusedNorm
+    from winnow.models.fused.layer import FusedNorm
     from winnow.models.fused.parts import read_norm
     from winnow.models.fused.probe import record_calls, selection_is_harmless
     from winnow.models.packed.extract import extract_parts
@@ -65,8 +65,8 @@ def optimize_model(
     if last is not None and norm is not None:
         base.norm = FusedNorm(norm, layer_kernels)
     if last is not None:
-        last.only_wanted = True
-        last.only_wanted = selection_is_harmless(model, trained_len)
+        last.last_layer_only_wanted = True
+        last.last_layer_only_wanted = selection_is_harmless(model, trained_len)
     _pack_head(model, layer_kernels, make_linear, trained_len)
     trim_heap()
     try:

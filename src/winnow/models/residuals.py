@@ -29,7 +29,7 @@ class InputWatcher(Protocol):
 
 
 def watch_residuals(model: nn.Module, num_layers: int) -> None:
-    """Hook the model's layers to pass hidden states to a watching step. Other steps cost one attribute look-up a layer.
+    """Hook the model's layers, so that they call a step that is watching. Others pay one attribute look-up a layer.
 
     Fused layers have no parts to hook; they call the step themselves.
 

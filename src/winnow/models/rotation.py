@@ -9,7 +9,7 @@ from torch import Tensor
 from winnow.attention import AttentionSpec
 
 if TYPE_CHECKING:
-    from winnow.models.loaded import CausalModel
+    from winnow.models.binding import CausalModel
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def tokenizer_class(tokenizer: "PreTrainedTokenizerBase | None") -> str | None:
 
 
 def end_tokens(
-    told: Iterable[int], tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int
+    declared: Iterable[int], tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int
 ) -> frozenset[int]:
     """Tokens that end an answer: those that the configurations tell, and the tokenizer's own.
 
@@ -61,7 +61,9 @@ def end_tokens(
     the model cannot say: default configurations name such tokens.
     """
     own = None if tokenizer is None else tokenizer.eos_token_id
-    return frozenset(token for token in (*told, *([] if own is None else [own])) if 0 <= token < vocab_size)
+    return frozenset(
+        token for token in (*declared, *([] if own is None else [own])) if 0 <= token < vocab_size
+    )
 
 
 def _is_tokenizer(kind: object) -> bool:

@@ -9,7 +9,7 @@ the model is shown a cache that claims a past, and is asked for the masks alone.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,7 @@ from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.errors import UnsupportedModelError
 from winnow.models.binding import ATTENTION_NAME, cache_argument
 from winnow.models.geometry import ModelGeometry
-
-if TYPE_CHECKING:
-    from winnow.models.loaded import LoadedModel
+from winnow.models.loaded import LoadedModel, Verified
 
 _MASKS = "winnow_masks"
 _TOKENS = 12
@@ -36,18 +34,6 @@ _LONGEST_PAST = 2**18
 # Largest difference of a token's logits, as a part of their norm. In half precision results differ by rounding, and in
 # models with experts a token may go elsewhere for it: there the median over tokens counts, in float32 the largest.
 _FULL, _HALF = 1e-3, 0.2
-
-
-@dataclass(frozen=True)
-class Verified:
-    """How far Winnow's logits are from those of the model's own code."""
-
-    difference: float
-    """As a part of their norm; not a number where the model's own were none."""
-    tolerance: float
-    num_tokens: int
-    past: int
-    """Tokens before those whose masks were compared; 0: the model builds none."""
 
 
 class _Masks:
@@ -104,7 +90,7 @@ class _Step:
     """One forward pass over a small paged cache; see `winnow.models.AttentionStep`."""
 
     watching = False
-    wanted = None
+    logits_indices = None
 
     def __init__(self, backend: AttentionBackend, cache: PagedCache, spans: Spans) -> None:
         self._backend, self._cache, self._spans = backend, cache, spans
@@ -151,7 +137,7 @@ class Trial:
         return cls(type(model).__name__, tokens, logits, past)
 
     @torch.inference_mode()
-    def verify(self, loaded: "LoadedModel", attention_backend: str) -> Verified:
+    def verify(self, loaded: LoadedModel, attention_backend: str) -> Verified:
         """Compare with the model as it will run.
 
         Raises:
@@ -217,7 +203,7 @@ def _check_masks(model: PreTrainedModel, geometry: ModelGeometry, past: int) -> 
     return checked
 
 
-def _paged_logits(loaded: "LoadedModel", tokens: Tensor, backend: AttentionBackend) -> Tensor:
+def _paged_logits(loaded: LoadedModel, tokens: Tensor, backend: AttentionBackend) -> Tensor:
     """Logits of each token, float32 [T, V]: all but the last in one chunk, and the last by itself."""
     geometry, length = loaded.geometry, len(tokens)
     layout = CacheLayout(
@@ -233,7 +219,7 @@ def _paged_logits(loaded: "LoadedModel", tokens: Tensor, backend: AttentionBacke
         cache.append([slot], [end - start])
         lengths = cache.paged.tables.longest([slot])
         spans = Spans.build([slot], [start], [end - start], lengths, loaded.device)
-        output = loaded.computes(
+        output = loaded.forward_model(
             input_ids=tokens[None, start:end],
             position_ids=spans.position[None],
             use_cache=False,

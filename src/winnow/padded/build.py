@@ -16,7 +16,7 @@ from winnow.padded.executor import PaddedExecutor
 from winnow.padded.groups import Grouping
 from winnow.padded.memory_budget import MemoryBudget
 from winnow.padded.model import PaddedModel
-from winnow.padded.modes import mode_named
+from winnow.padded.modes import Embedding, Mode
 from winnow.padded.queue import Queue
 from winnow.padded.sampler_slots import SamplerSlots
 from winnow.padded.shape import probe_shape
@@ -54,7 +54,7 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
         loaded.eos_token_ids,
         seed=config.model.seed,
     )
-    counters, mode = Counters(), mode_named(padded.padded_mode)
+    counters, mode = Counters(), _mode_named(padded.padded_mode)
     if mode.keeps_gaps and not model.takes_positions:
         raise UnsupportedModelError(
             f"{type(loaded.model).__name__} takes positions from columns, so padded_mode={padded.padded_mode} would "
@@ -102,3 +102,12 @@ def _overlaps(config: PaddedConfig, model: PaddedModel) -> bool:
             "they see, so that two passes cannot run side by side"
         )
     return config.overlap_prefill
+
+
+def _mode_named(name: str) -> Mode:
+    """Return the mode that the option `padded_mode` names."""
+    if name == "embedding":
+        return Embedding()
+    from winnow.padded.comparison import MODES
+
+    return MODES[name]

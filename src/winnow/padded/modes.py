@@ -74,12 +74,3 @@ class Embedding:
 def fits_alone(state: BatchState) -> Callable[[int, int], bool]:
     """Return a test of whether a group of (rows, columns) fits while the batch is empty."""
     return lambda rows, columns: rows <= state.max_rows and state.budget.admits(rows, columns)
-
-
-def mode_named(name: str) -> Mode:
-    """Return the mode that the option `padded_mode` names."""
-    if name == "embedding":
-        return Embedding()
-    from winnow.padded.comparison import MODES
-
-    return MODES[name]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from winnow.native import native_kernels
+from winnow.native import DTYPES, native_kernels
 from winnow.sampling.rows import clean_rows, row_blocks
 
 Argmax = Callable[[Tensor], Tensor]
@@ -17,21 +17,14 @@ def open_argmax(device: torch.device) -> Argmax:
     kernels = native_kernels() if device.type == "cpu" else None
     if kernels is None:
         return _argmax
-    from winnow import _native
-
-    formats = {
-        torch.float32: _native.DType.f32,
-        torch.bfloat16: _native.DType.bf16,
-        torch.float16: _native.DType.f16,
-    }
 
     def native_argmax(logits: Tensor) -> Tensor:
-        if logits.dtype not in formats or logits.stride(1) != 1:
+        if logits.dtype not in DTYPES or logits.stride(1) != 1:
             return _argmax(logits)
         count, size = logits.shape
         tokens = torch.empty(count, dtype=torch.int64)
         kernels.greedy(
-            formats[logits.dtype],
+            DTYPES[logits.dtype],
             logits.data_ptr(),
             logits.stride(0),
             count,

@@ -1,13 +1,11 @@
-"""What a user may ask of the sampler, checked once, at the door."""
+"""Sampling parameters of a request, checked when they are created."""
 
-import math
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
+from functools import partial
 from typing import Any, Self
 
-from winnow.config import MAX_COUNT
+from winnow.checks import MAX_COUNT, check_integer, check_length, check_list, check_number, show
 from winnow.errors import InvalidRequestError
 
 MAX_N = 128
@@ -54,7 +52,7 @@ _ALIASES = {"max_completion_tokens": "max_tokens"}  # OpenAI's newer name
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are chosen, when it ends, and what is told about them. Names as in vLLM.
+    """How the tokens of one request are chosen, when it ends, and what is reported about them. Names as in vLLM.
 
     Attributes:
         n: answers per prompt, sampled independently (`sample_index` 0 to n - 1).
@@ -84,7 +82,7 @@ class SamplingParams:
         compression: tokens of the prompt per KV kept in each row on average, or a list of n such numbers, one for
             each sample, to compare them after computing the prompt once; None: as the engine's.
         kv_budget: KVs kept in each row on average, in place of `compression`; also a list of n.
-        context_tokens: so many tokens at the front of the prompt are judged without the rest, which is kept whole:
+        context_tokens: tokens at the front of the prompt that are judged without the rest, which is kept whole:
             the KVs that stay then do not depend on the question that follows. None: all of the prompt.
         template_tail: tokens at the prompt's end that follow the question: what a chat template ends with, and a
             prefix of the answer. Scores without a window keep them; a window may end before them
@@ -138,7 +136,7 @@ class SamplingParams:
             self._store(name, _number(name, getattr(self, name), lowest, highest))
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(f"{name} must be true or false, got {_show(getattr(self, name))}")
+                raise InvalidRequestError(f"{name} must be true or false, got {show(getattr(self, name))}")
         if self.top_p == 0:
             raise InvalidRequestError(f"top_p must be greater than 0, got {self.top_p}")
         if self.seed == -1:
@@ -161,7 +159,7 @@ class SamplingParams:
         if self.compression is not None and self.kv_budget is not None:
             raise InvalidRequestError(
                 "compression and kv_budget mean the same, give one; "
-                f"got {_show(self.compression)} and {_show(self.kv_budget)}"
+                f"got {show(self.compression)} and {show(self.kv_budget)}"
             )
         if self.stop and not self.detokenize:
             raise InvalidRequestError("detokenize must be true where stop is given, got False")
@@ -178,7 +176,7 @@ class SamplingParams:
             self._store(name, check(name, value))
         elif len(value) != self.n:
             raise InvalidRequestError(
-                f"{name} must be one number, or one for each of the n = {self.n} samples, got {_show(value)}"
+                f"{name} must be one number, or one for each of the n = {self.n} samples, got {show(value)}"
             )
         else:
             checked = tuple(check(name, each) for each in value)
@@ -201,7 +199,7 @@ class SamplingParams:
             name = _ALIASES.get(key, key)
             if name not in known:
                 raise InvalidRequestError(
-                    f"{_show(key)} is not a sampling parameter; known: {', '.join(sorted(known))}"
+                    f"{show(key)} is not a sampling parameter; known: {', '.join(sorted(known))}"
                 )
             if name != key and name in values:
                 raise InvalidRequestError(f"{key} and {name} mean the same, give one; got both")
@@ -245,40 +243,10 @@ class SamplingParams:
                 )
 
 
-def _show(value: object) -> str:
-    """A short repr, safe for values that a stranger chose."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python refuses to print integers of more than 4300 digits
-        return f"an enormous {type(value).__name__}"
-
-
-def _integer(name: str, value: Any, low: int, high: int = MAX_COUNT) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InvalidRequestError(f"{name} must be an integer, got {_show(value)}")
-    _check_range(name, value, low, high)
-    return int(value)
-
-
-def _number(name: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidRequestError(f"{name} must be a number, got {_show(value)}")
-    if not isinstance(value, Integral) and not math.isfinite(value):
-        raise InvalidRequestError(f"{name} must be finite, got {value}")
-    _check_range(name, value, low, high)
-    return float(value)
-
-
-def _check_range(name: str, value: Any, low: float, high: float) -> None:
-    if value < low:
-        raise InvalidRequestError(f"{name} must be at least {low}, got {_show(value)}")
-    if value > high:
-        raise InvalidRequestError(f"{name} must be at most {high}, got {_show(value)}")
-
-
-def _check_count(name: str, values: Sequence[Any] | Mapping[Any, Any], high: int) -> None:
-    if len(values) > high:
-        raise InvalidRequestError(f"{name} must have at most {high} entries, got {len(values)}")
+_integer = partial(check_integer, error=InvalidRequestError)
+_number = partial(check_number, error=InvalidRequestError)
+_check_length = partial(check_length, error=InvalidRequestError)
+_list = partial(check_list, error=InvalidRequestError)
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
@@ -286,12 +254,11 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
         return ()
     if isinstance(stop, str):
         stop = (stop,)
-    if isinstance(stop, bytes) or not isinstance(stop, Sequence):
-        raise InvalidRequestError(f"stop must be a string or a list of strings, got {_show(stop)}")
-    _check_count("stop", stop, MAX_STOP_STRINGS)
+    _list("stop", stop, "a string or a list of strings")
+    _check_length("stop", stop, MAX_STOP_STRINGS)
     for text in stop:
         if not isinstance(text, str):
-            raise InvalidRequestError(f"stop must hold strings, got {_show(text)}")
+            raise InvalidRequestError(f"stop must hold strings, got {show(text)}")
         if not text:
             raise InvalidRequestError("stop must hold strings of at least 1 character, got ''")
         if len(text) > MAX_STOP_LENGTH:
@@ -304,21 +271,19 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
 def _stop_token_ids(ids: Any) -> tuple[int, ...]:
     if ids is None:
         return ()
-    if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
-        raise InvalidRequestError(f"stop_token_ids must be a list of integers, got {_show(ids)}")
-    _check_count("stop_token_ids", ids, MAX_STOP_TOKEN_IDS)
+    _list("stop_token_ids", ids, "a list of integers")
+    _check_length("stop_token_ids", ids, MAX_STOP_TOKEN_IDS)
     return tuple(_integer("a token id in stop_token_ids", token, 0) for token in ids)
 
 
 def _forced_tokens(forced: Any, n: int) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
     """One list for all samples, or one for each of several."""
-    if isinstance(forced, str | bytes) or not isinstance(forced, Sequence):
-        raise InvalidRequestError(f"forced_tokens must be a list of integers, got {_show(forced)}")
+    _list("forced_tokens", forced, "a list of integers")
     if not forced or isinstance(forced[0], str | bytes) or not isinstance(forced[0], Sequence):
         return _forced_list(forced)
     if len(forced) != n:
         raise InvalidRequestError(
-            f"forced_tokens must be one list, or one for each of the n = {n} samples, got {_show(forced)}"
+            f"forced_tokens must be one list, or one for each of the n = {n} samples, got {show(forced)}"
         )
     lists = tuple(_forced_list(each) for each in forced)
     return lists if n > 1 else lists[0]
@@ -326,18 +291,17 @@ def _forced_tokens(forced: Any, n: int) -> tuple[int, ...] | tuple[tuple[int, ..
 
 def _forced_list(tokens: Any) -> tuple[int, ...]:
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Sequence):
-        raise InvalidRequestError(f"a list in forced_tokens must hold integers, got {_show(tokens)}")
+        raise InvalidRequestError(f"a list in forced_tokens must hold integers, got {show(tokens)}")
     return tuple(_integer("a token id in forced_tokens", token, 0) for token in tokens)
 
 
 def _spans(spans: Any) -> tuple[tuple[int, int], ...]:
-    if isinstance(spans, str | bytes) or not isinstance(spans, Sequence):
-        raise InvalidRequestError(f"protect must be a list of pairs [start, end], got {_show(spans)}")
-    _check_count("protect", spans, MAX_PROTECT)
+    _list("protect", spans, "a list of pairs [start, end]")
+    _check_length("protect", spans, MAX_PROTECT)
     checked = []
     for span in spans:
         if isinstance(span, str | bytes) or not isinstance(span, Sequence) or len(span) != 2:
-            raise InvalidRequestError(f"protect must hold pairs [start, end], got {_show(span)}")
+            raise InvalidRequestError(f"protect must hold pairs [start, end], got {show(span)}")
         start = _integer("a start in protect", span[0], 0)
         checked.append((start, _integer("an end in protect", span[1], start + 1)))
     return tuple(checked)
@@ -347,14 +311,12 @@ def _logit_bias(bias: Any) -> dict[int, float] | None:
     if bias is None:
         return None
     if not isinstance(bias, Mapping):
-        raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {_show(bias)}")
-    _check_count("logit_bias", bias, MAX_LOGIT_BIAS_ENTRIES)
+        raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {show(bias)}")
+    _check_length("logit_bias", bias, MAX_LOGIT_BIAS_ENTRIES)
     checked = {}
     for token, value in bias.items():
         token = _integer("a token id in logit_bias", token, 0)
-        checked[token] = _number(
-            f"logit_bias of token {_show(token)}", value, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS
-        )
+        checked[token] = _number(f"logit_bias of token {show(token)}", value, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
     return checked
 
 

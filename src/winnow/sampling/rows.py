@@ -1,4 +1,4 @@
-"""Rows of logits, so many at a time that the memory beside them does not grow with the batch."""
+"""Rows of logits in blocks, so that temporary memory does not grow with the batch."""
 
 from collections.abc import Iterator
 

@@ -17,7 +17,7 @@ from winnow.sampling.logprobs import logprob_table, read_logprobs
 from winnow.sampling.params import SamplingParams
 from winnow.sampling.randomness import stream_key, words
 from winnow.sampling.rows import clean_rows
-from winnow.sampling.slots import NUM_COLUMNS, Block, Columns, Feature, SlotTable, StepPlan
+from winnow.sampling.slots import NUM_COLUMNS, Block, Columns, Feature, SamplingBatch, SlotTable
 
 
 @dataclass(frozen=True)
@@ -156,17 +156,17 @@ class Sampler:
             self._slots.advance(rows)
             tokens = marked_tokens(self._argmax(logits), logits)
             return _separate_faults(tokens, [None] * len(slots))
-        plan = self._slots.plan(rows)
-        packed = self._to_device(plan.packed)
+        batch = self._slots.batch(rows)
+        packed = self._to_device(batch.packed)
         columns = packed[: NUM_COLUMNS * len(slots)].view(NUM_COLUMNS, len(slots))
         edits = packed[NUM_COLUMNS * len(slots) :].view(3, -1)
         tables = []
-        for block in plan.blocks:
+        for block in batch.blocks:
             own_columns = Columns(*columns[:, block.first : block.end])
             own_edits = edits[:, block.first_edit : block.end_edit]
             tables.append(self._sample_block(logits, block, own_columns, own_edits).flatten())
         self._slots.advance(rows)
-        return _read_tables(torch.cat(tables).cpu().numpy(), plan)
+        return _read_tables(torch.cat(tables).cpu().numpy(), batch)
 
     def _to_device(self, packed: NDArray[np.float64]) -> Tensor:
         host = torch.from_numpy(packed)
@@ -228,21 +228,21 @@ def _draw_filtered(x: Tensor, block: Block, columns: Columns) -> Tensor:
     return draw(x, columns.uniform)
 
 
-def _read_tables(numbers: NDArray[np.float64], plan: StepPlan) -> SamplerOutput:
+def _read_tables(numbers: NDArray[np.float64], batch: SamplingBatch) -> SamplerOutput:
     """What came from the device, block after block, back in the order of the batch."""
-    token_ids = np.zeros(len(plan.order), dtype=np.int64)
-    logprobs: list[dict[int, Logprob] | None] = [None] * len(plan.order)
+    token_ids = np.zeros(len(batch.order), dtype=np.int64)
+    logprobs: list[dict[int, Logprob] | None] = [None] * len(batch.order)
     start = 0
-    for block in plan.blocks:
+    for block in batch.blocks:
         asked = Feature.LOGPROBS in block.features
         width = 3 + 2 * block.top if asked else 1
-        rows = plan.order[block.first : block.end]
+        rows = batch.order[block.first : block.end]
         table = numbers[start : start + width * len(rows)].reshape(len(rows), width)
         start += table.size
         token_ids[rows] = table[:, 0]
         if asked:
             for row, report in zip(rows.tolist(), table.tolist(), strict=True):
-                logprobs[row] = read_logprobs(report, int(plan.top[row]))
+                logprobs[row] = read_logprobs(report, int(batch.top[row]))
     return _separate_faults(token_ids.tolist(), logprobs)
 
 

@@ -1,4 +1,4 @@
-"""Who occupies which slot, what each needs, and the plan of a step: the sampler's host side."""
+"""Slots of the sampler, what each needs in a step, and the batch of a step: the host side."""
 
 from dataclasses import dataclass
 from enum import IntFlag, auto
@@ -68,7 +68,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StepPlan:
+class SamplingBatch:
     """One step's rows, sorted by need, so that none pays for what only others need.
 
     Attributes:
@@ -111,15 +111,15 @@ class SlotTable:
         self._forced: dict[int, tuple[int, ...]] = {}
 
     def is_free(self, slot: int) -> bool:
-        """Whether nobody occupies it."""
+        """Return whether no sequence occupies the slot."""
         return not self._occupied[slot]
 
     def are_used(self, slots: NDArray[np.int64]) -> bool:
-        """Whether somebody occupies each of them."""
+        """Return whether every slot is occupied."""
         return bool(self._occupied[slots].all())
 
     def need_nothing(self, slots: NDArray[np.int64]) -> bool:
-        """Whether an argmax is all that each of them wants in this step."""
+        """Return whether an argmax suffices for every slot in this step."""
         if not self._features[slots].any() and not (self._position[slots] < self._num_forced[slots]).any():
             return True  # most steps of greedy requests, without a look at what each feature asks
         return not self._needs(slots).any()
@@ -191,7 +191,7 @@ class SlotTable:
         """Each of these answers holds one more token."""
         self._position[slots] += 1
 
-    def plan(self, slots: NDArray[np.int64]) -> StepPlan:
+    def batch(self, slots: NDArray[np.int64]) -> SamplingBatch:
         """Sort the rows by need, cut them into blocks and pack what the device must know."""
         features = self._needs(slots)
         order = np.argsort(features, kind="stable")
@@ -223,7 +223,7 @@ class SlotTable:
                 blocks.append(block)
         flat_edits = np.array(edits, dtype=np.float64).reshape(-1, 3).T
         packed = np.concatenate([columns.ravel(), flat_edits.ravel()])
-        return StepPlan(order, blocks, packed, self._top[slots])
+        return SamplingBatch(order, blocks, packed, self._top[slots])
 
     def _needs(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """The features that each of them needs in this step."""

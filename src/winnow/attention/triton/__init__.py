@@ -1,4 +1,4 @@
-"""Attention in Triton kernels, for GPUs. Importing it imports triton; `open_backend` does so when asked."""
+"""Attention in Triton kernels, for GPUs. Importing this package imports triton; `open_backend` does so on demand."""
 
 from winnow.attention.triton.backend import TritonBackend
 

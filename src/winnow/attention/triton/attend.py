@@ -1,4 +1,4 @@
-"""One call of `attend`: its launches, and the scratch between them. All scratch is bounded by the batch."""
+"""One call of `attend`: its launches and their scratch, whose size is bounded by the batch."""
 
 from functools import cached_property
 from typing import Any
@@ -25,11 +25,11 @@ _KVS_PER_PROGRAM = 128
 
 
 class Attend:
-    """Queries, the rows they read, and the output that launches fill.
+    """One layer of a batch: queries, the rows they read, and the output.
 
     Attributes:
         out: [T, Hq, d], contiguous, in q's dtype.
-        tile_queries: tokens of one block of a chunk.
+        tile_queries: tokens in one tile of a chunk.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class Attend:
         self._tile = max(tuning.chunk.queries, padded(self._group))
         self.tile_queries = self._tile // self._group
         self.out = q.new_empty(q.shape)
-        # Arguments that kernels share, in their order.
+        # Arguments that kernels share, in order.
         self._kvs = (pool.k, pool.v, pool.position)
         self._rows = (tables.pages, tables.page_table, tables.lengths, spans.device_slots)
         self._layout = cache_layout(cache)
 
     @cached_property
     def _formula(self) -> dict[str, Any]:
-        """How logits come about, as kernels know it when they are compiled."""
+        """The compile-time constants of kernels that describe the computation of logits."""
         return {
             "HEAD_DIM": self._q.shape[2],
             "BLOCK_D": padded(self._q.shape[2]),
@@ -68,7 +68,7 @@ class Attend:
     # -- one query each ------------------------------------------------------------------------------------------
 
     def decode(self, part: Decodes) -> None:
-        """Attention of sequences with one query; then their accumulators, from the logits that attention kept."""
+        """Compute sequences with one query; update accumulators from the logits that attention kept."""
         tuning, q = self._tuning, self._q
         kv_heads, query_heads, head_dim = self._layout["KV_HEADS"], q.shape[1], q.shape[2]
         splits = max(1, min(tuning.max_splits, ceil_div(part.longest, tuning.min_split)))
@@ -152,7 +152,7 @@ class Attend:
     # -- many queries each ---------------------------------------------------------------------------------------
 
     def prefill(self, chunks: Chunks) -> None:
-        """Attention of chunks; then the accumulators of those that are watched, in a second pass over their keys."""
+        """Compute chunks; update the accumulators of those with an observer in a second pass over their keys."""
         tuning, q = self._tuning, self._q
         exact = statistics = None
         if chunks.watched:
@@ -195,10 +195,10 @@ class Attend:
         exact: Tensor | None,
         statistics: Tensor | None,
     ) -> None:
-        """Bring one term of chunks that are watched alike into `accumulator`, float32 [slots of the pool]."""
+        """Update `accumulator`, float32 [slots of the pool], by one term of chunks with the same observer."""
         tuning, q, observe = self._tuning.observe, self._q, watched.observe
         kv_heads, block_size = self._layout["KV_HEADS"], self._layout["BLOCK_SIZE"]
-        # Only sums of single heads can be pooled one by one, or have a maximum.
+        # Pooling per query head, and a maximum of sums, need the sums of single heads.
         apart = observe.smoothing is not None and observe.smoothing.per_query_head
         apart |= observe.replace and observe.group is Group.MAX
         heads = 1 if apart and term is not Term.GROUP_SQUARED else self._group
@@ -250,7 +250,7 @@ class Attend:
             )
 
     def _aggregate(self, chunks: Chunks, watched: Watched, sums: Tensor) -> Tensor:
-        """Sums over queries, [R, H, query heads or 1, N], pooled and aggregated: contiguous [R, H, N]."""
+        """Pool and aggregate sums over queries, [R, H, query heads or 1, N]: contiguous [R, H, N]."""
         pool, tables = self._cache.pool, self._cache.tables
         index = watched.index.long()
         slots = self._spans.device_slots[index]

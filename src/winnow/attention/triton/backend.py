@@ -1,4 +1,4 @@
-"""The three operations over the paged cache, as launches of Triton kernels."""
+"""The operations over the paged cache as launches of Triton kernels."""
 
 import torch
 import triton
@@ -27,12 +27,13 @@ _MOVES_PER_PROGRAM = 16
 class TritonBackend(TorchBackend):
     """See `AttentionBackend` for shapes and meaning.
 
-    Nothing here waits for the device, and no grid depends on what it holds: rows tell the kernels their lengths, and
-    the host's bounds only have to cover them. A sequence in slot -1 has empty rows and only fills the batch.
+    `write`, `attend` and `compact` do not wait for the device, and no grid depends on its memory: kernels read the
+    lengths of rows there, and the host's bounds only have to cover them. A sequence in slot -1 has empty rows and only
+    pads the batch.
 
     Args:
-        device: where the cache lives; None: not checked.
-        tuning: block sizes; None: from the table, by head_dim and dtype.
+        device: the device of the cache; None: not checked.
+        tuning: tile sizes; None: from the table, by head_dim and dtype.
 
     Raises:
         ConfigError: kernels cannot run on `device`.
@@ -45,10 +46,7 @@ class TritonBackend(TorchBackend):
         self._planned: tuple[Spans, Batch] | None = None
 
     def capturable(self, spans: Spans, query_heads: int) -> bool:
-        """Whether a step over `spans` is the same launches whatever the device holds, so that a CUDA graph can keep it.
-
-        Decoding sequences are, if all tell the scores the same: numbers of sequences are then not copied to the device.
-        """
+        # Decoding sequences with one observer: no indices of sequences are copied to the device.
         only_decodes = spans.num_decodes == len(spans.counts)
         return only_decodes and Batch.plan(spans, query_heads, tile_queries=1).uploads_nothing
 

@@ -1,4 +1,4 @@
-"""Who is computed by which launch: made once for a step, used by all of its layers."""
+"""The launches of a step: planned once, used by all of its layers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,41 +11,41 @@ from torch import Tensor
 from winnow.attention.observer import AttentionObserver, Term
 from winnow.attention.spans import Spans
 
-# Bytes of the largest scratch for logits of decoding sequences; more of them are computed in several launches.
+# Bytes of the largest scratch for logits of decoding sequences; larger batches take several launches.
 _RAW_BYTES = 2**26
 
 
 @dataclass(frozen=True)
 class Decodes:
-    """Sequences with one query each that one launch computes."""
+    """Sequences with one query each, computed by one launch."""
 
     index: Tensor | None
-    """int32 [R], their numbers in the batch; None: the first R."""
+    """int32 [R], their indices in the batch; None: the first R."""
     count: int
     longest: int
-    """KVs of the longest row."""
+    """KVs in the longest row."""
     observe: AttentionObserver | None
 
 
 @dataclass(frozen=True)
 class Watched:
-    """Chunks whose queries tell the scores the same."""
+    """Chunks with the same observer."""
 
     index: Tensor
-    """int32 [R], numbers of the sequences."""
+    """int32 [R], indices of the sequences in the batch."""
     longest: int
     observe: AttentionObserver
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Sequences computed in blocks of queries."""
+    """Sequences computed in tiles of queries."""
 
     tiles: Tensor
-    """int32 [tiles, 2]: a sequence's number, and the first token of the block, counted within its chunk."""
+    """int32 [tiles, 2]: index of the sequence, and the tile's first token, counted within the chunk."""
     extents: Tensor
-    """int32 [B, 3]: a sequence's first token in the batch, its tokens, and the first of them that counts (below 0:
-    all)."""
+    """int32 [B, 3]: the sequence's first token in the batch, its number of tokens, and the first of them that updates
+    accumulators (negative: all)."""
     watched: tuple[Watched, ...]
 
     def asks_for(self, term: Term) -> bool:
@@ -61,40 +61,40 @@ class Batch:
 
     @property
     def uploads_nothing(self) -> bool:
-        """Whether the launches need no numbers of sequences on the device."""
+        """Whether the launches need no indices of sequences on the device."""
         return self.chunks is None and all(part.index is None for part in self.decodes)
 
     @classmethod
     def plan(cls, spans: Spans, query_heads: int, tile_queries: int) -> "Batch":
-        """Divide the batch. Sequences that nobody watches cost no Python of their own.
+        """Split the batch into launches. Sequences without an observer take no Python loop.
 
         Args:
-            query_heads: Hq, for the size of scratch.
-            tile_queries: tokens of one block of a chunk.
+            query_heads: Hq, which determines the size of scratch.
+            tile_queries: tokens in one tile of a chunk.
         """
         chunked = list(range(spans.num_decodes, len(spans.counts)))
-        told = _told(spans)
-        if not any(told):
+        observers = _observers(spans)
+        if not any(observers):
             decodes = [_decodes(spans, None, None)] if spans.num_decodes else []
             return cls(tuple(decodes), _chunks(spans, chunked, tile_queries, {}))
         decodes, watched = [], {}
-        for observe, index in _alike(told[: spans.num_decodes]).items():
+        for observe, index in _by_observer(observers[: spans.num_decodes]).items():
             if observe is None:
                 decodes.append(_decodes(spans, index, None))
             elif observe.smoothing is None and Term.VALUE_AWARE not in observe.terms:
                 decodes += [
                     _decodes(spans, part, observe) for part in _parts(spans.lengths, index, query_heads)
                 ]
-            else:  # needs more than logits: a chunk of one query
+            else:  # logits alone do not suffice: treat it as a chunk of one query
                 chunked += index
-        for observe, index in _alike(told, chunked).items():
+        for observe, index in _by_observer(observers, chunked).items():
             if observe is not None:
                 watched[observe] = index
         return cls(tuple(decodes), _chunks(spans, chunked, tile_queries, watched))
 
 
-def _told(spans: Spans) -> Sequence[AttentionObserver | None]:
-    """What each sequence tells the scores; nothing where none of its queries counts."""
+def _observers(spans: Spans) -> Sequence[AttentionObserver | None]:
+    """The observer of each sequence; None where none of its queries in this batch counts."""
     if not any(spans.observe):
         return spans.observe
     counting = spans.first_position + spans.counts > spans.observe_from
@@ -103,13 +103,13 @@ def _told(spans: Spans) -> Sequence[AttentionObserver | None]:
     ]
 
 
-def _alike(
-    told: Sequence[AttentionObserver | None], among: Sequence[int] | None = None
+def _by_observer(
+    observers: Sequence[AttentionObserver | None], among: Sequence[int] | None = None
 ) -> dict[AttentionObserver | None, list[int]]:
-    """Numbers of the sequences that tell the same."""
+    """Group sequences by observer: their indices in the batch."""
     groups: dict[AttentionObserver | None, list[int]] = {}
-    for i in range(len(told)) if among is None else among:
-        groups.setdefault(told[i], []).append(i)
+    for i in range(len(observers)) if among is None else among:
+        groups.setdefault(observers[i], []).append(i)
     return groups
 
 
@@ -121,7 +121,7 @@ def _decodes(spans: Spans, index: list[int] | None, observe: AttentionObserver |
 
 
 def _parts(lengths: NDArray[np.int64], index: list[int], query_heads: int) -> Iterator[list[int]]:
-    """Cut decoding sequences, where their logits would not fit into the scratch. Similar lengths stay together."""
+    """Split decoding sequences whose logits exceed the scratch, keeping similar lengths together."""
     most = _RAW_BYTES // (4 * query_heads)
     if int(lengths[index].max()) * len(index) <= most:
         yield index
@@ -152,5 +152,5 @@ def _chunks(
 
 
 def _on_device(spans: Spans, values: NDArray[np.int64] | list[int]) -> Tensor:
-    """As int32 on the compute device."""
+    """Copy to the compute device as int32."""
     return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(spans.device)

@@ -1,4 +1,4 @@
-"""What every launch needs to know: can kernels run here, how is the cache laid out, which formats multiply."""
+"""Arguments that launches share: the device, the layout of the cache, and the dtype of products."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from winnow.cache.layout import PAGE_ENTRIES
 from winnow.errors import ConfigError
 
 _FORMATS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-# Matrix products take no dimension below this.
+# Smallest dimension of a matrix product.
 _LEAST_TILE = 16
 
 
 def interpreted() -> bool:
-    """Whether TRITON_INTERPRET=1 was set when the kernels were imported: they then run in numpy, slowly."""
+    """Whether kernels run in Triton's interpreter, slowly: TRITON_INTERPRET=1 was set when they were imported."""
     return bool(triton.knobs.runtime.interpret)
 
 
@@ -26,7 +26,7 @@ def require_device(device: torch.device) -> None:
     """Raise unless kernels run on `device`.
 
     Raises:
-        ConfigError: they need a GPU, or the interpreter.
+        ConfigError: `device` is neither a GPU nor a CPU with the interpreter.
     """
     if device.type != "cuda" and not (device.type == "cpu" and interpreted()):
         raise ConfigError(
@@ -36,7 +36,7 @@ def require_device(device: torch.device) -> None:
 
 
 def cache_layout(cache: PagedCache) -> dict[str, Any]:
-    """The layout's part of the names that kernels know when they are compiled."""
+    """The compile-time constants of kernels that describe the cache."""
     layout = cache.pool.layout
     return {
         "LAYERS": layout.num_layers,
@@ -67,10 +67,10 @@ def dot_format(dtype: torch.dtype) -> Any:
 
 
 def padded(size: int) -> int:
-    """A tile's extent for `size` elements."""
+    """Round `size` up to the extent of a tile."""
     return max(_LEAST_TILE, int(triton.next_power_of_2(size)))
 
 
 def unit_stride(x: Tensor) -> Tensor:
-    """x, such that its last dimension is contiguous."""
+    """Return x with a contiguous last dimension, copied if necessary."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from winnow.cli.batch.errors import FAILED, LineError
 from winnow.cli.batch.lines import BadLine, Job, parse_line
 from winnow.cli.batch.reader import read_lines
 from winnow.cli.batch.records import Record, answer_record, encode, error_record, request_id
-from winnow.cli.batch.stream import Writer
+from winnow.cli.batch.stream import OrderedWriter
 from winnow.cli.batch.tally import Tally
 from winnow.errors import WinnowError
+from winnow.openai.errors import FAILED, ApiError
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
 
@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Queue a conversation."""
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; those of its requests that are to be told of."""
+        """Compute one step; return the requests that have output."""
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once."""
@@ -73,7 +73,7 @@ class Driver:
         self,
         engine: Engine,
         defaults: Mapping[str, Any],
-        writer: Writer,
+        writer: OrderedWriter,
         tally: Tally,
         *,
         model: str,
@@ -125,7 +125,7 @@ class Driver:
         Raises:
             Exception: `error`, if all of several requests fail alone too: then it is the engine that fails.
         """
-        jobs, failed = list(self._in_flight.values()), dict[int, LineError]()
+        jobs, failed = list(self._in_flight.values()), dict[int, ApiError]()
         self._drop_all()
         for job in jobs:
             self._submit(job)
@@ -135,7 +135,7 @@ class Driver:
                     on_step()
             except _StepError as own:
                 self._drop_all()
-                failed[job.index] = LineError.wrap(own.reason)
+                failed[job.index] = ApiError.wrap(own.reason)
         if 1 < len(jobs) == len(failed):
             raise error
         for job in jobs:
@@ -178,22 +178,22 @@ class Driver:
         except Exception as error:
             if not isinstance(error, WinnowError):
                 self._engine.abort(name)  # a refusal leaves nothing behind, a fault might
-            self._finish(job.index, self._failure(job, LineError.wrap(error)))
+            self._finish(job.index, self._failure(job, ApiError.wrap(error)))
         else:
             self._in_flight[name] = job
 
     def _answer(self, job: Job, output: RequestOutput) -> None:
         if output.error is not None:
-            self._finish(job.index, self._failure(job, LineError(FAILED, output.error)))
+            self._finish(job.index, self._failure(job, ApiError(FAILED, output.error)))
             return
         try:
             record = answer_record(job, output, self._model, int(self._clock()))
             line = encode(record)
         except Exception as error:
-            record, line = self._failure(job, LineError.wrap(error))
+            record, line = self._failure(job, ApiError.wrap(error))
         self._finish(job.index, (record, line))
 
-    def _failure(self, line: Job | BadLine, error: LineError) -> tuple[Record, bytes]:
+    def _failure(self, line: Job | BadLine, error: ApiError) -> tuple[Record, bytes]:
         """The record of a line that failed, and its bytes; without what the line brought, where that is the fault."""
         try:
             record = error_record(line, error)

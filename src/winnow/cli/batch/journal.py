@@ -1,7 +1,7 @@
 """The file beside an output: whose output it is, and results that finished before their turn.
 
-`OUT.jsonl.journal` is a journal (winnow.journal). Each line after its header is an index, a tab, and the record that
-belongs at that place of the output.
+`OUT.jsonl.journal` is a journal (winnow.report.journal). Each line after its header is an index, a tab, and the record
+that belongs at that place of the output.
 """
 
 import json
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from winnow import journal as journals
 from winnow.cli.batch.reader import InputFile
-from winnow.cli.errors import UsageError
-from winnow.fingerprint import INPUT_BYTES, Fingerprint, differences
-from winnow.journal import parse_object, whole_lines
+from winnow.errors import UsageError
+from winnow.report import journal as journals
+from winnow.report.fingerprint import INPUT_BYTES, Fingerprint, differences
+from winnow.report.journal import parse_object, whole_lines
 
 _FORM, _VERSION = "winnow_run", 1
 OF_REQUESTS = (
@@ -133,14 +133,14 @@ def _check_owner(
     )
     if grown:
         owner = owner | {"input": fingerprint["input"]}
-    # Through JSON and back, since the stored one has made that way: tuples are lists there.
-    told = differences(owner, json.loads(json.dumps(fingerprint)), answers_alone=True)
-    if told.refused:
+    # Through JSON and back, as the stored one: tuples become lists.
+    found = differences(owner, json.loads(json.dumps(fingerprint)), answers_alone=True)
+    if found.refused:
         raise UsageError(
-            f"{output} was begun by another run: {'; '.join(told.every)}. "
+            f"{output} was begun by another run: {'; '.join(found.every)}. "
             "Repeat the same command to resume it, or pass --overwrite to start afresh"
         )
-    return grown, told.noted
+    return grown, found.noted
 
 
 def _read_entries(file: BinaryIO, start: int) -> tuple[dict[int, bytes], int]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from winnow.cli.errors import UsageError
 from winnow.cli.paths import STANDARD
+from winnow.errors import UsageError
 
 MAX_LINE_BYTES = 64 * 2**20
 """Longer lines are not read into memory; they count as one bad line."""

@@ -4,19 +4,18 @@ Flat lines get `{"index", ..., "text", "token_ids", "finish_reason", "usage"}`, 
 lines get OpenAI's objects. A line that failed gets an `error` with its line number, a code and a message.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from winnow.cli.batch.errors import FAILED, INTERNAL, LineError
-from winnow.cli.batch.lines import DEFAULT_METRIC, BadLine, Form, Job
-from winnow.cli.batch.logprobs import (
-    chat_logprobs,
-    completion_logprobs,
-    cumulative_logprob,
-    flat_logprobs,
-)
+from winnow.cli.batch.lines import DEFAULT_METRIC, BadLine, Job
 from winnow.evaluate.metrics import score
 from winnow.json_values import dump_json
-from winnow.outputs import CompletionOutput, RequestOutput
+from winnow.openai.batch import batch_response
+from winnow.openai.errors import ApiError
+from winnow.openai.logprobs import cumulative_logprob, finite_logprob, ranked
+from winnow.openai.response import completion_object, usage
+from winnow.outputs import CompletionOutput, LogprobDict, RequestOutput
+from winnow.sampling import Logprob
 
 Record = dict[str, Any]
 
@@ -28,29 +27,29 @@ def encode(record: Record) -> bytes:
 
 def answer_record(job: Job, output: RequestOutput, model: str, created: int) -> Record:
     """The record of a finished request; `model` and `created` (Unix seconds) go into OpenAI's objects."""
-    if job.form is Form.FLAT:
+    if job.endpoint is None:
         return _flat(job, output)
-    body = _chat_body(job, output) if job.form is Form.CHAT else _completion_body(job, output)
-    head = {
-        "id": body.pop("id"),
-        "object": body.pop("object"),
-        "created": created,
-        "model": job.model or model,
-    }
-    response = {"status_code": 200, "request_id": output.request_id, "body": head | body}
-    return _batch_head(job) | {"response": response, "error": None} | _carried(job) | _scored(job, output)
+    body = completion_object(
+        job.endpoint, output, name=str(job.index), model=job.model or model, created=created
+    )
+    record = batch_response(job.index, job.carried.get("custom_id"), output.request_id, body)
+    return record | _carried(job) | _scored(job, output)
 
 
-def error_record(line: Job | BadLine, error: LineError) -> Record:
+def error_record(line: Job | BadLine, error: ApiError) -> Record:
     """The record of a line that cannot be run."""
-    told = {"line": line.number, "code": error.code, "message": str(error)}
-    if line.form is Form.FLAT:
-        return {"index": line.index, **line.carried, "error": told}
-    ours = error.code in (INTERNAL, FAILED)
-    kind, status = ("server_error", 500) if ours else ("invalid_request_error", 400)
-    body = {"message": str(error), "type": kind, "param": None, "code": error.code}
-    response = {"status_code": status, "request_id": request_id(line), "body": {"error": body}}
-    return _batch_head(line) | {"response": response, "error": told} | _carried(line)
+    described = {"line": line.number, "code": error.code, "message": str(error)}
+    if line.endpoint is None:
+        return {"index": line.index, **line.carried, "error": described}
+    record = batch_response(
+        line.index,
+        line.carried.get("custom_id"),
+        request_id(line),
+        error.body(),
+        status=error.status,
+        error=described,
+    )
+    return record | _carried(line)
 
 
 def request_id(line: Job | BadLine) -> str:
@@ -66,74 +65,45 @@ def _flat(job: Job, output: RequestOutput) -> Record:
     else:
         record["outputs"] = [{"index": index, **answer} for index, answer in enumerate(answers)]
     if output.prompt_logprobs is not None:
-        record["prompt_logprobs"] = flat_logprobs(output.prompt_token_ids, output.prompt_logprobs)
-    return record | {"usage": _usage(output)} | _scored(job, output)
+        record["prompt_logprobs"] = _logprobs(output.prompt_token_ids, output.prompt_logprobs)
+    return record | {"usage": usage(output)} | _scored(job, output)
 
 
 def _flat_answer(answer: CompletionOutput) -> Record:
-    told: Record = {
+    record: Record = {
         "text": answer.text,
         "token_ids": list(answer.token_ids),
         "finish_reason": answer.finish_reason,
     }
     if answer.stop_reason is not None:
-        told["stop_reason"] = answer.stop_reason
+        record["stop_reason"] = answer.stop_reason
     if answer.eviction is not None:
-        told["eviction"] = answer.eviction.to_json()
+        record["eviction"] = answer.eviction.to_json()
     if answer.logprobs is not None:
-        told["cumulative_logprob"] = cumulative_logprob(answer)
-        told["logprobs"] = flat_logprobs(answer.token_ids, answer.logprobs)
-    return told
+        record["cumulative_logprob"] = cumulative_logprob(answer)
+        record["logprobs"] = _logprobs(answer.token_ids, answer.logprobs)
+    return record
 
 
-def _batch_head(line: Job | BadLine) -> Record:
-    return {"id": f"batch_req_{line.index}", "custom_id": line.carried.get("custom_id")}
+def _logprobs(token_ids: Sequence[int], logprobs: Sequence[LogprobDict | None]) -> list[Record | None]:
+    """Per token: what it was, and the candidates by rank; None where nothing predicted the token."""
+    return [
+        None
+        if candidates is None
+        else {
+            **_logprob(token, candidates[token]),
+            "top": [_logprob(other, entry) for other, entry in ranked(candidates)],
+        }
+        for token, candidates in zip(token_ids, logprobs, strict=True)
+    ]
+
+
+def _logprob(token: int, entry: Logprob) -> Record:
+    return {"token_id": token, "token": entry.decoded_token, "logprob": finite_logprob(entry)}
 
 
 def _carried(line: Job | BadLine) -> Record:
     return {key: value for key, value in line.carried.items() if key != "custom_id"}
-
-
-def _chat_body(job: Job, output: RequestOutput) -> Record:
-    choices = [
-        {
-            "index": answer.index,
-            "message": {"role": "assistant", "content": answer.text},
-            "logprobs": chat_logprobs(answer),
-            "finish_reason": answer.finish_reason,
-        }
-        for answer in output.outputs
-    ]
-    return {
-        "id": f"chatcmpl-{job.index}",
-        "object": "chat.completion",
-        "choices": choices,
-        "usage": _usage(output),
-    }
-
-
-def _completion_body(job: Job, output: RequestOutput) -> Record:
-    choices = [
-        {
-            "index": answer.index,
-            "text": answer.text,
-            "logprobs": completion_logprobs(answer),
-            "finish_reason": answer.finish_reason,
-        }
-        for answer in output.outputs
-    ]
-    return {
-        "id": f"cmpl-{job.index}",
-        "object": "text_completion",
-        "choices": choices,
-        "usage": _usage(output),
-    }
-
-
-def _usage(output: RequestOutput) -> Record:
-    prompt = len(output.prompt_token_ids)
-    answer = sum(len(answer.token_ids) for answer in output.outputs)
-    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
 def _scored(job: Job, output: RequestOutput) -> Record:

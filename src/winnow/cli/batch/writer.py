@@ -1,8 +1,8 @@
-"""The output file: every result once, in input order, safe on disk as soon as it is finished.
+"""The output file: every result once, in input order, on disk as soon as it is finished.
 
-The result whose turn it is goes to the output; one that is early goes to the journal and waits in memory. Both files
-only grow by whole lines, so that a killed process leaves at most one torn line at the end of each. The journal is
-emptied once all of it stands in the output.
+A result that is due goes to the output; an early one goes to the journal and is kept in memory. Both files grow by
+whole lines, so a killed process leaves at most one torn line at the end of each. The journal is emptied once all of its
+records are in the output.
 """
 
 import fcntl
@@ -12,23 +12,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from winnow.cli.batch.journal import Checkpoint, create_journal, encode_entry, journal_path
-from winnow.cli.errors import UsageError
-from winnow.fingerprint import Fingerprint
+from winnow.cli.batch.stream import OrderedWriter
+from winnow.errors import UsageError
+from winnow.report.fingerprint import Fingerprint
 
 SAFE_HINT = "(finished answers are safe; run the same command again to resume)"
 
 SYNC_SECONDS = 1.0
-"""A killed process loses nothing that was written; a machine that loses power, about this much work."""
+"""Work that a loss of power may cost; a killed process loses nothing that was written."""
 
 JOURNAL_BYTES = 2**20
-"""A journal that has served its turn is emptied once it is this long, and at the end."""
+"""A journal whose records are all in the output is emptied from this size on, and at the end."""
 
 
-class ResultWriter:
-    """Writes results in input order, whatever the order they come in.
+class ResultWriter(OrderedWriter):
+    """Writes results to a file, and early ones to its journal, so that a run can be resumed.
 
     One process at a time: the output is locked for as long as the writer is open.
     """
@@ -51,7 +52,7 @@ class ResultWriter:
             output.parent.mkdir(parents=True, exist_ok=True)
             self._output = _open_locked(output)
             if checkpoint is None:
-                # In this order: a kill in between leaves an empty output, never one that a wrong journal vouches for.
+                # In this order: a kill in between leaves an empty output, never an old one with a new journal.
                 self._output.truncate(0)
                 checkpoint = create_journal(output, fingerprint)
             elif os.fstat(self._output.fileno()).st_size != checkpoint.output_size:
@@ -63,31 +64,18 @@ class ResultWriter:
             raise UsageError(f"cannot write {error.filename or output}: {error.strerror}") from error
         self._header_bytes = checkpoint.header_bytes
         self._journal_bytes = checkpoint.journal_bytes
-        self._early = dict(checkpoint.early)
-        self._next = checkpoint.finished
+        super().__init__(checkpoint.finished, checkpoint.early)
         self._synced_at = clock()
         _cut(self._output, checkpoint.output_bytes)
         _cut(self._journal, checkpoint.journal_bytes)
         self._write_due()
 
-    @property
-    def num_early(self) -> int:
-        """Results that wait for an earlier one."""
-        return len(self._early)
-
-    def holds(self, index: int) -> bool:
-        """Whether the result of place `index` is safe already."""
-        return index < self._next or index in self._early
-
-    def put(self, index: int, line: bytes) -> None:
-        """Take the result of place `index`: one line of JSON with its newline."""
-        assert not self.holds(index), f"line {index} was answered twice"
-        self._early[index] = line
-        with self._told():
+    def _write(self, index: int) -> None:
+        with self._disk_errors():
             if index == self._next:
                 self._write_due()
             else:
-                self._journal_bytes += self._journal.write(encode_entry(index, line))
+                self._journal_bytes += self._journal.write(encode_entry(index, self._early[index]))
                 self._journal.flush()
             if self._clock() - self._synced_at >= SYNC_SECONDS:
                 self.sync()
@@ -100,7 +88,7 @@ class ResultWriter:
 
     def close(self) -> None:
         """Make everything safe and unlock the output."""
-        with self._told():
+        with self._disk_errors():
             try:
                 self._empty_journal()
                 self.sync()
@@ -108,22 +96,19 @@ class ResultWriter:
                 _close(self._journal)
                 _close(self._output)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             self.close()
         except UsageError:
-            # A disk that is full fails here again; the first complaint is the one to hear.
+            # A full disk fails here again; the first error is the one to report.
             if error is None:
                 raise
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Tell in one line what the disk refuses. What was written stays, and a torn line is cut at a resume."""
+    def _disk_errors(self) -> Iterator[None]:
+        """Raise what the disk refuses as `UsageError`. What was written stays; a resume cuts a torn line."""
         try:
             yield
         except OSError as error:
@@ -131,9 +116,8 @@ class ResultWriter:
 
     def _write_due(self) -> None:
         """Move every result whose turn has come to the output."""
-        while (line := self._early.pop(self._next, None)) is not None:
+        for line in self._take_due():
             self._output.write(line)
-            self._next += 1
         self._output.flush()
         if self._journal_bytes - self._header_bytes >= JOURNAL_BYTES:
             self._empty_journal()
@@ -160,7 +144,7 @@ def _open_locked(output: Path) -> BinaryIO:
 
 
 def _close(file: BinaryIO) -> None:
-    """Close without a complaint: what could not be written has been complained about."""
+    """Close, ignoring errors: the failed write has been reported."""
     with suppress(OSError):
         file.close()
 

@@ -9,7 +9,9 @@ from rich.table import Table
 
 from winnow.bench.kernel_config import KernelConfig
 from winnow.cli.options import add_flags, given
-from winnow.cli.report import check_json_path, console, typed_command, write_json
+from winnow.cli.paths import check_json_path, write_json
+from winnow.report.console import console
+from winnow.report.provenance import typed_command
 from winnow.units import format_bytes
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def execute(namespace: argparse.Namespace) -> int:
     config = KernelConfig(**given(namespace, KernelConfig))
     check_json_path(namespace.json)
     from winnow.bench.kernel import measure_kernels
-    from winnow.bench.machine import report_head
+    from winnow.report.provenance import report_head
 
     with Console(stderr=True).status("starting") as status:
         report = measure_kernels(config, lambda step: status.update(f"measuring: {step}"))

@@ -11,13 +11,23 @@ from rich.table import Table
 
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.workload import Workload
-from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
-from winnow.cli.errors import UsageError
+from winnow.checks import check_integer
+from winnow.cli.engine import (
+    add_engine_flags,
+    check_written,
+    engine_options,
+    model_path,
+    open_llm,
+    silence_transformers,
+)
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_flags, given
+from winnow.cli.paths import check_json_path, write_json
 from winnow.cli.progress import add_progress_flag, open_progress, show_steps
-from winnow.cli.report import check_json_path, check_written, console, typed_command, write_json
 from winnow.config import EngineConfig
+from winnow.errors import UsageError
+from winnow.report.console import console
+from winnow.report.provenance import typed_command
 from winnow.units import format_bytes
 
 if TYPE_CHECKING:
@@ -81,8 +91,8 @@ class _Plan:
         options, work = engine_options(namespace), given(namespace, Workload)
         for name in ("repeat", "kv_seqs"):
             value = getattr(namespace, name)
-            if value is not None and value < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+            if value is not None:
+                check_integer(f"--{name.replace('_', '-')}", value, 1, error=UsageError)
         if namespace.kv_seqs is not None and "kv_memory" in options:
             raise UsageError("--kv-seqs and --kv-memory mean the same, give one")
         check_written({"--json": namespace.json}, options)
@@ -100,8 +110,8 @@ class _Plan:
 def execute(namespace: argparse.Namespace) -> int:
     """Work, show, and return the exit code."""
     plan = _Plan.of(namespace)
-    from winnow.bench.machine import Machine, report_head
     from winnow.bench.room import kv_memory_for
+    from winnow.report.provenance import Machine, report_head
 
     silence_transformers()
     options = dict(plan.options)
@@ -123,7 +133,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 def _measure(plan: _Plan, options: dict[str, Any], mode: str) -> "ThroughputReport":
     from winnow.bench.throughput import measure_throughput
-    from winnow.bench.vocabulary import vocab_size
+    from winnow.bench.workload import vocab_size
 
     model = model_path(options)
     with open_llm(options) as llm, open_progress(mode, sys.stderr) as progress:

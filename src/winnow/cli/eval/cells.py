@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from winnow.cli.errors import UsageError
 from winnow.cli.eval import typed
+from winnow.errors import UsageError
 
 OF_CELLS = ("eviction", "compression", "kv_budget", "seed")
 """Flags of the engine that cells take the place of, or that have a meaning of their own in an evaluation."""
@@ -29,14 +29,14 @@ def add_cell_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup"
 
 def add_compression_flag(parser: "argparse._ActionsContainer", default: tuple[float, ...]) -> None:
     """The compressions of cells."""
-    told = ",".join(f"{each:g}" for each in default)
+    shown = ",".join(f"{each:g}" for each in default)
     parser.add_argument(
         "--compression",
         dest="compressions",
         metavar="R,...",
         type=typed.compressions,
         default=default,
-        help=f"tokens judged per KV kept; 1 is the full cache (default: {told})",
+        help=f"tokens judged per KV kept; 1 is the full cache (default: {shown})",
     )
 
 

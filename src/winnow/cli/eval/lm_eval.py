@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winnow.cli.engine import add_engine_flags, engine_options, open_llm
-from winnow.cli.errors import UsageError
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags
 from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
 from winnow.cli.meter import Meter
 from winnow.cli.progress import open_progress
+from winnow.errors import UsageError
 
 if TYPE_CHECKING:
     from winnow.evaluate.likelihood import Keeping
@@ -70,9 +70,6 @@ def execute(namespace: argparse.Namespace) -> int:
     place: Path | None = namespace.include_path
     if place is not None and not place.is_dir():
         raise UsageError(f"--include-path must be a directory, got {str(place)!r}")
-    from winnow.evaluate.lm_eval.require import require_lm_eval
-
-    require_lm_eval()
     from winnow.evaluate.cell import AWARE, num_accumulators, plan_cells
     from winnow.evaluate.likelihood import Keeping
     from winnow.evaluate.lm_eval.report import lm_eval_table, write_lm_eval

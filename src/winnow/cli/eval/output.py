@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.cli.engine import model_files
-from winnow.cli.errors import UsageError
 from winnow.cli.paths import require_distinct, require_writable
 from winnow.cli.progress import add_progress_flag
-from winnow.cli.report import console, print_tables, typed_command
+from winnow.errors import UsageError
+from winnow.report.console import console, print_tables
+from winnow.report.provenance import typed_command
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
-    from winnow.text_table import TextTable
+    from winnow.report.tables import TextTable
 
 RESULTS = ("results.json", "results.md")
 """What every evaluation writes."""
@@ -56,7 +57,7 @@ def check_output(namespace: argparse.Namespace, options: dict[str, Any], journal
 
 def run_head(llm: "LLM", options: dict[str, Any]) -> dict[str, Any]:
     """What every output begins with: the command, when, where, the model and the engine's options."""
-    from winnow.bench.machine import Machine, report_head
+    from winnow.report.provenance import Machine, report_head
 
     model = llm.config.model.model
     return report_head(typed_command(), Machine.here(options.get("device", "auto"))) | {
@@ -67,7 +68,7 @@ def run_head(llm: "LLM", options: dict[str, Any]) -> dict[str, Any]:
 
 def show_tables(head: dict[str, Any], amount: str, tables: Iterable["TextTable"]) -> None:
     """Tables on standard output, below what says how, where, when and how much was measured."""
-    from winnow.evaluate.origin import device_name
+    from winnow.report.provenance import device_name
 
     out = console()
     out.print(shlex.join(head["command"]), highlight=False, markup=False, soft_wrap=True)

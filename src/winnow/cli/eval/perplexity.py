@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from winnow.cli.engine import add_engine_flags, engine_options, open_llm
-from winnow.cli.errors import UsageError
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
 from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
 from winnow.cli.meter import Meter
 from winnow.cli.progress import open_progress
+from winnow.errors import UsageError
 
 if TYPE_CHECKING:
     from winnow.evaluate.likelihood import Keeping, Pair

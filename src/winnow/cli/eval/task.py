@@ -159,7 +159,7 @@ def _show(evaluation: "Evaluation", head: dict[str, Any]) -> None:
 
 def _write(directory: Path, evaluation: "Evaluation", head: dict[str, Any]) -> None:
     from winnow.evaluate.report import RESULTS, TABLES, write_report
-    from winnow.figures import can_draw
+    from winnow.report.plots import can_draw
 
     pictures = len(write_report(evaluation, directory, head)) - 2
     print(f"winnow: wrote {RESULTS}, {TABLES} and {pictures} pictures in {directory}", file=sys.stderr)

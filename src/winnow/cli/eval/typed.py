@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
+from winnow.bench.lists import integers, numbers
+
 _Number = TypeVar("_Number", int, float)
 
 
@@ -18,7 +20,7 @@ def names(text: str) -> tuple[str, ...]:
 
 def compressions(text: str) -> tuple[float, ...]:
     """Numbers of at least 1 with commas between, ascending, each once."""
-    found = _numbers(text, float, "numbers")
+    found = _ascending(numbers, text)
     if not all(1.0 <= each < math.inf for each in found):
         raise argparse.ArgumentTypeError(f"must be finite numbers of at least 1, got {text!r}")
     return found
@@ -26,7 +28,7 @@ def compressions(text: str) -> tuple[float, ...]:
 
 def lengths(text: str) -> tuple[int, ...]:
     """Whole numbers of at least 1 with commas between, ascending, each once."""
-    found = _numbers(text, int, "whole numbers")
+    found = _ascending(integers, text)
     if min(found) < 1:
         raise argparse.ArgumentTypeError(f"must be whole numbers of at least 1, got {text!r}")
     return found
@@ -47,8 +49,8 @@ def count(least: int) -> Callable[[str], int]:
     return read
 
 
-def _numbers(text: str, kind: Callable[[str], _Number], what: str) -> tuple[_Number, ...]:
+def _ascending(read: Callable[[str], tuple[_Number, ...]], text: str) -> tuple[_Number, ...]:
     try:
-        return tuple(sorted({kind(each) for each in text.split(",")}))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be {what} with commas between, got {text!r}") from None
+        return tuple(sorted(set(read(text))))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -21,7 +21,7 @@ Layout = Callable[[random.Random, Haystack, CountTokens, int, int, int], tuple[s
 class Category:
     """One kind of task.
 
-    `planted` is how many lines a sample hides unless told otherwise, `fewest` the least that makes sense, and `cost`
+    `planted` is how many lines a sample hides by default, `fewest` the least that makes sense, and `cost`
     roughly the tokens of one hidden line together with a question about it.
     """
 

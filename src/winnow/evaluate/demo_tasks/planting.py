@@ -30,7 +30,7 @@ def single(rng: random.Random, haystack: Haystack, count: int) -> Planting:
 
 
 def two_hop(rng: random.Random, haystack: Haystack, count: int) -> Planting:
-    """Who is related to whom, and a fact about both: the answer names the bridge, then its value."""
+    """A relation between two names and a fact about each: the answer names the bridge, then its value."""
     chains = max(1, count // 3)
     people = rng.sample(words.NAMES, 2 * chains)
     lines, questions = [], []

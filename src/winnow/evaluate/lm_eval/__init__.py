@@ -3,10 +3,13 @@
 Needs the extra: pip install 'winnow-llm[lm-eval]'.
 """
 
-from winnow.evaluate.lm_eval.require import require_lm_eval
+from importlib.util import find_spec
 
-require_lm_eval()
+from winnow.errors import EvaluationError
 
-from winnow.evaluate.lm_eval.model import WinnowLM  # noqa: E402
+if find_spec("lm_eval") is None:
+    raise EvaluationError("lm_eval is not installed: pip install 'winnow-llm[lm-eval]'")
+
+from winnow.evaluate.lm_eval.model import WinnowLM
 
 __all__ = ["WinnowLM"]

@@ -75,16 +75,16 @@ def sampling_for(asked: Mapping[str, Any], default_max_tokens: int, **own: Any) 
         EvaluationError: something is asked for that Winnow does not have.
         InvalidRequestError: a value is out of range.
     """
-    told = _normalized(
+    given = _normalized(
         {name: value for name, value in asked.items() if value is not None}, default_max_tokens
     )
-    until = [each for each in told.pop("until") if each]
-    values = {"max_tokens": told.pop("max_gen_toks"), "temperature": told.pop("temperature", 0.0)}
-    if not told.pop("do_sample"):
+    until = [each for each in given.pop("until") if each]
+    values = {"max_tokens": given.pop("max_gen_toks"), "temperature": given.pop("temperature", 0.0)}
+    if not given.pop("do_sample"):
         values["temperature"] = 0.0
     taken = _ALWAYS if values["temperature"] == 0 else _SAMPLED + _ALWAYS
-    values |= {name: told[name] for name in taken if name in told}
-    unknown = {name: told[name] for name in told.keys() - {*_SAMPLED, *_ALWAYS, *_IMMATERIAL}}
+    values |= {name: given[name] for name in taken if name in given}
+    unknown = {name: given[name] for name in given.keys() - {*_SAMPLED, *_ALWAYS, *_IMMATERIAL}}
     _check_neutral(unknown)
     return SamplingParams(stop=until, **values, **own)
 

@@ -8,9 +8,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from winnow.errors import EvaluationError
-from winnow.evaluate.likelihood import Keeping, Likelihood, Pair, score_pairs
+from winnow.evaluate.likelihood import Keeping, Likelihood, Pair, rolling_pairs, score_pairs
 from winnow.evaluate.lm_eval.generation import sampling_for
-from winnow.evaluate.lm_eval.rolling import rolling_pairs
 from winnow.eviction import resolve_policy
 from winnow.sampling import SamplingParams
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from winnow.evaluate.lm_eval.run import LmEvalResult
 from winnow.evaluate.table_report import write_table_report
-from winnow.text_table import Footnotes, TextTable
+from winnow.report.tables import Footnotes, TextTable
 
 _NOTE = """\
 Prompts, answers and metrics are those of lm-evaluation-harness; what stands behind the sign is its standard error. A

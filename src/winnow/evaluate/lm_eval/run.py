@@ -82,15 +82,15 @@ class LmEvalResult:
 
     def metrics(self) -> dict[tuple[str, str], tuple[float, float | None]]:
         """(task, metric) -> value and standard error, where lm_eval gives one."""
-        told: dict[tuple[str, str], tuple[float, float | None]] = {}
+        metrics: dict[tuple[str, str], tuple[float, float | None]] = {}
         for task, values in self.found.get("results", {}).items():
             for key, value in values.items():
                 metric, _, kind = key.partition(",")
                 if isinstance(value, float | int) and not metric.endswith("_stderr") and kind:
                     error = values.get(f"{metric}_stderr,{kind}")
                     shown = metric if kind == "none" else f"{metric} ({kind})"
-                    told[task, shown] = float(value), error if isinstance(error, float) else None
-        return told
+                    metrics[task, shown] = float(value), error if isinstance(error, float) else None
+        return metrics
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""

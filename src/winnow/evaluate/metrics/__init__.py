@@ -3,12 +3,18 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from winnow.evaluate.metrics.answers import bbh_match, exact_match, gsm8k_flexible, gsm8k_strict, trivia_match
+from winnow.evaluate.metrics.answers import (
+    bbh_match,
+    exact_match,
+    gsm8k_flexible,
+    gsm8k_strict,
+    match_all,
+    match_part,
+    trivia_match,
+)
 from winnow.evaluate.metrics.choice import classification, count, retrieval
-from winnow.evaluate.metrics.edits import edit_similarity
-from winnow.evaluate.metrics.found import match_all, match_part
 from winnow.evaluate.metrics.metric import Metric, best_of, first_line
-from winnow.evaluate.metrics.overlap import rouge_l, token_f1
+from winnow.evaluate.metrics.overlap import edit_similarity, rouge_l, token_f1
 from winnow.evaluate.metrics.summaries import import_rouge, rouge_2, rouge_l_of_sentences
 
 __all__ = ["METRICS", "Metric", "require_metric", "score"]

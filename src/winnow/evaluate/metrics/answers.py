@@ -1,14 +1,31 @@
 """Answers that are right or wrong, and where in a longer text the answer stands."""
 
 import re
+import string
+from collections.abc import Sequence
 
-from winnow.evaluate.metrics.text import fold, without_punctuation
-
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
 _GSM8K_STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _GSM8K_FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 _GSM8K_REASONING = re.compile(r"(?s).*#### ")
 # The lookahead gives up the line's last character, whatever it is.
 _BBH_ANSWER = re.compile(r"(?<=the answer is )(.*)(?=.)")
+
+
+def fold(text: str) -> str:
+    """Lower case, white space at the ends gone and runs of it joined."""
+    return " ".join(text.lower().split())
+
+
+def without_punctuation(text: str) -> str:
+    """The text without ASCII punctuation; what it separated grows together."""
+    return text.translate(_PUNCTUATION)
+
+
+def words_of_answer(text: str) -> list[str]:
+    """Words by which answers to questions are compared: lower case, without ASCII punctuation and articles (SQuAD)."""
+    return _ARTICLES.sub(" ", without_punctuation(text.lower())).split()
 
 
 def exact_match(prediction: str, reference: str) -> float:
@@ -51,6 +68,18 @@ def bbh_match(prediction: str, reference: str) -> float:
     """
     found = _BBH_ANSWER.search(prediction)
     return float(found is not None and found[1].strip() == reference)
+
+
+def match_all(prediction: str, references: Sequence[str], _classes: Sequence[str]) -> float:
+    """The share of the references that the prediction contains, upper or lower case (RULER's `string_match_all`)."""
+    said = prediction.lower()
+    return sum(reference.lower() in said for reference in references) / len(references)
+
+
+def match_part(prediction: str, references: Sequence[str], _classes: Sequence[str]) -> float:
+    """1.0 when the prediction contains any of the references, upper or lower case (RULER's `string_match_part`)."""
+    said = prediction.lower()
+    return float(any(reference.lower() in said for reference in references))
 
 
 def _plain(text: str) -> str:

@@ -121,9 +121,9 @@ def _sample(settings: TaskSettings, haystack: Haystack, category: str, tokens: i
         raise EvaluationError(f"--questions must be at most {len(NAMES)} for documents, got {count}")
     facts, questions = [], []
     for place, person in enumerate(islice(shuffled(rng, len(NAMES)), count)):
-        told, asked, begun, values = _FACTS[place % len(_FACTS)]
+        statement, asked, begun, values = _FACTS[place % len(_FACTS)]
         name, value = NAMES[person], rng.choice(values)
-        facts.append(told.format(name=name, value=value))
+        facts.append(statement.format(name=name, value=value))
         questions.append(
             Question(
                 text=f"\n\nAnswer from the text above in a few words. {asked.format(name=name)}",

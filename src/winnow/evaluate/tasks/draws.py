@@ -30,14 +30,14 @@ def distinct(draw: Callable[[], H]) -> Iterator[H]:
 
 
 def chosen(rng: random.Random, items: Sequence[T], samples: int | None) -> list[T]:
-    """So many of the items, drawn at random, in their order; all for None, or where there are not so many."""
+    """Draw items at random and return them in their order; all of them for None, or where there are fewer."""
     if samples is None or samples >= len(items):
         return list(items)
     return [items[place] for place in sorted(rng.sample(range(len(items)), samples))]
 
 
 def worked_examples(rng: random.Random, examples: Sequence[T], shots: int) -> list[T]:
-    """So many different examples; raises EvaluationError where there are fewer."""
+    """Draw different examples; raises EvaluationError where there are fewer."""
     if shots > len(examples):
         raise EvaluationError(
             f"--shots must be at most {len(examples)}, the examples that there are, got {shots}"

@@ -150,3 +150,8 @@ def _kind(value: Any) -> str:
         return "null" if value is None else "a boolean"
     names = {str: "a string", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return names[type(value)]
+
+
+def shipped_sentences() -> tuple[str, ...]:
+    """Sentences of two books that the demo model was never trained on, in their order; data/SOURCES.md names them."""
+    return tuple((_SHIPPED / "prose.txt").read_text(encoding="utf-8").splitlines())

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from winnow.evaluate.demo_tasks import Haystack
-from winnow.evaluate.prose import shipped_sentences
 from winnow.evaluate.sample import Sample
+from winnow.evaluate.tasks.files import shipped_sentences
 from winnow.evaluate.tasks.fit import check_lengths
 from winnow.evaluate.tasks.task import TaskSettings
 

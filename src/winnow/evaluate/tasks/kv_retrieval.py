@@ -98,7 +98,7 @@ def _fitted(settings: TaskSettings, tokens: int, number: int) -> Sample:
     name = f"{_GROWN}/{tokens}/{number}"
 
     def make(more: int) -> Sample:
-        """The sample with so many pairs beside one for each question."""
+        """Return the sample with this many pairs besides one for each question."""
         example = _generated(f"{settings.seed}/{name}", settings.questions + more)
         return _sample(settings, name, _GROWN, example, tokens)
 

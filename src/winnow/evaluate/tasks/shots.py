@@ -21,7 +21,7 @@ def shots_asked(settings: TaskSettings, default: int, most: int) -> int:
 
 
 def grouped(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """The items, so many at a time; the last group may be smaller."""
+    """Yield the items in groups of equal size; the last one may be smaller."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 

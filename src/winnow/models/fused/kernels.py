@@ -3,14 +3,8 @@
 import torch
 from torch import Tensor
 
-from winnow import _native
+from winnow import native
 from winnow.attention.native_step import NativeSpec, NativeStep
-
-_DTYPES = {
-    torch.float32: _native.DType.f32,
-    torch.bfloat16: _native.DType.bf16,
-    torch.float16: _native.DType.f16,
-}
 
 
 class NormWeight:
@@ -25,10 +19,10 @@ class NormWeight:
         assert weight.is_contiguous(), "the kernel reads the weight as one dense row"
         self.weight = weight  # what `native` points at
         self.eps, self.one_plus = eps, one_plus
-        self.native = _native.RmsNorm(weight.data_ptr(), eps, one_plus)
+        self.native = native.RmsNorm(weight.data_ptr(), eps, one_plus)
 
 
-NO_NORM = _native.RmsNorm(0, 0.0, False)
+NO_NORM = native.RmsNorm(0, 0.0, False)
 """What stands where a layer has no such norm."""
 
 
@@ -38,26 +32,26 @@ class PackedWeight:
     def __init__(self, packed: Tensor, in_features: int, out_features: int) -> None:
         self.packed = packed  # what `native` points at
         self.in_features, self.out_features = in_features, out_features
-        self.native = _native.PackedWeight(
-            _DTYPES[packed.dtype], packed.data_ptr(), in_features, out_features
+        self.native = native.PackedWeight(
+            native.native_dtype(packed.dtype), packed.data_ptr(), in_features, out_features
         )
 
 
 class LayerKernels:
     """Works on CPU tensors of float32, bfloat16 or float16, all of a call of the same type; arithmetic is float32."""
 
-    def __init__(self, kernels: _native.Kernels) -> None:
+    def __init__(self, kernels: native.Kernels) -> None:
         self._kernels = kernels
-        self._work = _native.DecoderWorkspace()
+        self._work = native.DecoderWorkspace()
 
     @property
     def beside_matrix_units(self) -> bool:
         """Whether the processor multiplies matrices of bfloat16 (AMX), which `linear` does not use."""
-        return _native.has_matrix_units()
+        return native.has_matrix_units()
 
     def packs(self, weight: Tensor) -> bool:
         """Whether a weight can be packed: some kernels take inputs of 16 bits in pairs."""
-        return weight.dtype in _DTYPES and (weight.dtype == torch.float32 or weight.shape[1] % 2 == 0)
+        return weight.dtype in native.DTYPES and (weight.dtype == torch.float32 or weight.shape[1] % 2 == 0)
 
     def packed_size(self, in_features: int, out_features: int) -> int:
         """Elements of a packed weight."""
@@ -109,8 +103,8 @@ class LayerKernels:
         )
         return out
 
-    def before_attention(
-        self, layer: "_native.DecoderLayer", x: Tensor, cos: Tensor, sin: Tensor, width: int
+    def pre_attention(
+        self, layer: native.DecoderLayer, x: Tensor, cos: Tensor, sin: Tensor, width: int
     ) -> Tensor:
         """A layer up to its attention: norm, queries, keys and values, rotation.
 
@@ -126,7 +120,7 @@ class LayerKernels:
         assert x.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape
         tokens = x.shape[0]
         out = x.new_empty(tokens, width)
-        self._kernels.before_attention(
+        self._kernels.pre_attention(
             self._work,
             layer,
             x.data_ptr(),
@@ -139,7 +133,7 @@ class LayerKernels:
         )
         return out
 
-    def after_attention(self, layer: "_native.DecoderLayer", residual: Tensor, attended: Tensor) -> Tensor:
+    def post_attention(self, layer: native.DecoderLayer, residual: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer: output projection, norm, feed-forward part, both added to the layer's input.
 
         Args:
@@ -148,14 +142,14 @@ class LayerKernels:
         """
         assert residual.is_contiguous() and attended.is_contiguous() and residual.dtype == attended.dtype
         out = residual.clone()
-        self._kernels.after_attention(
+        self._kernels.post_attention(
             self._work, layer, out.data_ptr(), attended.data_ptr(), out.shape[0], torch.get_num_threads()
         )
         return out
 
     def decoder_layer(
         self,
-        layer: "_native.DecoderLayer",
+        layer: native.DecoderLayer,
         index: int,
         x: Tensor,
         cos: Tensor,
@@ -167,14 +161,15 @@ class LayerKernels:
 
         Args:
             index: the layer's number in the cache.
-            x: its input, [T, hidden_size], dense, of the type of the layer's weights and of the cache.
+            x: its input, [T, hidden_size], dense, of the type of the layer's weights; KVs have the cache's.
             cos, sin: [T, rotary_dim].
 
         Returns:
             Its output, [T, hidden_size].
         """
         assert x.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
-        assert x.dtype == cos.dtype == sin.dtype == step.dtype and cos.shape == sin.shape
+        assert x.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape
+        assert native.native_dtype(x.dtype) == layer.dtype
         out = x.clone()
         self._kernels.decoder_layer(
             self._work,
@@ -194,20 +189,20 @@ class LayerKernels:
 
     def decode(
         self,
-        decoder: "_native.Decoder",
+        decoder: native.Decoder,
         tokens: Tensor,
         cos: Tensor,
         sin: Tensor,
         step: NativeStep,
-        wanted: Tensor | None,
+        logits_indices: Tensor | None,
         vocab_size: int,
     ) -> Tensor:
         """A whole model.
 
         Args:
             tokens: of the step, int64 [T], dense.
-            cos, sin: of the positions from 0 to those of the step, [positions, rotary_dim], of the cache's type.
-            wanted: tokens whose logits are asked for, int64 [n]; None: all.
+            cos, sin: of the positions from 0 to those of the step, [positions, rotary_dim], of the weights' type.
+            logits_indices: tokens whose logits are asked for, int64 [n]; None: all.
 
         Returns:
             Logits, [T, vocab_size] or [n, vocab_size].
@@ -217,9 +212,15 @@ class LayerKernels:
         """
         assert tokens.dtype == torch.int64 and tokens.is_contiguous()
         assert cos.is_contiguous() and sin.is_contiguous() and step.batch.end <= len(cos)
-        assert cos.dtype == sin.dtype == step.dtype and cos.shape == sin.shape
-        assert wanted is None or (wanted.dtype == torch.int64 and wanted.is_contiguous())
-        logits = cos.new_empty(len(tokens if wanted is None else wanted), vocab_size)
+        assert (
+            cos.dtype == sin.dtype
+            and native.native_dtype(cos.dtype) == decoder.dtype
+            and cos.shape == sin.shape
+        )
+        assert logits_indices is None or (
+            logits_indices.dtype == torch.int64 and logits_indices.is_contiguous()
+        )
+        logits = cos.new_empty(len(tokens if logits_indices is None else logits_indices), vocab_size)
         self._kernels.decode(
             self._work,
             decoder,
@@ -230,8 +231,8 @@ class LayerKernels:
             step.cache,
             step.batch,
             step.work,
-            -1 if wanted is None else len(wanted),
-            0 if wanted is None else wanted.data_ptr(),
+            -1 if logits_indices is None else len(logits_indices),
+            0 if logits_indices is None else logits_indices.data_ptr(),
             logits.data_ptr(),
             torch.get_num_threads(),
         )
@@ -242,7 +243,7 @@ class LayerKernels:
         assert x.is_contiguous() and (add is None or (add.is_contiguous() and add.shape == x.shape))
         out = torch.empty_like(x)
         self._kernels.rms_norm(
-            _DTYPES[x.dtype],
+            native.native_dtype(x.dtype),
             x.data_ptr(),
             0 if add is None else add.data_ptr(),
             out.data_ptr(),
@@ -257,7 +258,7 @@ class LayerKernels:
         """Add the norm of x, [T, size], to another tensor of its shape, in place."""
         assert x.is_contiguous() and to.is_contiguous() and x.shape == to.shape and x.dtype == to.dtype
         self._kernels.add_normed(
-            _DTYPES[x.dtype],
+            native.native_dtype(x.dtype),
             x.data_ptr(),
             to.data_ptr(),
             x.shape[0],
@@ -287,7 +288,7 @@ class LayerKernels:
         assert heads.stride(1) == 1 and cos.is_contiguous() and sin.is_contiguous()
         assert heads.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape
         self._kernels.rotate(
-            _DTYPES[heads.dtype],
+            native.native_dtype(heads.dtype),
             heads.data_ptr(),
             heads.stride(0),
             heads.shape[0],
@@ -302,12 +303,12 @@ class LayerKernels:
             torch.get_num_threads(),
         )
 
-    def gate(self, gate_up: Tensor, activation: _native.Activation) -> Tensor:
+    def gate(self, gate_up: Tensor, activation: native.Activation) -> Tensor:
         """activation(gate) * up, [T, F], of both side by side, [T, 2 * F]."""
         assert gate_up.is_contiguous()
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
         self._kernels.gate(
-            _DTYPES[gate_up.dtype],
+            native.native_dtype(gate_up.dtype),
             gate_up.data_ptr(),
             out.data_ptr(),
             out.shape[0],

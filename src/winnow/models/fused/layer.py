@@ -11,16 +11,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from winnow import _native
 from winnow.attention import AttentionSpec
 from winnow.attention.native_step import NativeSpec, NativeStep
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight
 from winnow.models.fused.parts import LayerNorms
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.residuals import ResidualWatcher, input_watcher, watching
+from winnow.native import Activation, DecoderLayer, RmsNorm, StackedLayer
 
 if TYPE_CHECKING:
     from winnow.models.binding import AttentionStep
+
+
+class FusedNorm(nn.Module):
+    """The norm between the last layer and the head in one native pass: [..., size] -> the same shape."""
+
+    def __init__(self, norm: NormWeight, kernels: LayerKernels) -> None:
+        super().__init__()
+        self.norm = norm
+        self._kernels = kernels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._kernels.rms_norm(x.reshape(-1, x.shape[-1]), self.norm).view_as(x)
 
 
 class FusedLayer(nn.Module):
@@ -35,8 +47,8 @@ class FusedLayer(nn.Module):
         attributes: of the layer that it replaces; models may look at them.
 
     Attributes:
-        only_wanted: nobody reads the hidden state of tokens whose logits are not wanted, so of those only keys and
-            values are computed.
+        last_layer_only_wanted: for tokens whose logits are not wanted, compute keys and values alone. True only of the
+            last layer, where no later layer reads their hidden states.
         calls_step: it passes its hidden states to a watching step; see `winnow.models.residuals`.
     """
 
@@ -46,7 +58,7 @@ class FusedLayer(nn.Module):
         self,
         layer_idx: int,
         norms: LayerNorms,
-        activation: _native.Activation,
+        activation: Activation,
         products: dict[str, nn.Module],
         spec: AttentionSpec,
         shape: tuple[int, int, int],
@@ -56,7 +68,7 @@ class FusedLayer(nn.Module):
         super().__init__()
         self.__dict__ |= attributes
         self.layer_idx = layer_idx
-        self.only_wanted = False
+        self.last_layer_only_wanted = False
         self.qkv, self.output = products["qkv"], products["output"]
         self.gate_up, self.down = products["gate_up"], products["down"]
         self.norms, self.activation, self.spec = norms, activation, spec
@@ -70,10 +82,10 @@ class FusedLayer(nn.Module):
         """Whether all products are of packed weights, so that native calls compute the layer."""
         return self._native is not None
 
-    def stacked(self) -> _native.StackedLayer:
+    def stacked(self) -> StackedLayer:
         """The layer as a part of a native decoder. It points into the layer, which must be native."""
         assert self._native is not None, "only packed weights can be stacked"
-        return _native.StackedLayer(self._native, self._native_spec.native, self.layer_idx)
+        return StackedLayer(self._native, self._native_spec.native, self.layer_idx)
 
     def forward(
         self,
@@ -91,9 +103,11 @@ class FusedLayer(nn.Module):
         residual = hidden_states[0]
         if watcher is not None:
             watcher.enter_layer(hidden_states)
-        wanted: Tensor | None = getattr(winnow_step, "wanted", None) if self.only_wanted else None
+        logits_indices: Tensor | None = None
+        if self.last_layer_only_wanted:
+            logits_indices = getattr(winnow_step, "logits_indices", None)
         native: NativeStep | None = getattr(winnow_step, "native", None)
-        if self._native is not None and native is not None and watcher is None and wanted is None:
+        if self._native is not None and native is not None and watcher is None and logits_indices is None:
             cos, sin = position_embeddings[0][0], position_embeddings[1][0]
             whole = self.kernels.decoder_layer(
                 self._native, self.layer_idx, residual, cos, sin, self._native_spec, native
@@ -102,13 +116,13 @@ class FusedLayer(nn.Module):
         if inputs := input_watcher(winnow_step):
             inputs.enter_attention(self.kernels.rms_norm(residual, self.norms.input))
         attended = self._attend(residual, position_embeddings, winnow_step)
-        if wanted is not None and watcher is None:
-            residual, attended = residual[wanted], attended[wanted]
+        if logits_indices is not None and watcher is None:
+            residual, attended = residual[logits_indices], attended[logits_indices]
         out = self._finish(residual, attended, watcher)
         if len(out) == hidden_states.shape[1]:
             return out[None]
-        assert wanted is not None, "only a selection makes rows fewer"
-        return torch.zeros_like(hidden_states).index_copy_(1, wanted, out[None])
+        assert logits_indices is not None, "only a selection makes rows fewer"
+        return torch.zeros_like(hidden_states).index_copy_(1, logits_indices, out[None])
 
     def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], step: "AttentionStep") -> Tensor:
         """The layer's input [T, hidden_size] -> what attention read, [T, Hq * d]."""
@@ -116,7 +130,7 @@ class FusedLayer(nn.Module):
         num_heads = query_heads + 2 * kv_heads
         cos, sin = rotation[0][0], rotation[1][0]
         if self._native is not None:
-            qkv = self.kernels.before_attention(self._native, x, cos, sin, num_heads * head_dim)
+            qkv = self.kernels.pre_attention(self._native, x, cos, sin, num_heads * head_dim)
         else:
             qkv = self.qkv(self.kernels.rms_norm(x, self.norms.input))
             norms = self.norms.query, self.norms.key
@@ -128,7 +142,7 @@ class FusedLayer(nn.Module):
     def _finish(self, residual: Tensor, attended: Tensor, watcher: ResidualWatcher | None) -> Tensor:
         """Output projection and feed-forward part. Both arguments [n, ...] -> the layer's output, [n, hidden_size]."""
         if self._native is not None and watcher is None:
-            return self.kernels.after_attention(self._native, residual, attended)
+            return self.kernels.post_attention(self._native, residual, attended)
         stream = self.output(attended)
         if watcher is not None:
             watcher.leave_attention(self.layer_idx, stream[None])
@@ -149,17 +163,17 @@ class FusedLayer(nn.Module):
 
 def native_layer(
     norms: LayerNorms,
-    activation: _native.Activation,
+    activation: Activation,
     products: dict[str, nn.Module],
     shape: tuple[int, int, int],
-) -> _native.DecoderLayer | None:
+) -> DecoderLayer | None:
     """The layer as the kernels take it, or None where a product is not theirs. It points into norms and products."""
     packed = {name: product for name, product in products.items() if isinstance(product, PackedLinear)}
     if len(packed) < len(products):
         return None
     qkv, output, gate_up, down = (packed[name] for name in ("qkv", "output", "gate_up", "down"))
     query_heads, kv_heads, head_dim = shape
-    return _native.DecoderLayer(
+    return DecoderLayer(
         qkv=qkv.packed.native,
         qkv_bias=_address(qkv.bias),
         output=output.packed.native,
@@ -181,7 +195,7 @@ def native_layer(
     )
 
 
-def _native_norm(norm: NormWeight | None) -> _native.RmsNorm:
+def _native_norm(norm: NormWeight | None) -> RmsNorm:
     return NO_NORM if norm is None else norm.native
 
 

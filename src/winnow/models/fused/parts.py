@@ -1,4 +1,4 @@
-"""The parts of a decoder layer that is built like Llama's, found by name and told apart by what they compute."""
+"""The parts of a decoder layer that is built like Llama's, found by name and identified by what they compute."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from winnow import _native
 from winnow.models.fused.kernels import NormWeight
+from winnow.native import Activation
 
 _CLOSE = 1e-5
 
@@ -42,7 +42,7 @@ class LayerParts:
     gate_up: tuple[nn.Linear, ...]
     """Two layers, or one that holds both."""
     down: nn.Linear
-    activation: _native.Activation
+    activation: Activation
 
     @classmethod
     def of(
@@ -131,15 +131,15 @@ def read_norm(module: nn.Module | None, size: int) -> NormWeight | None:
 
 
 @torch.inference_mode()
-def _activation(module: nn.Module | None) -> _native.Activation | None:
+def _activation(module: nn.Module | None) -> Activation | None:
     if module is None:
         return None
     x = torch.linspace(-8, 8, 321)
     found = module(x)
     if _relative_error(found, F.silu(x)) < _CLOSE:
-        return _native.Activation.silu
+        return Activation.silu
     if _relative_error(found, F.gelu(x, approximate="tanh")) < _CLOSE:
-        return _native.Activation.gelu_tanh
+        return Activation.gelu_tanh
     return None
 
 

@@ -1,7 +1,7 @@
 """Whether two layers compute the same: the same queries, keys, values and requests to attention, the same output."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from winnow.attention import AttentionSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from winnow.models.loaded import CausalModel
+    from winnow.models.binding import CausalModel
 
 # Relative to the norm of what is compared. A layer that computes something else is off by far more than rounding.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -105,10 +105,10 @@ def run_model(
     model: "CausalModel",
     max_position: int,
     step: Any,
-    wanted: int | None = None,
+    logits_index: int | None = None,
     vocab_size: int | None = None,
 ) -> Tensor:
-    """Logits of random tokens, [1, T, V], or of the wanted one alone, [1, 1, V].
+    """Logits of random tokens, [1, T, V], or of the one at `logits_index` alone, [1, 1, V].
 
     Args:
         vocab_size: None: what the model's configuration says.
@@ -116,10 +116,9 @@ def run_model(
     last = max_position - 1
     positions = torch.tensor([sorted({min(p, last) for p in (*_POSITIONS, last)})], device=model.device)
     if vocab_size is None:
-        config: Any = model.config
-        vocab_size = config.get_text_config().vocab_size
+        vocab_size = cast(Any, model).config.get_text_config().vocab_size
     tokens = torch.randint(vocab_size, positions.shape, generator=torch.Generator().manual_seed(0))
-    keep = torch.arange(positions.shape[1]) if wanted is None else torch.tensor([wanted])
+    keep = torch.arange(positions.shape[1]) if logits_index is None else torch.tensor([logits_index])
     logits: Tensor = model(
         input_ids=tokens.to(model.device),
         position_ids=positions,
@@ -137,16 +136,16 @@ def trial_logits(model: "CausalModel", max_position: int, vocab_size: int | None
 
 def selection_is_harmless(model: "PreTrainedModel", max_position: int) -> bool:
     """Whether logits stay the same if the last layer computes only the tokens whose logits are wanted."""
-    alone = run_model(model, max_position, _Recorder(torch.tensor([0])), wanted=0)
-    return _close(run_model(model, max_position, _Recorder(), wanted=0), alone)
+    alone = run_model(model, max_position, _Recorder(torch.tensor([0])), logits_index=0)
+    return _close(run_model(model, max_position, _Recorder(), logits_index=0), alone)
 
 
 class _Recorder:
     """Stands in for a step. Its attention mixes queries, keys and values of a token, so that all of them matter."""
 
-    def __init__(self, wanted: Tensor | None = None) -> None:
+    def __init__(self, logits_indices: Tensor | None = None) -> None:
         self.calls: list[tuple[int, Tensor, Tensor, Tensor, AttentionSpec]] = []
-        self.wanted = wanted
+        self.logits_indices = logits_indices
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         self.calls.append((layer, q.clone(), k.clone(), v.clone(), spec))

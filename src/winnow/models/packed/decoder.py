@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from winnow.attention.native_step import NativeStep
-from winnow.models.fused.layer import FusedLayer
-from winnow.models.fused.norm import FusedNorm
+from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.packed.native_decoder import NativeDecoder
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.residuals import watching
@@ -70,7 +69,7 @@ class PackedDecoder(nn.Module):
         super().__init__()
         self.embedding, self.rotary, self.norm, self.head = embedding, rotary, norm, head
         self.layers = nn.ModuleList(layers)
-        self._whole = NativeDecoder(embedding, layers, norm, head)
+        self._native_decoder = NativeDecoder(embedding, layers, norm, head)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -95,14 +94,14 @@ class PackedDecoder(nn.Module):
         Args:
             logits_to_keep: indices [n] of those tokens; 0: all.
         """
-        wanted = logits_to_keep if isinstance(logits_to_keep, Tensor) else None
-        assert wanted is not None or logits_to_keep == 0, "tokens are chosen by index"
+        logits_indices = logits_to_keep if isinstance(logits_to_keep, Tensor) else None
+        assert logits_indices is not None or logits_to_keep == 0, "tokens are chosen by index"
         native: NativeStep | None = getattr(winnow_step, "native", None)
         if native is not None and watching(winnow_step) is None:
             rotation = self.rotary.table(native.batch.end)
-            return Decoded(self._whole(input_ids[0], rotation, native, wanted)[None])
+            return Decoded(self._native_decoder(input_ids[0], rotation, native, logits_indices)[None])
         hidden, rotation = self.embedding(input_ids), self.rotary(position_ids)
         for layer in self.layers:
             hidden = layer(hidden, position_embeddings=rotation, winnow_step=winnow_step)
-        hidden = hidden if wanted is None else hidden[:, wanted]
+        hidden = hidden if logits_indices is None else hidden[:, logits_indices]
         return Decoded(self.head(self.norm(hidden)))

@@ -1,14 +1,20 @@
-"""What a packed model is, apart from its tensors, as JSON."""
+"""The directory of a packed model, and what the model is apart from its tensors, as JSON."""
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from winnow.checks import check_choice, require
 from winnow.errors import UnsupportedModelError
 from winnow.models.geometry import ModelGeometry
-from winnow.models.packed.files import DESCRIPTION
 
+DESCRIPTION = "winnow.json"
+"""All that is no tensor; written last, so that its presence says that the directory is whole."""
+PACKED = "packed.safetensors"
+"""Packed weights, each at an address that suits the kernels."""
+OTHERS = "others.safetensors"
+"""Norms and biases, and an embedding that the head does not share."""
 FORMAT = 2
 _DTYPES = ("float32", "bfloat16", "float16")
 _ACTIVATIONS = ("silu", "gelu_tanh")
@@ -71,33 +77,32 @@ class Description:
     """Factor of cosines and sines."""
     tied: bool
     """The embedding's rows are the head's."""
-    selects: bool
-    """The last layer computes only tokens whose logits are wanted."""
+    last_layer_only_wanted: bool
+    """Of the last layer only tokens whose logits are wanted are computed."""
     norm: NormNumbers
     layers: tuple[LayerNumbers, ...]
 
     def __post_init__(self) -> None:
         # The kernels trust these numbers; sizes are also checked against the tensors.
         pair = len(self.panel) == 2 and all(map(_is_count, self.panel))
-        _require("panel", self.panel, pair, "two whole numbers above 0")
-        told, together = self.geometry, self.panel[1]
-        counts = asdict(told) | {
+        require(pair, "panel", "two whole numbers above 0", self.panel)
+        geometry, together = self.geometry, self.panel[1]
+        counts = asdict(geometry) | {
             n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
         }
         del counts["windows"]
         for name, count in counts.items():
-            _require(name, count, _is_count(count), "a whole number above 0")
-        _require("dtype", self.dtype, self.dtype in _DTYPES, f"one of {_DTYPES}")
-        shared = told.num_query_heads % told.num_kv_heads == 0
-        _require("num_query_heads", told.num_query_heads, shared, f"a multiple of {told.num_kv_heads}")
+            require(_is_count(count), name, "a whole number above 0", count)
+        check_choice("dtype", self.dtype, _DTYPES)
+        shared = geometry.num_query_heads % geometry.num_kv_heads == 0
+        require(shared, "num_query_heads", f"a multiple of {geometry.num_kv_heads}", geometry.num_query_heads)
         for name in ("hidden_size", "inner_size"):
-            _require(name, counts[name], counts[name] % together == 0, f"a multiple of {together}")
-        windows = all(window is None or _is_count(window) for window in told.windows)
-        of_all = len(told.windows) == told.num_layers
-        _require(
-            "windows", told.windows, windows and of_all, f"{told.num_layers} of whole numbers above 0 or null"
-        )
-        _require("layers", len(self.layers), len(self.layers) == told.num_layers, f"{told.num_layers}")
+            require(counts[name] % together == 0, name, f"a multiple of {together}", counts[name])
+        windows = all(window is None or _is_count(window) for window in geometry.windows)
+        of_all = len(geometry.windows) == geometry.num_layers
+        entries = f"{geometry.num_layers} of whole numbers above 0 or null"
+        require(windows and of_all, "windows", entries, geometry.windows)
+        require(len(self.layers) == geometry.num_layers, "layers", f"{geometry.num_layers}", len(self.layers))
         norms = [self.norm, *(norm for layer in self.layers for norm in layer.norms)]
         numbers = {
             "rotation_scale": [self.rotation_scale],
@@ -108,15 +113,13 @@ class Description:
         }
         for name, values in numbers.items():
             for value in values:
-                _require(name, value, type(value) in (int, float), "a number")
+                require(type(value) in (int, float), name, "a number", value)
         for layer in self.layers:
-            _require(
-                "activation", layer.activation, layer.activation in _ACTIVATIONS, f"one of {_ACTIVATIONS}"
-            )
-        most = told.head_dim // 2
-        _require("frequencies", len(self.frequencies), len(self.frequencies) <= most, f"at most {most}")
+            check_choice("activation", layer.activation, _ACTIVATIONS)
+        most = geometry.head_dim // 2
+        require(len(self.frequencies) <= most, "frequencies", f"at most {most}", len(self.frequencies))
         for token in self.eos_token_ids:
-            _require("eos_token_ids", token, token in range(self.vocab_size), f"below {self.vocab_size}")
+            require(token in range(self.vocab_size), "eos_token_ids", f"below {self.vocab_size}", token)
 
     def write(self, directory: Path) -> None:
         """Into a directory, at once or not at all."""
@@ -133,42 +136,44 @@ class Description:
         """
         file = directory / DESCRIPTION
         try:
-            told = json.loads(file.read_text(encoding="utf-8"))
-            if told["format"] != FORMAT:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            if values["format"] != FORMAT:
                 raise UnsupportedModelError(
-                    f"model: {file} is of format {told['format']!r}, and this version reads {FORMAT}; "
+                    f"model: {file} is of format {values['format']!r}, and this version reads {FORMAT}; "
                     "pack the model again"
                 )
-            return cls(**told | _parts(told))
+            if "selects" in values:  # the field's name in older descriptions
+                values["last_layer_only_wanted"] = values.pop("selects")
+            return cls(**values | _parts(values))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UnsupportedModelError(f"model: {file} does not describe a packed model: {error}") from None
 
 
-def _require(name: str, value: object, holds: bool, what: str) -> None:
-    if not holds:
-        raise ValueError(f"{name} must be {what}, got {value!r}")
+def is_packed(directory: Path) -> bool:
+    """Whether a directory holds a packed model."""
+    return (directory / DESCRIPTION).is_file()
 
 
 def _is_count(value: object) -> bool:
     return type(value) is int and value > 0
 
 
-def _parts(told: dict[str, Any]) -> dict[str, Any]:
+def _parts(values: dict[str, Any]) -> dict[str, Any]:
     """The fields that are more than JSON's own types."""
-    geometry = told["geometry"]
+    geometry = values["geometry"]
     return {
-        "panel": tuple(told["panel"]),
+        "panel": tuple(values["panel"]),
         "geometry": ModelGeometry(**geometry | {"windows": tuple(geometry["windows"])}),
-        "eos_token_ids": tuple(told["eos_token_ids"]),
-        "frequencies": tuple(told["frequencies"]),
-        "norm": NormNumbers(**told["norm"]),
-        "layers": tuple(LayerNumbers(**layer | _norms(layer)) for layer in told["layers"]),
+        "eos_token_ids": tuple(values["eos_token_ids"]),
+        "frequencies": tuple(values["frequencies"]),
+        "norm": NormNumbers(**values["norm"]),
+        "layers": tuple(LayerNumbers(**layer | _norms(layer)) for layer in values["layers"]),
     }
 
 
 def _norms(layer: dict[str, Any]) -> dict[str, NormNumbers | None]:
-    told = {"output_norm": None, "down_norm": None} | layer  # which older descriptions lack
-    every = {name: told[name] for name in (f"{place}_norm" for place in NORMS)}
+    values = {"output_norm": None, "down_norm": None} | layer  # which older descriptions lack
+    every = {name: values[name] for name in (f"{place}_norm" for place in NORMS)}
     for name in ("input_norm", "post_norm"):
-        _require(name, every[name], every[name] is not None, "in every layer")
+        require(every[name] is not None, name, "in every layer", None)
     return {name: None if norm is None else NormNumbers(**norm) for name, norm in every.items()}

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from winnow.errors import UnsupportedModelError
-from winnow.models.fused.layer import FusedLayer
-from winnow.models.fused.norm import FusedNorm
+from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fused.probe import trial_logits
 from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
 from winnow.models.packed_embedding import PackedEmbedding
@@ -29,7 +28,7 @@ def extract_parts(model: Any, num_layers: int, trained_len: int) -> PackedDecode
             raise UnsupportedModelError(f"{class_name} cannot be packed: {what}")
 
     layers: list[Any] = list(decoder_layers(model, num_layers))
-    need(bool(layers), "its layers cannot be told")
+    need(bool(layers), "its layers cannot be identified")
     for index, layer in enumerate(layers):
         fused = isinstance(layer, FusedLayer) and layer.is_native
         need(fused, f"layer {index} has no fused form on this processor in {dtype}")

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from winnow import _native
 from winnow.attention.native_step import NativeStep
 from winnow.models.fused.kernels import LayerKernels
-from winnow.models.fused.layer import FusedLayer
-from winnow.models.fused.norm import FusedNorm
+from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.packed_linear import PackedLinear
+from winnow.native import Decoder
 
 
 class NativeDecoder:
@@ -22,27 +21,27 @@ class NativeDecoder:
     def __init__(
         self, embedding: nn.Module, layers: Sequence[FusedLayer], norm: FusedNorm, head: PackedLinear
     ) -> None:
-        self._parts = embedding, layers, norm, head  # what `_native` points into
+        self._parts = embedding, layers, norm, head  # what the native decoder points into
         self._kernels: LayerKernels = head.kernels
         self._vocab_size = head.out_features
         table = embedding.weight if isinstance(embedding, nn.Embedding) else None
-        self._native = _native.Decoder(
+        self._native = Decoder(
             embedding=0 if table is None else table.data_ptr(),
             num_tokens=head.out_features if table is None else len(table),
             layers=[layer.stacked() for layer in layers],
-            selects=layers[-1].only_wanted,
+            selects=layers[-1].last_layer_only_wanted,
             norm=norm.norm.native,
             head=head.packed.native,
             head_bias=0 if head.bias is None else head.bias.data_ptr(),
         )
 
     def __call__(
-        self, tokens: Tensor, rotation: tuple[Tensor, Tensor], step: NativeStep, wanted: Tensor | None
+        self, tokens: Tensor, rotation: tuple[Tensor, Tensor], step: NativeStep, logits_indices: Tensor | None
     ) -> Tensor:
-        """tokens, int64 [T] -> logits, [T, V], or [n, V] of those that are wanted.
+        """tokens, int64 [T] -> logits, [T, V], or [n, V] of those at `logits_indices`.
 
         Args:
             rotation: cos and sin of the positions from 0 on, [positions, rotary_dim].
-            wanted: int64 [n]; None: all.
+            logits_indices: int64 [n]; None: all.
         """
-        return self._kernels.decode(self._native, tokens, *rotation, step, wanted, self._vocab_size)
+        return self._kernels.decode(self._native, tokens, *rotation, step, logits_indices, self._vocab_size)

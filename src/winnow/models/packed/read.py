@@ -6,27 +6,25 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from winnow import _native
 from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.context import ContextLimit
 from winnow.models.fused.kernels import LayerKernels, NormWeight, PackedWeight
-from winnow.models.fused.layer import FusedLayer
-from winnow.models.fused.norm import FusedNorm
+from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fused.parts import LayerNorms
 from winnow.models.generation import sampling_defaults
 from winnow.models.loaded import LoadedModel
 from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
-from winnow.models.packed.description import Description, LayerNumbers, NormNumbers
-from winnow.models.packed.files import OTHERS, PACKED
+from winnow.models.packed.description import OTHERS, PACKED, Description, LayerNumbers, NormNumbers
 from winnow.models.packed_embedding import PackedEmbedding, panel_shape
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.tokens import end_tokens, load_tokenizer
+from winnow.native import Activation, Kernels
 
 
 def load_packed(
-    path: Path, config: ModelConfig, kernels: _native.Kernels, *, beyond_trained_len: bool
+    path: Path, config: ModelConfig, kernels: Kernels, *, beyond_trained_len: bool
 ) -> LoadedModel:
     """As `winnow.models.loader.load_model`, of a directory that `winnow pack` wrote."""
     description = Description.read(path)
@@ -78,28 +76,30 @@ class _Reader:
 
     def decoder(self) -> PackedDecoder:
         """The whole model."""
-        told = self._description
-        head = self._linear("head", told.hidden_size, told.vocab_size)
-        if told.tied:
+        description = self._description
+        head = self._linear("head", description.hidden_size, description.vocab_size)
+        if description.tied:
             embedding: nn.Module = PackedEmbedding(head, self._kernels)
         else:
-            rows = self._tensor("embedding", (told.vocab_size, told.hidden_size))
+            rows = self._tensor("embedding", (description.vocab_size, description.hidden_size))
             embedding = nn.Embedding.from_pretrained(rows)
-        layers = [self._layer(index, numbers) for index, numbers in enumerate(told.layers)]
-        layers[-1].only_wanted = told.selects
-        rotary = RotaryEmbedding(torch.tensor(told.frequencies), told.rotation_scale, self._dtype)
-        norm = FusedNorm(self._norm("norm", told.hidden_size, told.norm), self._kernels)
+        layers = [self._layer(index, numbers) for index, numbers in enumerate(description.layers)]
+        layers[-1].last_layer_only_wanted = description.last_layer_only_wanted
+        rotary = RotaryEmbedding(
+            torch.tensor(description.frequencies), description.rotation_scale, self._dtype
+        )
+        norm = FusedNorm(self._norm("norm", description.hidden_size, description.norm), self._kernels)
         return PackedDecoder(embedding, rotary, layers, norm, head).eval()
 
     def _layer(self, index: int, numbers: LayerNumbers) -> FusedLayer:
-        told, name = self._description, f"layers.{index}"
-        geometry, hidden = told.geometry, told.hidden_size
+        description, name = self._description, f"layers.{index}"
+        geometry, hidden = description.geometry, description.hidden_size
         query_heads, kv_heads, head_dim = geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim
         products: dict[str, nn.Module] = {
             "qkv": self._linear(f"{name}.qkv", hidden, (query_heads + 2 * kv_heads) * head_dim),
             "output": self._linear(f"{name}.output", query_heads * head_dim, hidden),
-            "gate_up": self._linear(f"{name}.gate_up", hidden, 2 * told.inner_size),
-            "down": self._linear(f"{name}.down", told.inner_size, hidden),
+            "gate_up": self._linear(f"{name}.gate_up", hidden, 2 * description.inner_size),
+            "down": self._linear(f"{name}.down", description.inner_size, hidden),
         }
         norms = LayerNorms(
             self._norm(f"{name}.input_norm", hidden, numbers.input_norm),
@@ -110,7 +110,7 @@ class _Reader:
             self._norm_if_any(f"{name}.down_norm", hidden, numbers.down_norm),
         )
         spec = AttentionSpec(numbers.scale, geometry.windows[index], numbers.softcap)
-        activation: _native.Activation = getattr(_native.Activation, numbers.activation)
+        activation: Activation = getattr(Activation, numbers.activation)
         shape = (query_heads, kv_heads, head_dim)
         return FusedLayer(index, norms, activation, products, spec, shape, self._kernels)
 

@@ -13,9 +13,16 @@ from winnow.models.fused.kernels import NormWeight
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.loaded import LoadedModel
 from winnow.models.packed.decoder import PackedDecoder
-from winnow.models.packed.description import FORMAT, NORMS, Description, LayerNumbers, NormNumbers
+from winnow.models.packed.description import (
+    FORMAT,
+    NORMS,
+    OTHERS,
+    PACKED,
+    Description,
+    LayerNumbers,
+    NormNumbers,
+)
 from winnow.models.packed.extract import extract_parts
-from winnow.models.packed.files import OTHERS, PACKED
 from winnow.models.packed_embedding import PackedEmbedding, panel_shape
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.tokens import tokenizer_class
@@ -72,7 +79,7 @@ def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Descript
         frequencies=tuple(decoder.rotary.inv_freq.tolist()),
         rotation_scale=decoder.rotary.scale,
         tied=isinstance(decoder.embedding, PackedEmbedding),
-        selects=layers[-1].only_wanted,
+        last_layer_only_wanted=layers[-1].last_layer_only_wanted,
         norm=_numbers(decoder.norm.norm),
         layers=tuple(map(_layer_numbers, layers)),
     )

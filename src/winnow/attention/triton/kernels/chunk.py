@@ -1,9 +1,16 @@
-"""Attention of prefill chunks: one block of queries against the whole row of its sequence (FlashAttention-2)."""
+"""Attention of prefill chunks: a tile of queries against the whole row of its sequence (FlashAttention-2)."""
 
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.rows import find_slots, fold, logits_of, row_length, sees, vectors_at
+from winnow.attention.triton.kernels.rows import (
+    find_slots,
+    logits_of,
+    online_softmax,
+    row_length,
+    sees,
+    vectors_at,
+)
 
 
 @triton.jit(do_not_specialize=["layer", "tokens"])
@@ -42,11 +49,11 @@ def attend_chunk(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Query heads of a group and tokens in turn fill the BLOCK_M rows of a tile. Grid (tiles, H).
+    """Compute tiles of BLOCK_M rows, which are tokens times query heads of a group. Grid (tiles, H).
 
-    tiles: int32 [tiles, 2], sequence and its first token within the chunk; extents: see `Batch.extents`. Writes out
-    [T, Hq, d], where `exact` is given the same as float32, and where `statistics` is given float32 [3, T, Hq]:
-    largest logit, sum (the sink's part included), KVs seen.
+    tiles: int32 [tiles, 2], sequence and first token within the chunk; extents: see `Chunks.extents`. Writes out
+    [T, Hq, d]; if given, `exact` receives the same in float32, and `statistics`, float32 [3, T, Hq], the largest logit,
+    the sum of exponentials (sink included) and the number of KVs seen.
     """
     tile, head = tl.program_id(0), tl.program_id(1)
     sequence = tl.load(tiles + 2 * tile)
@@ -65,15 +72,15 @@ def attend_chunk(
     shown = real[:, None] & (d < HEAD_DIM)[None, :]
     q_at = q + token[:, None] * q_token_stride + query_head[:, None] * q_head_stride + d[None, :]
     queries = tl.load(q_at, mask=shown, other=0.0).to(DOT)
-    # A row of padding stands before all positions and sees nothing.
+    # Padding rows get position -1 and see nothing.
     now = tl.load(position + token, mask=real, other=-1).to(tl.int32)
     earliest = tl.load(position + start + first_query).to(tl.int32)
 
-    biggest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     seen = tl.zeros([BLOCK_M], tl.float32)
-    # A chunk's own KVs are the last of its row, in order: those after the tile's last query need no look.
+    # A chunk's own KVs are the last of its row, in order: skip those after the tile's last query.
     end = length - count + tl.minimum(first_query + queries_per_tile, count)
     for first in range(0, end, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
@@ -84,7 +91,7 @@ def attend_chunk(
         )  # fmt: skip
         positions = tl.load(position_pool + flat, mask=inside, other=0)
         wanted = inside
-        if WINDOW is not None:  # KVs that no query of the tile sees are not read
+        if WINDOW is not None:  # skip KVs that no query of the tile sees
             wanted = inside & (positions > earliest - WINDOW)
         at = vectors_at(flat, BLOCK_SIZE, HEAD_DIM)
         keys = tl.load(
@@ -95,18 +102,18 @@ def attend_chunk(
         values = tl.load(
             v_pool + at[:, None] + d[None, :], mask=wanted[:, None] & (d < HEAD_DIM)[None, :], other=0.0
         ).to(DOT)
-        biggest, total, acc = fold(logits, values, biggest, total, acc)
+        row_max, row_sum, acc = online_softmax(logits, values, row_max, row_sum, acc)
         if statistics is not None:
             seen += tl.sum(visible.to(tl.float32), axis=1)
 
     if sinks is not None:
         sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32)
-        top = tl.maximum(biggest, sink)
-        shrunk = tl.exp(biggest - top)
-        total = total * shrunk + tl.exp(sink - top)
-        acc = acc * shrunk[:, None]
-        biggest = top
-    result = acc / tl.where(total > 0, total, 1.0)[:, None]
+        top = tl.maximum(row_max, sink)
+        rescale = tl.exp(row_max - top)
+        row_sum = row_sum * rescale + tl.exp(sink - top)
+        acc = acc * rescale[:, None]
+        row_max = top
+    result = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
     mine = token * (KV_HEADS * GROUP) + query_head
     out_at = mine[:, None] * HEAD_DIM + d[None, :]
     tl.store(out + out_at, result.to(out.dtype.element_ty), shown)
@@ -114,6 +121,6 @@ def attend_chunk(
         tl.store(exact + out_at, result, shown)
     if statistics is not None:
         plane = tokens.to(tl.int64) * (KV_HEADS * GROUP)
-        tl.store(statistics + mine, biggest, real)
-        tl.store(statistics + plane + mine, total, real)
+        tl.store(statistics + mine, row_max, real)
+        tl.store(statistics + plane + mine, row_sum, real)
         tl.store(statistics + 2 * plane + mine, seen, real)

@@ -1,24 +1,30 @@
 """Attention of sequences with one query each, their rows split over many programs (Flash-Decoding, Dao et al. 2023).
 
-How a row is split follows from its own length, never from the batch: a sequence's result is the same, to the bit,
-whoever else is computed with it.
+The split of a row depends on its own length only, so a sequence's result is bit-identical in any batch.
 """
 
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.rows import find_slots, fold, logits_of, row_length, sees, vectors_at
+from winnow.attention.triton.kernels.rows import (
+    find_slots,
+    logits_of,
+    online_softmax,
+    row_length,
+    sees,
+    vectors_at,
+)
 
 
 @triton.jit
 def sequence_of(row, index):
-    """Which sequence of the batch a program works for; without `index` the leading ones, in order."""
+    """Index of the program's sequence in the batch; without `index` the leading ones, in order."""
     return row if index is None else tl.load(index + row)
 
 
 @triton.jit
 def split_size(length, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """KVs of each split of a row: a multiple of MIN_SPLIT, so that there are at most MAX_SPLITS."""
+    """KVs in each split of a row: a multiple of MIN_SPLIT that gives at most MAX_SPLITS splits."""
     return MIN_SPLIT * tl.maximum(1, tl.cdiv(length, MIN_SPLIT * MAX_SPLITS))
 
 
@@ -58,10 +64,10 @@ def attend_split(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One split of one row, for all query heads that share it. Grid (R, H, splits).
+    """Compute one split of one row for all query heads that share it. Grid (R, H, splits).
 
-    Writes partial float32 [R, Hq, splits, d], statistics float32 [3, R, Hq, splits] (largest logit, sum, KVs seen),
-    and where `raw` is given the logits, float32 [R, Hq, raw_stride].
+    Writes partial, float32 [R, Hq, splits, d], statistics, float32 [3, R, Hq, splits] (largest logit, sum of
+    exponentials, KVs seen), and, if given, raw, float32 [R, Hq, raw_stride], the logits.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = sequence_of(row, index)
@@ -78,11 +84,11 @@ def attend_split(
     q_at = q + sequence * q_token_stride + query_head[:, None] * q_head_stride + d[None, :]
     queries = tl.load(q_at, mask=real[:, None] & (d < HEAD_DIM)[None, :], other=0.0).to(DOT)
     now = tl.load(position + sequence).to(tl.int32)
-    # Where this program's part of a query head begins, for R x Hq rows of any width.
+    # Index of each query head among R x Hq.
     mine = row.to(tl.int64) * (KV_HEADS * GROUP) + query_head
 
-    biggest = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_G], tl.float32)
+    row_max = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     seen = tl.zeros([BLOCK_N], tl.float32)
     for first in range(start, tl.minimum(start + size, length), BLOCK_N):
@@ -94,7 +100,7 @@ def attend_split(
         )  # fmt: skip
         age = now - tl.load(position_pool + flat, mask=inside, other=0)
         visible = sees(age, inside, WINDOW)
-        # KVs outside the window are not read. Without one no key waits for its position.
+        # Skip KVs outside the window. Without a window, loads of keys do not depend on positions.
         wanted = inside if WINDOW is None else visible
         at = vectors_at(flat, BLOCK_SIZE, HEAD_DIM)
         keys = tl.load(
@@ -106,15 +112,15 @@ def attend_split(
         values = tl.load(
             v_pool + at[:, None] + d[None, :], mask=wanted[:, None] & (d < HEAD_DIM)[None, :], other=0.0
         ).to(DOT)
-        biggest, total, acc = fold(logits, values, biggest, total, acc)
+        row_max, row_sum, acc = online_softmax(logits, values, row_max, row_sum, acc)
         seen += visible.to(tl.float32)
 
     splits = tl.num_programs(2)
     mine = mine * splits + split
     plane = tl.num_programs(0).to(tl.int64) * (KV_HEADS * GROUP) * splits
     tl.store(partial + mine[:, None] * HEAD_DIM + d[None, :], acc, real[:, None] & (d < HEAD_DIM)[None, :])
-    tl.store(statistics + mine, biggest, real)
-    tl.store(statistics + plane + mine, total, real)
+    tl.store(statistics + mine, row_max, real)
+    tl.store(statistics + plane + mine, row_sum, real)
     tl.store(statistics + 2 * plane + mine, tl.zeros([BLOCK_G], tl.float32) + tl.sum(seen, axis=0), real)
 
 
@@ -139,10 +145,10 @@ def merge_splits(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The splits of one row and query head become one. Grid (R, Hq).
+    """Merge the splits of one row and query head. Grid (R, Hq).
 
-    Writes out [T, Hq, d] for the sequences' tokens (zeros for an empty row), and where `merged` is given the
-    statistics of the whole rows, float32 [3, R, Hq], the sum including the sink.
+    Writes out, [T, Hq, d], for the sequences' tokens (zeros for an empty row), and, if given, merged, float32
+    [3, R, Hq], the statistics of whole rows, the sum including the sink.
     """
     row, query_head = tl.program_id(0), tl.program_id(1)
     sequence = sequence_of(row, index)
@@ -155,27 +161,27 @@ def merge_splits(
     at = mine * splits + s
     plane = tl.num_programs(0).to(tl.int64) * (KV_HEADS * GROUP) * splits
 
-    biggest = tl.load(statistics + at, mask=there, other=float("-inf"))
-    top = tl.max(biggest, axis=0)
+    row_max = tl.load(statistics + at, mask=there, other=float("-inf"))
+    top = tl.max(row_max, axis=0)
     if sinks is not None:
         sink = tl.load(sinks + query_head).to(tl.float32)
         top = tl.maximum(top, sink)
     base = tl.where(top == float("-inf"), 0.0, top)
-    weight = tl.exp(biggest - base)
-    total = tl.sum(tl.load(statistics + plane + at, mask=there, other=0.0) * weight, axis=0)
+    weight = tl.exp(row_max - base)
+    row_sum = tl.sum(tl.load(statistics + plane + at, mask=there, other=0.0) * weight, axis=0)
     if sinks is not None:
-        total += tl.exp(sink - base)
+        row_sum += tl.exp(sink - base)
     parts = tl.load(
         partial + at[:, None] * HEAD_DIM + d[None, :],
         mask=there[:, None] & (d < HEAD_DIM)[None, :],
         other=0.0,
     )
-    result = tl.sum(parts * weight[:, None], axis=0) / tl.where(total > 0, total, 1.0)
+    result = tl.sum(parts * weight[:, None], axis=0) / tl.where(row_sum > 0, row_sum, 1.0)
     out_at = out + (sequence.to(tl.int64) * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + d
     tl.store(out_at, result.to(out.dtype.element_ty), d < HEAD_DIM)
     if merged is not None:
         seen = tl.sum(tl.load(statistics + 2 * plane + at, mask=there, other=0.0), axis=0)
         rows = tl.num_programs(0) * tl.num_programs(1)
         tl.store(merged + mine, base)
-        tl.store(merged + rows + mine, total)
+        tl.store(merged + rows + mine, row_sum)
         tl.store(merged + 2 * rows + mine, seen)

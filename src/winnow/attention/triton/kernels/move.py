@@ -1,4 +1,4 @@
-"""KVs on their way: new ones into the slots of their rows, kept ones to other slots."""
+"""Write new KVs into the slots of their rows, and move KVs between slots."""
 
 import triton
 import triton.language as tl
@@ -36,7 +36,7 @@ def write_kvs(
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Store one token's KVs of all heads, and start their accumulators at 0. Grid (T).
+    """Store one token's KVs of all heads and zero their accumulators. Grid (T).
 
     accumulators: float32 [NUM_ACCUMULATORS, pool_slots]. Without `tokens_after` every token is the last of its row.
     """
@@ -44,11 +44,11 @@ def write_kvs(
     slot = tl.load(token_slots + token)
     head = tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
-    # A token's place counts from the end of its row: rows may differ in length, but all end with this batch.
+    # Count a token's place from the end of its row: rows may differ in length, but all end with this batch.
     n = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS) - 1
     if tokens_after is not None:
         n -= tl.load(tokens_after + token).to(tl.int32)
-    inside = n >= 0  # an empty row belongs to nobody
+    inside = n >= 0  # the row of a padding sequence is empty
     flat = find_slots(
         pages, page_table, slot, layer, head, n, inside,
         LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
@@ -90,8 +90,8 @@ def move_kvs(
 ):
     """Move KVs between slots, whatever their codec; source and target int64 [moves]. Grid (blocks of moves).
 
-    words: the pool's storage as integers, BLOCK_WORDS of them in a block. FIELDS: of each field the words before it in
-    a block, its words in a slot, and the next power of two of these.
+    words: the pool's storage as integers, BLOCK_WORDS in a block. FIELDS: for each field its offset in a block in
+    words, its words in a slot, and the next power of two of the latter.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < moves

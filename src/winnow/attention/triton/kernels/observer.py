@@ -1,4 +1,4 @@
-"""What attention tells the scores. One program owns a block of KVs of a row and sums over the queries that count."""
+"""Update accumulators. A program owns a block of KVs of a row and sums over the queries that count."""
 
 import triton
 import triton.language as tl
@@ -6,15 +6,15 @@ import triton.language as tl
 from winnow.attention.triton.kernels.decode import sequence_of
 from winnow.attention.triton.kernels.rows import find_slots, logits_of, row_length, sees, vectors_at
 
-# A KV that is as heavy as the average is not below it, though recomputed logits may differ in their last bits.
+# Tolerance for KVs of average weight, since recomputed logits may differ in their last bits.
 CLEARLY_BELOW: tl.constexpr = tl.constexpr(1.0 - 1e-5)
-# As in `winnow.attention.observer_reference`: 1 - p is kept above this.
+# Lower bound of 1 - p, as in `winnow.attention.observer_reference`.
 LEAST_REST: tl.constexpr = tl.constexpr(1e-4)
 
 
 @triton.jit
-def told(p, counted, seen, TERM: tl.constexpr):
-    """What probabilities say before they are aggregated; VALUE_AWARE's distance is still to be multiplied in."""
+def term_of(p, counted, seen, TERM: tl.constexpr):
+    """Apply a term to probabilities before aggregation; the caller multiplies by VALUE_AWARE's distance."""
     if TERM == "squared":
         p = p * p
     elif TERM == "below average":
@@ -27,11 +27,11 @@ def told(p, counted, seen, TERM: tl.constexpr):
 
 @triton.jit
 def put(accumulator, flat, added, inside, REPLACE: tl.constexpr):
-    """Bring sums into the accumulators of a row's slots."""
+    """Add sums to the accumulators of a row's slots, or replace them."""
     if REPLACE:
         tl.store(accumulator + flat, added, inside)
     else:
-        # Sequences of one batch may share blocks, and then both add.
+        # Atomic, since sequences of one batch may share blocks.
         tl.atomic_add(accumulator + flat, added, inside, sem="relaxed")
 
 
@@ -62,7 +62,7 @@ def observe_decode(
     BLOCK_G: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One query per row, whose logits `attend_split` kept. Grid (R, H, blocks of KVs).
+    """Observe one query per row, from the logits of `attend_split`. Grid (R, H, blocks of KVs).
 
     statistics: float32 [3, R, Hq] of `merge_splits`; accumulator: float32 [slots of the pool].
     """
@@ -82,8 +82,8 @@ def observe_decode(
     real = g < GROUP
     mine = row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g
     plane = tl.num_programs(0) * (KV_HEADS * GROUP)
-    biggest = tl.load(statistics + mine, mask=real, other=0.0)
-    total = tl.load(statistics + plane + mine, mask=real, other=1.0)
+    row_max = tl.load(statistics + mine, mask=real, other=0.0)
+    row_sum = tl.load(statistics + plane + mine, mask=real, other=1.0)
     seen = tl.load(statistics + 2 * plane + mine, mask=real, other=0.0)
     logits = tl.load(
         raw + mine[:, None] * raw_stride + n[None, :],
@@ -94,8 +94,8 @@ def observe_decode(
     if EXCLUDE_FIRST > 0:
         age = tl.load(position + sequence).to(tl.int32) - tl.load(position_pool + flat, inside, other=0)
         counted = counted & (age >= EXCLUDE_FIRST)[None, :]
-    p = tl.where(counted, tl.exp(logits - biggest[:, None]) / total[:, None], 0.0)
-    p = told(p, counted, seen[:, None], TERM)
+    p = tl.where(counted, tl.exp(logits - row_max[:, None]) / row_sum[:, None], 0.0)
+    p = term_of(p, counted, seen[:, None], TERM)
     if AGGREGATE == "max":
         added = tl.max(p, axis=0)
     else:
@@ -121,7 +121,7 @@ def squared_distance(
 ):
     """|v_j - o_i|^2 of outputs [BLOCK_Q] and of the values `at`, [BLOCK_N], from differences.
 
-    Products would be faster and wrong: where one KV takes nearly all attention o is nearly v.
+    Products would be faster but cancel: where one KV takes nearly all attention, o is nearly v.
     """
     distance = tl.zeros([BLOCK_Q, BLOCK_N], tl.float32)
     for d in range(HEAD_DIM):
@@ -176,9 +176,9 @@ def observe_chunk(
 ):
     """Recompute the probabilities of a chunk's queries that count. Grid (blocks of KVs, Hq / HEADS, R).
 
-    A program aggregates HEADS query heads: the group, or a head alone. `statistics` and `exact` come from
-    `attend_chunk`. With SUMS, target is float32 [R, Hq / HEADS, longest] and takes the sums; entries past a row's
-    length are left as they were. Else it is the pool's accumulator, float32 [slots].
+    A program aggregates HEADS query heads: the group, or one head. `statistics` and `exact` come from `attend_chunk`.
+    With SUMS, target is float32 [R, Hq / HEADS, longest] and receives the sums; entries past a row's length stay
+    unchanged. Otherwise it is an accumulator of the pool, float32 [slots].
     """
     block, part, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     head = part * HEADS // GROUP
@@ -205,7 +205,7 @@ def observe_chunk(
     ).to(DOT)
     plane = tokens.to(tl.int64) * (KV_HEADS * GROUP)
     added = tl.zeros([BLOCK_N], tl.float32)
-    # The chunk's own KVs are the last of the row: queries before the block's first KV do not see it.
+    # The chunk's own KVs are the last of the row: skip queries before the block's first KV.
     counting = tl.maximum(tl.load(extents + 3 * sequence + 2), 0)
     counting = tl.maximum(counting, block * BLOCK_N - (length - count))
     for first in range(counting, count, BLOCK_Q):
@@ -222,11 +222,11 @@ def observe_chunk(
             queries = tl.load(q_at, mask=real[:, None] & (d < HEAD_DIM)[None, :], other=0.0).to(DOT)
             logits = logits_of(queries, keys, scale, SOFTCAP)
             mine = token * (KV_HEADS * GROUP) + query_head
-            biggest = tl.load(statistics + mine, mask=real, other=0.0)
-            total = tl.load(statistics + plane + mine, mask=real, other=1.0)
+            row_max = tl.load(statistics + mine, mask=real, other=0.0)
+            row_sum = tl.load(statistics + plane + mine, mask=real, other=1.0)
             seen = tl.load(statistics + 2 * plane + mine, mask=real, other=0.0)
-            p = tl.where(counted, tl.exp(logits - biggest[:, None]) / total[:, None], 0.0)
-            p = told(p, counted, seen[:, None], TERM)
+            p = tl.where(counted, tl.exp(logits - row_max[:, None]) / row_sum[:, None], 0.0)
+            p = term_of(p, counted, seen[:, None], TERM)
             if TERM == "value aware":
                 p *= squared_distance(
                     v_pool, exact, at, inside, mine, real, HEAD_DIM, BLOCK_Q, BLOCK_N

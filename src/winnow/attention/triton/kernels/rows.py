@@ -1,4 +1,4 @@
-"""What the kernels share: where the KVs of a row lie, which of them a query sees, and the softmax as it grows."""
+"""Functions that kernels share: the slots of a row's KVs, visibility, logits and the online softmax."""
 
 import triton
 import triton.language as tl
@@ -6,9 +6,9 @@ import triton.language as tl
 
 @triton.jit
 def row_length(lengths, slot, layer, head, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr):
-    """KVs of the rows that `slot`, `layer` and `head` name.
+    """KVs in the rows of `slot`, `layer` and `head`.
 
-    None where `slot` is below 0, which only fills a batch, or `head` beyond the last, which only fills a tile.
+    0 where `slot` is negative, which pads a batch, or `head` is beyond the last, which pads a tile.
     """
     row = (tl.maximum(slot, 0) * LAYERS + layer) * KV_HEADS + head
     return tl.where(slot >= 0, tl.load(lengths + row, mask=head < KV_HEADS, other=0), 0)
@@ -39,13 +39,13 @@ def find_slots(
 
 @triton.jit
 def vectors_at(flat, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Where the keys, or the values, of slots begin: the pool holds the keys of a block and then its values."""
+    """Offsets of the keys, or of the values, of slots: the pool holds the keys of a block and then its values."""
     return (flat + flat // BLOCK_SIZE * BLOCK_SIZE) * HEAD_DIM
 
 
 @triton.jit
 def sees(age, inside, WINDOW: tl.constexpr):
-    """Whether a query sees a KV that lies `age` positions back."""
+    """Whether a query sees a KV `age` positions back."""
     visible = inside & (age >= 0)
     if WINDOW is not None:
         visible = visible & (age < WINDOW)
@@ -54,8 +54,8 @@ def sees(age, inside, WINDOW: tl.constexpr):
 
 @triton.jit
 def logits_of(queries, keys, scale, SOFTCAP: tl.constexpr):
-    """Scaled and bent products of queries [M, D] and keys [D, N]: float32 [M, N]."""
-    # "ieee": float32 KVs are multiplied as float32, not as the TF32 that tensor cores would make of them.
+    """Scaled products of queries [M, D] and keys [D, N], with the soft-cap applied: float32 [M, N]."""
+    # "ieee": multiply float32 in full precision, not in TF32.
     logits = tl.dot(queries, keys, input_precision="ieee") * scale
     if SOFTCAP is not None:
         # tanh from exp(-2 |x|), which cannot overflow
@@ -66,17 +66,17 @@ def logits_of(queries, keys, scale, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def fold(logits, values, biggest, total, acc):
-    """Take a block of KVs into the softmax of each query.
+def online_softmax(logits, values, row_max, row_sum, acc):
+    """Update the online softmax of each query by a block of KVs.
 
-    logits: float32 [M, N], -inf where a query does not see a KV; values: [N, D]. biggest [M]: largest logit so far,
-    total [M]: sum of exp(logit - biggest), acc [M, D]: sum of exp(logit - biggest) v. Returns the three anew.
+    logits: float32 [M, N], -inf where a query does not see a KV; values: [N, D]. row_max [M]: largest logit so far,
+    row_sum [M]: sum of exp(logit - row_max), acc [M, D]: sum of exp(logit - row_max) v. Returns the updated three.
     """
-    grown = tl.maximum(biggest, tl.max(logits, axis=1))
-    # A query that has seen nothing yet has no finite maximum, and -inf - -inf would be NaN.
-    base = tl.where(grown == float("-inf"), 0.0, grown)
-    shrunk = tl.exp(biggest - base)
+    new_max = tl.maximum(row_max, tl.max(logits, axis=1))
+    # Without a visible KV the maximum is -inf, and -inf - -inf would be NaN.
+    base = tl.where(new_max == float("-inf"), 0.0, new_max)
+    rescale = tl.exp(row_max - base)
     weight = tl.exp(logits - base[:, None])
-    total = total * shrunk + tl.sum(weight, axis=1)
-    acc = tl.dot(weight.to(values.dtype), values, acc * shrunk[:, None], input_precision="ieee")
-    return grown, total, acc
+    row_sum = row_sum * rescale + tl.sum(weight, axis=1)
+    acc = tl.dot(weight.to(values.dtype), values, acc * rescale[:, None], input_precision="ieee")
+    return new_max, row_sum, acc

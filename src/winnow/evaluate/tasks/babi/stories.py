@@ -11,7 +11,7 @@ from winnow.evaluate.tasks.files import read_text
 
 @dataclass(frozen=True)
 class StoryQuestion:
-    """A question, asked when the first `known` facts of the story have been told."""
+    """A question, asked when the first `known` facts of the story have been given."""
 
     text: str
     answer: str

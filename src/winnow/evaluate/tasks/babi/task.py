@@ -82,7 +82,7 @@ def _samples(settings: TaskSettings, category: str) -> list[Sample]:
 
 
 def _asked(stories: Sequence[Story], most: int) -> Iterator[tuple[Story, str, tuple[StoryQuestion, ...]]]:
-    """Stories with questions that share a context, at most so many, and a name for each."""
+    """Return stories whose questions share a context, up to a limit, with a name for each."""
     for place, story in enumerate(stories, start=1):
         first = 1
         for group in story.together():

@@ -27,7 +27,7 @@ class Template:
 def cut_middle(
     context: str, question: str, truncate: Callable[[str, int], str], most: int
 ) -> tuple[str, str]:
-    """Context and question, the middle of both together cut out so that at most so many tokens stay.
+    """Context and question, the middle of both together cut out so that at most that many tokens stay.
 
     The cut falls into the context, unless the question alone is longer than half of what may stay; then what is left of
     its end is the question.

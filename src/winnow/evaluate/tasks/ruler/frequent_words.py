@@ -11,7 +11,7 @@ from winnow.evaluate.tasks.ruler.recipe import Draw, Prompt
 
 # The word of the first rank stands for noise.
 _DOTS = "..."
-# From so many on, the counts of the ranks asked for differ from each other and from the next, although rounded down.
+# From this number on, the counts of the ranks asked for differ from each other and the next, although rounded down.
 _FEWEST = 53
 _QUESTION = (
     "\nQuestion: Do not provide any explanation. Please ignore the dots '....'. "

@@ -62,7 +62,7 @@ def _asked(draw: Draw, questions: Sequence[DocumentQuestion]) -> list[DocumentQu
 def _places(
     rng: random.Random, count: int, source: DocumentSet, asked: Sequence[DocumentQuestion]
 ) -> list[int]:
-    """So many documents: those needed, those near, others; then all of them again in an order of their own."""
+    """Return the documents: those needed, those near, others; repeated in another order until there are enough."""
     needed = dict.fromkeys(chain.from_iterable(question.needed for question in asked))
     near = [
         place

@@ -18,7 +18,7 @@ class Draw:
         recipe: its name.
         tokens: length of prompt and answer together.
         number: of the sample, from 0.
-        questions: asked of one context; a recipe that cannot ask so many asks fewer.
+        questions: asked of one context; a recipe may ask fewer.
         materials: what haystacks are made of.
         count_tokens: tokens of a text, for parts of a prompt that have a length of their own.
     """

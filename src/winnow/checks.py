@@ -1,0 +1,105 @@
+"""Checks of what a user gives. Every error reads "NAME must be WHAT, got VALUE", with the limit in WHAT."""
+
+import math
+import reprlib
+import sys
+from collections.abc import Collection, Iterable, Sequence, Sized
+from dataclasses import fields
+from numbers import Integral, Real
+from typing import Any
+
+from winnow.errors import ConfigError, WinnowError
+
+MAX_COUNT = 2**31 - 1
+"""Limit of every count of tokens, KVs or requests, so that each fits the tensors and kernels that it enters."""
+
+ErrorClass = type[WinnowError]
+
+
+def require(holds: bool, name: str, what: str, value: object, error: ErrorClass = ConfigError) -> None:
+    """Raise `error` unless `holds`: `name` must be `what`, got `value`."""
+    if not holds:
+        raise error(f"{name} must be {what}, got {show(value)}")
+
+
+def check_integer(
+    name: str, value: Any, low: int, high: int = MAX_COUNT, error: ErrorClass = ConfigError
+) -> int:
+    """Return `value` as an int.
+
+    Raises:
+        WinnowError: `error`; it is no integer (a bool is none), or not between `low` and `high`.
+    """
+    require(isinstance(value, Integral) and not isinstance(value, bool), name, "an integer", value, error)
+    check_range(name, value, low, high, error)
+    return int(value)
+
+
+def check_number(
+    name: str, value: Any, low: float, high: float = sys.float_info.max, error: ErrorClass = ConfigError
+) -> float:
+    """Return `value` as a float.
+
+    Raises:
+        WinnowError: `error`; it is no number (a bool is none), not finite, or not between `low` and `high`.
+    """
+    require(isinstance(value, Real) and not isinstance(value, bool), name, "a number", value, error)
+    require(isinstance(value, Integral) or math.isfinite(value), name, "finite", value, error)
+    check_range(name, value, low, high, error)
+    return float(value)
+
+
+def check_range(name: str, value: Any, low: float, high: float, error: ErrorClass = ConfigError) -> None:
+    """Refuse a number that is not between `low` and `high`; raises `error`."""
+    require(value >= low, name, f"at least {low}", value, error)
+    require(value <= high, name, f"at most {high}", value, error)
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str], error: ErrorClass = ConfigError) -> None:
+    """Refuse what is none of `choices`; raises `error`."""
+    known = list(choices)
+    require(value in known, name, f"one of {', '.join(known)}", value, error)
+
+
+def check_names(
+    name: str, values: Sequence[str], known: Collection[str], error: ErrorClass = ConfigError
+) -> None:
+    """Refuse names that are not `known`, or come twice; raises `error`."""
+    for value in values:
+        if value not in known:
+            raise error(f"{name} must name some of {', '.join(known)}, got {show(value)}")
+    if len(set(values)) < len(values):
+        raise error(f"{name} must name each once, got {','.join(values)!r}")
+
+
+def check_length(name: str, values: Sized, high: int, error: ErrorClass = ConfigError) -> None:
+    """Refuse more than `high` entries; raises `error`."""
+    if len(values) > high:
+        raise error(f"{name} must have at most {high} entries, got {len(values)}")
+
+
+def check_counts(config: Any, zero: Collection[str] = ()) -> None:
+    """Refuse integers of a dataclass that are below 1, or below 0 in the fields of `zero`; in tuples too.
+
+    Raises:
+        ConfigError: names field, limit and value.
+    """
+    for field in fields(config):
+        value, low = getattr(config, field.name), int(field.name not in zero)
+        for each in value if isinstance(value, tuple) else (value,):
+            if type(each) is int:
+                check_range(field.name, each, low, math.inf)
+
+
+def check_list(name: str, value: Any, what: str = "a list", error: ErrorClass = ConfigError) -> Sequence[Any]:
+    """Return a sequence that is no text; raises `error`."""
+    require(isinstance(value, Sequence) and not isinstance(value, str | bytes), name, what, value, error)
+    return value
+
+
+def show(value: object) -> str:
+    """Return a short repr, also of values too large to print."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python refuses to print integers of more than 4300 digits
+        return f"an enormous {type(value).__name__}"

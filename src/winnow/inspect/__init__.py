@@ -1,0 +1,5 @@
+"""Which tokens of a request stayed: the numbers, and a page to look at them."""
+
+from winnow.inspect.inspection import Held, Inspection, KeptTokens, Token, read_tokens
+
+__all__ = ["Held", "Inspection", "KeptTokens", "Token", "read_tokens"]

@@ -1,0 +1,195 @@
+"""Which tokens of one request survived eviction, in which layer and head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+from winnow.engine.new_request import KeptPositions
+from winnow.inspect.page import Moment, Page, render
+from winnow.outputs import EvictionReport
+from winnow.sampling import SamplingParams, TextStream
+from winnow.units import format_bytes
+
+Rows = tuple[tuple[tuple[int, ...], ...], ...]
+"""By layer and head: token indices, ascending."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """The tokens whose KVs the rows of a sequence held at one moment."""
+
+    num_tokens: int
+    """Tokens that had been computed by then, of which a row without eviction would hold all."""
+    rows: Rows
+
+    @classmethod
+    def of(cls, rows: KeptPositions, num_tokens: int) -> Self:
+        """What `rows` say of the first `num_tokens` tokens."""
+        return cls(
+            num_tokens,
+            tuple(
+                tuple(tuple(token for token in row if token < num_tokens) for row in layer) for layer in rows
+            ),
+        )
+
+    @property
+    def counts(self) -> tuple[tuple[int, ...], ...]:
+        """KVs held, by layer and head."""
+        return tuple(tuple(len(row) for row in layer) for layer in self.rows)
+
+    @property
+    def mean(self) -> float:
+        """KVs per row."""
+        counts = [count for layer in self.counts for count in layer]
+        return sum(counts) / len(counts)
+
+    @property
+    def compression(self) -> float:
+        """Tokens per KV held in a row on average; 1 where nothing was taken."""
+        return self.num_tokens / self.mean
+
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """For each token that had been computed: the share of rows that held it, 0..1."""
+        holders, num_rows = [0] * self.num_tokens, 0
+        for layer in self.rows:
+            for row in layer:
+                num_rows += 1
+                for token in row:
+                    holders[token] += 1
+        return tuple(count / num_rows for count in holders)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token and what it adds to the text.
+
+    A character whose bytes are spread over tokens belongs to the last of them; the others have no text.
+    """
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A prompt, its answer, and which of their tokens were held in which layer and head.
+
+    Attributes:
+        policy: the policy's name, "own" for one without.
+        parts: score, budget, keep and when in a few words each.
+        tokens: of the prompt, then of the answer; their places here are the token indices of `Held.rows`.
+        answer: its text.
+        after_prompt: tokens of the prompt that were held when the first token of the answer was computed, which is
+            after the round that follows the prompt; at the end if the answer has one token only.
+        at_end: tokens of prompt and answer that were held when the last token of the answer had been chosen. That one
+            was never computed, so no row held it.
+        report: as every answer carries it; None where no eviction was asked for.
+    """
+
+    policy: str
+    parts: dict[str, str]
+    tokens: tuple[Token, ...]
+    num_prompt_tokens: int
+    answer: str
+    after_prompt: Held
+    at_end: Held
+    report: EvictionReport | None
+
+    @property
+    def kept_share(self) -> tuple[float, ...]:
+        """The share of rows that held a token at the end, for every token that had been computed."""
+        return self.at_end.shares
+
+    @property
+    def kept(self) -> tuple[tuple[int, ...], ...]:
+        """KVs held at the end, by layer and head."""
+        return self.at_end.counts
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON knows them."""
+        return {
+            "policy": self.policy,
+            "parts": dict(self.parts),
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "tokens": [{"id": token.id, "text": token.text} for token in self.tokens],
+            "answer": self.answer,
+            "after_prompt": _held_json(self.after_prompt),
+            "at_end": _held_json(self.at_end),
+            "report": None if self.report is None else self.report.to_json(),
+        }
+
+    def to_html(self) -> str:
+        """A page to look at: one file that needs nothing but a browser, no network."""
+        return render(
+            Page(
+                title=f"{self.policy}: {self.after_prompt.mean:,.0f} of {self.num_prompt_tokens:,} KVs per row",
+                facts=self.facts(),
+                texts=tuple(token.text for token in self.tokens),
+                num_prompt_tokens=self.num_prompt_tokens,
+                moments=(
+                    Moment("after the prompt", self.after_prompt.num_tokens, self.after_prompt.rows),
+                    Moment("at the end of the answer", self.at_end.num_tokens, self.at_end.rows),
+                ),
+            )
+        )
+
+    def facts(self) -> dict[str, str]:
+        """What there is to say in numbers, for people."""
+        facts = {
+            "policy": self.policy,
+            **self.parts,
+            "prompt": f"{self.num_prompt_tokens:,} tokens",
+            "answer": f"{len(self.tokens) - self.num_prompt_tokens:,} tokens",
+            "KV budget": "none: all are kept",
+            "compression": f"{self.after_prompt.compression:.1f} after the prompt, "
+            f"{self.at_end.compression:.1f} at the end",
+        }
+        if self.report is not None:
+            budget = self.report.kv_budget
+            facts["KV budget"] = "above all it could need" if budget is None else f"{budget:,} per row"
+            facts["KV memory"] = (
+                f"{format_bytes(self.report.bytes_held)} held, {format_bytes(self.report.bytes_freed)} freed"
+            )
+            facts["rounds"] = f"{self.report.rounds:,} in {self.report.seconds * 1e3:.1f} ms"
+        return facts
+
+
+class KeptTokens:
+    """A `RequestObserver` that keeps what it is called with, by layer and head; empty: it was not called."""
+
+    def __init__(self) -> None:
+        self.after_prompt: KeptPositions = ()
+        self.at_end: KeptPositions = ()
+
+    def first_token(self, kept: KeptPositions) -> None:
+        self.after_prompt = kept
+
+    def finished(self, kept: KeptPositions) -> None:
+        self.at_end = kept
+
+
+def read_tokens(tokenizer: Any, token_ids: Sequence[int]) -> tuple[Token, ...]:
+    """What each token adds to the text, special tokens included; all together they are the text.
+
+    Args:
+        tokenizer: of transformers; None: tokens have their ids for a text.
+    """
+    if tokenizer is None:
+        return tuple(Token(token, f"{token} ") for token in token_ids)
+    stream = TextStream(tokenizer, SamplingParams(skip_special_tokens=False))
+    texts = []
+    for token in token_ids:
+        stream.push(token)
+        texts.append(stream.take_delta())
+    stream.finish()
+    texts[-1] += stream.take_delta()
+    return tuple(map(Token, token_ids, texts))
+
+
+def _held_json(held: Held) -> dict[str, Any]:
+    return {
+        "num_tokens": held.num_tokens,
+        "rows": [[list(row) for row in layer] for layer in held.rows],
+    }

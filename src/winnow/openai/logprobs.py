@@ -1,0 +1,103 @@
+"""Log-probabilities in the shapes of text and chat completions."""
+
+import codecs
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from winnow.outputs import CompletionOutput, LogprobDict
+from winnow.sampling import Logprob
+
+Record = dict[str, Any]
+
+_LOWEST = -9999.0
+"""What JSON gets for the logprob of a token that was ruled out: it has no spelling for minus infinity."""
+
+
+def chat_logprobs(answer: CompletionOutput) -> Record | None:
+    """`choices[].logprobs` of a chat completion."""
+    if answer.logprobs is None:
+        return None
+    content = [
+        {**_chat(candidates[token]), "top_logprobs": [_chat(entry) for _, entry in ranked(candidates)]}
+        for token, candidates in _predicted(answer)
+    ]
+    return {"content": content}
+
+
+def completion_logprobs(answer: CompletionOutput) -> Record | None:
+    """`choices[].logprobs` of a text completion."""
+    if answer.logprobs is None:
+        return None
+    pairs = _predicted(answer)
+    chosen = [candidates[token] for token, candidates in pairs]
+    return {
+        "tokens": [_name(entry, "bytes:") for entry in chosen],
+        "token_logprobs": [finite_logprob(entry) for entry in chosen],
+        "top_logprobs": [_top_by_name(token, candidates) for token, candidates in pairs],
+        "text_offset": _offsets(answer.text, [_bytes(entry) for entry in chosen]),
+    }
+
+
+def cumulative_logprob(answer: CompletionOutput) -> float | None:
+    """The sum of the tokens' logprobs, finite also where a token was ruled out: each counts as it is reported."""
+    if answer.cumulative_logprob is None or math.isfinite(answer.cumulative_logprob):
+        return answer.cumulative_logprob
+    return sum(finite_logprob(candidates[token]) for token, candidates in _predicted(answer))
+
+
+def _top_by_name(token: int, candidates: LogprobDict) -> dict[str, float]:
+    """Logprobs by the candidates' names. Of several with one name the first keeps it, the answer's own before all."""
+    names = {_name(candidates[token], "bytes:"): token}
+    for other, entry in ranked(candidates):
+        name = _name(entry, "bytes:")
+        names[name if names.setdefault(name, other) == other else f"token_id:{other}"] = other
+    by_token = {other: name for name, other in names.items()}
+    return {by_token[other]: finite_logprob(entry) for other, entry in ranked(candidates)}
+
+
+def _offsets(text: str, pieces: Sequence[bytes]) -> list[int]:
+    """Where in `text` the character stands that each token begins or goes on with, if `pieces` are their bytes.
+
+    Ascending, and at most the text's length: a stop string may have cut it before the tokens end.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    offsets, offset = [], 0
+    for piece in pieces:
+        offsets.append(min(offset, len(text)))
+        offset += len(decoder.decode(piece))
+    return offsets
+
+
+def _predicted(answer: CompletionOutput) -> list[tuple[int, LogprobDict]]:
+    """The answer's tokens with their candidates."""
+    assert answer.logprobs is not None
+    pairs = zip(answer.token_ids, answer.logprobs, strict=True)
+    return [(token, candidates) for token, candidates in pairs if candidates is not None]
+
+
+def ranked(candidates: LogprobDict) -> list[tuple[int, Logprob]]:
+    """Candidates with their token ids, most probable first."""
+    return sorted(candidates.items(), key=lambda item: -item[1].logprob)
+
+
+def finite_logprob(entry: Logprob) -> float:
+    """The logprob as JSON can hold it: NaN and minus infinity become -9999."""
+    return max(entry.logprob, _LOWEST) if entry.logprob < math.inf else _LOWEST
+
+
+def _bytes(entry: Logprob) -> bytes:
+    return (entry.decoded_token or "").encode() if entry.token_bytes is None else entry.token_bytes
+
+
+def _name(entry: Logprob, prefix: str = "") -> str:
+    """A token's text, or its bytes in hexadecimal where it is no text by itself, as OpenAI writes it."""
+    try:
+        _bytes(entry).decode()
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in _bytes(entry))
+    return entry.decoded_token or ""
+
+
+def _chat(entry: Logprob) -> Record:
+    return {"token": _name(entry), "logprob": finite_logprob(entry), "bytes": list(_bytes(entry))}

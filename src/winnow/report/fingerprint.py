@@ -1,0 +1,133 @@
+"""The identity of a run: prompts, model files and every setting.
+
+Only a run with the same fingerprint may resume an unfinished output.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from winnow.config import EFFECTS, PREDICTOR, Effect, EngineConfig
+from winnow.errors import UnsupportedModelError
+from winnow.sampling.params import GREEDY_TEMPERATURE
+
+_SAMPLES = 16
+_SAMPLE_BYTES = 64 * 2**10
+_MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
+
+Fingerprint = dict[str, Any]
+"""JSON values by name: `input`, `model`, and the settings."""
+
+INPUT_BYTES = "input_bytes"
+"""Key of the input's length, which shows whether an input only grew."""
+
+
+def fingerprint(input_sha256: str, model: Path, settings: Mapping[str, Any]) -> Fingerprint:
+    """Return the identity of a run.
+
+    Raises:
+        UnsupportedModelError: `model` is neither a directory with a config.json nor a file.
+    """
+    return {"input": input_sha256, "model": model_digest(model), **settings}
+
+
+def model_digest(model: Path) -> str:
+    """SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file. What
+    `winnow fit` added is none of them.
+
+    Of files above 1 MiB only 16 pieces are read, evenly spread: retrained weights differ everywhere, and tens of
+    gigabytes need not be read twice.
+    """
+    if not model.is_file() and not (model / "config.json").is_file():
+        raise UnsupportedModelError(
+            f"model must be a directory with a config.json, or a GGUF file, got {str(model)!r}"
+        )
+    digest = hashlib.sha256()
+    try:
+        files = [model] if model.is_file() else [path for kind in _MODEL_FILES for path in model.glob(kind)]
+        for path in sorted(each for each in files if each.name != PREDICTOR):
+            size = path.stat().st_size
+            digest.update(f"{path.name}\0{size}\0".encode())
+            with path.open("rb") as file:
+                if size <= _SAMPLES * _SAMPLE_BYTES:
+                    digest.update(file.read())
+                    continue
+                for sample in range(_SAMPLES):
+                    file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+                    digest.update(file.read(_SAMPLE_BYTES))
+    except OSError as error:
+        raise UnsupportedModelError(
+            f"model: cannot load {model}: cannot read {error.filename}: {error.strerror}"
+        ) from None
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Differences between two runs, in words."""
+
+    refused: tuple[str, ...]
+    """Those that forbid a resume."""
+    noted: tuple[str, ...]
+    """Those that change no answer."""
+
+    @property
+    def every(self) -> list[str]:
+        """Both, by name."""
+        return sorted(self.refused + self.noted)
+
+
+def differences(theirs: Fingerprint, ours: Fingerprint, *, answers_alone: bool = False) -> Differences:
+    """Compare the fingerprint of an earlier run, `theirs`, with `ours`.
+
+    An option missing in `theirs` was not known to the older version and counts as its default.
+
+    Args:
+        answers_alone: note differences that change no answer; otherwise refuse them too, as measurements of speed need.
+    """
+    harmless = partial(_is_harmless, ours) if answers_alone else lambda name: False
+    defaults = EngineConfig().settings()
+    refused: list[str] = []
+    noted: list[str] = []
+    for name in sorted((theirs.keys() | ours.keys()) - {INPUT_BYTES}):
+        before, now = theirs.get(name), ours.get(name)
+        if before == now:
+            continue
+        if name in ("input", "model"):
+            refused.append({"input": "the prompts have changed", "model": "the model's files differ"}[name])
+        elif name in defaults and name not in theirs:
+            is_default = now == defaults[name]
+            difference = f"{name} was not recorded and is {now!r}"
+            (noted if is_default or harmless(name) else refused).append(difference)
+        else:
+            difference = f"{name} was {before!r} and is {now!r}"
+            (noted if harmless(name) else refused).append(difference)
+    return Differences(tuple(refused), tuple(noted))
+
+
+def _is_harmless(settings: Fingerprint, name: str) -> bool:
+    """Whether another value of the engine's option `name` changes no answer of a run with these settings."""
+    effect = EFFECTS.get(name, Effect.ALWAYS)
+    if effect is Effect.NEVER:
+        return True
+    if effect is Effect.ALWAYS or _depends_on_others(settings.get("eviction")):
+        return False
+    # Work without a temperature of its own is greedy.
+    return effect is Effect.MEMORY or settings.get("temperature", 0.0) < GREEDY_TEMPERATURE
+
+
+def _depends_on_others(eviction: Any) -> bool:
+    """Whether rounds of a policy happen at moments that other requests and free memory decide."""
+    # Late: the policies bring torch, which a run that differs in nothing does without here.
+    from winnow.eviction import PRESETS, When
+
+    if isinstance(eviction, Mapping):
+        when = When(**{name: value for name, value in eviction["when"].items() if name != "class"})
+    elif eviction in PRESETS:
+        when = PRESETS[eviction].policy.when
+    else:
+        return False
+    return when != when.alone

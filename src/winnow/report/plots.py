@@ -1,0 +1,152 @@
+"""Charts in one style.
+
+matplotlib is an extra (`plots`) and is imported when something is drawn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from winnow.errors import WinnowError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours for all kinds of colour vision, without the yellow, which is faint on white.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
+_PANEL_INCHES = (5.2, 4.0)
+_MANY_POINTS = 40
+"""Markers would hide a line with more points."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points that belong together. `reference` lines are grey and dashed: limits, and what is compared with."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    reference: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is measured along a side; `log2` is for doublings, whose ticks it labels."""
+
+    label: str
+    scale: Literal["linear", "log", "log2"] = "linear"
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes with its lines."""
+
+    title: str
+    x: Axis
+    y: Axis
+    lines: Sequence[Line]
+
+
+def can_draw() -> bool:
+    """Return whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def line_chart(panels: Sequence[Panel], title: str = "", columns: int = 2) -> "Figure":
+    """Panels side by side, `columns` in a row. Lines with the same label look alike in all of them.
+
+    Raises:
+        WinnowError: matplotlib is not installed.
+    """
+    rows = -(-len(panels) // columns)
+    figure = _figure(min(columns, len(panels)), rows, title)
+    labels = dict.fromkeys(line.label for panel in panels for line in panel.lines if not line.reference)
+    looks = {label: _look(number) for number, label in enumerate(labels)}
+    for number, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, min(columns, len(panels)), number)
+        for line in panel.lines:
+            look = {"color": "grey", "linestyle": ":"} if line.reference else dict(looks[line.label])
+            if len(line.x) > _MANY_POINTS:
+                look.pop("marker", None)
+            axes.plot(line.x, line.y, label=line.label, linewidth=1.5, markersize=4.5, **look)
+        axes.set_title(panel.title, fontsize="medium")
+        _set_axis(axes, "x", panel.x)
+        _set_axis(axes, "y", panel.y)
+        axes.grid(alpha=0.25)
+        if panel.lines:
+            axes.legend(fontsize="small", framealpha=0.8)
+    return figure
+
+
+def heat_map(
+    values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], y_label: str, x_label: str
+) -> "Figure":
+    """Shares between 0 and 1 as a grid with the numbers in it: values[row][column].
+
+    Raises:
+        WinnowError: matplotlib is not installed.
+    """
+    figure = _figure(1, 1, "")
+    axes = figure.add_subplot()
+    image = axes.imshow(values, vmin=0.0, vmax=1.0, cmap="viridis", aspect="auto")
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    for row, line in enumerate(values):
+        for column, value in enumerate(line):
+            shade = "black" if value > 0.6 else "white"
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=shade, fontsize="small")
+    figure.colorbar(image)
+    return figure
+
+
+def save_figure(figure: "Figure", stem: Path) -> list[Path]:
+    """Write `stem`.png and `stem`.svg, and return their paths."""
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    for path in paths:
+        # Without the date a figure that did not change shows fewer changed lines.
+        metadata = {"Date": None} if path.suffix == ".svg" else {}
+        figure.savefig(path, dpi=150, metadata=metadata)
+    return paths
+
+
+def _figure(columns: int, rows: int, title: str) -> "Figure":
+    if not can_draw():
+        raise WinnowError("drawing needs matplotlib: pip install 'winnow-llm[plots]'")
+    from matplotlib.figure import Figure
+
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Colours first, then other dashes and markers: all lines of a chart differ."""
+    turn, place = divmod(number, len(_COLOURS))
+    return {
+        "color": _COLOURS[place],
+        "marker": _MARKERS[(place + turn) % len(_MARKERS)],
+        "linestyle": _DASHES[turn % len(_DASHES)],
+    }
+
+
+def _set_axis(axes: Any, side: Literal["x", "y"], axis: Axis) -> None:
+    axes.set(**{f"{side}label": axis.label})
+    if axis.scale == "log2":
+        from matplotlib.ticker import FuncFormatter
+
+        getattr(axes, f"set_{side}scale")("log", base=2)
+        getattr(axes, f"{side}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axes.set(**{f"{side}scale": axis.scale})
+    if axis.low is not None or axis.high is not None:
+        axes.set(**{f"{side}lim": (axis.low, axis.high)})

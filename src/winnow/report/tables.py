@@ -1,0 +1,82 @@
+"""Tables of text, rendered for the terminal and as Markdown."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Text entries under column heads, with notes below.
+
+    Attributes:
+        corner: the head of the column of row names.
+        rows: name and entries of each row.
+        notes: lines below.
+        words: places of the columns whose entries are words; they are aligned left as names are, the others right.
+        across: the head that takes the corner's place where rows and columns change places.
+    """
+
+    title: str
+    corner: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    notes: tuple[str, ...] = ()
+    words: tuple[int, ...] = ()
+    across: str = ""
+
+    def transposed(self) -> "TextTable":
+        """Return the table with rows and columns exchanged."""
+        entries = zip_longest(*(entries for _, entries in self.rows), fillvalue="")
+        rows = tuple(zip(self.columns, entries, strict=True))
+        columns = tuple(name for name, _ in self.rows)
+        return replace(self, corner=self.across, across=self.corner, columns=columns, rows=rows, words=())
+
+    def upright(self) -> "TextTable":
+        """Return the table with the longer list down."""
+        return self if len(self.rows) >= len(self.columns) else self.transposed()
+
+    def markdown(self) -> list[str]:
+        """Return lines of Markdown: heading, table, notes."""
+        rules = ["---" if place in self.words else "---:" for place in range(len(self.columns))]
+        lines = [(self.corner, *self.columns), ("---", *rules), *((name, *row) for name, row in self.rows)]
+        table = [f"| {' | '.join(map(_escaped, line))} |" for line in lines]
+        notes = [*(f"{note}  " for note in self.notes), ""] if self.notes else []
+        return [f"## {self.title}", "", *table, "", *notes]
+
+    def rich(self, *, dense: bool = False) -> "Table":
+        """Return the table without title and notes; `dense` omits lines between columns."""
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False) if dense else Table()
+        table.add_column(self.corner)
+        for place, column in enumerate(self.columns):
+            table.add_column(column, justify="left" if place in self.words else "right")
+        for name, entries in self.rows:
+            table.add_row(name, *entries)
+        return table
+
+
+class Footnotes:
+    """Numbered footnotes of a table; equal texts share a number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def mark(self, text: str) -> str:
+        """Return the mark of `text`, such as [1]."""
+        return f"[{self._numbers.setdefault(text, len(self._numbers) + 1)}]"
+
+    def lines(self, also: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return all footnotes in order, then `also`."""
+        return (*(f"[{number}] {text}" for text, number in self._numbers.items()), *also)
+
+
+def _escaped(entry: str) -> str:
+    """The entry for Markdown, where a bar would end it."""
+    return entry.replace("|", "\\|")

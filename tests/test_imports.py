@@ -1,0 +1,110 @@
+"""Imports run downward only, so that each part can be read, and the scheduler run, without those above it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "winnow"
+# From the ground up. A part imports itself and what stands on lines before its own; parts on one line do not import
+# each other. A part that is listed need not be there yet.
+LAYERS = [
+    ["errors", "_native", "lazy", "resources"],
+    ["native", "units", "checks", "json_values", "fork"],
+    ["threads", "config", "chat"],
+    ["cache", "sampling"],
+    ["attention", "outputs"],
+    ["eviction", "openai"],
+    ["options", "report", "models"],
+    ["engine"],
+    ["executor", "inspect"],
+    ["padded"],
+    ["llm"],
+    ["bench", "evaluate", "plan", "server"],
+    ["fitting"],
+    ["cli"],
+]
+RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
+# They export and start what is above everything.
+FACE = ("__init__", "__main__")
+FACE_OF_ALL = "winnow"
+
+
+def modules() -> dict[str, Path]:
+    """Every module of Winnow by its dotted name; a package stands under its own."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules and names of Winnow that a file imports, wherever in the file it does so, also for types alone."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} imports by a relative name"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        yield from (name for name in names if name.startswith("winnow."))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_parts(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in imports(path)} - {"__version__"}
+
+
+@pytest.mark.parametrize("part", sorted({part_of(path) for path in MODULES.values()} - set(FACE)))
+def test_imports_run_downward(part: str) -> None:
+    assert part in RANK, f"tests/test_imports.py does not say where {part} stands"
+    for path in MODULES.values():
+        if part_of(path) == part:
+            above = {name for name in imported_parts(path) - {part} if RANK[name] >= RANK[part]}
+            assert not above, f"{path.relative_to(SOURCE)} imports {above}, which do not stand below it"
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Also not by way of others, nor for types alone. Packages that export names lazily count as what they import."""
+    graph = {
+        name: {target for each in imports(path) if (target := owner(each)) not in (name, FACE_OF_ALL)}
+        for name, path in MODULES.items()
+    }
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, " -> ".join((*way[way.index(name) :], name))
+        if name not in done:
+            for target in sorted(graph[name]):
+                visit(target, (*way, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        if name != FACE_OF_ALL:
+            visit(name, ())
+
+
+def owner(imported: str) -> str:
+    """The module that an imported name lives in."""
+    while imported not in MODULES:
+        imported = imported.rpartition(".")[0]
+    return imported
+
+
+def test_the_extension_has_one_face() -> None:
+    for name, path in MODULES.items():
+        if name != "winnow.native":
+            assert "_native" not in imported_parts(path), f"{name} imports winnow._native"
+
+
+def test_the_accounting_knows_no_model() -> None:
+    for path in (SOURCE / "cache").glob("*.py"):
+        assert imported_parts(path) <= {"cache", "errors", "resources", "units", "checks", "lazy"}, path.name

@@ -1,0 +1,88 @@
+"""The forms of the OpenAI API by themselves, as a server would use them."""
+
+from typing import Any
+
+import pytest
+
+from winnow.errors import CapacityError, ContextLengthError, InvalidRequestError
+from winnow.openai.batch import batch_response, read_batch_line
+from winnow.openai.errors import FAILED, INTERNAL, ApiError
+from winnow.openai.request import Endpoint, read_body
+from winnow.openai.response import completion_object
+from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def output(*texts: str) -> RequestOutput:
+    answers = [
+        CompletionOutput(index, text, [5, 6], finish_reason="stop") for index, text in enumerate(texts)
+    ]
+    return RequestOutput("r", None, [1, 2, 3], answers, True, RequestMetrics(arrival_time=0.0))
+
+
+def test_bodies_are_read_over_the_defaults() -> None:
+    chat = read_body(Endpoint.CHAT, {"messages": MESSAGES, "model": "m", "top_p": 0.5}, {"temperature": 0.0})
+    assert (chat.messages, chat.prompt, chat.model) == (MESSAGES, None, "m")
+    # A chat goes on until it is done, a completion for OpenAI's 16 tokens.
+    assert (chat.params.max_tokens, chat.params.top_p, chat.params.temperature) == (None, 0.5, 0.0)
+    completion = read_body(Endpoint.COMPLETION, {"prompt": [[1, 2]]}, {})
+    assert (completion.prompt, completion.messages, completion.params.max_tokens) == ([1, 2], None, 16)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "message"),
+    [
+        (Endpoint.CHAT, [], "body must be an object, got a list"),
+        (Endpoint.CHAT, {"prompt": "Hi"}, "body needs messages for /v1/chat/completions"),
+        (Endpoint.COMPLETION, {"prompt": ["a", "b"]}, "a request must hold one prompt, got 2"),
+        (Endpoint.COMPLETION, {"prompt": "a", "n": 0}, "n must be at least 1, got 0"),
+        (Endpoint.COMPLETION, {"prompt": "a", "tools": [1]}, "tools is not supported"),
+    ],
+)
+def test_bodies_are_refused_by_field_and_value(endpoint: Endpoint, body: Any, message: str) -> None:
+    with pytest.raises(ApiError, match=message) as refused:
+        read_body(endpoint, body, {})
+    assert refused.value.status == 400
+
+
+def test_objects_answer_in_the_endpoints_form() -> None:
+    chat = completion_object(Endpoint.CHAT, output("a", "b"), name="7", model="m", created=9)
+    assert list(chat) == ["id", "object", "created", "model", "choices", "usage"]
+    assert (chat["id"], chat["object"], chat["created"]) == ("chatcmpl-7", "chat.completion", 9)
+    assert [choice["message"]["content"] for choice in chat["choices"]] == ["a", "b"]
+    assert chat["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    text = completion_object(Endpoint.COMPLETION, output("a"), name="7", model="m", created=9)
+    assert (text["id"], text["object"], text["choices"][0]["text"]) == ("cmpl-7", "text_completion", "a")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status", "kind"),
+    [
+        (ContextLengthError("long"), "context_length_exceeded", 400, "invalid_request_error"),
+        (CapacityError("big"), "kv_memory_exceeded", 400, "invalid_request_error"),
+        (InvalidRequestError("bad"), "invalid_request", 400, "invalid_request_error"),
+        (ApiError(FAILED, "broken"), FAILED, 500, "server_error"),
+        (RuntimeError("fault"), INTERNAL, 500, "server_error"),
+    ],
+)
+def test_errors_have_code_status_and_type(error: Exception, code: str, status: int, kind: str) -> None:
+    wrapped = ApiError.wrap(error)
+    assert (wrapped.code, wrapped.status) == (code, status)
+    described = wrapped.body()["error"]
+    assert (described["code"], described["type"], described["param"]) == (code, kind, None)
+
+
+def test_lines_of_a_batch() -> None:
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}}
+    assert read_batch_line(line, {}).prompt == "Hi"
+    for change, message in (({"url": "/v1/x"}, "url must be"), ({"method": "GET"}, "method must be POST")):
+        with pytest.raises(ApiError, match=message):
+            read_batch_line(line | change, {})
+    answer = batch_response(3, "a", "r", {"id": "x"})
+    assert answer == {
+        "id": "batch_req_3",
+        "custom_id": "a",
+        "response": {"status_code": 200, "request_id": "r", "body": {"id": "x"}},
+        "error": None,
+    }
