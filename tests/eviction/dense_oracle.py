@@ -23,7 +23,7 @@ class DenseSequence(DenseBudgets):
     def advance(self, token_ids: Sequence[int], to: int) -> None:
         """Compute the tokens before index `to`, with the rounds that the policy alone asks for."""
         while self.computed < to:
-            if self._is_due():
+            if self.is_due():
                 self.shrink()
             self._compute(token_ids[self.computed])
 
@@ -60,7 +60,8 @@ class DenseSequence(DenseBudgets):
     def _mean(self) -> Fraction:
         return Fraction(sum(len(row.held) for row in self.all_rows), len(self.all_rows))
 
-    def _is_due(self) -> bool:
+    def is_due(self) -> bool:
+        """Whether the policy alone asks for a round before the next token."""
         when, t = self.policy.when, self.computed
         if not self.holds_too_much():
             return False

@@ -186,6 +186,8 @@ class Watched:
             or sequence.kv.num_computed != oracle.computed
         ):
             return
+        if sequence.kv.last_round == oracle.computed and oracle.is_due():
+            return  # the round ran and the tokens after it wait for free blocks; the oracle runs it with them
         fresh = oracle.computed == oracle.last_round + 1 and oracle.num_rounds < 4
         everything = fresh or oracle.computed % 16 == 0
         pool = pool_of(llm)
