@@ -23,7 +23,7 @@ from winnow.eviction import (
 
 @dataclass(frozen=True)
 class ValueNorm(Scorer):
-    """A KV is worth the length of its value vector."""
+    """Score a KV by the length of its value vector."""
 
     def score(self, rows: LayerRows) -> Tensor:
         return rows.values().norm(dim=-1)  # [sequences, heads, KVs]
