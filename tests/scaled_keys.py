@@ -13,6 +13,9 @@ class ScaledKeys(KVCodec):
 
     name = "scaled"
 
+    def __str__(self) -> str:
+        return self.name
+
     def key_fields(self, head_dim: int) -> tuple[Field, ...]:
         return Field("k", "int8", head_dim), Field("k_scale", "float16", 1)
 

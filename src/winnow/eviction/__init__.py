@@ -1,4 +1,4 @@
-"""WHICH KVs stay: a policy is a score, a budget, what is kept, and when."""
+"""Eviction policies: a score, a budget, protected KVs, and when rounds run."""
 
 from winnow.eviction.budgets import (
     AdaptiveHeads,

@@ -1,4 +1,4 @@
-"""Policies in words, read off their dataclasses: what a class is and which of its fields say something."""
+"""Describe policies in words, from their dataclasses."""
 
 import inspect
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -14,13 +14,13 @@ PARTS = ("score", "budget", "keep", "when")
 
 
 def brief(value: Any) -> str:
-    """A dataclass in a few words, such as `Window (size 8, continual)`: its fields that differ from their defaults."""
+    """Describe a dataclass by its fields that differ from their defaults, such as `Window (size 8, continual)`."""
     chosen = brief_fields(value)
     return f"{type(value).__name__} ({chosen})" if chosen else type(value).__name__
 
 
 def brief_fields(value: Any) -> str:
-    """The fields of a dataclass that differ from their defaults; switches that are on are just named."""
+    """Describe the fields of a dataclass that differ from their defaults; flags that are True by name alone."""
     parts = []
     for field in fields(value):
         chosen, words = getattr(value, field.name), field.name.replace("_", " ")
@@ -29,7 +29,7 @@ def brief_fields(value: Any) -> str:
         if chosen is True:
             parts.append(words)
         elif is_dataclass(chosen) and type(chosen).__name__.lower() == field.name:
-            # The class would only say the field's name again.
+            # The class name would repeat the field's.
             parts.append(f"{words} ({brief_fields(chosen)})")
         else:
             parts.append(f"{words} {_word(chosen)}")
@@ -37,7 +37,7 @@ def brief_fields(value: Any) -> str:
 
 
 def brief_policy(policy: EvictionPolicy) -> dict[str, str]:
-    """Each part of a policy in a few words. Fields besides the four parts stand with `keep`."""
+    """Describe each part of a policy. Fields besides the four parts are listed with `keep`."""
     parts = {part: brief(getattr(policy, part)) for part in ("score", "budget")}
     rest = [f for f in fields(policy) if f.name not in PARTS and getattr(policy, f.name) != _default(f)]
     words = [brief_fields(policy.keep), *(field.name.replace("_", " ") for field in rest)]
@@ -47,21 +47,21 @@ def brief_policy(policy: EvictionPolicy) -> dict[str, str]:
 
 
 def full_preset(name: str, preset: Preset) -> dict[str, Any]:
-    """A preset as JSON knows it: name, source, default budget, and its policy's fields."""
+    """A preset as JSON: name, source, default budget, and its policy's fields."""
     policy = json_value(preset.policy)
     del policy["class"]
     return {"name": name, "paper": preset.paper, "kv_budget": preset.kv_budget} | policy
 
 
 def first_line(value: Any) -> str:
-    """The first line of what the class of `value` says about itself; empty if it says nothing."""
+    """The first line of the docstring of `value`'s class; empty if it has none."""
     name, text = type(value).__name__, inspect.getdoc(type(value)) or ""
-    # Dataclasses without a docstring get their signature for one.
+    # A dataclass without a docstring has its signature as one.
     return "" if text.startswith(f"{name}(") else text.partition("\n")[0]
 
 
 def _default(field: "Field[Any]") -> Any:
-    """The default, or `MISSING`, which equals nothing that a field holds."""
+    """The default, or `MISSING`, which equals no value."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 

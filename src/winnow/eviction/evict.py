@@ -1,4 +1,4 @@
-"""One round: rank the KVs of some sequences, decide, move what stays to the front of its row, free the rest."""
+"""One round of eviction: rank the KVs of sequences, allot the budget, compact each row to the KVs that it keeps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from winnow.eviction.signals import Signals
 
 @dataclass(frozen=True)
 class EvictionTarget:
-    """A sequence that takes part in a round; it shares no blocks."""
+    """A sequence of a round. It must not share blocks."""
 
     slot: int
     eviction: SequenceEviction
     computed: int
-    """Tokens in the cache, less what rounds took."""
+    """Tokens computed, including those whose KVs earlier rounds evicted."""
     position_offset: int = 0
     """Token index minus stored position, of the KVs that re-assigned positions moved; else 0."""
 
@@ -37,11 +37,10 @@ def evict(
     signals: Signals,
     rotation: Rotation | None = None,
 ) -> IntArray:
-    """Cut `members`, all under `policy`, to their budgets.
+    """Evict KVs of `members`, all under `policy`, down to their budgets.
 
-    One pass over all of them: one look at their rows, one choice of who goes, one move. CPU kernels choose and move row
-    by row; elsewhere it takes tensor operations, and the device is waited for twice: for how many each row keeps, and
-    for who moves.
+    All members are ranked, planned and compacted together. CPU kernels select and move row by row. On other devices
+    tensor operations do, which synchronize twice: for the lengths after the round, and for the moves.
 
     Returns:
         KVs of each of their rows, int32 [B, layers, heads].
@@ -89,7 +88,7 @@ def _round(
 
 
 def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
-    """Look at the layers one by one, so that nothing as large as the keys is held for more than one."""
+    """Score layer by layer, so that temporaries as large as the keys exist for one layer at a time."""
     scores, protected, stats = [], [], []
     for layer in map(rows.layer, range(len(rows.slot))):
         score = policy.score.score(layer).float()

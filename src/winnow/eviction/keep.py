@@ -1,4 +1,4 @@
-"""What may never go."""
+"""Protected KVs."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from winnow.errors import ConfigError
 
 @dataclass(frozen=True)
 class Keep:
-    """KVs that survive every round, whatever their score.
+    """KVs that no round evicts, whatever their score.
 
-    Spans that a request marks (`SamplingParams.protect`) are kept besides.
+    Spans of the request (`SamplingParams.protect`) are protected as well.
     """
 
     sinks: int = 0
-    """KVs of the first so many positions."""
+    """Number of first positions to protect."""
     recent: int | float = 0
-    """KVs of the last so many positions; below 1.0 or equal: this share of the budget that the sinks leave."""
+    """Number of last positions to protect; a float up to 1.0 is a share of the budget less the sinks."""
 
     def __post_init__(self) -> None:
         if self.sinks < 0:
@@ -24,7 +24,7 @@ class Keep:
             raise ConfigError(f"recent must be a count, or a share between 0.0 and 1.0, got {self.recent}")
 
     def window(self, budget: int) -> int:
-        """How many of the last positions are kept under a budget of so many KVs per row."""
+        """Number of last positions that are protected under a budget in KVs per row."""
         if isinstance(self.recent, float):
             return int(self.recent * max(budget - self.sinks, 0))
         return self.recent

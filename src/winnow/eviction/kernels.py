@@ -1,4 +1,4 @@
-"""What the CPU kernels compute for scores: on keys where they lie in the pool, without a copy of them."""
+"""CPU kernels for scorers. They read keys in place, without a copy."""
 
 import torch
 from torch import Tensor
@@ -10,32 +10,32 @@ from winnow.native import native_kernels
 
 
 class RowKernels:
-    """The rows of a layer, as the kernels see them. Results do not depend on the number of threads."""
+    """Scores of the rows of a layer by CPU kernels. Results do not depend on the number of threads."""
 
     def __init__(self, kernels: "native.Kernels", rows: LayerRows) -> None:
         from winnow.attention.native import key_rows  # needs the extension
 
         self._kernels = kernels
         self._threads = torch.get_num_threads()
-        # The kernels get addresses, so these must live as long.
+        # The kernels hold addresses of these tensors.
         self._slot, self._position = rows.slot.contiguous(), rows.position.contiguous()
         self._length = rows.length.contiguous()
         self._keys = key_rows(rows.pool, self._slot, self._length)
 
     @classmethod
     def of(cls, rows: LayerRows) -> "RowKernels | None":
-        """None where the rows are not on the CPU, or Winnow was installed without a compiler."""
+        """None if the rows are not on the CPU or Winnow was built without a compiler."""
         kernels = native_kernels() if rows.slot.device.type == "cpu" else None
         return None if kernels is None else cls(kernels, rows)
 
     def leverage(self, ridge: float) -> Tensor:
-        """See `Leverage`; not pooled. float32 [B, H, N], zeros where not valid."""
+        """Scores of `Leverage`, not smoothed: float32 [B, H, N], zeros where not valid."""
         score = torch.empty(self._slot.shape, dtype=torch.float32)
         self._kernels.leverage(self._keys, ridge, score.data_ptr(), self._threads)
         return score
 
     def key_difference(self) -> Tensor:
-        """See `KeyDifference`. float32 [B, H, N], zeros where not valid."""
+        """Scores of `KeyDifference`: float32 [B, H, N], zeros where not valid."""
         score = torch.empty(self._slot.shape, dtype=torch.float32)
         self._kernels.key_difference(self._keys, score.data_ptr(), self._threads)
         return score

@@ -1,4 +1,4 @@
-"""An eviction policy: four choices that compose."""
+"""Eviction policies, composed of four choices."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,13 +13,13 @@ from winnow.eviction.when import When
 
 @dataclass(frozen=True)
 class EvictionPolicy:
-    """How much a KV is worth, who keeps how much, what may never go, and when KVs are taken.
+    """A scorer, a budget, protected KVs, and when rounds run.
 
     Example:
         >>> EvictionPolicy(score=KeyNorm(), budget=AdaptiveHeads(), keep=Keep(sinks=4), when=When(after_prefill=True))
 
     Raises:
-        ConfigError: the four do not go together; says why.
+        ConfigError: the choices are incompatible; the message says why.
     """
 
     score: Scorer = field(default_factory=Recency)
@@ -27,8 +27,8 @@ class EvictionPolicy:
     keep: Keep = field(default_factory=Keep)
     when: When = field(default_factory=When)
     reassign_positions: bool = False
-    """Give the KVs that stay the positions 0, 1, 2, ... and rotate their keys there, so that positions never pass the
-    budget and text may run past the context that the model was trained on (StreamingLLM)."""
+    """Assign positions 0, 1, 2, ... to the remaining KVs and rotate their keys accordingly, so that positions never
+    exceed the budget and text may run past the trained context length (StreamingLLM)."""
 
     def __post_init__(self) -> None:
         self._check_score()
@@ -84,13 +84,13 @@ class EvictionPolicy:
 
     @property
     def owns_blocks(self) -> bool:
-        """Whether sequences that started from the same prompt must hold KVs of their own after it.
+        """Whether samples of one prompt need blocks of their own after it.
 
-        Queries after the prompt change scores, and rounds move KVs; neither may be felt by a sibling.
+        Queries after the prompt change accumulators, and rounds move KVs; neither may affect another sample.
         """
         return self.when.in_decode or self.observes[True] is not None
 
     @cached_property
     def observes(self) -> dict[bool, AttentionObserver | None]:
-        """What queries do to the scores, by whether they decode: the same objects for all sequences of a policy."""
+        """The attention observers, by whether they decode: the same objects for all sequences of a policy."""
         return {decoding: self.score.observe(decoding=decoding) for decoding in (False, True)}

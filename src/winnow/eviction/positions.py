@@ -10,7 +10,7 @@ from winnow.eviction.ranking import ranks
 
 
 class Rotation(Protocol):
-    """A model's rotary embedding as a group: turning a key by a difference moves it to another position."""
+    """A model's rotary embedding: rotating a key by a difference of positions moves it to another position."""
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         """Keys of one layer, float32 [..., d], rotated at p, as they would be at p + difference, [...]."""
@@ -20,10 +20,10 @@ class Rotation(Protocol):
 
 
 def reassign(pool: KVPool, slot: Tensor, kept: Tensor, rotation: Rotation) -> None:
-    """Give the KVs in the first slots of each row the positions 0, 1, 2, ... in their order.
+    """Assign positions 0, 1, 2, ... to the KVs in the first slots of each row, in their order.
 
     Args:
-        slot: int64 [B, L, H, N], where each KV lies; kept: int64 [B, L, H], how many of a row count.
+        slot: int64 [B, L, H, N], the slot of each KV; kept: int64 [B, L, H], KVs of each row.
     """
     most = int(kept.max())
     slot, counts = slot[..., :most], torch.arange(most, device=slot.device) < kept[..., None]

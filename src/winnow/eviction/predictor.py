@@ -1,4 +1,4 @@
-"""A small learnt function of what the cache stores of a KV, one per layer and KV head, and the file that holds it."""
+"""Learned predictors of scores, one per layer and KV head, and their file format."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ FORMAT = "winnow kv scores 1"
 
 @dataclass(frozen=True)
 class PredictorSource:
-    """Which predictor a score wants.
+    """The predictor that a scorer uses.
 
     Attributes:
         path: its file; None: the one beside the model.
@@ -40,8 +40,8 @@ class Predictor:
         inner: [L, H, F, M].
         inner_bias: [L, H, M].
         outer: [L, H, M].
-        probe: [L, H, d], keys by which the model is known again (`winnow.models.rotation.probe_keys`).
-        notes: what else the file says, such as how good the predictor was on texts that it did not learn from.
+        probe: [L, H, d], keys that identify the model (`winnow.models.rotation.probe_keys`).
+        notes: further contents of the file, such as the quality on held-out texts.
     """
 
     offset: Tensor
@@ -53,7 +53,7 @@ class Predictor:
     notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def predict(self, layer: int, keys: Tensor, values: Tensor) -> Tensor:
-        """The score of KVs of a layer, float32 [B, H, N].
+        """Predict the scores of KVs of a layer, float32 [B, H, N].
 
         Args:
             keys: before their rotation, float32 [B, H, N, d].
@@ -76,15 +76,15 @@ class Predictor:
             OSError: the file cannot be written.
         """
         named = {name: tensor.contiguous().cpu() for name, tensor in self._tensors()}
-        # As any file is written: safetensors' own writer makes files that only their owner may read.
+        # safetensors' own writer creates files that only their owner may read.
         path.write_bytes(save(named, {"format": FORMAT, "notes": json.dumps(dict(self.notes))}))
 
     @classmethod
     def load(cls, path: Path) -> "Predictor":
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
-            UnsupportedModelError: the file cannot be read, or is none of these.
+            UnsupportedModelError: the file cannot be read, or is not a predictor.
         """
         names = [each.name for each in fields(cls) if each.name != "notes"]
         try:
@@ -124,21 +124,21 @@ class Predictor:
 
 
 def features(keys: Tensor, values: Tensor) -> Tensor:
-    """What a predictor sees of KVs, [..., 2 d + 2]: key, value, and the logarithms of their norms."""
+    """The features of KVs, [..., 2 d + 2]: key, value, and the logarithms of their norms."""
     norms = [each.norm(dim=-1, keepdim=True).clamp_min(_LEAST_NORM).log() for each in (keys, values)]
     return torch.cat([keys, values, *norms], dim=-1)
 
 
 def predictor_path(model: Path) -> Path:
-    """Where the predictor of a model lies if nothing else is said: in its directory, or beside its GGUF file."""
+    """The default path of a model's predictor: in its directory, or beside its GGUF file."""
     return model / PREDICTOR if model.is_dir() else model.with_suffix(".kv-scores.safetensors")
 
 
 def load_predictor(source: PredictorSource, model: Path, probe: Tensor) -> Predictor:
-    """The predictor that a score wants, for a model whose probe is `probe`, [L, H, d].
+    """Load the predictor of a scorer for a model whose probe is `probe`, [L, H, d].
 
     Raises:
-        UnsupportedModelError: there is none, it is damaged, or it was fitted to another model.
+        UnsupportedModelError: the file is missing or damaged, or was fitted to another model.
     """
     path = predictor_path(model) if source.path is None else Path(source.path)
     if not path.is_file():
@@ -162,5 +162,5 @@ def load_predictor(source: PredictorSource, model: Path, probe: Tensor) -> Predi
 
 
 _LEAST_NORM = 1e-12
-# Formats of weights and activations differ by less, models by more: other weights give other keys.
+# Above the differences between weight and activation formats of one model, below those between models.
 _SAME_MODEL = 0.2

@@ -1,4 +1,4 @@
-"""The policies of the field by name: each a row of choices, its source, and its paper's defaults."""
+"""Named policies with their sources and their papers' default budgets."""
 
 from dataclasses import dataclass, replace
 
@@ -45,7 +45,7 @@ class Preset:
     policy: EvictionPolicy
     paper: str
     kv_budget: int | None = None
-    """The budget of the paper, where it names one; used when the user names none."""
+    """The paper's budget, if it has one; used if the user gives none."""
 
 
 # SnapKV's own settings for LongBench; the pooling is per query head and leaves the window out.
@@ -98,7 +98,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "kv-compress-pd": Preset(
         replace(
-            # Short turns while decoding: what comes on top of the budget is memory that other requests cannot have.
+            # Short intervals while decoding: KVs above the budget occupy memory that other requests need.
             _KV_COMPRESS,
             when=replace(_KV_COMPRESS.when, prefill_every=512, decode_every=16),
         ),
@@ -161,7 +161,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "streaming": Preset(_STREAMING, "StreamingLLM (Xiao et al. 2024), positions kept", 516),
     "streaming-shift": Preset(
-        # Each round turns all keys, which costs time and, in 16 bits, precision: so a round takes many tokens.
+        # Each round rotates all keys, which costs time and, in 16 bits, precision, so rounds are rare.
         replace(
             _STREAMING,
             when=When(after_prefill=True, prefill_every=256, decode_every=32),
@@ -237,10 +237,10 @@ PRESETS: dict[str, Preset] = {
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name.
+    """Look up a preset.
 
     Raises:
-        ConfigError: there is none; names them all.
+        ConfigError: there is no such preset; the message lists all names.
     """
     if name not in PRESETS:
         raise ConfigError(f"eviction must be one of {', '.join(PRESETS)}, or a policy, got {name!r}")

@@ -1,4 +1,4 @@
-"""The order in which the KVs of each row would go."""
+"""The order of eviction of the KVs of each row."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,12 +12,12 @@ from winnow.eviction.rows import RoundInputs, RoundRows
 
 @dataclass(frozen=True)
 class Ranking:
-    """The rows of B sequences, L layers and H heads, and what their KVs are worth.
+    """The rows of B sequences, L layers and H heads, with the scores of their KVs.
 
     Rows are sorted only for a budget that asks for their order.
 
     Attributes:
-        rows: what is known of the KVs, layers first.
+        rows: positions, lengths and blocks of the rows, layers first.
         score: float32 [L, B, H, N], of each KV; arbitrary past the length.
         must_stay: bool [L, B, H, N], False past the length.
         stats: float32 [B, L, H], what the budget's `layer_stats` returned; None if it has none.
@@ -59,7 +59,7 @@ class Ranking:
 
 
 def sort_rows(score: Tensor, position: Tensor, protected: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort each row by score, the older first among equals, protected KVs last, then what is not valid.
+    """Sort each row by score, then age (older first); protected KVs come last, then slots that are not valid.
 
     All arguments [..., N].
 
@@ -71,7 +71,7 @@ def sort_rows(score: Tensor, position: Tensor, protected: Tensor, valid: Tensor)
 
 
 def ranks(values: Tensor) -> Tensor:
-    """The place of every entry of `values`, [..., N], when its row is sorted; of equals the first comes first."""
+    """The rank of every entry of `values`, [..., N], within its row; ties go to the first."""
     order = values.argsort(dim=-1, stable=True)
     places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, places)

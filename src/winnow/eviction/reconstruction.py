@@ -1,4 +1,4 @@
-"""The attention of a replay's queries, and the largest of it for each KV of the context."""
+"""Accumulate the largest attention of a replay's queries for each KV of the context."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from winnow.attention import AttentionBackend, AttentionSpec, JudgedKVs, PagedCa
 from winnow.attention.replay import judged_slots
 from winnow.eviction.replay import ReplayPass
 
-# Of a hidden state that a score is divided by.
+# Lower bound of the norm of a hidden state, which divides attention.
 _LEAST_LENGTH = 1e-20
 
 
@@ -20,7 +20,7 @@ class ReplaySpan:
         slot: of the sequence, whose rows hold the context and the pass so far, in the order of positions.
         tokens: which tokens of the batch.
         done: tokens of the pass before them.
-        normalized: whether attention is weighed, see `ReplayWeights`.
+        normalized: whether attention is weighted by `ReplayWeights`.
     """
 
     slot: int
@@ -32,18 +32,18 @@ class ReplaySpan:
 
 @dataclass(frozen=True)
 class ReplayWeights:
-    """What KVzip+ multiplies attention by: |W v| of the KV over |h| of the query's token.
+    """The factor of attention in KVzip+: |W v| of the KV over |h| of the query's token.
 
     Attributes:
         products: W W^T, float32 [Hq, d, d], of the layer's output weights by query head.
-        inputs: h, [n, hidden_size], what the layer's attention is computed from, for the tokens of the span.
+        inputs: h, [n, hidden_size], the inputs of the layer's attention at the tokens of the span.
     """
 
     products: Tensor
     inputs: Tensor
 
     def logs(self, cache: PagedCache, span: ReplaySpan, layer: int, queries: slice) -> tuple[Tensor, Tensor]:
-        """float32 [n], logarithms of |h| of some of the span's tokens, and [Hq, judged KVs], those of |W v|."""
+        """The logarithms of |h| of some of the span's tokens, float32 [n], and of |W v|, float32 [Hq, judged KVs]."""
         slot, _ = judged_slots(cache, layer, span.slot, _judged(span.replay), span.replay.context_len)
         values = cache.pool.values(slot)  # [H, judged, d]
         by_head = values.repeat_interleave(len(self.products) // len(values), dim=0)
@@ -61,16 +61,16 @@ def observe_replay(
     spec: AttentionSpec,
     weights: ReplayWeights | None = None,
 ) -> None:
-    """Raise the scores of the context's KVs to the largest attention that these queries pay them.
+    """Raise accumulator 0 of the context's KVs to the largest attention that they receive from these queries.
 
     The softmax of a query goes over the context's first KVs (`ReplayPass.head`), those of the chunk that the pass
-    repeats, and those of the pass up to the query: as in KVzip, so that the other chunks take nothing away. The scores
-    of the first two change, accumulator 0 of each. It reads keys where they lie, and holds no more than a part of the
-    attention matrix at once.
+    repeats, and those of the pass up to the query: as in KVzip, so that the other chunks receive nothing. The
+    accumulators of the first two change. Keys are read in place, and only a part of the attention matrix exists at a
+    time.
 
     Args:
         q: [n, Hq, d], the queries of `span.tokens`, rotated at their positions.
-        weights: what attention is multiplied by before the largest is taken; None: nothing.
+        weights: factors of attention, applied before the maximum; None: 1.
     """
     replay = span.replay
     first = replay.context_len + span.done

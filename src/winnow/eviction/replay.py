@@ -1,4 +1,4 @@
-"""A replay: the context is asked to be repeated behind its own cache, so that attention tells what that takes."""
+"""Replays: prompts behind the context's own KVs that repeat it, so that attention shows which KVs that needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError, ContextLengthError
 
-# A replay in chunks shorter than this, where the context is longer, would ask more than it repeats.
+# In shorter chunks the instruction would outweigh the repeated text.
 _LEAST_CHUNK = 64
 
 
 @dataclass(frozen=True)
 class Replay:
-    """How the context is asked to be repeated, chunk by chunk, each behind the whole context (KVzip's code)."""
+    """Settings of a replay, which repeats the context chunk by chunk, each behind the whole context (KVzip's code)."""
 
     chunk: int = 2048
-    """Tokens repeated in one pass. Fewer where the model's positions behind the context do not suffice."""
+    """Tokens repeated in one pass; fewer if the model has too few positions behind the context."""
     first: str = "Repeat the previous context exactly."
-    """Asks for the first chunk, after an empty line."""
+    """Instruction for the first chunk, after an empty line."""
     later: str = "Repeat the part of the previous context exactly, starting with"
-    """Asks for each later chunk, after an empty line; the last tokens of the chunk before follow."""
+    """Instruction for each later chunk, after an empty line; the last tokens of the previous chunk follow."""
     starting: int = 8
-    """How many of them."""
+    """Number of these last tokens."""
     every: int = 1
-    """Of the repeated tokens' queries only each `every`-th counts: cheaper, and less exact."""
+    """Use the queries of every `every`-th repeated token only: cheaper and less exact."""
 
     def __post_init__(self) -> None:
         for name in ("chunk", "every"):
@@ -35,26 +35,26 @@ class Replay:
 
 @dataclass(frozen=True)
 class Instruction:
-    """A replay's words as tokens of a model. All empty where the model has no tokenizer."""
+    """The token ids of a replay's instructions. All empty if the model has no tokenizer."""
 
     first: tuple[int, ...] = ()
     later: tuple[int, ...] = ()
     template: int = 0
-    """First tokens of the context that a chat template wrote; they are not repeated."""
+    """Number of first context tokens that come from a chat template; they are not repeated."""
     answer: tuple[int, ...] = ()
-    """What the template writes between a question and its answer; empty outside a template."""
+    """Tokens of the template between question and answer; empty without a template."""
 
 
 @dataclass(frozen=True)
 class ReplayPass:
-    """One chunk of the context, asked for and repeated behind the context.
+    """One chunk of the context, requested and repeated behind the context.
 
     Attributes:
-        token_ids: what is computed: the instruction, then the chunk.
-        head: first tokens of the context whose KVs take part in every pass (sinks, a template).
+        token_ids: the instruction, then the chunk.
+        head: number of first context tokens whose KVs take part in every pass (sinks, a template).
         start, end: the chunk's tokens in the context, half-open.
         context_len: tokens of the context; the pass takes the positions from there on.
-        every: of the queries each so-many-th counts.
+        every: use every `every`-th query.
     """
 
     token_ids: tuple[int, ...]
@@ -70,7 +70,7 @@ class ReplayPass:
 
     @property
     def num_judged(self) -> int:
-        """KVs of the context whose scores the pass raises."""
+        """KVs of the context whose accumulators the pass raises."""
         return self.head + self.end - self.start
 
 
@@ -80,8 +80,8 @@ def replay_passes(
     """The passes that repeat a context.
 
     Args:
-        sinks: first KVs that the round keeps.
-        positions: tokens, context and pass together, that the model takes.
+        sinks: number of first KVs that the round protects.
+        positions: maximum length of context and pass together, in tokens.
 
     Raises:
         ContextLengthError: the context leaves no positions for a replay.
@@ -100,7 +100,7 @@ def replay_passes(
         )
     room, chunk = positions - taken, replay.chunk
     if room < min(chunk, repeated):
-        chunk = ceil_div(repeated, ceil_div(repeated, room))  # all alike, instead of a scrap at the end
+        chunk = ceil_div(repeated, ceil_div(repeated, room))  # equal chunks rather than a short last one
     passes = []
     for start in range(first, context_len, chunk):
         end = min(start + chunk, context_len)

@@ -1,4 +1,4 @@
-"""From what engine and request ask for to a policy with numbers."""
+"""Resolve the configuration of an engine or request to a policy, and the policy to one sequence."""
 
 import math
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from winnow.eviction.presets import find_preset
 from winnow.eviction.sequence import SequenceEviction
 
 OWN = "own"
-"""The name of policies that are no presets."""
+"""The name of policies that are not presets."""
 _DEFAULT_COMPRESSION = 4.0
 
 
 @dataclass(frozen=True)
 class ResolvedPolicy:
-    """A policy and how much it may keep, as an engine or a request asks for it.
+    """A policy with the amount that an engine or a request configures for it.
 
     Attributes:
-        name: the preset's, or `OWN`.
-        default_budget: KVs per row that the preset's paper uses; None: it names none.
+        name: of the preset, or `OWN`.
+        default_budget: KVs per row that the preset's paper uses, if any.
         compression, kv_budget, kv_floor: as in `EvictionConfig`.
 
     Raises:
-        ConfigError: an amount is given, and the policy decides itself how much it keeps.
+        ConfigError: an amount is given for a policy that does not take one.
     """
 
     name: str
@@ -44,11 +44,11 @@ class ResolvedPolicy:
 
     @property
     def takes_amount(self) -> bool:
-        """Whether `compression` and `kv_budget` mean anything to the policy."""
+        """Whether the policy uses `compression` and `kv_budget`."""
         return not self.policy.when.never and self.policy.budget.fixed is None
 
     def budget(self, context_len: int) -> int:
-        """KVs per row on average for a context of so many tokens."""
+        """KVs per row on average, for a context of `context_len` tokens."""
         fixed = self.policy.budget.fixed
         if fixed is not None:
             return fixed
@@ -68,18 +68,18 @@ class ResolvedPolicy:
         *,
         may_idle: bool = True,
     ) -> SequenceEviction | None:
-        """The policy with the numbers of one prompt, or None if it would never evict anything.
+        """Bind the policy to one prompt. Returns None if it would never evict anything.
 
         Args:
             num_tokens: most tokens that will be computed, prompt included.
             context_len: tokens of the prompt that its rounds see; None: all.
             spans: positions to protect, half-open.
-            template_tail: tokens at the prompt's end that follow the question. Where the budget has no room for them
-                they count as any other.
+            template_tail: tokens at the prompt's end that follow the question. If the budget has no room for
+                them, they are not protected.
             may_idle: return None where the budget suffices for all tokens.
 
         Raises:
-            InvalidRequestError: the budget is smaller than what is protected, or a span lies outside the context.
+            InvalidRequestError: the budget is smaller than the protected set, or a span lies outside the context.
         """
         policy = self.policy
         if policy.when.never:
@@ -116,7 +116,7 @@ def resolve_policy(config: EvictionConfig) -> ResolvedPolicy:
 
 
 def _with_template(eviction: SequenceEviction, tail: int) -> SequenceEviction:
-    """The same with the tail of a template kept, where policy and budget allow it."""
+    """Protect the tail of a template if policy and budget allow it."""
     policy = eviction.policy
     if tail <= 0 or not policy.score.before_template or policy.reassign_positions:
         return eviction
@@ -126,7 +126,7 @@ def _with_template(eviction: SequenceEviction, tail: int) -> SequenceEviction:
 
 
 def _includes_protected(policy: EvictionPolicy) -> bool:
-    """Whether what is protected counts towards the budget; else it is kept besides."""
+    """Whether protected KVs count towards the budget rather than on top of it."""
     return policy.budget.fixed is None or policy.budget.bounded
 
 

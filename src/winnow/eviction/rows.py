@@ -1,4 +1,4 @@
-"""What a score may look at: the rows of one layer, for all sequences of a round."""
+"""The rows of a round as scorers and budgets read them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,17 +14,18 @@ from winnow.eviction.signals import QueryMoments, Signals
 
 @dataclass(frozen=True)
 class RoundInputs:
-    """The sequences that one policy shrinks together. B of them.
+    """The B sequences that one policy evicts from together.
 
     Attributes:
         slots: their cache slots.
         now: position of the last token computed, int32 [B].
         budget: KVs per row on average after the round, int64 [B].
-        sinks: how many of the first positions are protected.
-        recent: how many of the last positions are protected, int64 [B].
+        sinks: number of first positions that are protected.
+        recent: number of last positions that are protected, int64 [B].
         spans: further protected positions of each sequence, as half-open intervals.
         tokens: tokens computed so far, int64 [B].
-        similarity: float32 [B, L], cosine of the hidden state before and after attention; empty where nobody asked.
+        similarity: float32 [B, L], cosine of the hidden state before and after attention; empty unless the budget
+            needs it.
     """
 
     slots: tuple[int, ...]
@@ -38,16 +39,16 @@ class RoundInputs:
 
 
 class RoundRows:
-    """The rows of all layers: what is known of their KVs besides keys, values and scores.
+    """The rows of all layers: blocks, lengths, positions and protection of their KVs.
 
-    Rows are padded to N slots each, those of the longest one's blocks. Layers come first, so that what belongs to one
-    lies together.
+    Rows are padded to N slots each, the blocks of the longest row. Layers come first, so that those of one layer are
+    contiguous.
 
     Attributes:
         block: int64 [L, B, H, N / block size], the blocks of each row.
         length: int32 [L, B, H].
         position: int32 [L, B, H, N], arbitrary past the length.
-        protected: bool [L, B, H, N], those that must stay.
+        protected: bool [L, B, H, N], KVs that must stay.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class RoundRows:
 
     @cached_property
     def slot(self) -> Tensor:
-        """Int64 [L, B, H, N], where each KV lies in the pool."""
+        """The pool's slot of each KV, int64 [L, B, H, N]."""
         return self.cache.pool.slots_of(self.block)
 
     @cached_property
     def valid(self) -> Tensor:
-        """Bool [L, B, H, N], below the length."""
+        """Whether a slot is below its row's length, bool [L, B, H, N]."""
         return torch.arange(self.position.shape[-1], device=self.block.device) < self.length[..., None]
 
     def layer(self, layer: int) -> "LayerRows":
@@ -85,7 +86,7 @@ class RoundRows:
 
     def _kept_positions(self) -> Tensor:
         position, round_ = self.position, self.round
-        # Fewer than `recent` positions before the last one. Comparing with wider integers would widen all positions.
+        # Less than `recent` positions before the last one. Comparing with wider integers would widen all positions.
         kept = position > (round_.now - round_.recent).int()[:, None, None]
         if round_.sinks:
             kept |= position < round_.sinks
@@ -99,10 +100,10 @@ class LayerRows:
     """The KVs of one layer, padded to N slots a row.
 
     Attributes:
-        layer: which.
+        layer: index of the layer.
         length: int32 [B, H].
         position: int32 [B, H, N], arbitrary past the length.
-        protected: bool [B, H, N], those that must stay.
+        protected: bool [B, H, N], KVs that must stay.
     """
 
     def __init__(self, rows: RoundRows, layer: int) -> None:
@@ -116,22 +117,22 @@ class LayerRows:
 
     @cached_property
     def slot(self) -> Tensor:
-        """Int64 [B, H, N], where each KV lies in the pool."""
+        """The pool's slot of each KV, int64 [B, H, N]."""
         return self._rows.slot[self.layer]
 
     @cached_property
     def valid(self) -> Tensor:
-        """Bool [B, H, N], below the length."""
+        """Whether a slot is below its row's length, bool [B, H, N]."""
         return self._rows.valid[self.layer]
 
     @cached_property
     def accumulators(self) -> Tensor:
-        """What attention told (`AttentionObserver`), float32 [num_accumulators, B, H, N]."""
+        """What attention accumulated (`AttentionObserver`), float32 [num_accumulators, B, H, N]."""
         return self.pool.accumulated(self._block)
 
     @property
     def kind(self) -> Tensor:
-        """Of the KV's token, uint8 [B, H, N]: see `winnow.models.tokens`; zeros where nobody asked."""
+        """The kind of each KV's token, uint8 [B, H, N] (`winnow.models.tokens`); zeros unless the budget needs it."""
         if self._rows.kinds is None:
             return torch.zeros_like(self.position, dtype=torch.uint8)
         place = self.position.long().masked_fill(~self.valid, 0)
@@ -151,21 +152,22 @@ class LayerRows:
         return self._rows.signals
 
     def unrotated_keys(self) -> Tensor:
-        """The keys as they were before their rotation, float32 [B, H, N, d]; zeros where not valid.
+        """The keys before their rotation, float32 [B, H, N, d]; zeros where not valid.
 
-        Needs `Needs(rotation=True)`.
+        Requires `Needs(rotation=True)`.
         """
         return self._signals.turn(self.layer, self.keys(), -self.position).masked_fill_(
             ~self.valid[..., None], 0.0
         )
 
     def query_moments(self) -> QueryMoments:
-        """Of the context's queries. Needs `Needs(moments_from=...)`."""
+        """Moments of the context's queries. Requires `Needs(moments_from=...)`."""
         return self._signals.moments(self.layer, self.round.slots)
 
     def chunk_attention(self) -> Tensor:
-        """What each KV's token got within its chunk of the context: summed over the chunk's queries, mean over the
-        group; float32 [B, H, N]. Needs `Needs(chunk=...)`.
+        """Attention that each KV's token received within its chunk of the context, float32 [B, H, N].
+
+        Sum over the chunk's queries, mean over the group. Requires `Needs(chunk=...)`.
         """
         attention = self._signals.chunk_attention(self.layer, self.round.slots)
         last = max(attention.shape[-1] - 1, 0)
@@ -176,30 +178,30 @@ class LayerRows:
     def mean_rotation(self, count: int) -> Tensor:
         """The mean of the rotations to the next `count` positions, float32 [B, d, d]: rotated = rotation @ vector.
 
-        Needs `Needs(rotation=True)`.
+        Requires `Needs(rotation=True)`.
         """
         return self._signals.mean_turn(self.layer, self.round.now + 1, count)
 
     def output_weights(self) -> Tensor:
-        """What each query head adds to the hidden state for what it read, [Hq, d, hidden_size].
+        """The output projection of each query head, [Hq, d, hidden_size].
 
-        Needs `Needs(output=True)`.
+        Requires `Needs(output=True)`.
         """
         return self._signals.output_weights(self.layer)
 
     def predicted(self, source: PredictorSource) -> Tensor:
-        """What a predictor expects of each KV, float32 [B, H, N]; arbitrary where not valid.
+        """Predicted scores, float32 [B, H, N]; arbitrary where not valid.
 
-        Needs `Needs(rotation=True, predictor=source)`.
+        Requires `Needs(rotation=True, predictor=source)`.
         """
         return self._signals.predicted(self.layer, source, self.unrotated_keys(), self.values())
 
     def key_probe(self) -> Tensor:
-        """Keys by which the model is known again, float32 [L, H, d]."""
+        """Keys that identify the model, float32 [L, H, d]."""
         return self._signals.key_probe()
 
     def age(self) -> Tensor:
-        """Positions from each KV to the last token computed, int32 [B, H, N]; its own query's is 0."""
+        """Positions from each KV to the last token computed, int32 [B, H, N]; 0 for that token's own KV."""
         return self.round.now[:, None, None] - self.position
 
     @property

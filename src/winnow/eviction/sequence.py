@@ -1,4 +1,4 @@
-"""A policy at work on one sequence: where its rounds fall, and how many blocks it may hold. Host arithmetic only."""
+"""A policy bound to one sequence: when its rounds run, and how many blocks it may hold. Host arithmetic only."""
 
 from dataclasses import dataclass
 
@@ -8,26 +8,26 @@ from winnow.cache.layout import ROW_SKEW, ceil_div
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.replay import ReplayPass
 
-# Tokens that a sequence under a pressure policy computes at once after its prompt: room for them is always promised.
+# Most tokens that a sequence under a pressure policy computes at once after its prompt; admission reserves room.
 _PRESSURE_STEP = 64
 
 
 @dataclass(frozen=True)
 class SequenceEviction:
-    """A policy with the numbers of one prompt. Token counts are of the sequence, KV counts are per row on average."""
+    """A policy bound to one prompt. Token counts are per sequence, KV counts per row on average."""
 
     policy: EvictionPolicy
     budget: int
-    """KVs per row, on average over rows, that the request may keep."""
+    """KVs per row, on average over rows."""
     prompt_len: int
     context_len: int
-    """Tokens of the prompt that the prompt's rounds see; what follows, such as a question, is kept whole."""
+    """Tokens of the prompt that its rounds may evict; the rest, such as a question, is kept whole."""
     spans: tuple[tuple[int, int], ...] = ()
     """Positions to protect, half-open; a template's tail is one of them."""
     template_tail: int = 0
     """Tokens at the context's end that follow the question: what a chat template ends with, and an answer's prefix."""
     passes: tuple[ReplayPass, ...] = ()
-    """What is computed behind the context before the round after it, one after the other; each is dropped then."""
+    """Replay passes that run behind the context before its round, one by one; the KVs of each are dropped."""
 
     @property
     def _step(self) -> int:
@@ -35,12 +35,12 @@ class SequenceEviction:
 
     @property
     def target(self) -> int:
-        """KVs per row that a round leaves."""
+        """KVs per row after a round."""
         return self.budget - self._step if self.policy.when.within else self.budget
 
     @property
     def limit(self) -> int:
-        """KVs per row at which a prompt with rounds must shrink before its next tokens."""
+        """KVs per row at which a prompt with rounds needs one before its next tokens."""
         return self.budget if self.policy.when.within else self.budget + self._step
 
     @property
@@ -49,7 +49,7 @@ class SequenceEviction:
 
     @property
     def longest_pass(self) -> int:
-        """Most tokens of a replay that stand behind the context at a time."""
+        """Length of the longest replay pass in tokens."""
         return max((each.length for each in self.passes), default=0)
 
     @property
@@ -58,25 +58,25 @@ class SequenceEviction:
         return self.context_len - self.template_tail
 
     def recent_at(self, computed: int) -> int:
-        """How many of the last positions a round keeps when `computed` tokens are computed."""
+        """Number of last positions that a round protects when `computed` tokens are computed."""
         behind = computed - self.question_end
         return self.recent + behind if 0 < behind <= self.template_tail else self.recent
 
     @property
     def num_protected(self) -> int:
-        """KVs that no round may take, in a sequence of the context's length."""
+        """KVs per row that no round may evict, in a sequence of the context's length."""
         last = range(max(self.question_end - self.recent, 0), self.context_len)
         kept = set(range(min(self.policy.keep.sinks, self.context_len))).union(last)
         return len(kept.union(*(range(*span) for span in self.spans)))
 
-    # -- where rounds fall ---------------------------------------------------------------------------------------
-    # They follow from policy and prompt alone, never from what else runs: what a sequence keeps is its own affair.
+    # -- when rounds run -----------------------------------------------------------------------------------------
+    # Determined by policy and prompt alone, so that the kept set does not depend on other requests.
 
     def tokens_to_round(self, computed: int, last_round: int, mean_kvs: float) -> int | None:
-        """How many tokens may be computed before the next round may be due, at least 1; None: no end in sight.
+        """Tokens that may be computed before the next round may be due, at least 1; None: no limit.
 
         Args:
-            computed: tokens of the sequence that are in the cache, less what rounds took.
+            computed: tokens computed, including those whose KVs earlier rounds evicted.
             last_round: their number at the last round, 0 if there was none.
             mean_kvs: KVs per row, on average.
         """
@@ -86,7 +86,7 @@ class SequenceEviction:
             return self.prompt_len - computed
         when = self.policy.when
         if when.decode_every is None:
-            # A round under pressure may come at any time; what is computed again goes in small pieces until then.
+            # A round under pressure may come at any time, so recomputation proceeds in small chunks.
             return _PRESSURE_STEP if when.pressure else None
         over = int(self.target - mean_kvs) + 1
         if when.within:
@@ -94,11 +94,11 @@ class SequenceEviction:
         return max(when.decode_every - (computed - max(last_round, self.prompt_len)), over, 1)
 
     def _round_end(self, computed: int) -> int:
-        """Tokens of the context at its next round, or at its end, from `computed` of them on."""
+        """Token count of the context's next round, or of its end, after `computed` tokens."""
         return min(self.context_len, self._prefill_stop(computed))
 
     def _observed_end(self, computed: int) -> int:
-        """Up to where the queries are observed that the next round goes by. A chunk of its own ends there."""
+        """End of the queries that the next round observes. A chunk ends there."""
         end = self._round_end(computed)
         return end if self.policy.score.window is None else min(end, max(self.question_end, computed))
 
@@ -110,7 +110,7 @@ class SequenceEviction:
         return computed + self._step - (computed - self.limit) % self._step
 
     def round_due(self, computed: int, last_round: int, mean_kvs: float) -> bool:
-        """Whether the sequence must shrink before it goes on. Arguments as above."""
+        """Whether a round is due before the next tokens. Arguments as above."""
         if computed == last_round or mean_kvs <= self.target:
             return False
         when = self.policy.when
@@ -125,14 +125,14 @@ class SequenceEviction:
         return computed - max(last_round, self.prompt_len) >= when.decode_every
 
     def may_shrink(self, computed: int, last_round: int, mean_kvs: float) -> bool:
-        """Whether a round that the engine asks for, under pressure or at intervals, would bring anything."""
+        """Whether a round under pressure or at engine intervals would evict anything."""
         return computed >= self.prompt_len and computed != last_round and mean_kvs > self.target
 
     def chunk(self, computed: int, last_round: int, mean_kvs: float, wanted: int, most: int) -> int:
         """Tokens to compute now out of `wanted`, at most `most`; 0: wait for a step with more room.
 
-        A chunk ends where a round may be due, and at the question's end if a window is counted from there. The one
-        before such an end holds the whole observation window.
+        A chunk ends where a round may be due, and at the question's end if an observation window ends there. The last
+        chunk before such an end contains the whole window.
         """
         ahead = self.tokens_to_round(computed, last_round, mean_kvs)
         window = self.policy.score.window
@@ -147,20 +147,20 @@ class SequenceEviction:
     # -- what is observed ----------------------------------------------------------------------------------------
 
     def observe(self, start: int, end: int) -> tuple[AttentionObserver | None, int]:
-        """What the queries of tokens start..end - 1 do to the scores, and the first of them that counts."""
+        """The observer of the queries of tokens start..end - 1, and the first of them that it counts."""
         score = self.policy.score
         decoding = start >= self.context_len
         observe = self.policy.observes[decoding]
         if score.window is None or observe is None or (decoding and not observe.replace):
             return observe, start
         if not decoding and (start >= self.question_end or end != self._observed_end(start)):
-            return None, start  # no round comes after this chunk, or it goes by the queries before
+            return None, start  # no round follows this chunk, or it uses earlier queries
         return observe, max(end - score.window, start)
 
-    # -- how many blocks it may hold -----------------------------------------------------------------------------
+    # -- upper bounds on blocks ----------------------------------------------------------------------------------
 
     def peak_blocks(self, layout: CacheLayout, num_tokens: int) -> int:
-        """Most blocks that a sequence holds while its first `num_tokens` tokens are computed."""
+        """Upper bound on blocks held while the first `num_tokens` tokens are computed."""
         context = min(num_tokens, self.context_len)
         if context == self.context_len:
             context += self.longest_pass
@@ -174,17 +174,17 @@ class SequenceEviction:
         return max(prefill, self.decode_blocks(layout, num_tokens))
 
     def decode_blocks(self, layout: CacheLayout, num_tokens: int) -> int:
-        """Most blocks that a sequence holds from the end of its context on, until it has `num_tokens` tokens."""
+        """Upper bound on blocks held from the end of the context until the sequence has `num_tokens` tokens."""
         return self._blocks_above_target(layout, self._most_added(num_tokens), num_tokens)
 
     def blocks_after(self, layout: CacheLayout, num_tokens: int) -> int:
-        """Most blocks that a round leaves of a sequence of `num_tokens` tokens."""
+        """Upper bound on blocks held after a round of a sequence of `num_tokens` tokens."""
         return self._blocks_left(layout, 0, num_tokens)
 
     def _most_added(self, num_tokens: int) -> int:
-        """Most tokens that a row holds above the target at any time after the context."""
+        """Upper bound on tokens per row above the target at any time after the context."""
         when = self.policy.when
-        # Without a round at its end, the context may leave as much as its rounds allow.
+        # Without a round at its end, the context may leave a whole step above the target.
         above = 0 if when.after_prefill else self._step
         grown = above + num_tokens - self.context_len
         question = self.prompt_len - self.context_len
@@ -194,15 +194,15 @@ class SequenceEviction:
         return grown if every is None else min(grown, above + question + every)
 
     def _blocks_above_target(self, layout: CacheLayout, added: int, num_tokens: int) -> int:
-        """Blocks of a sequence of `num_tokens` tokens that got `added` tokens a row on top of what a round leaves."""
+        """Blocks of a sequence of `num_tokens` tokens, `added` of them per row since the last round."""
         if not (self.policy.when.after_prefill or self._step):
             return layout.blocks_for(num_tokens)
-        # Until the target is passed there is no round, and rows are equal: each wastes most of a block.
+        # Below the target there is no round and rows are equal: each may waste almost a block.
         before = layout.blocks_for(min(num_tokens, self.target + added))
         return max(before, self._blocks_left(layout, added, num_tokens))
 
     def _blocks_left(self, layout: CacheLayout, added: int, num_tokens: int) -> int:
-        """The same, where there was a round for sure."""
+        """`_blocks_above_target` after at least one round."""
         whole, budget = layout.blocks_for(num_tokens), self.policy.budget
         if not budget.bounded:
             return whole
@@ -212,7 +212,7 @@ class SequenceEviction:
         return min(whole, left + layout.rows_per_seq * ceil_div(added, layout.block_size))
 
     def longest_row(self, num_tokens: int) -> int:
-        """KVs that the longest row is expected to hold at most while `num_tokens` tokens are computed."""
+        """Expected length in KVs of the longest row while `num_tokens` tokens are computed."""
         if not self._step:
             return max(num_tokens, self.context_len + self.longest_pass) if self.passes else num_tokens
         return min(num_tokens, self.limit if self.policy.budget.equal_rows else self.limit * ROW_SKEW)

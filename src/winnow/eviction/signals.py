@@ -1,4 +1,4 @@
-"""What scores and budgets may ask of the engine besides keys, values and the attention that was watched."""
+"""What scorers and budgets use besides keys, values and accumulators."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,33 +11,33 @@ from winnow.eviction.predictor import PredictorSource
 
 @dataclass(frozen=True)
 class Needs:
-    """What a score wants to know; the engine learns nothing that nobody wants."""
+    """What a scorer uses; the engine collects nothing else."""
 
     moments_from: int | None = None
-    """Mean and covariance of the context's queries before their rotation, from this position on; None: neither."""
+    """Mean and covariance of the context's unrotated queries from this position on; None: not collected."""
     chunk: int | None = None
-    """Attention within chunks of this many tokens of the context, each token seeing all of its chunk; None: none."""
+    """Non-causal attention within chunks of the context of this many tokens; None: not collected."""
     chunk_from: int = 0
     """Position at which the first chunk begins."""
     rotation: bool = False
-    """How keys are rotated."""
+    """The rotation of keys."""
     output: bool = False
-    """The weights that project what heads read to the hidden state."""
+    """The output projection of attention."""
     predictor: PredictorSource | None = None
-    """What was fitted to the model."""
+    """The predictor fitted to the model."""
 
     inputs: bool = False
-    """What attention is computed from, of the tokens of a replay."""
+    """The inputs of attention at the tokens of a replay."""
 
     @property
     def queries(self) -> bool:
-        """Whether queries must be seen while the context is computed."""
+        """Whether the context's queries must be collected."""
         return self.moments_from is not None or self.chunk is not None
 
 
 @dataclass(frozen=True)
 class QueryMoments:
-    """Of the context's queries in one layer, before rotation, times the factor of the layer's logits.
+    """Moments of the context's queries in one layer, before rotation, times the scale of the layer's logits.
 
     Attributes:
         mean: float32 [B, Hq, d].
@@ -49,31 +49,31 @@ class QueryMoments:
 
 
 class Signals(Protocol):
-    """What budgets and scores may ask about tokens, layers and queries."""
+    """Information about tokens, layers and queries for budgets and scorers."""
 
     def similarity(self, slots: Sequence[int]) -> Tensor:
-        """float32 [B, L], cosine of the hidden state before and after attention, mean over tokens so far."""
+        """Cosine of the hidden state before and after attention, mean over the tokens so far: float32 [B, L]."""
 
     def kinds(self, slots: Sequence[int]) -> Tensor:
-        """uint8 [B, longest], the kind of each token: 0, SPECIAL or PUNCTUATION."""
+        """The kind of each token, 0, SPECIAL or PUNCTUATION: uint8 [B, longest]."""
 
     def moments(self, layer: int, slots: Sequence[int]) -> QueryMoments:
-        """Of the queries of each sequence so far."""
+        """Moments of the queries of each sequence so far."""
 
     def chunk_attention(self, layer: int, slots: Sequence[int]) -> Tensor:
-        """float32 [B, H, longest], what each token got within its chunk; zeros where no chunk is."""
+        """Attention that each token received within its chunk: float32 [B, H, longest]; zeros outside chunks."""
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
-        """Keys, float32 [..., d], moved by `difference` positions, [...]."""
+        """Rotate keys, float32 [..., d], by `difference` positions, [...]."""
 
     def mean_turn(self, layer: int, first: Tensor, count: int) -> Tensor:
-        """float32 [B, d, d], the mean of the rotations to `count` positions from `first`, [B], on."""
+        """The mean rotation over `count` positions starting at `first`, [B]: float32 [B, d, d]."""
 
     def output_weights(self, layer: int) -> Tensor:
-        """[Hq, d, hidden_size], what each query head adds to the hidden state for what it read."""
+        """The output projection of each query head, [Hq, d, hidden_size]."""
 
     def key_probe(self) -> Tensor:
-        """Keys by which the model is known again, float32 [L, H, d] on the CPU."""
+        """Keys that identify the model, float32 [L, H, d] on the CPU."""
 
     def predicted(self, layer: int, source: PredictorSource, keys: Tensor, values: Tensor) -> Tensor:
-        """What a predictor says of KVs with these unrotated keys and values, [B, H, N, d]: float32 [B, H, N]."""
+        """Predicted scores of KVs with these unrotated keys and values, [B, H, N, d]: float32 [B, H, N]."""

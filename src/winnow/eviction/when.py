@@ -1,4 +1,4 @@
-"""When KVs are taken."""
+"""When rounds of eviction run."""
 
 from dataclasses import dataclass, replace
 
@@ -7,28 +7,30 @@ from winnow.errors import ConfigError
 
 @dataclass(frozen=True)
 class When:
-    """The moments at which a sequence shrinks to its budget. Several may be on; none: it never does."""
+    """The moments at which a sequence is evicted down to its budget. Several may be set; with none it never is."""
 
     after_prefill: bool = False
     """Once, when the prompt (or its part that `SamplingParams.context_tokens` names) is computed."""
     prefill_every: int | None = None
-    """Within the prompt, before each next so many tokens (Batch-Max Algorithm 1), so that it never has to fit whole."""
+    """Within the prompt, before each further `prefill_every` tokens (Batch-Max Algorithm 1), so that it never has to
+    fit whole."""
     decode_every: int | None = None
-    """While decoding, every so many tokens."""
+    """While decoding, every `decode_every` tokens."""
     every_steps: int | None = None
-    """While decoding, every so many steps of the engine, all sequences at once (KV-Compress 4.2.3, approach 1)."""
+    """While decoding, every `every_steps` engine steps, all sequences at once (KV-Compress 4.2.3, approach 1)."""
     uncompressed_tokens: int | None = None
-    """While decoding, when the running sequences hold so many tokens since their last rounds (approach 2)."""
+    """While decoding, once the running sequences together gained this many tokens since their last rounds
+    (approach 2)."""
     pressure: bool = False
     """While decoding, when a sequence would otherwise be preempted (approach 4)."""
     join_prefill: bool = False
     """While decoding, in the round after a prompt that another sequence under the same policy has just finished
-    (approach 3): it takes in all of them, those whose last round is longest ago first."""
+    (approach 3). The round includes all of them, those with the oldest last round first."""
     make_room: bool = False
-    """While decoding, when a waiting request could then be admitted."""
+    """While decoding, when that would admit a waiting request."""
     within: bool = False
-    """The budget includes the tokens to come: a round leaves room for the next `prefill_every` or `decode_every`
-    tokens under it (Batch-Max). False: a round shrinks to the budget, and they come on top."""
+    """The budget includes the tokens up to the next round: a round leaves room for `prefill_every` or `decode_every`
+    tokens (Batch-Max). False: a round evicts down to the budget, and these tokens come on top."""
 
     def __post_init__(self) -> None:
         for name in ("prefill_every", "decode_every", "every_steps", "uncompressed_tokens"):
@@ -52,11 +54,11 @@ class When:
 
     @property
     def in_decode(self) -> bool:
-        """Whether rounds may come after the prompt."""
+        """Whether rounds may run after the prompt."""
         at_intervals = self.decode_every or self.every_steps or self.uncompressed_tokens
         return bool(at_intervals or self.pressure or self.join_prefill or self.make_room)
 
     @property
     def alone(self) -> "When":
-        """The same without rounds whose moments depend on which other requests there are, and on free memory."""
+        """The same without rounds that depend on other requests or on free memory."""
         return replace(self, pressure=False, join_prefill=False, make_room=False)

@@ -1,4 +1,4 @@
-"""How many KVs each row keeps."""
+"""Budgets: how many KVs each row keeps."""
 
 from winnow.eviction.budgets.base import Budget
 from winnow.eviction.budgets.heads import AdaptiveHeads, AdaptiveRows, EqualHeads, Fixed, LazyLayers

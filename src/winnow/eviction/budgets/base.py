@@ -1,4 +1,4 @@
-"""What a budget is: how many KVs each row keeps."""
+"""The interface of budgets."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from winnow.eviction.rows import LayerRows
 
 @dataclass(frozen=True)
 class Budget(Floors, ABC):
-    """Who keeps how much of a sequence's budget, which counts KVs per row on average; and floors of rows and layers."""
+    """Splits a sequence's budget, in KVs per row on average, over its rows; with floors of rows and layers."""
 
     needs_kinds: ClassVar[bool] = False
-    """Whether the tokens' kinds matter."""
+    """Whether it uses the kinds of tokens."""
 
     @property
     def equal_rows(self) -> bool:
@@ -28,16 +28,16 @@ class Budget(Floors, ABC):
 
     @property
     def needs_similarity(self) -> bool:
-        """Whether hidden states must be watched while the prompt is computed."""
+        """Whether it uses hidden states of the prompt (`RoundInputs.similarity`)."""
         return False
 
     @property
     def fixed(self) -> int | None:
-        """The only budget it knows, if it takes none from the request."""
+        """Its own KVs per row, if it does not take the request's budget."""
         return None
 
     def pin(self, rows: LayerRows) -> Tensor | None:
-        """KVs of a layer that must stay in this round besides the protected ones, bool [B, H, N]."""
+        """Further KVs of a layer to protect in this round, bool [B, H, N]; None: no further ones."""
         return None
 
     def layer_stats(self, rows: LayerRows) -> Tensor | None:
@@ -61,6 +61,6 @@ class Budget(Floors, ABC):
         """
 
     def blocks_after(self, layout: CacheLayout, budget: int, protected: int) -> int:
-        """Most blocks that a sequence holds after a round, with so many protected KVs in every row."""
-        # Rows that differ waste less than one block each.
+        """Upper bound on blocks of a sequence after a round, with `protected` protected KVs in every row."""
+        # Rows of uneven length waste less than one block each.
         return ceil_div(budget * layout.rows_per_seq, layout.block_size) + layout.rows_per_seq

@@ -1,4 +1,4 @@
-"""Minimum numbers of KVs that rows and layers keep."""
+"""Minimum numbers of KVs of rows and layers."""
 
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -13,24 +13,23 @@ from winnow.eviction.costs import RowCosts
 
 @dataclass(frozen=True)
 class Floors:
-    """Least amounts, in KVs per row.
+    """Minimum numbers of KVs per row.
 
-    The even share is what a round leaves per row on average. A floor is a share of it (a float between 0.0 and 1.0), or
-    a number of KVs (an int), which counts as far as the even share goes. Budgets that are not bounded have no even
-    share to stay below, so that counts and wide layers get all that they name.
+    The even share is the number of KVs per row on average after a round. A floor is a share of it (a float between 0.0
+    and 1.0) or a number of KVs (an int), which is capped at the even share unless the budget is unbounded.
     """
 
     bounded: ClassVar[bool] = True
-    """Whether a round leaves no more than the budget (rounded to blocks), so that prompts of any length fit."""
+    """Whether at most the budget (rounded to blocks) remains after a round, so that prompts of any length fit."""
     row_floor: int | float = field(default=0, kw_only=True)
-    """Minimum of every row, or all that it holds."""
+    """Minimum of every row; shorter rows keep all KVs."""
     layer_floor: int | float = field(default=0, kw_only=True)
-    """The rows of a layer together keep no less, on average."""
+    """Minimum of every layer, per row on average."""
     wide_layers: int = field(default=0, kw_only=True)
-    """The first layers, this many, keep all their KVs, or `wide_factor` even shares a row, as far as the budget reaches
-    when all others keep their floors."""
+    """Number of first layers that keep all KVs, or `wide_factor` even shares per row, as far as the budget allows once
+    all others have their floors."""
     wide_factor: float | None = field(default=None, kw_only=True)
-    """At least 1.0; None: all KVs."""
+    """Even shares per row of wide layers, at least 1.0; None: all KVs."""
 
     def __post_init__(self) -> None:
         for name in ("row_floor", "layer_floor"):
@@ -46,25 +45,25 @@ class Floors:
 
     @property
     def has_floors(self) -> bool:
-        """Whether anything is kept for the sake of a row or layer."""
+        """Whether any floor is set."""
         return bool(self.row_floor or self.layer_floor or self.wide_layers)
 
     def row_least(self, costs: RowCosts) -> Tensor:
-        """What each row keeps at least, int64 [B, L, H]; never more than it holds."""
+        """The floor of each row, int64 [B, L, H]; at most its length."""
         least = self._amount(self.row_floor, costs.round.budget)[:, None].expand(-1, costs.num_layers)
         least = self._widened(costs, least, self._layer_least(costs))
         return torch.minimum(least[:, :, None], costs.length)
 
     def layer_least_blocks(self, costs: RowCosts) -> Tensor:
-        """Blocks that each layer keeps at least, int64 [B, L]."""
+        """The floor of each layer in blocks, int64 [B, L]."""
         kvs = self._amount(self.layer_floor, costs.round.budget) * costs.num_heads
         least = -(-kvs // costs.block_size)
         return torch.minimum(least[:, None], costs.blocks.sum(dim=2))
 
     def raised(self, costs: RowCosts, shares: Tensor) -> Tensor:
-        """Shares of layers, KVs per row, int64 [B, L], none below its floor.
+        """Raise shares of layers, KVs per row, int64 [B, L], to their floors.
 
-        What that takes comes from the other layers, in proportion to what each has above its own floor.
+        Other layers give up the difference in proportion to their excess over their own floors.
         """
         if not self.has_floors:
             return shares
@@ -75,13 +74,13 @@ class Floors:
         return least + above * room[:, None] // above.sum(dim=1, keepdim=True).clamp_min(1)
 
     def _layer_least(self, costs: RowCosts) -> Tensor:
-        """KVs per row that a layer keeps if it is not a wide one, [B, L]."""
+        """The floor of each layer as a layer that is not wide, KVs per row, int64 [B, L]."""
         budget = costs.round.budget
         floor = torch.maximum(self._amount(self.row_floor, budget), self._amount(self.layer_floor, budget))
         return torch.maximum(floor[:, None], costs.protected.amax(dim=2))
 
     def _widened(self, costs: RowCosts, least: Tensor, layer_least: Tensor) -> Tensor:
-        """`least`, [B, L], with what wide layers keep instead."""
+        """Raise `least`, [B, L], of wide layers to their width."""
         wide = min(self.wide_layers, costs.num_layers)
         if not wide:
             return least
@@ -95,13 +94,13 @@ class Floors:
         return torch.cat([torch.maximum(least[:, :wide], wanted), least[:, wide:]], dim=1)
 
     def _amount(self, floor: int | float, budget: Tensor) -> Tensor:
-        """A floor as KVs, int64 [B]."""
+        """A floor in KVs, int64 [B]."""
         if isinstance(floor, float):
             return _times(budget, floor)
         return budget.clamp_max(floor) if self.bounded else torch.full_like(budget, floor)
 
 
 def _times(budget: Tensor, factor: float) -> Tensor:
-    """The product with the decimal that was written, rounded down."""
+    """The product with the decimal as written, rounded down."""
     exact = Fraction(str(factor))
     return budget * exact.numerator // exact.denominator

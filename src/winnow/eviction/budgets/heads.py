@@ -1,4 +1,4 @@
-"""How a layer's budget is split over its heads."""
+"""Budgets by how they split over heads."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -18,7 +18,7 @@ from winnow.eviction.rows import LayerRows
 
 @dataclass(frozen=True)
 class EqualHeads(Budget):
-    """Every head of a layer keeps the same number."""
+    """The same number in every head of a layer."""
 
     layers: LayerSplit = field(default_factory=EqualLayers)
 
@@ -42,7 +42,7 @@ class EqualHeads(Budget):
 
 @dataclass(frozen=True)
 class Fixed(EqualHeads):
-    """So many KVs in every row, whatever the prompt (Batch-Max Algorithm 2 keeps one)."""
+    """A fixed number of KVs in every row, whatever the prompt (Batch-Max Algorithm 2 keeps one)."""
 
     kvs: int = 1
 
@@ -55,8 +55,8 @@ class Fixed(EqualHeads):
 class AdaptiveHeads(Budget):
     """The heads of a layer compete (Ada-KV).
 
-    Of the layer's budget above what is protected, a share `floor` is dealt equally; the rest goes by how many of the
-    layer's best KVs each head has.
+    A share `floor` of the layer's budget above the protected KVs is split equally; the rest in proportion to how many
+    of the layer's best KVs each head has.
     """
 
     floor: float = 0.2
@@ -75,11 +75,11 @@ class AdaptiveHeads(Budget):
         return RowCosts.of(ranking, ranking.sorted_score)
 
     def allot(self, costs: RowCosts) -> Tensor:
-        assert costs.cost is not None, "`costs` gives them"
+        assert costs.cost is not None, "set by `costs`"
         shares = self.raised(costs, self.layers.budgets(costs))
         base = (shares[:, :, None] - costs.protected).clamp_min(0)  # [B, L, H]
         free = costs.length - costs.protected
-        gone = (free - base).sum(dim=2).clamp_min(0)  # what the layer must lose, [B, L]
+        gone = (free - base).sum(dim=2).clamp_min(0)  # KVs to evict from the layer, [B, L]
         cost = costs.cost
         if self.has_floors:
             cost = without_best(cost, costs.length, self.row_least(costs))
@@ -93,14 +93,14 @@ class AdaptiveHeads(Budget):
 class AdaptiveRows(Budget):
     """All heads of all layers compete, block by block (KV-Compress 4.2.2).
 
-    What a sequence must give up is counted in blocks, and those go whose costliest KV is cheapest.
+    The excess of a sequence is counted in blocks; the blocks whose costliest KV is cheapest are freed.
     """
 
     def costs(self, ranking: Ranking) -> RowCosts:
         return RowCosts.of(ranking, block_costs(ranking.sorted_score, ranking.length, ranking.block_size))
 
     def allot(self, costs: RowCosts) -> Tensor:
-        assert costs.cost is not None, "`costs` gives them"
+        assert costs.cost is not None, "set by `costs`"
         kept = -(-costs.round.budget * (costs.num_layers * costs.num_heads) // costs.block_size)
         excess = (costs.blocks.sum(dim=(1, 2)) - kept).clamp_min(0)
         cost, most = costs.cost, None
@@ -113,16 +113,16 @@ class AdaptiveRows(Budget):
     def blocks_after(self, layout: CacheLayout, budget: int, protected: int) -> int:
         even = ceil_div(budget * layout.rows_per_seq, layout.block_size)
         if self.has_floors:
-            return even + layout.rows_per_seq  # floors end in the middle of blocks
+            return even + layout.rows_per_seq  # floors need not be multiples of blocks
         return max(even, layout.blocks_for(protected))
 
 
 @dataclass(frozen=True)
 class LazyLayers(Budget):
-    """Layers that attend to little but sinks and recent KVs keep the budget, the others everything (SimLayerKV).
+    """Lazy layers, which attend mostly to sinks and recent KVs, keep the budget; the others keep all (SimLayerKV).
 
     A layer is lazy if, averaged over its heads, the last query pays more than `threshold` of its attention to the
-    protected KVs. Goes with the score `LastQuery`.
+    protected KVs. Requires the scorer `LastQuery`.
     """
 
     bounded: ClassVar[bool] = False
@@ -132,7 +132,7 @@ class LazyLayers(Budget):
         return rows.accumulators[0].masked_fill(~rows.protected, 0.0).sum(dim=-1)
 
     def allot(self, costs: RowCosts) -> Tensor:
-        assert costs.stats is not None, "layer_stats gives them"
+        assert costs.stats is not None, "set by `layer_stats`"
         lazy = costs.stats.mean(dim=2, keepdim=True) > self.threshold
         kept = torch.where(lazy, costs.round.budget[:, None, None], costs.length)
         return torch.maximum(kept, self.row_least(costs))

@@ -1,4 +1,4 @@
-"""How a sequence's budget is split over its layers."""
+"""Splits of a sequence's budget over its layers."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from winnow.eviction.costs import RowCosts
 
 @dataclass(frozen=True)
 class LayerSplit(ABC):
-    """KVs per row of each layer; their mean over layers is the budget, rounding aside."""
+    """Splits a budget over layers; the mean over layers is the budget, up to rounding."""
 
     needs_similarity: ClassVar[bool] = False
 
     @abstractmethod
     def budgets(self, costs: RowCosts) -> Tensor:
-        """int64 [B, L]."""
+        """KVs per row of each layer, int64 [B, L]."""
 
 
 @dataclass(frozen=True)
 class EqualLayers(LayerSplit):
-    """The same for all."""
+    """The same for all layers."""
 
     def budgets(self, costs: RowCosts) -> Tensor:
         return costs.round.budget[:, None].expand(-1, costs.num_layers)
@@ -35,10 +35,10 @@ class EqualLayers(LayerSplit):
 
 @dataclass(frozen=True)
 class Pyramid(LayerSplit):
-    """Much for the first layers, little for the last, in equal steps (PyramidKV; no profiling is involved).
+    """From large shares for the first layers to small ones for the last, in equal steps (PyramidKV; no profiling).
 
-    What lies above the recent window, base, falls from 2 base - base // beta to base // beta; the first layer never
-    gets more than there is, and prompts shorter than 2 base are split equally.
+    The share above the recent window, on average `base`, falls from 2 base - base // beta to base // beta. The first
+    layer gets at most what exists, and prompts shorter than 2 base are split equally.
     """
 
     beta: int = 20
@@ -63,10 +63,10 @@ class Pyramid(LayerSplit):
 
 @dataclass(frozen=True)
 class LayerGroups(LayerSplit):
-    """Layers whose attention changes little keep little (SqueezeAttention).
+    """Small shares for layers whose attention changes the hidden state little (SqueezeAttention).
 
     Layers fall into three groups by the cosine similarity of the hidden state before and after attention, the mean
-    over the prompt. The most similar group gets `share` of the budget; the others divide what that leaves.
+    over the prompt. Each layer of the most similar group gets `share` of the budget; the other layers divide the rest.
     """
 
     needs_similarity: ClassVar[bool] = True
@@ -89,10 +89,10 @@ class LayerGroups(LayerSplit):
 
 
 def most_similar(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """The members of the highest of three groups that 3-means finds in `values`, [L].
+    """Mark the highest of three groups that 3-means finds in `values`, [L].
 
-    In one dimension groups are runs of the sorted values, so the best split is found by trying all; no seed.
-    Fewer than three values: none.
+    In one dimension groups are runs of the sorted values, so trying all splits finds the optimum without a seed. Of
+    fewer than three values none is marked.
     """
     if len(values) < 3:
         return np.zeros(len(values), dtype=bool)

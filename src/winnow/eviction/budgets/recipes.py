@@ -1,4 +1,4 @@
-"""Each head keeps the cheapest kind of KVs that explains its attention (FastGen)."""
+"""A budget by recipes: each head keeps the smallest token set that recovers its attention (FastGen)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,11 +18,11 @@ SPECIAL, PUNCTUATION = 1, 2
 
 @dataclass(frozen=True)
 class Recipes(Budget):
-    """The first of a ladder of token sets in which a head finds `recovery` of the attention it paid to all.
+    """The smallest of several token sets that recovers the share `recovery` of a head's attention.
 
-    The ladder: special tokens; with punctuation; with the `heavy` share of KVs that got most attention; with the
-    `local` share of KVs nearest to the end; everything. Protected KVs are in every set. Goes with the score
-    `Cumulative`.
+    The sets, each including the one before: special tokens; with punctuation; with the `heavy` share of KVs that got
+    most attention; with the `local` share of KVs nearest to the end; all. Protected KVs are in every set. Requires the
+    scorer `Cumulative`.
     """
 
     bounded: ClassVar[bool] = False
@@ -41,7 +41,7 @@ class Recipes(Budget):
 
     @property
     def fixed(self) -> int:
-        return 1  # a head that finds everything in one special token keeps no more
+        return 1  # a head whose attention one special token recovers keeps one KV
 
     def pin(self, rows: LayerRows) -> Tensor:
         mass = rows.accumulators[0].masked_fill(~rows.valid, 0.0)
@@ -56,7 +56,7 @@ class Recipes(Budget):
         return self.pin(rows).sum(dim=-1).float()
 
     def allot(self, costs: RowCosts) -> Tensor:
-        assert costs.stats is not None, "layer_stats gives them"
+        assert costs.stats is not None, "set by `layer_stats`"
         return torch.maximum(costs.stats.long(), self.row_least(costs))
 
     def _ladder(self, rows: LayerRows, mass: Tensor) -> list[Tensor]:
@@ -64,7 +64,7 @@ class Recipes(Budget):
         punctuation = special | (rows.valid & (rows.kind == PUNCTUATION))
         count = (rows.length.float() * self.heavy).long()[..., None]
         _, order = sort_rows(mass, rows.position, torch.zeros_like(rows.valid), rows.valid)
-        lowest = (rows.length[..., None] - count).clamp_min(0)  # so many are not among the heavy
+        lowest = (rows.length[..., None] - count).clamp_min(0)  # number of KVs outside the heavy set
         heavy = punctuation | (rows.valid & (order.argsort(dim=-1) >= lowest))
         near = (rows.round.tokens.float() * self.local).long()[:, None, None]
         return [special, punctuation, heavy, heavy | (rows.valid & (rows.age() < near))]

@@ -1,4 +1,4 @@
-"""How much a KV is worth."""
+"""Scorers of KVs."""
 
 from winnow.eviction.scores.attention import (
     Average,

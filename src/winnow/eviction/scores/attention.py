@@ -1,4 +1,4 @@
-"""Scores that listen to attention."""
+"""Scorers that use attention weights."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,11 +23,11 @@ class Window(Scorer):
     pool: Smoothing | None = None
     group: Group = Group.SUM
     continual: bool = False
-    """Add what the queries after the prompt pay, unpooled (KV-Compress eq. 20)."""
+    """Add the attention of queries after the prompt, not smoothed (KV-Compress eq. 20)."""
     skip_template: bool = False
-    """Count the window back from the question's last token, where a chat template follows it, and keep what follows;
-    False: from the prompt's last token, as in the paper. A prefix of the answer tells best what is looked for:
-    docs/eviction.md has the measurement."""
+    """End the window at the question's last token where a chat template follows it, and protect what follows; False: at
+    the prompt's last token, as in the paper, which is better if the template ends with a prefix of the answer
+    (measured in docs/eviction.md)."""
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -72,7 +72,7 @@ class Cumulative(Scorer):
 
 @dataclass(frozen=True)
 class Average(Cumulative):
-    """Attention per query seen, which takes away what old KVs have for their age alone (Batch-Max 3.2)."""
+    """Attention per query seen, so that old KVs gain nothing from their age alone (Batch-Max 3.2)."""
 
     def score(self, rows: LayerRows) -> Tensor:
         seen = rows.age() + (1 - self.exclude_first)
@@ -81,10 +81,10 @@ class Average(Cumulative):
 
 @dataclass(frozen=True)
 class MeanDeviation(Scorer):
-    """Mean attention, and steady low attention goes first (RoCo, EasyKV).
+    """Mean attention, where steadily low attention is evicted first (RoCo, EasyKV).
 
-    Of a row's n unprotected KVs, so many have the right to go as the budget would keep, or as must go if that is more:
-    those whose attention deviates least. Among them the lowest mean goes first. Needs the same budget in every row.
+    Candidates are the unprotected KVs of a row whose attention deviates least: as many as the budget keeps, or as must
+    be evicted if that is more. Among them the lowest mean is evicted first. Requires the same budget in every row.
     """
 
     factors: ClassVar[bool] = False
@@ -108,7 +108,7 @@ class MeanDeviation(Scorer):
         return ranks(deviation.masked_fill(~free, torch.inf)) < count[..., None]
 
 
-# Group sums of mean attention stay far below.
+# Far above group sums of mean attention.
 _ABOVE_ANY_MEAN = 1e6
 
 
@@ -125,7 +125,7 @@ class LastQuery(Scorer):
 
     @property
     def before_template(self) -> bool:
-        return False  # every token that follows is its last query in turn
+        return False  # every later token is the last query in turn
 
     def observe(self, *, decoding: bool) -> AttentionObserver:
         return AttentionObserver((Term.ATTENTION,), Group.MEAN, replace=True)
@@ -136,7 +136,8 @@ class LastQuery(Scorer):
 
 @dataclass(frozen=True)
 class BelowAverage(Scorer):
-    """How rarely a KV got less than the average attention, 1 / (KVs seen), in recent history (Scissorhands).
+    """Minus the count of queries that paid a KV less than the average, 1 / (KVs seen), in recent history
+    (Scissorhands).
 
     History: the last `history` queries of the prompt, then all queries since the last round.
     """
@@ -163,7 +164,7 @@ class BelowAverage(Scorer):
 
 @dataclass(frozen=True)
 class ValueAware(Scorer):
-    """How far the outputs of the last queries would move without the KV: (p / (1 - p))^2 |v - o|^2 (DropKV)."""
+    """Change of the last queries' outputs without the KV: (p / (1 - p))^2 |v - o|^2 (DropKV)."""
 
     num_accumulators: ClassVar[int] = 1
     size: int = 32
@@ -171,9 +172,9 @@ class ValueAware(Scorer):
     group: Group = Group.SUM
     continual: bool = False
     skip_template: bool = False
-    """Count the window back from the question's last token, where a chat template follows it, and keep what follows;
-    False: from the prompt's last token, as in the paper. A prefix of the answer tells best what is looked for:
-    docs/eviction.md has the measurement."""
+    """End the window at the question's last token where a chat template follows it, and protect what follows; False: at
+    the prompt's last token, as in the paper, which is better if the template ends with a prefix of the answer
+    (measured in docs/eviction.md)."""
 
     @property
     def window(self) -> int:

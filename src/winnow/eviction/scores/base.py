@@ -1,4 +1,4 @@
-"""What a score is: what attention must tell it, and how much that makes a KV worth."""
+"""The interface of scorers."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,49 +14,50 @@ from winnow.eviction.signals import Needs
 
 @dataclass(frozen=True)
 class Scorer(ABC):
-    """How much a KV is worth. The least worthy go first, and of equals the older.
+    """Scores KVs. The lowest score is evicted first; ties go to the older KV.
 
-    A new score is a frozen dataclass with `score`, and `observe` if it needs attention: see examples/own_score.py.
+    A new scorer is a frozen dataclass with `score`, and `observe` if it uses attention: see examples/own_score.py.
     """
 
     num_accumulators: ClassVar[int] = 0
-    """float32 accumulators that it needs per KV, 0 to 2."""
+    """Number of float32 accumulators per KV, 0 to 2."""
     per_layer: ClassVar[bool] = False
-    """One token set for all heads of a layer: worth is averaged over them, and rows stay alike (TOVA)."""
+    """Average the score over the heads of a layer, so that all keep the same tokens (TOVA)."""
 
     factors: ClassVar[bool] = True
-    """Whether worth is at least 0 and may be multiplied, such as by the norm of the value."""
+    """Whether the score is at least 0 and may be multiplied, such as by the norm of the value."""
 
     @property
     def needs(self) -> Needs:
-        """What it must know besides keys, values and accumulators."""
+        """What it uses besides keys, values and accumulators."""
         return Needs()
 
     @property
     def window(self) -> int | None:
-        """How many of the last queries before a round are observed in the prompt; None: all of them."""
+        """Number of last queries of the prompt before a round that it observes; None: all."""
         return None
 
     @property
     def replay(self) -> Replay | None:
-        """How the context is repeated before the round after it, so that accumulator 0 of each of its KVs is the
-        largest attention that the repetition pays it; None: it is not."""
+        """The replay that runs before the round after the context and sets accumulator 0 of each of its KVs to the
+        largest attention from the replay's queries; None: no replay."""
         return None
 
     @property
     def before_template(self) -> bool:
-        """Whether what follows the question (`SamplingParams.template_tail`) is left out of windows and kept."""
+        """Whether tokens after the question (`SamplingParams.template_tail`) are protected, and windows end before
+        them."""
         return True
 
     def observe(self, *, decoding: bool) -> AttentionObserver | None:
-        """What attention does to the accumulators while the prompt is computed, or after it."""
+        """How attention updates the accumulators while prefilling or decoding; None: it does not."""
         return None
 
     @abstractmethod
     def score(self, rows: LayerRows) -> Tensor:
-        """Float32 [B, H, N] of finite numbers, higher is worth more; ignored where a slot is not valid."""
+        """Score the KVs of a layer: finite float32 [B, H, N], the highest stay; ignored where not valid."""
 
     @property
     def resets_accumulators(self) -> bool:
-        """Whether the accumulators start anew after each round."""
+        """Whether each round resets the accumulators to 0."""
         return False

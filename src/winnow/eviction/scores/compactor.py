@@ -1,4 +1,4 @@
-"""Compactor's blend of what stands out among keys and what is attended to nearby."""
+"""Compactor: leverage of keys blended with attention within chunks."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,9 +20,9 @@ from winnow.eviction.signals import Needs
 class Compactor(Scorer):
     """blending z(leverage of unrotated keys) + z(attention within chunks times the norm of the value, pooled).
 
-    z takes the mean from the layer's KVs and divides by their standard deviation, all heads together. Protected KVs are
-    left out of all of it (Chari and Van Durme, "Compactor", 2025). Its authors approximate leverage by a random sketch;
-    here it is exact, with a ridge.
+    z subtracts the mean over the layer's KVs and divides by their standard deviation, all heads together. Protected KVs
+    are excluded throughout (Chari and Van Durme, "Compactor", 2025). Its authors approximate leverage by a random
+    sketch; here it is exact, with a ridge.
     """
 
     factors: ClassVar[bool] = False
@@ -30,16 +30,16 @@ class Compactor(Scorer):
     sinks: int = 8
     """The first chunk begins at this position."""
     blending: float | None = None
-    """Weight of the leverage; None: the share of KVs that the round takes."""
+    """Weight of the leverage; None: the share of KVs that the round evicts."""
     ridge: float = 0.01
     """Of the mean eigenvalue; see `Leverage`."""
     pool: int = 3
-    """Neighbours that attention is averaged over."""
+    """Number of neighbours over which attention is averaged."""
 
     def __post_init__(self) -> None:
         if self.blending is not None and not self.blending >= 0.0:
             raise ConfigError(f"blending must be at least 0, got {self.blending}")
-        self._attention, self._leverage, self._pool  # noqa: B018  # their own checks
+        self._attention, self._leverage, self._pool  # noqa: B018  # runs their checks
 
     @property
     def _attention(self) -> ChunkAttention:
@@ -71,7 +71,7 @@ class Compactor(Scorer):
 
 
 def _standard(x: Tensor, counted: Tensor) -> Tensor:
-    """x, [B, H, N], less its mean over a sequence and divided by its deviation, of those that are counted."""
+    """Standardize x, [B, H, N], by the mean and deviation of the counted KVs of each sequence."""
     count = counted.sum(dim=(1, 2), keepdim=True).clamp_min(2)
     mean = (x * counted).sum(dim=(1, 2), keepdim=True) / count
     far = ((x - mean) * counted).square().sum(dim=(1, 2), keepdim=True)

@@ -1,4 +1,4 @@
-"""Scores from the context's queries as a whole: what queries to come will look like, and what tokens look at nearby."""
+"""Scorers from all queries of the context: expected future attention, and attention within chunks."""
 
 from dataclasses import dataclass
 
@@ -13,17 +13,17 @@ from winnow.eviction.signals import Needs
 
 @dataclass(frozen=True)
 class ExpectedAttention(Scorer):
-    """Attention that queries to come are expected to pay (Devoto et al., "Expected Attention", 2025).
+    """Expected attention from future queries (Devoto et al., "Expected Attention", 2025).
 
-    Queries to come are taken for normal, with the mean and covariance that the context's queries had before their
-    rotation, turned by the mean of the rotations to the next `horizon` positions. A key's share is the softmax over the
+    Future queries are modelled as normal, with the mean and covariance of the context's unrotated queries, rotated by
+    the mean of the rotations to the next `horizon` positions. A key's share is the softmax over the
     row of mean^T k + k^T covariance k / 2, with the model's own factor on logits; the mean over the query group.
     """
 
     horizon: int = 512
     skip: int = 4
-    """This many first positions are left out: their queries, which are outliers, and their keys, which get the layer's
-    largest share."""
+    """Number of first positions to exclude: their queries are outliers, and their keys get the layer's largest
+    share."""
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or self.skip < 0:
@@ -40,7 +40,7 @@ class ExpectedAttention(Scorer):
         share = torch.zeros_like(keys[..., 0])
         mean, covariance = self._queries(rows, num_heads=keys.shape[1])
         group = mean.shape[2]
-        for member in range(group):  # one query head of each group at a time: no more than the keys is held
+        for member in range(group):  # one query head per group at a time bounds temporaries
             logits = (keys @ mean[:, :, member, :, None])[..., 0]
             logits += (keys @ covariance[:, :, member]).mul_(keys).sum(dim=-1) / 2
             share += logits.masked_fill_(~counted, -torch.inf).softmax(dim=-1).nan_to_num_(0.0)
@@ -49,7 +49,7 @@ class ExpectedAttention(Scorer):
         return torch.where(counted, share, most.expand_as(share))
 
     def _queries(self, rows: LayerRows, num_heads: int) -> tuple[Tensor, Tensor]:
-        """Mean [B, H, g, d] and covariance [B, H, g, d, d] of queries to come."""
+        """Mean [B, H, g, d] and covariance [B, H, g, d, d] of future queries."""
         moments, turn = rows.query_moments(), rows.mean_rotation(self.horizon)[:, None]
         mean = (turn @ moments.mean[..., None])[..., 0]
         covariance = turn @ moments.covariance @ turn.mT
@@ -58,15 +58,15 @@ class ExpectedAttention(Scorer):
 
 @dataclass(frozen=True)
 class ChunkAttention(Scorer):
-    """Attention of a chunk of the context within itself, every query seeing all of it (Compactor).
+    """Non-causal attention within chunks of the context (Compactor).
 
-    The sum over the chunk's queries of softmax(q^T k), without a factor on logits as in the method's code; the mean
-    over the query group. What comes after the context gets 0.
+    The sum over the chunk's queries of softmax(q^T k), with unscaled logits as in the method's code; the mean
+    over the query group. KVs after the context get 0.
     """
 
     chunk: int = 256
     skip: int = 0
-    """The first chunk begins at this position; KVs before get 0."""
+    """The first chunk begins at this position; earlier KVs get 0."""
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.skip < 0:

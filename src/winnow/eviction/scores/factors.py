@@ -1,4 +1,4 @@
-"""Scores that multiply another one by what a KV adds when it is attended to."""
+"""Scorers that multiply another one by the size of a KV's contribution to the output."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ from winnow.eviction.signals import Needs
 
 @dataclass(frozen=True)
 class Factor(Scorer):
-    """(score + epsilon) times a factor of each KV. Everything else is the inner score's."""
+    """(inner score + epsilon) times a factor of each KV. All else is delegated to `inner`."""
 
     inner: Scorer
     epsilon: float = 0.0
-    """Added to the score, so that KVs that it does not tell apart go by the factor. Scores of attention are shares of
-    about 1 / tokens each."""
+    """Added to the score, so that KVs with equal scores are ordered by the factor. Attention is about 1 / tokens
+    each."""
 
     def __post_init__(self) -> None:
         if not self.inner.factors:
@@ -67,12 +67,12 @@ class Factor(Scorer):
 
     @abstractmethod
     def factor(self, rows: LayerRows) -> Tensor:
-        """Float32 [B, H, N], at least 0."""
+        """The factor of each KV, float32 [B, H, N], at least 0."""
 
 
 @dataclass(frozen=True)
 class ByValueNorm(Factor):
-    """A score times the Euclidean norm of the value: what is small changes no output, however it is attended to."""
+    """A score times the Euclidean norm of the value, since small values hardly change outputs."""
 
     def factor(self, rows: LayerRows) -> Tensor:
         return rows.values().norm(dim=-1)
@@ -80,10 +80,10 @@ class ByValueNorm(Factor):
 
 @dataclass(frozen=True)
 class ByOutputNorm(Factor):
-    """A score times the sum of |W v|, with W what a query head's output is projected by; the mean over the group.
+    """A score times the sum of |W v|, where W is the output projection of a query head; the mean over the group.
 
-    The second stage of CriticalKV (Feng et al. 2025), for all KVs: the first one, which gives half of the budget to the
-    plain score, is left out.
+    The second stage of CriticalKV (Feng et al. 2025) for all KVs, without the first stage, which gives half of the
+    budget to the plain score.
     """
 
     epsilon: float = 1e-4
@@ -97,7 +97,7 @@ class ByOutputNorm(Factor):
         heads = values.shape[1]
         group = len(weights) // heads
         norms = torch.zeros_like(values[..., 0])
-        for head in range(heads):  # outputs are much longer than values, so few are held at a time
+        for head in range(heads):  # outputs are much longer than values, so one head at a time
             for weight in weights[head * group : (head + 1) * group]:
                 norms[:, head] += (values[:, head] @ weight.float()).abs().sum(dim=-1)
         return norms / group

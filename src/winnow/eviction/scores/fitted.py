@@ -1,4 +1,4 @@
-"""What a predictor that was fitted to the model expects a replay to say."""
+"""Scores of a replay, predicted without one."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from winnow.eviction.signals import Needs
 
 @dataclass(frozen=True)
 class Fitted(Scorer):
-    """KVzip's score without its replay, as a predictor expects it that `winnow fit` made for the model.
+    """KVzip's score without its replay, by the predictor that `winnow fit` made for the model.
 
-    It reads what the cache stores of a KV, so it needs no queries and holds in every round.
+    It reads keys and values only, so it uses no queries and works in every round.
     """
 
     path: str | None = None
@@ -25,7 +25,7 @@ class Fitted(Scorer):
         return Needs(rotation=True, predictor=PredictorSource(self.path))
 
     def score(self, rows: LayerRows) -> Tensor:
-        # The predictor knows logarithms of attention. Its order is what counts, within what float32 can hold.
+        # The predictor returns logarithms of attention. Clamping keeps exp within float32; only the order counts.
         return rows.predicted(PredictorSource(self.path)).clamp_(-_MOST, _MOST).exp_()
 
 

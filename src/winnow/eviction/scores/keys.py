@@ -1,4 +1,4 @@
-"""Scores that look at keys alone: no queries, so they hold for any question to come."""
+"""Scorers that use keys alone, so that they hold for any later question."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,7 +22,7 @@ class KeyNorm(Scorer):
 
 @dataclass(frozen=True)
 class KeyDifference(Scorer):
-    """Keys unlike the mean direction of the row's keys stay (KeyDiff)."""
+    """Minus the cosine of a key and the row's mean direction (KeyDiff)."""
 
     factors: ClassVar[bool] = False
 
@@ -35,7 +35,7 @@ def key_difference(rows: LayerRows) -> Tensor:
     """Minus the cosine of each key and the row's mean direction by plain torch: float32 [B, H, N]."""
     keys = rows.keys()
     scale = 1.0 / keys.norm(dim=-1).clamp_min(_LEAST_NORM)
-    # Products instead of a normalised copy of all keys, and the sum for the mean, which points the same way.
+    # Products avoid a normalized copy of all keys; the sum has the direction of the mean.
     anchor = scale[:, :, None] @ keys
     along = (keys @ anchor.mT)[..., 0] * scale
     return -along / anchor.norm(dim=-1).clamp_min(_LEAST_NORM)

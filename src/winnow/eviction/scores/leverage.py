@@ -1,4 +1,4 @@
-"""Ridge leverage: what a key is worth beside the other keys of its row."""
+"""Ridge leverage scores of keys."""
 
 from dataclasses import dataclass
 
@@ -16,9 +16,9 @@ from winnow.eviction.signals import Needs
 
 @dataclass(frozen=True)
 class Leverage(Scorer):
-    """Keys that the row's other keys say little about stay: their ridge leverage scores.
+    """The ridge leverage score of a key among the row's keys, high for keys unlike the others.
 
-    Keys are seen from the row's mean. With S the mean of their outer products, the score of a key x is
+    Keys are centred at the row's mean. With S the mean of their outer products, the score of a key x is
     x^T (S + ridge m I)^-1 x, where m is the mean eigenvalue of S. That is n times the leverage of x in a ridge
     regression on all n keys (Alaoui and Mahoney, "Fast randomized kernel ridge regression with statistical guarantees",
     2015); without the ridge it is the squared Mahalanobis distance from the mean. Leverage of keys as a score for KVs:
@@ -26,12 +26,12 @@ class Leverage(Scorer):
     """
 
     ridge: float = 0.1
-    """Of the mean eigenvalue. It bounds the condition number by 1 + head_dim / ridge, so that float32 will do, and
-    keeps directions in which keys hardly differ from counting as much as the others."""
+    """Relative to the mean eigenvalue. It bounds the condition number by 1 + head_dim / ridge, so that float32
+    suffices, and damps directions in which keys hardly differ."""
     pool: Smoothing | None = None
-    """A KV counts with its neighbours: what is told in several tokens stays together."""
+    """Smoothing over neighbours, so that words of several tokens stay together."""
     unrotated: bool = False
-    """Look at keys as they were before their rotation, which moves equal keys apart; by plain torch alone."""
+    """Use unrotated keys, since rotation moves equal keys apart; computed by plain torch."""
 
     def __post_init__(self) -> None:
         if not self.ridge > 0.0:
@@ -56,24 +56,24 @@ class Leverage(Scorer):
         return smooth(score[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
 
     def of(self, rows: LayerRows, counted: Tensor) -> Tensor:
-        """The leverage of the KVs that are `counted` among themselves, bool [B, H, N]; not pooled. Zeros elsewhere."""
+        """The leverage of the KVs in `counted`, bool [B, H, N], among themselves; not smoothed. Zeros elsewhere."""
         keys = rows.unrotated_keys() if self.unrotated else rows.keys()
         return ridge_leverage(keys, counted, self.ridge)
 
 
 def leverage(rows: LayerRows, ridge: float) -> Tensor:
-    """The leverage of each key by plain torch, not pooled: float32 [B, H, N]; zeros where not valid."""
+    """The leverage of each key by plain torch, not smoothed: float32 [B, H, N]; zeros where not valid."""
     return ridge_leverage(rows.keys(), rows.valid, ridge)
 
 
 def ridge_leverage(keys: Tensor, counted: Tensor, ridge: float) -> Tensor:
-    """Of keys, float32 [B, H, N, d], those that are `counted` among themselves, bool [B, H, N]: [B, H, N]."""
+    """The leverage of the keys, float32 [B, H, N, d], in `counted`, bool [B, H, N], among themselves: [B, H, N]."""
     count = counted.sum(dim=-1)[..., None, None].clamp_min(1)
     keys = keys.masked_fill(~counted[..., None], 0.0)
     centred = (keys - keys.sum(dim=2, keepdim=True) / count).masked_fill_(~counted[..., None], 0.0)
     moment = centred.mT @ centred / count
     spread = moment.diagonal(dim1=-2, dim2=-1)
-    # Keys that are all alike have no spread, and are worth nothing.
+    # Equal keys have no spread; their score is 0.
     spread += ridge * spread.mean(dim=-1, keepdim=True).clamp_min(_LEAST_SPREAD)
     # The inverse of a small matrix and one product are much faster than a triangular system for each key.
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(moment))

@@ -1,4 +1,4 @@
-"""What the context's own repetition pays attention to."""
+"""Attention from a replay of the context (KVzip)."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -13,14 +13,14 @@ from winnow.eviction.signals import Needs
 
 @dataclass(frozen=True)
 class Reconstruction(Scorer):
-    """The largest attention that a KV gets while the context is repeated behind it (KVzip, eq. 2)."""
+    """The largest attention that a KV receives from a replay of the context (KVzip, eq. 2)."""
 
     num_accumulators: ClassVar[int] = 1
     asked: Replay = field(default_factory=Replay)
-    """How the context is repeated."""
+    """Settings of the replay."""
     normalized: bool = False
-    """Before the largest is taken, multiply attention by |W v| / |h|, Euclidean norms: W are the query head's output
-    weights, v is the KV's value, and h the normalised hidden state that attention is computed from at the query's token
+    """Before the maximum, multiply attention by |W v| / |h|, Euclidean norms: W are the query head's output
+    weights, v is the KV's value, and h the normalized hidden state at the query's token, the input of attention
     (KVzip+, in KVzap)."""
 
     @property

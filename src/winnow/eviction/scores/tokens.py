@@ -1,4 +1,4 @@
-"""Scores that ask nothing but where a KV stands."""
+"""Scorers that use positions alone."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from winnow.eviction.scores.base import Scorer
 
 @dataclass(frozen=True)
 class Recency(Scorer):
-    """The newer, the better (StreamingLLM)."""
+    """The position; newer KVs stay (StreamingLLM)."""
 
     factors: ClassVar[bool] = False
 
