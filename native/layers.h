@@ -36,7 +36,7 @@ struct RotaryRows {
   char *heads;  // [tokens, num_query_heads + num_kv_heads, head_dim]
   int64_t token_stride, tokens, num_query_heads, num_kv_heads, head_dim;
   const char *cos, *sin;  // [tokens, rotary_dim]
-  int64_t rotary_dim;     // the first so many dimensions turn, in pairs of one from each half
+  int64_t rotary_dim;     // dimensions that are rotated, the first ones, in pairs of one from each half
 };
 
 enum class Activation : int32_t { silu, gelu_tanh };

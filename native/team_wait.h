@@ -43,7 +43,7 @@ class TeamWait {
 };
 
 /// Nanoseconds that threads of this process have been ready to run while no processor was free for them, over all threads
-/// that exist now. -1 where the system does not tell.
+/// that exist now. -1 where the system does not report it.
 int64_t run_queue_delay_ns();
 
 /// Ends the OpenMP threads that wait for the calling thread's next parallel region, which starts them anew. They count as

@@ -1,10 +1,10 @@
-// What a key is worth beside the other keys of its row (winnow.eviction.Leverage), and pooling over neighbours.
+// Ridge leverage of each key among the keys of its row (winnow.eviction.Leverage), and smoothing over KVs near in position.
 //
-// A row's keys lie anywhere in the pool and are read three times: for their mean, for their second moment S, and for
+// A row's keys are scattered in the pool and read three times: for their mean, for their second moment S, and for
 // x^T S^-1 x. With S = R^T R that is |x R^-1|^2, and R^-1 is triangular: both products with the keys cost little more than
-// half of a full one. Keys are centred tile by tile on the way, so that nothing as large as a row is ever stored.
+// half of a full one. Keys are centred tile by tile, so that nothing as large as a row is stored.
 //
-// A row is one thread's work: results do not depend on the number of threads, nor on the other rows.
+// One thread computes a row: results depend neither on the number of threads nor on the other rows.
 #include <cmath>
 #include <numeric>
 #include <vector>
@@ -16,12 +16,12 @@ namespace winnow::WINNOW_ISA {
 
 namespace {
 
-/// Rows of a product that are summed at once; enough to hide how long a product with addition takes.
+/// Rows of a product that are summed at once; enough to hide the latency of a fused multiply-add.
 constexpr int PART = 8;
 constexpr int PADDING = WIDTH > PART ? WIDTH : PART;
-/// KVs below which waking other threads costs more than pooling them.
-constexpr int64_t POOL_PARALLEL_FROM = 4096;
-/// Of the mean eigenvalue: keys that are all alike have none, and are worth nothing.
+/// KVs below which waking other threads costs more than smoothing them.
+constexpr int64_t SMOOTH_PARALLEL_FROM = 4096;
+/// Relative to the mean eigenvalue. Equal keys have no spread: their score is 0.
 constexpr float LEAST_SPREAD = 1e-12f;
 
 /// A thread's memory for one row. Matrices are [padded, padded], of which the upper triangle counts.
@@ -178,7 +178,7 @@ void leverage(const KeyRows &rows, float ridge, float *score, int threads) {
 }
 
 void smooth_rows(const SmoothedRows &rows, float *out, int threads) {
-#pragma omp parallel num_threads(threads) if (rows.rows * rows.stride >= POOL_PARALLEL_FROM)
+#pragma omp parallel num_threads(threads) if (rows.rows * rows.stride >= SMOOTH_PARALLEL_FROM)
   {
     std::vector<int64_t> order(rows.stride), scratch(rows.stride);
     std::vector<float> ordered(rows.stride);

@@ -1,13 +1,13 @@
 // Linear layers: rows times a weight that is packed once and then read from end to end.
 //
-// A packed weight is cut into panels of PANEL output features, one after the other; within a panel the features lie side
-// by side for each input, or for each pair of inputs, as product.h wants its B. The last panel is filled up with zeros.
+// A packed weight is cut into panels of PANEL output features, one after the other; within a panel features are adjacent for
+// each input, or each pair of inputs: the B operand of product.h. The last panel is padded with zeros.
 //
-// A decode step has few rows and waits for memory: the weight is one stream. A prefill has many and waits for arithmetic.
-// With AVX-512 a panel's piece stays in the second-level cache then while all rows pass by, and the next panel's is on its way
-// there. Narrower panels would call for the rows too often: there some rows stay in that cache while all panels pass by. Every
-// output is summed by one thread and in one order, whatever the other rows are: a row's result depends neither on the batch
-// nor on the number of threads.
+// A decode step has few rows and is bound by memory: the weight is one stream. A prefill has many and is bound by arithmetic.
+// With AVX-512 a piece of a panel is then kept in L2 and multiplied with all rows, while the next panel's piece is prefetched.
+// Narrower panels would re-read the rows too often: without AVX-512 a block of rows is kept in L2 and multiplied with all
+// panels. Every output is summed by one thread in one order: a row's result depends neither on the batch nor on the number of
+// threads.
 #include <algorithm>
 #include <memory>
 #include <type_traits>
@@ -21,7 +21,7 @@ namespace winnow::WINNOW_ISA {
 namespace {
 
 constexpr int PANEL = MAX_VECTORS * WIDTH;
-/// Whether some rows stay near while panels pass by, not a panel while rows do: always where rows have to become floats.
+/// Whether L2 keeps a block of rows, not a piece of a panel: always where rows have to be converted to floats.
 template <class T>
 constexpr bool rows_stay() {
 #if defined(__AVX512F__)
@@ -30,30 +30,29 @@ constexpr bool rows_stay() {
   return true;
 #endif
 }
-/// Rows of a task, at most: their sums fit into the first-level cache beside a piece of a panel.
+/// Most rows of a task: their sums fit L1 beside a piece of a panel.
 constexpr int64_t ROW_BLOCK = 16 * MAX_ROWS;
 /// Row-block size that fits L2, and the minimum below which re-reading panels dominates.
 constexpr int64_t STAYING = 352 * 1024 / sizeof(float), LEAST_STAYING = 4 * MAX_ROWS;
-/// Bytes of a piece of a panel that stays in the first-level cache while rows that stay in the second pass by.
+/// Bytes of a piece of a panel in L1, multiplied with rows in L2.
 constexpr int64_t PASSING_PIECE = 24 * 1024;
-/// Inputs of a piece where panels stay.
+/// Inputs of a piece of a panel in L2.
 constexpr int64_t INPUT_BLOCK = 2048;
-/// The same where a task has all rows there are. Few rows: its piece of the panel stays in the first-level cache while they
-/// pass by, and the next piece is on its way to the second. More rows give the second-level cache time to follow, and the
-/// sums of a longer piece are stored less often.
+/// The same where a task has all rows. With few rows a piece fits L1, and the next one is prefetched into L2. More rows leave
+/// time to prefetch, and longer pieces store the sums less often.
 constexpr int64_t STREAMED_BLOCK = 192, STREAMED_BLOCK_OF_MANY = 768;
-/// Rows that are still few.
+/// Most rows that count as few.
 constexpr int64_t STREAMED_FEW = 4 * MAX_ROWS;
-/// Inputs of a piece that becomes floats before all rows of a task; it stays in the first-level cache.
+/// Inputs of a piece that is converted to floats once for all rows of a task; it fits L1.
 constexpr int64_t WIDENED_BLOCK = 16384 / (4 * PANEL);
-/// Products below which waking other threads costs more than they save.
+/// Multiplications below which waking other threads costs more than they save.
 constexpr int64_t PARALLEL_FROM = 1 << 16;
-/// The same of inputs that lie scattered, a line of memory each.
+/// The same for scattered inputs, a cache line each.
 constexpr int64_t PARALLEL_LINES = 1 << 12;
 
 int64_t num_panels(int64_t features) { return (features + PANEL - 1) / PANEL; }
 
-/// Where a feature of a panel lies among those of one input, or of a pair of inputs.
+/// The index of a feature of a panel among those of one input, or of a pair of inputs.
 template <class T>
 constexpr int64_t place_of(int64_t feature) {
   if (!is_joined<typename OperandOf<T>::type, T>()) return feature;
@@ -107,7 +106,7 @@ void finish_gated_row(const float *gate, const float *up, const T *gate_bias, co
   }
 }
 
-/// Rows of a task, out of `rows`: where they stay, as equal as can be, for threads have tasks of their own.
+/// Rows of a task, out of `rows`. Row blocks in L2 are balanced across threads.
 template <class T>
 int64_t rows_of_task(int64_t rows, int64_t in) {
   if (!rows_stay<T>()) return std::min(ROW_BLOCK, rows);

@@ -1,4 +1,4 @@
-// Pooling of what is known of a row's KVs over neighbours in position (winnow.attention.Pool).
+// Smoothing of a row's scores over KVs near in position (winnow.attention.Smoothing).
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 namespace winnow::WINNOW_ISA {
 
-/// Pool x, [n], over neighbours in `order`; entries from `pooled` on are no neighbours and count as zero.
+/// Smooth x, [n], over neighbours in `order`; entries from `pooled` on are no neighbours and count as zero.
 /// `ordered` is memory for n floats.
 inline void smooth(const float *x, const int64_t *order, int64_t n, int64_t pooled, int64_t smoothing_size, bool smoothing_max,
                    float *ordered, float *out) {

@@ -15,8 +15,8 @@ bool are_read(const Attend &call, int64_t first, int64_t count) {
   return std::find(from, from + count, true) != from + count;
 }
 
-/// Whether the weights of a query, and for one alone the values too, are all that its scores need.
-bool tells_by_weights(const AttentionObserver &observer, int64_t terms, int64_t queries) {
+/// Whether scores need no more than the weights of the queries, and the values where there is one query.
+bool scored_by_weights(const AttentionObserver &observer, int64_t terms, int64_t queries) {
   return !observer.smoothing_size && (queries == 1 || !has_term(observer, terms, Term::value_aware));
 }
 
@@ -38,7 +38,7 @@ Plan::Plan(const Attend &call) {
       const Row row(cache, batch.slots[seq], call.layer, head);
       const int64_t max_queries = queries_of_item(group, row.length);
       const int64_t score_row = static_cast<int64_t>(score_rows.size()), first_item = static_cast<int64_t>(items.size());
-      const bool by_weights = terms && tells_by_weights(*observer, terms, count);
+      const bool by_weights = terms && scored_by_weights(*observer, terms, count);
       // A decoding row of one item finishes its scores at once; a row of several needs all of them.
       const bool finishes = by_weights && count == 1 && row.length <= keys_of_item(group);
       int64_t weights = -1;
@@ -54,7 +54,7 @@ Plan::Plan(const Attend &call) {
       for (int64_t query = (count - 1) / max_queries * max_queries; query >= 0; query -= max_queries) {
         const int64_t queries = std::min(max_queries, count - query), rows = queries * group;
         const int64_t last = row.length - count + query + queries;
-        const bool counts = query + queries > from, tells = by_items && counts;
+        const bool counts = query + queries > from, adds = by_items && counts;
         const bool read = are_read(call, batch.starts[seq] + query, queries);
         const int64_t keys = keys_of_item(rows);
         const int64_t pieces = std::max<int64_t>(1, (last + keys - 1) / keys);
@@ -65,10 +65,10 @@ Plan::Plan(const Attend &call) {
           const int64_t first = piece * keys;
           items.push_back({seq, head, query, queries, first, std::min(last, first + keys), pieces > 1 ? partials : -1,
                            weights < 0 ? -1 : weights + first / TILE * kept_size(group),
-                           tells || finishes ? score_row : -1, tells ? partial_scores : -1, read});
+                           adds || finishes ? score_row : -1, adds ? partial_scores : -1, read});
           if (pieces > 1) partials += rows * (padded + 2);
         }
-        if (tells) {
+        if (adds) {
           const int64_t tiles = (last + TILE - 1) / TILE;
           partial_scores += tiles * terms * partial_score_heads(*observer, group) * TILE;
           max_chunk_weights = std::max(max_chunk_weights, tiles * kept_size(rows));
