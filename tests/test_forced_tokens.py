@@ -140,7 +140,7 @@ def test_rounds_fall_as_in_a_free_answer(llm: LLM, eviction: str) -> None:
 def test_preempted_answers_go_on_where_they_were(directory: Path, llm: LLM) -> None:
     forced = prompt(40, 6)
     options: dict[str, object] = {"forced_tokens": forced, "max_tokens": 60}
-    with LLM(directory, dtype="float32", kv_memory="88KiB", block_size=4, num_accumulators=0) as crowded:
+    with LLM(directory, dtype="float32", kv_memory="132KiB", block_size=4, num_accumulators=0) as crowded:
         params = SamplingParams(temperature=0, logprobs=0, ignore_eos=True, **options)  # type: ignore[arg-type]
         outputs = crowded.generate([prompt(50, seed) for seed in range(4)], params)
         assert crowded.stats().num_preemptions > 0

@@ -165,7 +165,7 @@ class TestPreemption:
             return attend(*args, **kwargs)
 
         # Layers that are one native call never reach it: a failure comes between two of them at the earliest.
-        monkeypatch.setattr(executor, "_native_step", lambda spans: None)
+        monkeypatch.setattr(backend, "step", lambda cache, spans: None)
         monkeypatch.setattr(backend, "attend", fails_now_and_then, raising=False)
         names = [llm.submit(p, params) for p in prompts]
         finished, failures = {}, 0

@@ -3,35 +3,14 @@
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from round_policies import AFTER, BATCH_MAX, EVERY_8, LISTENING, PRESSURE, UNEVEN
 from simulated import ROWS, Simulation
 
 from winnow.engine.request import Request
 from winnow.eviction import (
-    AdaptiveRows,
-    Average,
-    Cumulative,
-    EqualHeads,
     EvictionPolicy,
-    Keep,
-    Recency,
-    Reconstruction,
-    Replay,
     When,
-    Window,
 )
-from winnow.eviction.sequence import SequenceEviction
-
-AFTER = EvictionPolicy(when=When(after_prefill=True))
-EVERY_8 = EvictionPolicy(when=When(after_prefill=True, prefill_every=8, decode_every=4))
-BATCH_MAX = EvictionPolicy(Average(), when=When(prefill_every=8, decode_every=8, within=True))
-PRESSURE = EvictionPolicy(when=When(after_prefill=True, pressure=True))
-UNEVEN = EvictionPolicy(
-    budget=AdaptiveRows(), when=When(after_prefill=True, prefill_every=8, decode_every=4, pressure=True)
-)
-REPLAYED = EvictionPolicy(Reconstruction(Replay(chunk=10)), AdaptiveRows(), Keep(), When(after_prefill=True))
-LISTENING = EvictionPolicy(Cumulative(), when=When(after_prefill=True, decode_every=1))
 
 
 def rounds_of(simulation: Simulation, request: Request) -> list[int]:
@@ -353,118 +332,3 @@ def test_an_interrupted_round_leaves_a_sound_engine(n: int, monkeypatch: pytest.
     assert not simulation.scheduler.running
     simulation.run()
     assert request.finished
-
-
-POLICIES = [
-    None,
-    AFTER,
-    EVERY_8,
-    BATCH_MAX,
-    PRESSURE,
-    LISTENING,
-    EvictionPolicy(
-        Window(4, continual=True), EqualHeads(), Keep(recent=4), When(after_prefill=True, pressure=True)
-    ),
-    EvictionPolicy(Recency(), when=When(after_prefill=True, prefill_every=16, every_steps=3)),
-    EvictionPolicy(Window(6), when=When(prefill_every=7, uncompressed_tokens=40, pressure=True)),
-    UNEVEN,
-    EvictionPolicy(budget=AdaptiveRows(), when=When(after_prefill=True, join_prefill=True, pressure=True)),
-    EvictionPolicy(when=When(after_prefill=True, join_prefill=True, make_room=True)),
-    EvictionPolicy(budget=AdaptiveRows(), when=When(prefill_every=8, make_room=True)),
-    EvictionPolicy(budget=AdaptiveRows(), when=When(after_prefill=True, prefill_every=7, decode_every=3)),
-    EvictionPolicy(budget=AdaptiveRows(), when=When(after_prefill=True, decode_every=1)),
-    EvictionPolicy(budget=AdaptiveRows(), when=When(prefill_every=5, decode_every=6, within=True)),
-    REPLAYED,
-]
-
-
-@settings(max_examples=200)
-@given(
-    arrivals=st.lists(
-        st.tuples(
-            st.integers(1, 90),
-            st.integers(1, 40),
-            st.sampled_from([1, 1, 1, 2, 3]),
-            st.sampled_from(range(len(POLICIES))),
-        ),
-        min_size=1,
-        max_size=12,
-    ),
-    blocks=st.integers(33, 60),
-    seqs=st.integers(1, 8),
-    tokens=st.integers(8, 64),
-    chunk=st.sampled_from([8, 16, None]),
-    cap=st.sampled_from([None, 1, 200]),
-)
-def test_everything_finishes_whatever_the_policies(
-    arrivals: list[tuple[int, int, int, int]],
-    blocks: int,
-    seqs: int,
-    tokens: int,
-    chunk: int | None,
-    cap: int | None,
-) -> None:
-    simulation = Simulation(ROWS * blocks, seqs, max(seqs, tokens), chunk, cap)
-    requests = []
-    for prompt_len, max_tokens, n, policy in arrivals:
-        requests.append(simulation.add(prompt_len, max_tokens, n, POLICIES[policy], budget=18))
-        simulation.step()
-    simulation.run()
-    assert all(request.finished for request in requests)
-    assert simulation.scheduler.ledger.allocator.num_used == 0
-
-
-@settings(max_examples=200)
-@given(
-    policy=st.sampled_from([p for p in POLICIES[1:] if p is not None]),
-    prompt_len=st.integers(1, 120),
-    max_tokens=st.integers(1, 60),
-    budget=st.integers(9, 40),
-    chunk=st.sampled_from([8, 16, None]),
-)
-def test_nobody_holds_more_than_was_promised(
-    policy: EvictionPolicy, prompt_len: int, max_tokens: int, budget: int, chunk: int | None
-) -> None:
-    simulation = Simulation(num_blocks=4000, chunk=chunk)
-    request = simulation.add(prompt_len, max_tokens, policy=policy, budget=budget)
-    cache, [eviction], [sequence] = simulation.scheduler.ledger, request.evictions, request.sequences
-    if eviction is None:
-        return
-    while simulation.scheduler.has_unfinished:
-        computed = sequence.num_tokens
-        simulation.step()
-        if sequence.kv.slot is not None and not policy.when.pressure:
-            held = cache.blocks_held(sequence.kv.slot)
-            assert held <= eviction.peak_blocks(cache.layout, computed)
-            if computed > prompt_len and not sequence.before_replay_round:
-                assert held <= eviction.decode_blocks(cache.layout, computed)
-
-
-def test_nobody_keeps_room_for_a_prompt_that_is_behind_it() -> None:
-    # At a budget of 8 rows peak at 8 + 8 KVs in their prompt, four blocks, and at 8 + 4 later, three; seven hold both.
-    simulation = Simulation(num_blocks=ROWS * 7)
-    first = simulation.add(24, 40, policy=EVERY_8)
-    while first.sequences[0].num_output_tokens < 3:
-        simulation.step()
-    second = simulation.add(24, 4, policy=EVERY_8)
-    simulation.step()
-    assert second.sequences[0].kv.slot is not None
-    simulation.run()
-    assert simulation.scheduler.num_preemptions == 0
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_the_window_of_a_round_is_computed_in_one_chunk(chunk: int) -> None:
-    eviction = SequenceEviction(EvictionPolicy(Window(7), when=When(after_prefill=True)), 10, 60, 60)
-    computed, counts = 0, []
-    while computed < 60:
-        count = eviction.chunk(computed, 0, computed, 60 - computed, max(chunk, 7))
-        observe, first = eviction.observe(computed, computed + count)
-        assert (observe is not None) == (computed + count == 60)
-        if observe is not None:
-            assert first == 53 >= computed
-        computed += count
-        counts.append(count)
-    assert counts[-1] >= 7
-    assert eviction.chunk(52, 0, 52, 8, 6) == 1, "with too little room it advances to where the window begins"
-    assert eviction.chunk(53, 0, 53, 7, 6) == 0, "and waits there"
