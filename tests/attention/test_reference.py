@@ -75,7 +75,7 @@ def build(
             local.append([slot], [start])
         # Rows after some eviction: every layer and head holds another number of KVs, at increasing positions.
         kept = rng.integers(0, start + 1, size=(LAYERS, heads), dtype=np.int32)
-        tables.set_lengths([slot], kept[None])
+        tables.set_lengths(np.array([slot]), kept[None])
         ledger.lengths[slot] = kept
         heads_rows = []
         for head in range(heads):

@@ -103,7 +103,7 @@ def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
         case.spans.slots[1] = -1
     else:
         slot = int(case.spans.slots[1])
-        case.cache.tables.set_lengths([slot], np.zeros_like(case.cache.tables.host_lengths[[slot]]))
+        case.cache.tables.set_lengths(np.array([slot]), np.zeros_like(case.cache.tables.host_lengths[[slot]]))
     found = compute(TritonBackend(DEVICE, SMALL), case, SPECS["plain"])
     assert found.out[0].any() and not found.out[1].any()
     written = found.pool.position != case.cache.pool.position

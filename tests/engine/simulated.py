@@ -66,7 +66,8 @@ class SimulatedExecutor:
     def apply(self, update: CacheUpdate) -> None:
         self.num_copied += sum(len(copies.source) for copies in update.copies)
         self.closed += update.closed
-        self.lengths[list(update.slots)] = update.lengths
+        for each in update.lengths:
+            self.lengths[each.slots] = each.lengths
 
     def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         """Rows shrink alike, to the target, or the first ones keep all of a budget that rows compete for.

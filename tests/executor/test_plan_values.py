@@ -18,6 +18,7 @@ import winnow.engine
 from winnow import LLM, SamplingParams
 from winnow.attention import open_backend
 from winnow.cache import BlockCopies, CacheUpdate
+from winnow.cache.update import RowLengths
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan
 from winnow.eviction import EvictionPolicy, ReplayPass, SequenceEviction
 from winnow.executor.torch_executor import TorchExecutor
@@ -31,6 +32,7 @@ VALUES = {
         PlannedEviction,
         PlannedSequence,
         ReplayPass,
+        RowLengths,
         SamplingParams,
         SequenceEviction,
         StepPlan,

@@ -12,7 +12,7 @@ import numpy as np
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.layout import CacheLayout, CacheSize, IntArray
 from winnow.cache.table_pages import TablePages
-from winnow.cache.update import BlockCopies, CacheUpdate
+from winnow.cache.update import BlockCopies, CacheUpdate, RowLengths
 
 
 class Demand(NamedTuple):
@@ -67,7 +67,7 @@ class Ledger:
         self._copies: list[BlockCopies] = []
         self._entries: list[IntArray] = []
         self._paged: set[int] = set()
-        self._changed: set[int] = set()
+        self._lengths: list[RowLengths] = []
 
     # -- how much ------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Ledger:
         num_blocks = self._num_blocks(child)[None]
         self._enter(self.pages.index(children, np.zeros_like(num_blocks), num_blocks), blocks)
         self.allocator.share(blocks)
-        self._changed.add(child)
+        self._lengths.append(RowLengths(children, self.lengths[children]))
         self._sharing |= {slot, child}
         self._shared_tail |= {slot, child}
 
@@ -224,7 +224,7 @@ class Ledger:
         for i, slot in enumerate(slots):  # one by one: they may hold blocks together
             self.allocator.release(self._blocks([slot], keep[i : i + 1], have[i : i + 1]))
         self.lengths[slot_array] = lengths
-        self._changed.update(slots)
+        self._lengths.append(RowLengths(slot_array, lengths.copy()))
         for slot, most in zip(slots, keep.max(axis=(1, 2)).tolist(), strict=True):
             self.pages.trim(slot, most)
         given: IntArray = (have - keep).sum(axis=(1, 2))
@@ -235,7 +235,8 @@ class Ledger:
         self.allocator.release(self.blocks_of(slot))
         self.pages.trim(slot, 0)
         self.lengths[slot] = 0
-        self._changed.add(slot)
+        emptied = np.array([slot], dtype=np.int64)
+        self._lengths.append(RowLengths(emptied, self.lengths[emptied]))
         self._sharing.discard(slot)
         self._shared_tail.discard(slot)
 
@@ -249,7 +250,6 @@ class Ledger:
 
     def take_update(self) -> CacheUpdate:
         """All that changed since the last call."""
-        slots = sorted(self._changed)
         entries = np.concatenate(self._entries) if self._entries else np.empty(0, dtype=np.int64)
         update = CacheUpdate(
             closed=tuple(self._closed),
@@ -258,11 +258,10 @@ class Ledger:
             entries=entries,
             blocks=self.pages.entries.reshape(-1)[entries],
             pages=tuple((slot, tuple(self.pages.of(slot).tolist())) for slot in sorted(self._paged)),
-            slots=tuple(slots),
-            lengths=self.lengths[slots],
+            lengths=tuple(self._lengths),
         )
-        self._closed, self._copies, self._entries = [], [], []
-        self._paged, self._changed = set(), set()
+        self._closed, self._copies, self._entries, self._lengths = [], [], [], []
+        self._paged = set()
         return update
 
     # -- invariants ----------------------------------------------------------------------------------------------
@@ -313,7 +312,7 @@ class Ledger:
             index = self.pages.index(growth.slots, growth.have, growth.want)
             self._enter(index, self.allocator.allocate(growth.num_blocks))
         self.lengths[growth.slots] = growth.lengths
-        self._changed.update(growth.slots.tolist())
+        self._lengths.append(RowLengths(growth.slots, growth.lengths))
         self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
 
     def _enter(self, index: IntArray, blocks: IntArray) -> None:

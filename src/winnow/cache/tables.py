@@ -48,14 +48,14 @@ class BlockTables:
             self.pages.view(-1)[self._to_device(update.entries)] = self._to_device(update.blocks)
         for slot, pages in update.pages:
             self.page_table[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
-        if update.slots:
-            self.set_lengths(list(update.slots), update.lengths)
+        for each in update.lengths:
+            self.set_lengths(each.slots, each.lengths)
 
-    def set_lengths(self, slots: list[int], lengths: IntArray) -> None:
-        """Set the KVs of each row, int32 [B, layers, heads]."""
+    def set_lengths(self, slots: IntArray, lengths: IntArray) -> None:
+        """Set the KVs of each row, int32 [B, layers, heads], of the sequences in slots, int64 [B]."""
         self.host_lengths[slots] = lengths
         if self.lengths.device.type != "cpu":
-            self.lengths[torch.tensor(slots)] = self._to_device(self.host_lengths[slots])
+            self.lengths[torch.from_numpy(slots)] = self._to_device(lengths)
 
     def longest(self, slots: list[int]) -> NDArray[np.int64]:
         """KVs in the longest row of each sequence, int64 [B]."""

@@ -18,6 +18,19 @@ class BlockCopies:
     target: IntArray
 
 
+@dataclass(frozen=True, eq=False)
+class RowLengths:
+    """KVs of the rows of some sequences.
+
+    Attributes:
+        slots: int64 [n].
+        lengths: int32 [n, layers, heads].
+    """
+
+    slots: IntArray
+    lengths: IntArray
+
+
 def _none(dtype: type[np.signedinteger]) -> IntArray:
     return np.empty(0, dtype=dtype)
 
@@ -36,7 +49,5 @@ class CacheUpdate:
     """What stands there now, int32 [n]."""
     pages: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Slots whose table pages changed, each with all of its pages in order."""
-    slots: tuple[int, ...] = ()
-    """Slots whose lengths changed."""
-    lengths: IntArray = field(default_factory=lambda: np.empty((0, 0, 0), dtype=np.int32))
-    """KVs of each of their rows now, int32 [n, layers, heads]."""
+    lengths: tuple[RowLengths, ...] = ()
+    """Set one after the other; the last one for a slot counts."""

@@ -291,27 +291,24 @@ class Scheduler:
         if (replay := sequence.next_pass) is not None:
             again = replay.token_ids[kv.replayed : kv.replayed + count]
             return PlannedSequence(slot, start + kv.replayed, list(again), offset, replay=kv.passes_done)
-        started: tuple[Sequence, ...] = ()
+        planned = PlannedSequence(slot, start, token_ids[start : start + count], offset)
+        samples = start + count == len(token_ids)
+        if samples:
+            planned.samplers = (slot,)
+            sampling.append(sequence)
+        if sequence.request.params.prompt_logprobs is not None:
+            planned.logprobs = _wanted_logprobs(sequence, start, count)
         if sequence.forks and start + count >= sequence.request.fork_at:
             forks, sequence.forks = sequence.forks, []
-            started = tuple(fork for fork in forks if self._fork(sequence, fork, start + count))
+            started = [fork for fork in forks if self._fork(sequence, fork, start + count)]
             # Those that find no slot now compute the prompt themselves later.
             for fork in forks[len(started) :]:
                 self.waiting.put_back(fork)
-        fork_slots = tuple(fork.kv.running_slot for fork in started)
-        samplers: tuple[int, ...] = ()
-        if start + count == len(token_ids):
-            samplers = (slot, *fork_slots)
-            sampling += (sequence, *started)
-        return PlannedSequence(
-            slot,
-            start,
-            token_ids[start : start + count],
-            offset,
-            samplers,
-            fork_slots,
-            logprobs=_wanted_logprobs(sequence, start, count),
-        )
+            planned.forks = tuple(fork.kv.running_slot for fork in started)
+            if samples:
+                planned.samplers += planned.forks
+                sampling += started
+        return planned
 
     def _fork(self, parent: Sequence, child: Sequence, num_computed: int) -> bool:
         """Let `child` hold what `parent` has after this step, `num_computed` tokens. False: there is no slot for it."""

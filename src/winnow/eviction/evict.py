@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,7 +61,7 @@ def evict(
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
         reassign(cache.pool, rows.slot.transpose(0, 1), kept, rotation)
-    cache.tables.set_lengths(slots, lengths_after)
+    cache.tables.set_lengths(np.array(slots, dtype=np.int64), lengths_after)
     return lengths_after
 
 

@@ -13,7 +13,8 @@ class SlotState:
     """A sequence as its plans have told it.
 
     Attributes:
-        token_ids: those known so far: the prompt, and each token of the answer once it was computed.
+        token_ids: prompt and answer as the sequence got its slot; under a policy, which may ask for their kinds, also
+            those computed since.
         in_sampler: the sampler has a slot for it.
     """
 
@@ -37,9 +38,9 @@ class SlotStates(dict[int, SlotState]):
         for new in plan.new_sequences:
             self[new.slot] = SlotState.of(new)
         for entry in plan.entries:
-            known = self[entry.slot].token_ids
-            if entry.replay is None and entry.end > len(known):
-                known += entry.token_ids[len(known) - entry.end :]
+            state = self[entry.slot]
+            if state.eviction is not None and entry.replay is None and entry.end > len(state.token_ids):
+                state.token_ids += entry.token_ids[len(state.token_ids) - entry.end :]
 
     def drop(self, slots: Iterable[int]) -> list[int]:
         """Forget sequences that have ended. Returns the slots that the sampler knew."""
