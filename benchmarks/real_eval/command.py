@@ -37,19 +37,25 @@ PRESS_NAMES = "KVzip,ExpectedAttention,AdaKV+ExpectedAttention,SnapKV,KeyDiff"
 
 
 def write_results(
-    output: Path, head: dict[str, Any], rows: Sequence[Row], perplexities: Sequence[Perplexity]
+    output: Path,
+    head: dict[str, Any],
+    least: float,
+    rows: Sequence[Row],
+    perplexities: Sequence[Perplexity],
 ) -> None:
     """real.json with every number, real.md with the tables."""
     output.mkdir(parents=True, exist_ok=True)
     values = {"rows": [asdict(row) for row in rows], "perplexity": [each.to_json() for each in perplexities]}
     (output / "real.json").write_text(results_json(head | values, ("rows", "perplexity")), encoding="utf-8")
     notes = (
-        f"Means ± standard errors over contexts. A category counts where the full cache scores {MIN_SCORE:g} or "
+        f"Means ± standard errors over contexts. A category counts where the full cache scores {least:g} or "
         "more. KV memory is what the cache held at the end of an answer; kvpress masks what AdaKV and KVzip "
         "drop, and holds it. Seconds are of one document alone, for kvpress the mean of all."
     )
     facts = [f"Model {head['model']}, {head['engine']['dtype']}, prompts through its chat template."]
-    text = page("Accuracy on a real model", [head], facts, f"{notes}\n", tables(rows, perplexities), [])
+    text = page(
+        "Accuracy on a real model", [head], facts, f"{notes}\n", tables(rows, perplexities, least), []
+    )
     (output / "real.md").write_text(text, encoding="utf-8")
 
 
@@ -90,6 +96,13 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--query", type=_queries, default=QUERIES, help="seen, later or both (default: both)")
     parser.add_argument("--report", action="store_true", help="compute nothing; tables of what is complete")
     parser.add_argument("--windows", type=int, default=20, help="of text for perplexity")
+    parser.add_argument(
+        "--counts-from",
+        type=float,
+        default=MIN_SCORE,
+        metavar="SCORE",
+        help="what the full cache must reach for a category to count (default: %(default)g)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kv-memory", default="1GiB")
@@ -138,5 +151,5 @@ def main(words: Sequence[str] | None = None) -> None:
             "model": Path(arguments.model).name,
             "engine": llm.config.settings(),
         }
-        write = partial(write_results, arguments.output, head)
+        write = partial(write_results, arguments.output, head, arguments.counts_from)
         RealEvaluation(arguments, llm, write).run()

@@ -36,9 +36,9 @@ class Row:
     """Of one context with all its questions, alone, where that was measured."""
 
 
-def counts(reference: Row) -> bool:
+def counts(reference: Row, least: float = MIN_SCORE) -> bool:
     """Whether a category counts, by the row of the full cache: a policy cannot lose what the model does not know."""
-    return reference.score is not None and reference.score >= MIN_SCORE
+    return reference.score is not None and reference.score >= least
 
 
 def row_of(work: Work, result: CellResult, seconds: float | None = None) -> Row:

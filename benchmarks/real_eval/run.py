@@ -72,9 +72,10 @@ class RealEvaluation:
         [full] = evaluate(self._llm, self._plan(work, [FULL_CELL]), journal=journal, on_step=on_step).results
         reference = row_of(work, full, self._seconds(work, FULL_CELL))
         self.rows.append(reference)
+        counted = counts(reference, self._arguments.counts_from)
         score = "refused" if reference.score is None else f"{reference.score:.2f}"
-        print(f"{work.name}: full cache {score}{'' if counts(reference) else ', does not count'}")
-        if not counts(reference):
+        print(f"{work.name}: full cache {score}{'' if counted else ', does not count'}")
+        if not counted:
             return
         queries = [query for query in work.queries if query in self._arguments.query]
         cells: Sequence[Cell] = plan_cells(self._arguments.policies, self._arguments.compressions, queries)[

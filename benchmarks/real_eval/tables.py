@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from benchmarks.real_eval.rows import Row, counts
+from benchmarks.real_eval.rows import MIN_SCORE, Row, counts
 from benchmarks.real_eval.work import GIVEN, LABELS, WINDOW
 from winnow.evaluate.cell import FULL_CELL, QUERIES
 from winnow.evaluate.perplexity import Perplexity
@@ -12,10 +12,12 @@ from winnow.report.tables import TextTable
 from winnow.units import format_bytes
 
 
-def tables(rows: Sequence[Row], perplexities: Sequence[Perplexity]) -> list[TextTable]:
+def tables(
+    rows: Sequence[Row], perplexities: Sequence[Perplexity], least: float = MIN_SCORE
+) -> list[TextTable]:
     """The full cache, then for each way of asking the means and every category at every compression."""
     full = {row.work: row for row in rows if row.cell == FULL_CELL.name}
-    counted = [name for name, row in full.items() if counts(row)]
+    counted = [name for name, row in full.items() if counts(row, least)]
     entries = tuple(
         (name, (_scored(row), f"{row.answers}", "" if name in counted else "no", _bytes(row)))
         for name, row in full.items()

@@ -81,6 +81,7 @@ def test_a_refused_cell_keeps_its_reason() -> None:
 def test_a_category_counts_from_half_of_the_points() -> None:
     assert counts(row("w", FULL_CELL, 0.5))
     assert not counts(row("w", FULL_CELL, 0.49)) and not counts(row("w", FULL_CELL, None))
+    assert counts(row("w", FULL_CELL, 0.49), 0.4)
 
 
 class Plan:
@@ -162,7 +163,7 @@ def test_files_hold_every_row(tmp_path: Path) -> None:
         "model": "tiny.gguf",
         "engine": {"dtype": "bfloat16"},
     }
-    write_results(tmp_path / "out", head, ROWS, [])
+    write_results(tmp_path / "out", head, 0.5, ROWS, [])
     written = json.loads((tmp_path / "out" / "real.json").read_text())
     assert [each["cell"] for each in written["rows"]] == [each.cell for each in ROWS]
     assert written["rows"][1]["reached"] == 3.5 and written["perplexity"] == []
