@@ -29,7 +29,7 @@ typedef int32_t vi __attribute__((vector_size(WIDTH * 4)));
 typedef uint32_t vu __attribute__((vector_size(WIDTH * 4)));
 typedef uint16_t vh __attribute__((vector_size(WIDTH * 2)));
 
-/// Number formats of activations and KVs, told apart by type: both 16-bit ones are held as bits.
+/// Number formats of activations and KVs, distinguished by type: both 16-bit ones are held as bits.
 struct bf16 {
   uint16_t bits;
 };

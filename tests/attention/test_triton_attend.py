@@ -44,10 +44,10 @@ def test_equals_the_reference(counts: list[int], spec: AttentionSpec) -> None:
 @pytest.mark.parametrize("counts", [BATCHES["decode"], BATCHES["chunks"]], ids=["decode", "chunks"])
 def test_a_feature_left_out_would_be_noticed(feature: str, counts: list[int]) -> None:
     case = build(1, counts)
-    told = {"scale": 1.0, "window": 9, "softcap": 1.5, "sinks": ALL.sinks}
-    told[feature] = 0.9 if feature == "scale" else None
+    wrong = {"scale": 1.0, "window": 9, "softcap": 1.5, "sinks": ALL.sinks}
+    wrong[feature] = 0.9 if feature == "scale" else None
     with pytest.raises(AssertionError, match="not close"):
-        compare(case, ALL, told=AttentionSpec(**told))  # type: ignore[arg-type]
+        compare(case, ALL, asked=AttentionSpec(**wrong))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -72,7 +72,7 @@ def test_the_same_for_every_value_is_not_below_average() -> None:
 
 @pytest.mark.parametrize("counts", [[1, 1], [7, 9]], ids=["decode", "chunks"])
 @pytest.mark.parametrize(
-    "told",
+    "changed",
     [
         *(AttentionObserver((term,), Group.MEAN, 2) for term in Term if term is not Term.ATTENTION),
         AttentionObserver(group=Group.SUM, exclude_first=2),
@@ -81,11 +81,11 @@ def test_the_same_for_every_value_is_not_below_average() -> None:
         AttentionObserver(group=Group.MEAN, exclude_first=2, replace=True),
     ],
 )
-def test_another_observer_would_be_noticed(counts: list[int], told: AttentionObserver) -> None:
+def test_another_observer_would_be_noticed(counts: list[int], changed: AttentionObserver) -> None:
     right = AttentionObserver((Term.ATTENTION,), Group.MEAN, 2)
     case = build(47, counts, longest=20, observe=[right] * 2)
     expected = compute(ReferenceBackend(), case, SPEC).pool.accumulators
-    found = compute(TritonBackend(DEVICE), with_observers(case, [told] * 2), SPEC).pool.accumulators
+    found = compute(TritonBackend(DEVICE), with_observers(case, [changed] * 2), SPEC).pool.accumulators
     with pytest.raises(AssertionError, match="not close"):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 

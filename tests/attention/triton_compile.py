@@ -64,13 +64,18 @@ def variants(
 
     tiles = {"BLOCK_Q": tuning.observe.queries, "BLOCK_N": tuning.observe.keys}
     launch = tuning.observe.num_warps, tuning.observe.num_stages
-    told = {"AGGREGATE": "mean", "EXCLUDE_FIRST": 2, "REPLACE": False}
-    added = {**told, "TERM": "below average", "SUMS": False, "HEADS": GROUP, "exact": None}
-    summed = {**told, "TERM": "value aware", "SUMS": True, "HEADS": 1}
+    observer_args = {"AGGREGATE": "mean", "EXCLUDE_FIRST": 2, "REPLACE": False}
+    added = {**observer_args, "TERM": "below average", "SUMS": False, "HEADS": GROUP, "exact": None}
+    summed = {**observer_args, "TERM": "value aware", "SUMS": True, "HEADS": 1}
     yield observer.observe_chunk, {**plain, **tiles, **added}, *launch
     yield observer.observe_chunk, {**bent, **tiles, **summed}, *launch
-    told = {**told, "TERM": "group squared", "AGGREGATE": "max"}
-    yield observer.observe_decode, {**LAYOUT, **told, "GROUP": GROUP, "BLOCK_G": 4, "BLOCK_N": 128}, 4, 3
+    observer_args = {**observer_args, "TERM": "group squared", "AGGREGATE": "max"}
+    yield (
+        observer.observe_decode,
+        {**LAYOUT, **observer_args, "GROUP": GROUP, "BLOCK_G": 4, "BLOCK_N": 128},
+        4,
+        3,
+    )
     yield observer.replace_accumulators, {**LAYOUT, "BLOCK_N": 128}, 4, 3
     yield move.write_kvs, {**LAYOUT, **sizes, "NUM_ACCUMULATORS": 2, "BLOCK_H": 8}, 4, 3
     words = head_dim * kv_dtype.itemsize // 8

@@ -54,7 +54,7 @@ def lengthen_a_free_slot(cache: Ledger) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (hold_twice, "slot 0 holds a block twice"),
         (share_unknowingly, r"slots \{0, 1\} share blocks unknowingly"),
@@ -64,7 +64,7 @@ def lengthen_a_free_slot(cache: Ledger) -> None:
         (lengthen_a_free_slot, "a free slot has a length"),
     ],
 )
-def test_damage_is_noticed(cache: Ledger, damage: Callable[[Ledger], None], told: str) -> None:
+def test_damage_is_noticed(cache: Ledger, damage: Callable[[Ledger], None], message: str) -> None:
     damage(cache)
-    with pytest.raises(AssertionError, match=told):
+    with pytest.raises(AssertionError, match=message):
         cache.check_integrity()

@@ -47,7 +47,7 @@ def test_only_the_cache_and_the_backends_touch_the_pools_memory() -> None:
 
 
 def test_no_backend_is_told_by_its_class() -> None:
-    told = [
+    distinguished = [
         (name, node.lineno)
         for name, tree in modules()
         for node in ast.walk(tree)
@@ -60,7 +60,7 @@ def test_no_backend_is_told_by_its_class() -> None:
             if isinstance(part, ast.expr)
         )
     ]
-    assert not told, "add to AttentionBackend what the caller needs to know"
+    assert not distinguished, "add to AttentionBackend what the caller needs to know"
 
 
 @pytest.mark.parametrize("name", TORCH_FREE)

@@ -123,7 +123,7 @@ class TestInterruptions:
 
 
 class Observer:
-    """Notes what it is shown; fails where it is told to."""
+    """Notes what it is shown; fails where it is asked to."""
 
     def __init__(self, fails: str | None = None) -> None:
         self.shown: list[tuple[str, KeptPositions]] = []

@@ -325,7 +325,7 @@ def compare(models: Callable[[int], Model], seed: int, asked: list[Asked], **opt
 
 
 def tight(models: Callable[[int], Model], seed: int, kvs: int) -> int:
-    """Memory for about so many KVs a row, of all sequences together."""
+    """Memory for about that many KVs a row, of all sequences together."""
     path, _ = models(seed)
     with open_llm(path, seed) as llm:
         layout = llm._engine._scheduler.ledger.layout

@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +174,31 @@ def test_every_command_says_it_in_one_line(
     assert line.startswith(f"winnow: error: model: cannot load {model}: ")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+@pytest.fixture
+def public_model(model: Path) -> Iterator[Path]:
+    """A copy that any user reads; root, which reads everything, is another user meanwhile."""
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(shutil.copytree(model, Path(directory) / "model"))
+        for path in (copy.parent, copy, *copy.iterdir()):
+            path.chmod(0o755)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            yield copy
+        finally:
+            os.seteuid(user)
+
+
 @pytest.mark.parametrize("name", ["config.json", WEIGHTS])
-def test_files_that_may_not_be_read(name: str, model: Path) -> None:
-    (model / name).chmod(0)
+def test_files_that_may_not_be_read(name: str, public_model: Path) -> None:
+    load_model(ModelConfig(public_model))
+    user = os.geteuid()
+    os.seteuid(os.getuid())  # who owns the files
+    (public_model / name).chmod(0)
+    os.seteuid(user)
     with pytest.raises(UnsupportedModelError, match="model: cannot load"):
-        load_model(ModelConfig(model))
+        load_model(ModelConfig(public_model))
 
 
 def test_numbers_that_json_lacks_are_read(model: Path) -> None:

@@ -73,12 +73,12 @@ def mixed_stats(mode: str, count: int = 40) -> PaddedStats:
 def test_steps_tell_once_of_those_that_ask_for_no_more() -> None:
     engine = llama().open("embedding", max_num_seqs=2)
     engine.add(NewRequest("quiet", None, PROMPTS[2], greedy(5), final_only=True))
-    engine.add(NewRequest("told", None, PROMPTS[3], greedy(5)))
+    engine.add(NewRequest("all_steps", None, PROMPTS[3], greedy(5)))
     outputs = []
     while engine.has_unfinished:
         outputs += engine.step()
     names = [output.request_id for output in outputs]
-    assert (names.count("quiet"), names.count("told")) == (1, 5)
+    assert (names.count("quiet"), names.count("all_steps")) == (1, 5)
     assert all(len(output.outputs[0].token_ids) == 5 for output in outputs if output.finished)
 
 
@@ -183,9 +183,7 @@ class TestMemory:
             assert all(answer == llama().answers[4][:12] for answer in answers.values())
             counters = engine.stats().counters
             assert counters.parks == 4
-            assert counters.prefills == 5 + counters.drops, (
-                "who was dropped is computed again, and nobody else"
-            )
+            assert counters.prefills == 5 + counters.drops, "the dropped one is computed again, and no other"
             assert max(held) <= limit
             dropped.append(counters.drops)
         assert dropped == [0, 2, 4]

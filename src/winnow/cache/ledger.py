@@ -1,7 +1,7 @@
 """The accounting of the cache: who holds how much, what is free, what the next step will take.
 
 Host arithmetic: it moves no KVs, knows no device and no model, so the scheduler and the simulator run it as it is.
-Whoever owns the memory follows its updates.
+The owner of the memory follows its updates.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ class Ledger:
 
     A sequence is named by its slot, 0 <= slot < max_num_seqs. Its rows (one per layer and head) have tables and
     lengths of their own. Lengths change only here, by known amounts. A block with more than one holder is immutable:
-    whoever would write into it gets a copy first.
+    a sequence that is to write into it gets a copy first.
 
     Attributes:
         lengths: int32 [max_num_seqs, layers, heads], KVs of each row.
@@ -163,7 +163,7 @@ class Ledger:
         return bool(self._free_slots) and len(self.pages.of(slot)) <= self.pages.num_free
 
     def fork(self, slot: int) -> int:
-        """A new sequence that holds the same blocks. Whoever writes first into a shared block copies it."""
+        """A new sequence that holds the same blocks. The first to write into a shared block gets a copy."""
         child = self.open()
         self.share(slot, child)
         return child

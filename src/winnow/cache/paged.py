@@ -1,4 +1,4 @@
-"""The cache as whoever computes sees it: memory, and tables that say where each row lies."""
+"""The cache as the executor holds it: memory, and tables that say where each row lies."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ class PagedCache:
 
 
 class LocalCache:
-    """A ledger and the memory that follows it, for whoever does both himself: no scheduler, no executor."""
+    """A ledger and the memory that follows it, in one place: for use without a scheduler and an executor."""
 
     def __init__(self, layout: CacheLayout, size: CacheSize, device: torch.device | str = "cpu") -> None:
         self.ledger = Ledger(layout, size)

@@ -1,4 +1,4 @@
-"""What changed in a ledger, as values: whoever owns the memory follows it."""
+"""Changes of a ledger, as values that the owner of the memory applies."""
 
 from dataclasses import dataclass, field
 

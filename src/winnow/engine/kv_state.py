@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 @dataclass
 class KVState:
-    """All of it: whoever forks, preempts or ends a sequence does so here, and nothing of it is kept elsewhere.
+    """All of it. Forking, preempting and ending a sequence act on this object; nothing of it is kept elsewhere.
 
     Attributes:
         slot: in the ledger; None: nothing is in the cache.

@@ -11,7 +11,7 @@ from winnow.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class NewSequence:
-    """What the executor must know of a sequence that gets a slot; it is told once, and keeps it until the slot closes.
+    """What the executor must know of a sequence that gets a slot; sent once, and kept until the slot closes.
 
     Attributes:
         token_ids: prompt and answer so far, also of a sequence that computes them again.

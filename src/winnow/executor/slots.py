@@ -10,7 +10,7 @@ from winnow.sampling import SamplingParams
 
 @dataclass
 class SlotState:
-    """A sequence as its plans have told it.
+    """A sequence as its plans describe it.
 
     Attributes:
         token_ids: prompt and answer as the sequence got its slot; under a policy, which may ask for their kinds, also

@@ -137,7 +137,7 @@ class TorchExecutor:
         tables, lengths = self.cache.tables, self.cache.tables.host_lengths[slot]
         most = -(-int(lengths.max()) // self.layout.block_size)
         blocks = tables.lookup_layers(torch.tensor([slot], device=tables.pages.device), most)[:, 0].long()
-        held = self.cache.pool.position[blocks].flatten(2).cpu().numpy()  # [L, H, N]
+        held = self.cache.pool.positions_of(blocks).cpu().numpy()  # [L, H, N]
         return [
             [sorted(row[:length].tolist()) for row, length in zip(rows, layer.tolist(), strict=True)]
             for rows, layer in zip(held, lengths, strict=True)

@@ -72,7 +72,7 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
             scheduler.max_num_batched_tokens,
             padded.prefill_group * _LOOKAHEAD,
         ),
-        # A model without position_ids counts columns, and may have learnt only so many positions.
+        # A model without position_ids counts columns, and may have a limited number of positions.
         None if model.takes_positions else loaded.max_model_len,
     )
     executor = PaddedExecutor(
