@@ -82,7 +82,9 @@ class PrefixMachine(RuleBasedStateMachine):
     @rule(data=st.data(), more=st.integers(1, 9))
     def decode(self, data: st.DataObject, more: int) -> None:
         slot = data.draw(st.sampled_from(sorted(set(self.tokens) - self.changed)))
-        self._append(slot, data.draw(st.lists(st.sampled_from([1, 2]), min_size=more, max_size=more)))
+        more = min(more, MAX_LEN - len(self.tokens[slot]))
+        if more:
+            self._append(slot, data.draw(st.lists(st.sampled_from([1, 2]), min_size=more, max_size=more)))
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())

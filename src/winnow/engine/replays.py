@@ -59,5 +59,5 @@ def siblings(ledger: Ledger, leader: Sequence, running: SequenceType[Sequence]) 
         and s is not leader
         and s.kv.num_computed == leader.kv.num_computed
         and s.eviction == leader.eviction
-        and np.array_equal(ledger.blocks_of(s.kv.running_slot), ledger.blocks_of(leader.kv.running_slot))
+        and ledger.is_shared(s.kv.running_slot)
     ]
