@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
+from winnow.cache import BlockCopies, CacheLayout, CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
@@ -64,7 +64,7 @@ class SimulatedExecutor:
         pass
 
     def apply(self, update: CacheUpdate) -> None:
-        self.num_copied += sum(len(copies.source) for copies in update.copies)
+        self.num_copied += sum(len(c.source) for c in update.copies if isinstance(c, BlockCopies))
         self.closed += update.closed
         for each in update.lengths:
             self.lengths[each.slots] = each.lengths
