@@ -131,6 +131,11 @@ class Ledger:
         """Blocks in the tables of a sequence, shared ones included."""
         return int(self._num_blocks(slot).sum())
 
+    def num_freed_by(self, slot: int) -> int:
+        """Blocks that would come free if a sequence were closed: those that no other holds, but for the index."""
+        blocks = self.blocks_of(slot)
+        return int((self.allocator.holders[blocks] - self.allocator.indexed[blocks] == 1).sum())
+
     def blocks_of(self, slot: int) -> IntArray:
         """The ids of all blocks in the tables of a sequence, int32 [n], row by row."""
         num_blocks = self._num_blocks(slot)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -21,19 +21,19 @@ from winnow.executor.slots import SlotState, SlotStates
 from winnow.models import LoadedModel
 from winnow.models.outputs import output_projections, projection_weights
 
-_TOKEN_BYTES = 8
-
 
 @dataclass(frozen=True)
 class SequenceSignals:
     """What is known of one sequence, on the host.
 
     Attributes:
-        state: None: no policy asks for the kinds of its tokens, or for similarity.
+        state: of the sequence as it was.
+        kinds: whether a policy asks for the kinds of its tokens, or for similarity.
         sums: float32 [layers], of cosines; count: float32 [], their number.
     """
 
-    state: SlotState | None
+    state: SlotState
+    kinds: bool
     sums: Tensor
     count: Tensor
     queries: SequenceQueries | None
@@ -103,29 +103,26 @@ class EngineSignals:
     def nbytes(self, slot: int) -> int:
         """Bytes of what `copy` returns."""
         queries = self.queries.of(slot)
-        state = self._sequences.get(slot)
         return (
-            self._sums[slot].nbytes
-            + self._counts[slot].nbytes
-            + (0 if queries is None else queries.nbytes)
-            + (0 if state is None else _TOKEN_BYTES * len(state.token_ids))
+            self._sums[slot].nbytes + self._counts[slot].nbytes + (0 if queries is None else queries.nbytes)
         )
 
-    def copy(self, slot: int) -> SequenceSignals:
+    def copy(self, slot: int, state: SlotState) -> SequenceSignals:
         """What is known of the sequence in a slot, copied to the host."""
-        queries, state = self.queries.of(slot), self._sequences.get(slot)
+        queries = self.queries.of(slot)
         return SequenceSignals(
-            None if state is None else _copy(state),
+            state.copy(),
+            slot in self._sequences,
             self._sums[slot].to("cpu", copy=True),
             self._counts[slot].to("cpu", copy=True),
             None if queries is None else queries.copy().to(torch.device("cpu")),
         )
 
-    def put(self, slot: int, signals: SequenceSignals) -> None:
+    def put(self, slot: int, signals: SequenceSignals, state: SlotState) -> None:
         """The sequence in a slot goes on with what was known of it; `signals` may be put again."""
         self._sums[slot], self._counts[slot] = signals.sums, signals.count
-        if signals.state is not None:
-            self._sequences[slot] = _copy(signals.state)
+        if signals.kinds:
+            self._sequences[slot] = state
         if signals.queries is not None:
             self.queries.put(slot, signals.queries.copy().to(self._device))
 
@@ -201,7 +198,3 @@ class EngineSignals:
         geometry = self._model.geometry
         width = geometry.num_query_heads * geometry.head_dim
         return output_projections(self._model.model, geometry.num_layers, width)
-
-
-def _copy(state: SlotState) -> SlotState:
-    return replace(state, token_ids=list(state.token_ids))

@@ -13,6 +13,7 @@ from winnow.cache import (
     CacheSize,
     CacheUpdate,
     CopyDiscarded,
+    HostTierError,
     Ledger,
     RowsRestored,
     RowsSaved,
@@ -21,7 +22,7 @@ from winnow.cache.layout import IntArray
 from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig
 from winnow.engine.plan import PlannedEviction, PlannedSequence, StepPlan, StepResult
-from winnow.errors import InvalidRequestError, UnsupportedModelError
+from winnow.errors import InvalidRequestError, UnsupportedModelError, describe_error
 from winnow.eviction import EvictionPolicy, EvictionTarget, SequenceEviction, evict
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans
 from winnow.executor.decode_graph import CudaCapture, DecodeGraphs
@@ -82,19 +83,30 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def apply(self, update: CacheUpdate) -> None:
+        failed: dict[int, str] = {}
         for each in update.copies:
             if isinstance(each, RowsSaved):
-                self._saved[each.host_id] = self._signals.copy(each.slot)
+                try:
+                    self._saved[each.host_id] = self._signals.copy(each.slot, self._states[each.slot])
+                except (MemoryError, RuntimeError) as error:
+                    failed[each.host_id] = describe_error(error)
         for slot in update.closed:
             self._signals.forget(slot)
         for slot in self._states.drop(update.closed):
             self._sampler.remove(slot)
         for each in update.copies:
-            if isinstance(each, RowsRestored):
-                self._signals.put(each.slot, self._saved[each.host_id])
+            if isinstance(each, RowsRestored) and each.host_id in self._saved:
+                # A round may come before a plan describes it anew.
+                self._states[each.slot] = state = self._saved[each.host_id].state.copy()
+                self._signals.put(each.slot, self._saved[each.host_id], state)
             elif isinstance(each, CopyDiscarded):
                 self._saved.pop(each.host_id, None)
-        self.cache.apply(update)
+        try:
+            self.cache.apply(update)
+        except HostTierError as error:
+            failed |= dict.fromkeys(error.host_ids, str(error))
+        if failed:
+            raise HostTierError(failed, next(iter(failed.values())))
 
     def state_bytes(self, slot: int) -> int:
         return self._signals.nbytes(slot)
