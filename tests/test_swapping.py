@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from winnow import LLM, SamplingParams
 from winnow.engine.preemption_costs import FixedCosts
 from winnow.engine.request import Sequence
 from winnow.errors import ConfigError
+from winnow.eviction.presets import PRESETS
 
 OPTIONS: dict[str, Any] = {
     "prefill_chunk": 48,
-    "max_model_len": 320,
+    "max_model_len": 512,
     "num_accumulators": 2,
     "kv_floor": 1,
     "enable_prefix_caching": False,
@@ -35,7 +37,17 @@ def prompt(length: int, seed: int) -> list[int]:
 
 def requests_of(name: str, n: int = 1) -> list[tuple[list[int], SamplingParams]]:
     chance = random.Random(name)
-    amount: dict[str, Any] = {} if name == "full" else {"eviction": name, "compression": 2.0}
+    amount: dict[str, Any] = {}
+    if name != "full":
+        # Rounds by load would depend on who else runs.
+        policy = PRESETS[name].policy
+        when = replace(
+            policy.when.alone,
+            prefill_every=policy.when.prefill_every and min(policy.when.prefill_every, 32),
+            decode_every=policy.when.decode_every and min(policy.when.decode_every, 8),
+        )
+        amount = {"eviction": replace(policy, when=when)}
+        amount |= {} if name == "fastgen" else {"kv_budget": 72}
     return [
         (
             prompt(chance.randint(90, 140), seed),
