@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from winnow.cache import Demand, Ledger, OutOfBlocksError
-from winnow.cache.prefix_index import PrefixKey
 from winnow.config import SchedulerConfig
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
+from winnow.engine.kv_state import KVState
 from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastUrgent, PreemptionMethod, Recompute, VictimPolicy
-from winnow.engine.prefixes import PrefixSharing
+from winnow.engine.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.queue import PriorityQueue, WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
@@ -65,8 +65,10 @@ class Scheduler:
         self._clock = clock
         self._victims = victims or LeastUrgent()
         self._method = method or Recompute()
-        self._rounds = EvictionScheduler(executor, self.ledger, clock, max_round_kvs, self._own)
         self._prefixes = PrefixSharing(self.ledger, prefix_caching)
+        self._rounds = EvictionScheduler(
+            executor, self.ledger, clock, max_round_kvs, self._own, self._prefixes.remember_round
+        )
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
 
@@ -241,10 +243,10 @@ class Scheduler:
         if sequence is None or not self.ledger.can_open(sequence.longest_row):
             return 0
         prefix = self._prefixes.find(sequence)
-        sequence.kv.num_computed = len(prefix) * self.ledger.layout.block_size
+        sequence.kv = prefix.state
         count = self._chunk(sequence, budget)
         if not count or self._lacking(sequence, prefix) > 0:
-            sequence.kv.num_computed = 0
+            sequence.kv = KVState()
             return 0
         self.waiting.remove(sequence)
         sequence.kv.slot = self.ledger.open()
@@ -272,7 +274,7 @@ class Scheduler:
             return False
         return True
 
-    def _lacking(self, newcomer: Sequence, prefix: list[PrefixKey]) -> int:
+    def _lacking(self, newcomer: Sequence, prefix: FoundPrefix) -> int:
         """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
 
         Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
@@ -284,9 +286,8 @@ class Scheduler:
             self._soon_needed(sequence, self.ledger.blocks_held(sequence.kv.running_slot))
             for sequence in self.running
         )
-        # What a policy will change is copied; what it is not, others have paid for.
-        held = self.ledger.prefixes.num_held(prefix) if newcomer.eviction is None else 0
-        return newcomer.peak_blocks(layout) + promised - held - self.ledger.allocator.num_free
+        peak = newcomer.peak_blocks(layout, state=prefix.state)
+        return peak + promised - self._prefixes.num_held(newcomer, prefix) - self.ledger.allocator.num_free
 
     def _soon_needed(self, sequence: Sequence, held: int) -> int:
         """Blocks that a running sequence takes until its known tokens and another block of them are computed.
