@@ -119,8 +119,9 @@ class PrefixIndex:
         return len(self._entries)
 
     @property
-    def num_snapshots(self) -> int:
-        return len(self._snapshots)
+    def snapshots(self) -> list[Snapshot]:
+        """All that are known."""
+        return list(self._snapshots.values())
 
     @property
     def nbytes(self) -> int:

@@ -118,9 +118,9 @@ class Scheduler:
         while True:
             drop_finished(self.ledger, self.running)
             self._unshare_samples(budgets_differ=True)
-            self._own_before_change()
             waits = self._rounds.shrink_due(self.running)
             self._unshare_samples(budgets_differ=False)
+            self._own_before_change()  # after rounds, of which the index may hold what they left
             self._make_room()
             step = self._plan(waits | replaying(self.ledger, self.running)[0])
             if step.sequences or not self.has_unfinished:
