@@ -22,7 +22,9 @@ def tokens(count: int, seed: int) -> list[int]:
 
 
 def greedy(**options: object) -> SamplingParams:
-    return SamplingParams(**({"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, "logprobs": 2} | options))  # type: ignore[arg-type]
+    return SamplingParams(
+        **({"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, "logprobs": 2} | options)
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_llm(directory: Path, **options: object) -> LLM:
-    defaults: dict[str, object] = {"block_size": BLOCK, "kv_memory": "8MiB", "num_accumulators": 2, "prefill_chunk": 64}
+    defaults: dict[str, object] = {
+        "block_size": BLOCK,
+        "kv_memory": "8MiB",
+        "num_accumulators": 2,
+        "prefill_chunk": 64,
+    }
     return LLM(directory, **(defaults | options))  # type: ignore[arg-type]
 
 
@@ -73,7 +80,9 @@ def assert_same(warm: LLM, cold: LLM, prompt: list[int], params: SamplingParams)
     return found.num_cached_tokens
 
 
-AMOUNT = {name: {} if PRESETS[name].policy.budget.fixed is not None else {"kv_budget": 48} for name in PRESETS}
+AMOUNT = {
+    name: {} if PRESETS[name].policy.budget.fixed is not None else {"kv_budget": 48} for name in PRESETS
+}
 WHOLE = [name for name in PRESETS if PRESETS[name].policy.when.after_prefill]
 WITHIN = [name for name in PRESETS if PRESETS[name].policy.when.in_prefill]
 # What these have learnt of queries or hidden states goes on to rounds after the context, and is no part of a snapshot.
@@ -100,6 +109,6 @@ def test_prompts_that_begin_alike_go_on_from_a_round_within_them(warm: LLM, cold
     params = greedy(eviction=policy, kv_budget=48)
     shared = tokens(170, seed=100 + WITHIN.index(name))
     hits = [assert_same(warm, cold, shared + tokens(n, seed=n), params) for n in (50, 70, 90)]
-    # Snapshots are taken after rounds at 80 and 144 tokens, or, where the budget includes the tokens to come, at 48, 80,
-    # 112 and 144.
+    # Snapshots are taken after rounds at 80 and 144 tokens; where the budget includes the tokens to come, also at 48
+    # and 112.
     assert hits == [0, 144, 144]
