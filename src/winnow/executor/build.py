@@ -32,6 +32,7 @@ def build_engine(
         clock,
         max_round_kvs=config.eviction.max_round_kvs,
         prefix_caching=config.cache.enable_prefix_caching,
+        host_bytes=config.cache.kv_offloading_size or 0,
     )
     admission = Admission(
         scheduler.ledger,
