@@ -361,10 +361,26 @@ class Ledger:
         if len(source):
             blocks[tails] = target = self.allocator.allocate(len(source))
             self._copies.append(BlockCopies(source, target))
-        tokens, lengths = np.array(token_ids, dtype=np.int64), self.lengths[slot].copy()
-        self.prefixes.put_snapshot(Snapshot(key, tokens, rule, lengths, blocks, position_offset))
+        snapshot = Snapshot.of(key, token_ids, rule, self.lengths[slot], blocks, position_offset)
+        self.prefixes.put_snapshot(snapshot)
         self.allocator.release(blocks[tails])
         self._sharing.add(slot)
+
+    def take_blocks_for(self, lengths: IntArray) -> IntArray | None:
+        """Blocks for rows of `lengths` KVs, [layers, heads], that come from elsewhere.
+
+        They go to `keep_snapshot`, or back to the allocator.
+
+        Returns:
+            int32 [n]; None: memory lacks.
+        """
+        count = int(self._blocks_for(lengths).sum())
+        return self.allocator.allocate(count) if count <= self.allocator.num_free else None
+
+    def keep_snapshot(self, snapshot: Snapshot) -> None:
+        """Let the index alone hold a snapshot whose blocks `take_blocks_for` gave, and which are filled now."""
+        self.prefixes.put_snapshot(snapshot)
+        self.allocator.release(snapshot.blocks)
 
     def has_pages_for(self, snapshot: Snapshot) -> bool:
         """Whether a new sequence finds table pages for its rows."""

@@ -82,6 +82,19 @@ class Snapshot:
     blocks: IntArray
     position_offset: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        key: PrefixKey,
+        token_ids: Sequence[int],
+        rule: Hashable,
+        lengths: IntArray,
+        blocks: IntArray,
+        position_offset: int,
+    ) -> "Snapshot":
+        """A snapshot with arrays of its own."""
+        return cls(key, np.array(token_ids, dtype=np.int64), rule, lengths.copy(), blocks, position_offset)
+
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)

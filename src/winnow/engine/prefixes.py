@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
 
 from winnow.cache import Ledger
 from winnow.cache.prefix_index import PrefixChain, PrefixKey, Snapshot
 from winnow.engine.kv_state import KVState
+from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.request import Sequence
+from winnow.engine.saved_prefixes import SavedPrefixes, is_portable
+from winnow.errors import PrefixStoreError
 from winnow.eviction import SequenceEviction
 from winnow.json_values import dump_json, json_value
 
@@ -39,11 +43,13 @@ class PrefixSharing:
 
     Args:
         enabled: False: no sequence takes part.
+        saved: compressed prefixes on disk; None: there are none.
     """
 
-    def __init__(self, ledger: Ledger, enabled: bool) -> None:
+    def __init__(self, ledger: Ledger, enabled: bool, saved: SavedPrefixes | None = None) -> None:
         self._ledger = ledger
         self._enabled = enabled
+        self._saved = saved
 
     def find(self, sequence: Sequence) -> FoundPrefix:
         """What a waiting sequence may begin with."""
@@ -51,6 +57,7 @@ class PrefixSharing:
             return FoundPrefix()
         if sequence.prefix is None:
             sequence.prefix = self._chain(sequence)
+            self._load(sequence)
         sequence.prefix.extend(sequence.token_ids)
         if sequence.request.wants_prompt_logprobs:
             return FoundPrefix()
@@ -122,6 +129,38 @@ class PrefixSharing:
         changes = sequence.before_replay_round or eviction.may_observe(sequence.kv.num_computed, most)
         return changes and self._ledger.is_shared(sequence.kv.running_slot)
 
+    def save(self, sequence: Sequence, store: PrefixStore) -> Path:
+        """Write to a store what the round after a sequence's context has left, which an earlier request computed.
+
+        Raises:
+            PrefixStoreError: there is no such snapshot, or the disk refuses it.
+        """
+        eviction = sequence.eviction
+        if eviction is None:
+            raise PrefixStoreError(
+                "eviction must leave less than all of the prompt, or there is nothing to save"
+            )
+        if not is_portable(eviction.policy):
+            raise PrefixStoreError(
+                "eviction must be a policy of Winnow's own without a fitted predictor: what another keeps, another "
+                "process cannot check"
+            )
+        if not self._enabled or self._saved is None:
+            raise PrefixStoreError("enable_prefix_caching must be on to save a prefix, got False")
+        chain = self._chain(sequence)
+        if eviction.context_len not in chain.snapshots:
+            raise PrefixStoreError(
+                "eviction must be a policy with a round after the prompt that learns nothing of its queries for later "
+                f"rounds, got {type(eviction.policy.score).__name__} with {type(eviction.policy.budget).__name__}"
+            )
+        key, rule = chain.snapshots[eviction.context_len]
+        found = self._ledger.prefixes.snapshot(key, sequence.token_ids[: eviction.context_len], rule)
+        if found is None:
+            raise PrefixStoreError(
+                "kv_memory is too small to keep the compressed prefix beside other requests"
+            )
+        return self._saved.save(found, eviction, store)
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _chain(self, sequence: Sequence) -> PrefixChain:
@@ -136,6 +175,16 @@ class PrefixSharing:
                 key = chain.snapshot_key(sequence.token_ids[:computed], digests[rule])
                 chain.snapshots[computed] = (key, rule)
         return chain
+
+    def _load(self, sequence: Sequence) -> None:
+        """Look on disk, once for each sequence, for more than the index knows."""
+        if self._saved is None or sequence.prefix is None:
+            return
+        for computed, (key, rule) in sequence.prefix.snapshots.items():
+            assert isinstance(rule, SequenceEviction), "made by `_chain`"
+            known = self._ledger.prefixes.knows(key)
+            if known or self._saved.load(key, sequence.token_ids[:computed], rule):
+                return
 
     def _snapshot(self, sequence: Sequence) -> Snapshot | None:
         """The known snapshot of most tokens of a waiting sequence."""

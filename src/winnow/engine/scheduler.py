@@ -16,10 +16,12 @@ from winnow.engine.kv_state import KVState
 from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
 from winnow.engine.preemption_costs import PreemptionCosts
+from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.queue import PriorityQueue, WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
+from winnow.engine.saved_prefixes import SavedPrefixes
 from winnow.units import format_bytes
 
 
@@ -42,6 +44,7 @@ class Scheduler:
 
     Attributes:
         ledger: the accounting of the cache, which is the scheduler's own; the executor follows it.
+        prefixes: who shares what with whom.
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
     """
@@ -57,6 +60,7 @@ class Scheduler:
         waiting: WaitingQueue | None = None,
         prefix_caching: bool = False,
         host_bytes: int = 0,
+        prefix_store: PrefixStore | None = None,
     ) -> None:
         self.waiting = PriorityQueue() if waiting is None else waiting
         self.running: list[Sequence] = []
@@ -67,9 +71,10 @@ class Scheduler:
         self._clock = clock
         self._preemption = Preemption(executor, self.ledger, clock, costs)
         self._victims = victims or LeastLoss(self._preemption.loss, self._preemption.has_progressed)
-        self._prefixes = PrefixSharing(self.ledger, prefix_caching)
+        saved = SavedPrefixes(executor, self.ledger, prefix_store)
+        self.prefixes = PrefixSharing(self.ledger, prefix_caching, saved)
         self._rounds = EvictionScheduler(
-            executor, self.ledger, clock, max_round_kvs, self._own, self._prefixes.remember_round
+            executor, self.ledger, clock, max_round_kvs, self._own, self.prefixes.remember_round
         )
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
@@ -257,7 +262,7 @@ class Scheduler:
             return 0  # a swapped one resumes before the next step is planned
         if not self.ledger.can_open(sequence.longest_row):
             return 0
-        prefix = self._prefixes.find(sequence)
+        prefix = self.prefixes.find(sequence)
         sequence.kv = prefix.state
         count = self._chunk(sequence, budget)
         if not count or self._lacking(sequence, prefix) > 0:
@@ -265,7 +270,7 @@ class Scheduler:
             return 0
         self.waiting.remove(sequence)
         sequence.kv.slot = self.ledger.open()
-        self._prefixes.adopt(sequence, prefix, count)
+        self.prefixes.adopt(sequence, prefix, count)
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
@@ -289,7 +294,7 @@ class Scheduler:
             return
         most = self._config.prefill_chunk or sys.maxsize
         for sequence in list(self.running):
-            if self._prefixes.is_about_to_change(sequence, most):
+            if self.prefixes.is_about_to_change(sequence, most):
                 self._own(sequence)
 
     def _own(self, sequence: Sequence) -> bool:
@@ -316,9 +321,9 @@ class Scheduler:
             blocks = self._preemption.blocks_after(newcomer)
             return blocks + self._soon_needed(newcomer, blocks) + promised - self.ledger.allocator.num_free
         if prefix is None:
-            prefix = self._prefixes.find(newcomer)
+            prefix = self.prefixes.find(newcomer)
         peak = newcomer.peak_blocks(layout, state=prefix.state)
-        return peak + promised - self._prefixes.num_held(newcomer, prefix) - self.ledger.allocator.num_free
+        return peak + promised - self.prefixes.num_held(newcomer, prefix) - self.ledger.allocator.num_free
 
     def _soon_needed(self, sequence: Sequence, held: int) -> int:
         """Blocks that a running sequence takes until its known tokens and another block of them are computed.
@@ -449,7 +454,7 @@ class Scheduler:
                 sequence.kv.replayed += entry.count
             else:
                 sequence.kv.num_computed = entry.end
-                self._prefixes.remember(sequence, entry.start, entry.end)
+                self.prefixes.remember(sequence, entry.start, entry.end)
 
 
 def _new_sequence(sequence: Sequence) -> NewSequence:
