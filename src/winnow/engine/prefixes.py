@@ -136,7 +136,7 @@ class PrefixSharing:
             PrefixStoreError: there is no such snapshot, or the disk refuses it.
         """
         eviction = sequence.eviction
-        if eviction is None:
+        if eviction is None or eviction.target >= eviction.context_len:
             raise PrefixStoreError(
                 "eviction must leave less than all of the prompt, or there is nothing to save"
             )
