@@ -112,3 +112,84 @@ def test_prompts_that_begin_alike_go_on_from_a_round_within_them(warm: LLM, cold
     # Snapshots are taken after rounds at 80 and 144 tokens; where the budget includes the tokens to come, also at 48
     # and 112.
     assert hits == [0, 144, 144]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"eviction": "kvzip", "kv_budget": 48, "context_tokens": 149}], ids=["full", "kvzip"]
+)
+def test_requests_that_come_together_compute_their_document_once(
+    directory: Path, options: dict[str, object]
+) -> None:
+    document = tokens(149, seed=5)
+    prompts = [document + tokens(7 + n, seed=n) for n in range(6)]
+    with open_llm(directory) as llm:
+        outputs = llm.generate(prompts, greedy(**options))
+        llm.check_integrity()
+        computed, replayed = llm.stats().prompt_tokens, llm.stats().replay_tokens
+    known = 149 if options else 149 // BLOCK * BLOCK
+    assert [each.num_cached_tokens for each in outputs] == [0] + [known] * 5
+    assert computed == sum(map(len, prompts)) - 5 * known
+    assert replayed == (149 if options else 0)
+
+
+def test_prompts_that_share_little_do_not_wait_for_each_other(directory: Path) -> None:
+    beginning = tokens(2 * BLOCK, seed=5)
+    with open_llm(directory) as llm:
+        for n in range(3):
+            llm.submit(beginning + tokens(40, seed=n), greedy())
+        llm.step()
+        assert llm.stats().num_running == 3
+
+
+def test_samples_of_one_prompt_start_from_the_compressed_document(warm: LLM, cold: LLM) -> None:
+    document, params = tokens(149, seed=77), greedy(eviction="kvzip", kv_budget=48, context_tokens=149, n=3)
+    prompts = [document + tokens(n, seed=n) for n in (9, 30)]
+    found = [warm.generate([prompt], params)[0] for prompt in prompts]
+    warm.check_integrity()
+    for ours, theirs in zip(found, cold.generate(prompts, params), strict=True):
+        assert [each.logprobs for each in ours.outputs] == [each.logprobs for each in theirs.outputs]
+    assert [each.num_cached_tokens for each in found] == [0, 149]
+
+
+def test_another_tenant_or_policy_finds_no_compressed_document(warm: LLM) -> None:
+    document, params = tokens(149, seed=78), greedy(eviction="h2o", kv_budget=48, context_tokens=149)
+
+    def hits(tenant: str | None, params: SamplingParams) -> int:
+        prompt = warm._tokenize(document + tokens(9, seed=1))
+        [output] = warm._finish([warm._request(prompt, params, tenant=tenant, final_only=True)])
+        return output.num_cached_tokens
+
+    assert hits("a", params) == 0
+    assert hits("b", params) == hits(None, params) == 0
+    assert hits("a", replace(params, kv_budget=44)) == hits("a", replace(params, eviction="tova")) == 0
+    assert (
+        hits("a", replace(params, protect=((9, 12),))) == hits("a", replace(params, context_tokens=148)) == 0
+    )
+    assert hits("a", params) == hits("b", params) == hits("a", replace(params, max_tokens=3)) == 149
+
+
+def test_answers_stand_where_memory_is_short(directory: Path, cold: LLM) -> None:
+    """The pool holds two of the prompts: what is known is forgotten, also where it is in use; sequences give way."""
+    within = replace(PRESETS["roco"].policy, when=replace(PRESETS["roco"].policy.when, prefill_every=32))
+    policies = [None, "kvzip", "h2o", within, "knorm", "streaming"]
+    chosen = random.Random(9)
+    prompts, params = [], []
+    for _ in range(40):
+        policy = chosen.choice(policies)
+        amount = {} if policy is None else {"kv_budget": 48}
+        context = {"context_tokens": 130} if policy is not None and chosen.random() < 0.7 else {}
+        prompts.append(
+            tokens(130, seed=chosen.randrange(2)) + tokens(chosen.randrange(1, 20), seed=chosen.randrange(3))
+        )
+        params.append(greedy(eviction=policy, logprobs=None, max_tokens=40, **amount, **context))
+    expected = cold.generate(prompts, params)
+    with open_llm(directory, kv_memory=150 * 2**10, max_num_seqs=12, max_num_batched_tokens=128) as llm:
+        ids = [llm.submit(*each, final_only=True) for each in zip(prompts, params, strict=True)]
+        found = {}
+        while llm.has_unfinished:
+            found |= {each.request_id: each for each in llm.step()}
+            llm.check_integrity()
+        stats = llm.stats()
+    for request_id, theirs in zip(ids, expected, strict=True):
+        assert found[request_id].outputs[0].token_ids == theirs.outputs[0].token_ids
+    assert stats.num_preemptions and stats.cached_tokens > 1000

@@ -1,5 +1,6 @@
 """WHO begins with KVs that another has computed, and who must have its blocks for itself."""
 
+from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -61,16 +62,22 @@ class PrefixSharing:
         sequence.prefix.extend(sequence.token_ids)
         if sequence.request.wants_prompt_logprobs:
             return FoundPrefix()
-        most, eviction = sequence.num_tokens - 1, sequence.eviction  # logits come from the last one
-        if eviction is not None:
-            most = min(most, eviction.num_shareable)
-        keys = self._ledger.prefixes.match(sequence.prefix, most)
+        keys = self._ledger.prefixes.match(sequence.prefix, _num_shareable(sequence, sequence.num_tokens - 1))
         computed, snapshot = len(keys) * self._ledger.layout.block_size, self._snapshot(sequence)
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens
             state = KVState(None, computed, computed, snapshot.position_offset)
             return FoundPrefix(state, snapshot=snapshot)
         return FoundPrefix(KVState(None, computed), tuple(keys))
+
+    def is_worth_waiting(
+        self, sequence: Sequence, found: FoundPrefix, count: int, running: SequenceType[Sequence]
+    ) -> bool:
+        """Whether running sequences compute, of what a waiting one could begin with, at least half as much as the
+        `count` tokens that it would compute next itself."""
+        if sequence.prefix is None or sequence.request.wants_prompt_logprobs:
+            return False
+        return any(2 * self._to_be_found(sequence, found, other) >= count for other in running)
 
     def adopt(self, sequence: Sequence, found: FoundPrefix, count: int) -> None:
         """Let a sequence begin with what was found: it has just got its slot, and computes `count` tokens next."""
@@ -186,6 +193,25 @@ class PrefixSharing:
             if known or self._saved.load(key, sequence.token_ids[:computed], rule):
                 return
 
+    def _to_be_found(self, sequence: Sequence, found: FoundPrefix, other: Sequence) -> int:
+        """Tokens beyond those found that a waiting sequence will find when a running one has computed them."""
+        mine, theirs, known = sequence.prefix, other.prefix, found.state.num_computed
+        if mine is None or theirs is None or other.is_decoding:
+            return 0
+        for computed, (key, _) in mine.snapshots.items():
+            is_theirs = theirs.snapshots.get(computed, (b"",))[0] == key
+            if is_theirs and computed > max(known, other.kv.last_round):
+                return computed - known
+        if other.kv.last_round:
+            return 0
+        size = self._ledger.layout.block_size
+        most = min(_num_shareable(sequence, sequence.num_tokens - 1), _num_shareable(other, other.num_tokens))
+        first = max(known, other.kv.num_computed) // size
+        end = first
+        while end < most // size and mine.links[end][0] == theirs.links[end][0]:
+            end += 1
+        return end * size - known if end > first else 0
+
     def _snapshot(self, sequence: Sequence) -> Snapshot | None:
         """The known snapshot of most tokens of a waiting sequence."""
         assert sequence.prefix is not None, "who looks for a prefix has a chain"
@@ -203,6 +229,11 @@ def _takes_part(sequence: Sequence) -> bool:
         return True
     # Samples share what they hold among themselves, so no round may come when they are already several.
     return not sequence.owns_blocks and eviction.context_len < eviction.prompt_len
+
+
+def _num_shareable(sequence: Sequence, num_tokens: int) -> int:
+    """How many of a sequence's first `num_tokens` tokens may be shared as they were computed."""
+    return num_tokens if sequence.eviction is None else min(num_tokens, sequence.eviction.num_shareable)
 
 
 def _observes(sequence: Sequence, start: int, count: int) -> bool:

@@ -265,7 +265,8 @@ class Scheduler:
         prefix = self.prefixes.find(sequence)
         sequence.kv = prefix.state
         count = self._chunk(sequence, budget)
-        if not count or self._lacking(sequence, prefix) > 0:
+        waits = self.prefixes.is_worth_waiting(sequence, prefix, count, self.running)
+        if not count or waits or self._lacking(sequence, prefix) > 0:
             sequence.kv = KVState()
             return 0
         self.waiting.remove(sequence)
