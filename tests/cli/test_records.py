@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from winnow.cli.batch.lines import BadLine, Job, parse_line
-from winnow.cli.batch.reader import RawLine
-from winnow.cli.batch.records import answer_record, encode, error_record
-from winnow.cli.batch.tally import Tally
+from winnow.batch.lines import BadLine, Job, parse_line
+from winnow.batch.reader import RawLine
+from winnow.batch.records import answer_record, encode, error_record
+from winnow.batch.tally import Tally
 from winnow.openai.errors import ApiError
 from winnow.outputs import CompletionOutput, EvictionReport, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob
@@ -193,7 +193,7 @@ def test_errors() -> None:
     body = {
         "message": shown["message"],
         "type": "invalid_request_error",
-        "param": None,
+        "param": "prompt",
         "code": "invalid_request",
     }
     line = {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": ""}}

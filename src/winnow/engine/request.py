@@ -37,6 +37,8 @@ class Request:
     """Number of requests that came before it; set by the queue."""
     final_only: bool = False
     """Return one output, when it is finished."""
+    deltas: bool = False
+    """Each output holds what is new since the one before it."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
     error: str | None = None
     """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
@@ -66,6 +68,7 @@ class Request:
             new.priority,
             new.tenant,
             final_only=new.final_only,
+            deltas=new.deltas,
         )
 
     def __post_init__(self) -> None:
