@@ -68,6 +68,9 @@ class LLM:
         self._shared = SharedEngine(engine, release_team)
         self.tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
+        self.vocab_size = loaded.vocab_size
+        self.dtype, self.device = loaded.dtype, loaded.device
+        self.decoder = type(getattr(loaded, "forward_model", loaded.model)).__name__  # what computes layers
         self.sampling_defaults = loaded.sampling_defaults
         self._tokenizing = Lock()
         if self.tokenizer is not None:
@@ -206,8 +209,12 @@ class LLM:
         self._require_usable()
         return self._submit(self.tokenize_chat(messages), sampling_params, request_id, priority, final_only)
 
-    def tokenize(self, prompt: Prompt) -> TokenizedPrompt:
-        """Return a prompt as the engine takes it. Raises as `generate`; any thread may call it during a step."""
+    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
+        """Return a prompt as the engine takes it. Raises as `generate`; any thread may call it during a step.
+
+        Args:
+            add_special_tokens: let the tokenizer add to a text what its model expects before it.
+        """
         content: Any = prompt
         if isinstance(prompt, Mapping):
             content = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
@@ -222,7 +229,7 @@ class LLM:
         if not content:
             raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
         with self._tokenizing:
-            return TokenizedPrompt(content, self.tokenizer.encode(content))
+            return TokenizedPrompt(content, self.tokenizer.encode(content, add_special_tokens=add_special_tokens))
 
     def tokenize_chat(self, messages: Sequence[Message], template: TemplateOptions = PLAIN) -> TokenizedPrompt:
         """As `tokenize`, for a conversation; `template` is what its template is told beside the messages."""
@@ -256,6 +263,10 @@ class LLM:
         another thread steps, waits for the end of that step. Each output is returned once, to the first caller.
         """
         return self._shared.step()
+
+    def rest(self) -> None:
+        """Release what the calling thread holds for its steps; for a thread that will not step for a while."""
+        release_team()
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns its output so far; None: there is no such unfinished request."""

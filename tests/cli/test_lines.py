@@ -140,7 +140,7 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     (batch(prompt="a", foo=1), "invalid_request", "'foo'"),
     (
         batch(Endpoint.CHAT.value, messages=[{"role": "user", "content": "a"}], tools=[{}]),
-        "unsupported_parameter",
+        "invalid_request",
         "tools",
     ),
     (

@@ -18,7 +18,7 @@ _IGNORED = frozenset(
 
 # Keys that Winnow knows but does not serve, and the values that mean the same as leaving them out.
 _UNSERVED: Mapping[str, tuple[Any, ...]] = {
-    "add_special_tokens": (True, False),
+    "add_special_tokens": (True,),
     "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),

@@ -24,6 +24,8 @@ def read_template_options(values: dict[str, Any]) -> TemplateOptions:
     """
     tools, choice = values.pop("tools", None), values.pop("tool_choice", None)
     values.pop("parallel_tool_calls", None)
+    if values.get("add_special_tokens") is False:  # templates write their own
+        del values["add_special_tokens"]
     found = _read_tools(tools)
     if choice not in (None, "none", "auto"):
         raise ApiError(
