@@ -69,6 +69,7 @@ class LLM:
         self.tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
         self.vocab_size = loaded.vocab_size
+        self._grammars = loaded.grammars
         self.dtype, self.device = loaded.dtype, loaded.device
         self.decoder = type(getattr(loaded, "forward_model", loaded.model)).__name__  # what computes layers
         self.sampling_defaults = loaded.sampling_defaults
@@ -245,9 +246,19 @@ class LLM:
         """
         if prompt.template_tail and params.template_tail is None:
             params = replace(params, template_tail=prompt.template_tail)
+        self.check_structured(params)
         if request_id is None:
             request_id = self._shared.new_id()
         return NewRequest(request_id, prompt.text, prompt.token_ids, params, **options)
+
+    def check_structured(self, params: SamplingParams) -> None:
+        """Compile the form that parameters ask for, if they do; later requests find it compiled.
+
+        Raises:
+            InvalidRequestError: the form cannot be compiled, or only with more work than is allowed.
+        """
+        if params.structured_outputs is not None:
+            self._grammars.check(params.structured_outputs)
 
     def submit_all(self, requests: Sequence[NewRequest]) -> None:
         """Queue requests, all of them or none; `step` returns their outputs. Raises as `generate`."""

@@ -35,6 +35,7 @@ class _Choice:
     """One answer on its way."""
 
     started: bool = False
+    ended: bool = False
     num_tokens: int = 0
     parser: AnswerParser | None = None
     num_calls: int = 0
@@ -77,6 +78,9 @@ class ChunkStream:
         for answer in output.outputs:
             index = place * self._form.n + answer.index
             choice = self._choices.setdefault(index, _Choice())
+            if choice.ended:  # it is in every output until its siblings have ended too
+                continue
+            choice.ended = answer.finish_reason is not None
             if choice.started and not answer.token_ids and not answer.text and answer.finish_reason is None:
                 continue
             first, choice.started = not choice.started, True

@@ -156,6 +156,12 @@ class SamplingParams:
         self._store("forced_tokens", _forced_tokens(self.forced_tokens, self.n))
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
             self._store("structured_outputs", StructuredOutputs.from_mapping(self.structured_outputs))
+        if self.structured_outputs is not None:
+            for name in ("ignore_eos", "forced_tokens"):
+                if getattr(self, name):
+                    raise InvalidRequestError(
+                        f"{name} cannot be given with structured_outputs, which say when the answer ends"
+                    )
         if self.max_tokens is not None and self.num_forced > self.max_tokens:
             raise InvalidRequestError(
                 f"forced_tokens must be at most max_tokens ({self.max_tokens}), got {self.num_forced}"
