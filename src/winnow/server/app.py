@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,9 +14,12 @@ from starlette.responses import Response
 
 from winnow.errors import WinnowError
 from winnow.openai.errors import INTERNAL, ApiError
+from winnow.server.batches import Batches
+from winnow.server.file_routes import add_file_routes
 from winnow.server.http import ClientLeft, Gate, error_response
 from winnow.server.routes import add_routes
 from winnow.server.service import Service
+from winnow.server.store import Store
 
 log = logging.getLogger("winnow.server")
 
@@ -26,12 +30,19 @@ _FILES = "/v1/files"
 def create_app(service: Service) -> FastAPI:
     """The app that serves `service`; its engine starts and ends with the app."""
 
+    store = None if service.config.files_dir is None else Store(Path(service.config.files_dir))
+    batches = None if store is None else Batches(service, store)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.engine.start()
+        if batches is not None:
+            batches.resume()
         try:
             yield
         finally:
+            if batches is not None:
+                await batches.stop()
             await service.close()
 
     docs = service.config.docs
@@ -45,6 +56,8 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     add_routes(app, service)
+    if store is not None and batches is not None:
+        add_file_routes(app, store, batches)
     add_error_handlers(app)
     config = service.config
     open_paths = {

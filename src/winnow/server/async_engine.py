@@ -60,12 +60,14 @@ class RequestStream:
     Attributes:
         requests: what was submitted.
         unfinished: ids of requests whose last output has not come.
+        background: nobody waits for them.
         submitted: when they reached the engine's inbox, by `time.monotonic`.
         waiting: ids of requests that have no token yet.
     """
 
     requests: Sequence[NewRequest]
     submitted: float
+    background: bool = False
     unfinished: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
     error: ApiError | None = None
@@ -163,15 +165,18 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    async def submit(self, requests: Sequence[NewRequest]) -> RequestStream:
+    async def submit(self, requests: Sequence[NewRequest], *, background: bool = False) -> RequestStream:
         """Queue requests, all of them or none.
+
+        Args:
+            background: a batch's: nobody waits for them, and they leave others' share of the queue alone.
 
         Raises:
             InvalidRequestError (or a subclass): a request cannot be served.
             ApiError: the engine has failed, or the server is shutting down.
         """
         self.require_usable()
-        stream = RequestStream(requests, time.monotonic())
+        stream = RequestStream(requests, time.monotonic(), background)
         for request in requests:
             self._streams[request.request_id] = stream
         try:
@@ -275,7 +280,7 @@ class AsyncEngine:
             await asyncio.to_thread(self._thread.join, 30)
 
     def _open_streams(self) -> set[RequestStream]:
-        return set(self._streams.values())
+        return {stream for stream in self._streams.values() if not stream.background}
 
     def _send(self, command: Callable[[], None]) -> None:
         self._inbox.append(command)
