@@ -51,7 +51,12 @@ def test_objects_answer_in_the_endpoints_form() -> None:
     assert list(chat) == ["id", "object", "created", "model", "choices", "usage"]
     assert (chat["id"], chat["object"], chat["created"]) == ("chatcmpl-7", "chat.completion", 9)
     assert [choice["message"]["content"] for choice in chat["choices"]] == ["a", "b"]
-    assert chat["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert chat["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     text = completion_object(ResponseForm(Endpoint.COMPLETION, "7", "m", 9), [output("a")])
     assert (text["id"], text["object"], text["choices"][0]["text"]) == ("cmpl-7", "text_completion", "a")
 

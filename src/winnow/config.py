@@ -136,6 +136,11 @@ class CacheConfig:
         effect=Effect.MEMORY,
     )
     block_size: int = option(16, "slots of one block; memory is handed out and given back in blocks")
+    enable_prefix_caching: bool = option(
+        True,
+        "keep the KVs of prompts while memory lasts, and let later requests that begin alike take them",
+        effect=Effect.BATCHES,
+    )
 
     def __post_init__(self) -> None:
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.

@@ -28,6 +28,7 @@ class EngineOptions(TypedDict, total=False):
     # CacheConfig
     kv_memory: int | str
     block_size: int
+    enable_prefix_caching: bool
     # SchedulerConfig
     max_num_seqs: int
     max_num_batched_tokens: int

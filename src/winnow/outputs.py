@@ -100,6 +100,8 @@ class RequestOutput:
     metrics: RequestMetrics
     prompt_logprobs: list[LogprobDict | None] | None = None
     """One entry per prompt token. The first is None, as no token precedes it."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KVs were in the prefix cache, and were not computed."""
 
     @property
     def error(self) -> str | None:
@@ -128,6 +130,10 @@ class EngineStats:
     kv_bytes_budget: int = 0
     prompt_tokens: int = 0
     """Prompt tokens computed; recomputed ones count again."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when their requests were first scheduled."""
+    cached_bytes: int = 0
+    """Of blocks that only the prefix cache holds: they are free for whoever needs them."""
     generated_tokens: int = 0
     num_preemptions: int = 0
     num_steps: int = 0

@@ -138,7 +138,8 @@ class CacheSize:
     def nbytes(self, layout: CacheLayout) -> int:
         """All bytes of the cache: blocks, free stack and counts of holders, table pages, page table, lengths."""
         return (
-            self.num_blocks * (layout.block_bytes + 2 * _INT32)
+            # free stack, holders, and whether the prefix index is one of them
+            self.num_blocks * (layout.block_bytes + 2 * _INT32 + 1)
             # tables and lengths exist twice: the ledger's, and those on the compute device; lengths of these twice
             + 2 * self.num_pages * layout.page_bytes
             + self.max_num_seqs * (2 * self.pages_per_seq + 3 * layout.rows_per_seq) * _INT32

@@ -11,6 +11,7 @@ import numpy as np
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.layout import CacheLayout, CacheSize, IntArray
+from winnow.cache.prefix_index import PrefixIndex, PrefixKey
 from winnow.cache.table_pages import TablePages
 from winnow.cache.update import BlockCopies, CacheUpdate, RowLengths
 
@@ -54,6 +55,7 @@ class Ledger:
         self.size = size
         self.allocator = BlockAllocator(size.num_blocks)
         self.pages = TablePages(layout, size)
+        self.prefixes = PrefixIndex(layout, self.allocator)
         shape = (size.max_num_seqs, layout.num_layers, layout.num_kv_heads)
         self.lengths = np.zeros(shape, dtype=np.int32)
         self.peak_blocks = 0
@@ -246,6 +248,53 @@ class Ledger:
         self._free_slots.append(slot)
         self._closed.append(slot)
 
+    # -- prefixes ------------------------------------------------------------------------------------------------
+
+    def adopt(self, slot: int, keys: Sequence[PrefixKey]) -> None:
+        """Let an open, empty sequence begin with the blocks of a known prefix.
+
+        Raises:
+            OutOfBlocksError: there are not enough table pages; nothing has changed.
+        """
+        assert not self.lengths[slot].any(), "only an empty sequence adopts a prefix"
+        if not keys:
+            return
+        shape = (1, self.layout.num_layers, self.layout.num_kv_heads)
+        slots, want = np.array([slot], dtype=np.int64), np.full(shape, len(keys), dtype=np.int32)
+        pages = self.pages.missing(slots, want.max(axis=(1, 2)))
+        if int(pages.sum()) > self.pages.num_free:
+            raise OutOfBlocksError(f"no table pages for a prefix of {len(keys)} blocks in slot {slot}")
+        blocks = self.prefixes.hold(keys)
+        self._paged.update(self.pages.grow(slots, pages))
+        self._enter(self.pages.index(slots, np.zeros_like(want), want), blocks.T.ravel())
+        self.lengths[slot] = len(keys) * self.layout.block_size
+        self._lengths.append(RowLengths(slots, self.lengths[slots]))
+        self._sharing.add(slot)
+        self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
+
+    def remember(self, slot: int, index: int, key: PrefixKey, token_ids: tuple[int, ...]) -> None:
+        """Let the index know block `index` of each row of a sequence, which holds the KVs of `token_ids`.
+
+        The rows must hold the KVs of all tokens up to there, as they were computed.
+        """
+        shape = (1, self.layout.num_layers, self.layout.num_kv_heads)
+        first = np.full(shape, index, dtype=np.int32)
+        self.prefixes.put(key, token_ids, self._blocks([slot], first, first + 1))
+        self._sharing.add(slot)
+
+    def own_or_forget(self, slot: int) -> bool:
+        """Let a sequence have its blocks for itself, since they will change: copy those that others hold.
+
+        Where memory lacks for that, the index forgets them. Returns False, with nothing changed but the index, if other
+        sequences hold so many that copies find no room.
+        """
+        if not self.can_own(slot):
+            self.prefixes.forget(self.blocks_of(slot)[: self._num_blocks(slot).flat[0]])
+        if not self.can_own(slot):
+            return False
+        self.own(slot)
+        return True
+
     # -- what others must follow ---------------------------------------------------------------------------------
 
     def take_update(self) -> CacheUpdate:
@@ -277,9 +326,11 @@ class Ledger:
         twice = holdings[1:][holdings[1:] == holdings[:-1]] // self.size.num_blocks
         assert not len(twice), f"slot {twice[0]} holds a block twice"
         holders = np.bincount(blocks, minlength=self.size.num_blocks)
-        unknowing = set(owners[holders[blocks] > 1].tolist()) - self._sharing
+        shared = (holders + self.allocator.indexed)[blocks] > 1
+        unknowing = set(owners[shared].tolist()) - self._sharing
         assert not unknowing, f"slots {unknowing} share blocks unknowingly"
         self.allocator.check_integrity(holders)
+        self.prefixes.check_integrity()
         self.pages.check_integrity()
         assert not self.lengths[self._free_slots].any(), "a free slot has a length"
 

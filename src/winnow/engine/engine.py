@@ -48,6 +48,8 @@ class Engine(RequestLoop):
             kv_bytes_peak=ledger.peak_bytes,
             kv_bytes_budget=self._kv_memory,
             prompt_tokens=self._requests.prompt_tokens,
+            cached_tokens=ledger.prefixes.num_hit_tokens,
+            cached_bytes=ledger.allocator.num_cached * ledger.layout.block_bytes,
             generated_tokens=self._requests.generated_tokens,
             num_preemptions=self._scheduler.num_preemptions,
             num_steps=self._num_steps,

@@ -22,11 +22,18 @@ class EvictionScheduler:
     """
 
     def __init__(
-        self, executor: Executor, ledger: Ledger, clock: Callable[[], float], max_kvs: int | None
+        self,
+        executor: Executor,
+        ledger: Ledger,
+        clock: Callable[[], float],
+        max_kvs: int | None,
+        own: Callable[[Sequence], bool],
     ) -> None:
+        """`own` lets a sequence have its blocks for itself, or preempts it and returns False."""
         self._executor = executor
         self._ledger = ledger
         self._clock = clock
+        self._own = own
         self._max_kvs = max_kvs
         self.total = RoundTally()
         self._num_steps = 0
@@ -129,6 +136,8 @@ class EvictionScheduler:
                 continue
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
+            if sequence.prefix is not None and not self._own(sequence):
+                continue
             leaders.append(sequence)
             same[sequence] = siblings(self._ledger, sequence, running)
             taken |= {sequence, *same[sequence]}

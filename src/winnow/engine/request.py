@@ -6,6 +6,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from winnow.cache import CacheLayout
+from winnow.cache.prefix_index import PrefixChain
 from winnow.engine.kv_state import KVState
 from winnow.engine.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
@@ -39,6 +41,8 @@ class Request:
     """Return one output, when it is finished."""
     deltas: bool = False
     """Each output holds what is new since the one before it."""
+    num_cached_tokens: int = 0
+    """Of the prompt, those whose KVs were there when its first sample got a slot."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
     error: str | None = None
     """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
@@ -150,6 +154,8 @@ class Sequence:
     eviction: SequenceEviction | None = field(init=False)
     """None: nothing will ever be evicted."""
     kv: KVState = field(default_factory=KVState)
+    prefix: PrefixChain | None = None
+    """The keys under which its blocks are shared; None: they are not."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -220,3 +226,15 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def longest_row(self) -> int:
+        """KVs of its longest row, about, until all its tokens are computed."""
+        return self.num_tokens if self.eviction is None else self.eviction.longest_row(self.num_tokens)
+
+    def peak_blocks(self, layout: CacheLayout, ahead: int = 0) -> int:
+        """Most blocks that it holds until all its tokens and `ahead` further ones are computed."""
+        num_tokens = self.num_tokens + ahead
+        if self.eviction is None:
+            return layout.blocks_for(num_tokens)
+        return self.eviction.peak_blocks(layout, num_tokens)

@@ -138,6 +138,7 @@ class RequestTable:
             finished,
             request.metrics,
             request.prompt_logprobs or None,
+            request.num_cached_tokens,
         )
         if finished:
             del self._requests[request.request_id]

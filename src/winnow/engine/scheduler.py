@@ -4,15 +4,18 @@ Decodes come first, then the prefill chunks of running prompts, then new request
 step's token budget is spent. Nothing here knows a model: the simulator runs the same object with a virtual clock.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from winnow.cache import CacheLayout, Demand, Ledger, OutOfBlocksError
+from winnow.cache import Demand, Ledger, OutOfBlocksError
+from winnow.cache.prefix_index import PrefixKey
 from winnow.config import SchedulerConfig
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastUrgent, PreemptionMethod, Recompute, VictimPolicy
+from winnow.engine.prefixes import PrefixSharing
 from winnow.engine.queue import PriorityQueue, WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
@@ -51,6 +54,7 @@ class Scheduler:
         method: PreemptionMethod | None = None,
         max_round_kvs: int | None = None,
         waiting: WaitingQueue | None = None,
+        prefix_caching: bool = False,
     ) -> None:
         self.waiting = PriorityQueue() if waiting is None else waiting
         self.running: list[Sequence] = []
@@ -61,7 +65,8 @@ class Scheduler:
         self._clock = clock
         self._victims = victims or LeastUrgent()
         self._method = method or Recompute()
-        self._rounds = EvictionScheduler(executor, self.ledger, clock, max_round_kvs)
+        self._rounds = EvictionScheduler(executor, self.ledger, clock, max_round_kvs, self._own)
+        self._prefixes = PrefixSharing(self.ledger, prefix_caching)
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
 
@@ -111,6 +116,7 @@ class Scheduler:
         while True:
             drop_finished(self.ledger, self.running)
             self._unshare_samples(budgets_differ=True)
+            self._own_before_change()
             waits = self._rounds.shrink_due(self.running)
             self._unshare_samples(budgets_differ=False)
             self._make_room()
@@ -176,9 +182,9 @@ class Scheduler:
         """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted."""
         able = self._rounds.making_room(self.running)
         first = self.waiting.first
-        if not able or first is None or not self.ledger.can_open(_longest_row(first)):
+        if not able or first is None or not self.ledger.can_open(first.longest_row):
             return
-        lacking = self._lacking(first)
+        lacking = self._lacking(first, self._prefixes.find(first))
         if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
 
@@ -198,14 +204,11 @@ class Scheduler:
             return
         for sequence in list(self.running):
             slot, request = sequence.kv.running_slot, sequence.request
-            if not self.ledger.is_shared(slot) or not sequence.owns_blocks:
+            if not sequence.owns_blocks or not self.ledger.is_shared(slot):
                 continue
             if (len(request.evictions) > 1) != budgets_differ or sequence.kv.num_computed < request.fork_at:
                 continue
-            if not self.ledger.can_own(slot):
-                self._preempt(sequence)
-            else:
-                self.ledger.own(slot)
+            self._own(sequence)
 
     def _append(self, planned: list[tuple[Sequence, int]]) -> None:
         """Take room for so many tokens of each sequence."""
@@ -235,23 +238,41 @@ class Scheduler:
         Nobody is served before the first, however little it needs: room comes free until that fits.
         """
         sequence = self.waiting.first
-        if sequence is None or not self.ledger.can_open(_longest_row(sequence)):
+        if sequence is None or not self.ledger.can_open(sequence.longest_row):
             return 0
+        prefix = self._prefixes.find(sequence)
+        sequence.kv.num_computed = len(prefix) * self.ledger.layout.block_size
         count = self._chunk(sequence, budget)
-        if not count or not self._room_for(sequence):
+        if not count or self._lacking(sequence, prefix) > 0:
+            sequence.kv.num_computed = 0
             return 0
         self.waiting.remove(sequence)
         sequence.kv.slot = self.ledger.open()
+        self._prefixes.adopt(sequence, prefix, count)
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
         self.running.append(sequence)
         return count
 
-    def _room_for(self, newcomer: Sequence) -> bool:
-        return self._lacking(newcomer) <= 0
+    def _own_before_change(self) -> None:
+        """Let sequences have their blocks for themselves before a query or a replay adds to accumulators."""
+        if not self.ledger.any_shared:
+            return
+        most = self._config.prefill_chunk or sys.maxsize
+        for sequence in list(self.running):
+            if self._prefixes.is_about_to_change(sequence, most):
+                self._own(sequence)
 
-    def _lacking(self, newcomer: Sequence) -> int:
+    def _own(self, sequence: Sequence) -> bool:
+        """Let a sequence have its blocks for itself. If memory lacks, since others hold so many, it gives way."""
+        slot = sequence.kv.running_slot
+        if self.ledger.is_shared(slot) and not self.ledger.own_or_forget(slot):
+            self._preempt(sequence)
+            return False
+        return True
+
+    def _lacking(self, newcomer: Sequence, prefix: list[PrefixKey]) -> int:
         """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
 
         Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
@@ -263,7 +284,9 @@ class Scheduler:
             self._soon_needed(sequence, self.ledger.blocks_held(sequence.kv.running_slot))
             for sequence in self.running
         )
-        return _peak_blocks(newcomer, layout) + promised - self.ledger.allocator.num_free
+        # What a policy will change is copied; what it is not, others have paid for.
+        held = self.ledger.prefixes.num_held(prefix) if newcomer.eviction is None else 0
+        return newcomer.peak_blocks(layout) + promised - held - self.ledger.allocator.num_free
 
     def _soon_needed(self, sequence: Sequence, held: int) -> int:
         """Blocks that a running sequence takes until its known tokens and another block of them are computed.
@@ -273,7 +296,7 @@ class Scheduler:
         """
         layout = self.ledger.layout
         if not sequence.is_decoding or sequence.before_replay_round:
-            return max(_peak_blocks(sequence, layout, ahead=layout.block_size) - held, 0)
+            return max(sequence.peak_blocks(layout, ahead=layout.block_size) - held, 0)
         # The peak of its prompt is behind it.
         num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
         most = (
@@ -367,13 +390,14 @@ class Scheduler:
         """Blocks and table pages for the next token of a sequence, at least."""
         layout, slot = self.ledger.layout, sequence.kv.slot
         if slot is None:
-            return _peak_blocks(sequence, layout), layout.pages_for(_longest_row(sequence))
+            return sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row)
         more = self.ledger.demand([slot], [1])
         held = len(self.ledger.pages.of(slot))
         return self.ledger.blocks_held(slot) + more.blocks, held + more.pages
 
     def start_anew(self) -> None:
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
+        self.ledger.prefixes.clear()
         for sequence in list(reversed(self.running)):
             self._put_back(sequence, Recompute())
 
@@ -384,21 +408,7 @@ class Scheduler:
                 sequence.kv.replayed += entry.count
             else:
                 sequence.kv.num_computed = entry.end
-
-
-def _peak_blocks(sequence: Sequence, layout: CacheLayout, ahead: int = 0) -> int:
-    """Most blocks that the sequence holds until all its tokens and `ahead` further ones are computed."""
-    num_tokens = sequence.num_tokens + ahead
-    if sequence.eviction is None:
-        return layout.blocks_for(num_tokens)
-    return sequence.eviction.peak_blocks(layout, num_tokens)
-
-
-def _longest_row(sequence: Sequence) -> int:
-    """KVs of its longest row, about, until all its tokens are computed."""
-    if sequence.eviction is None:
-        return sequence.num_tokens
-    return sequence.eviction.longest_row(sequence.num_tokens)
+                self._prefixes.remember(sequence, entry.start, entry.end)
 
 
 def _new_sequence(sequence: Sequence) -> NewSequence:

@@ -144,6 +144,27 @@ class SequenceEviction:
             return min(left, most)
         return max(min(most, left - window), 0)
 
+    @property
+    def num_shareable(self) -> int:
+        """Tokens of the prompt that the sequence may find computed by another: no round and no query that adds to
+        accumulators comes before they are through, and nothing is learnt of their queries or hidden states.
+        """
+        policy = self.policy
+        if policy.score.needs.queries or policy.budget.needs_similarity:
+            return 0
+        if policy.observes[False] is None:
+            return max(self._round_end(0) - 1, 0)
+        window = policy.score.window
+        return 0 if window is None else max(self._observed_end(0) - window, 0)
+
+    def may_observe(self, computed: int, most: int) -> bool:
+        """Whether queries of the next tokens, `most` of them or fewer, may add to accumulators."""
+        if self.policy.observes[computed >= self.context_len] is None:
+            return False
+        if computed >= self.context_len or self.policy.score.window is None:
+            return True
+        return computed + most >= self._observed_end(computed)
+
     # -- what is observed ----------------------------------------------------------------------------------------
 
     def observe(self, start: int, end: int) -> tuple[AttentionObserver | None, int]:

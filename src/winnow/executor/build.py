@@ -26,7 +26,13 @@ def build_engine(
         num_accumulators = max(policy.score.num_accumulators, 1)
     backend = open_backend(config.model.attention_backend, loaded.device)
     executor = TorchExecutor(loaded, config, backend, num_accumulators)
-    scheduler = Scheduler(config.scheduler, executor, clock, max_round_kvs=config.eviction.max_round_kvs)
+    scheduler = Scheduler(
+        config.scheduler,
+        executor,
+        clock,
+        max_round_kvs=config.eviction.max_round_kvs,
+        prefix_caching=config.cache.enable_prefix_caching,
+    )
     admission = Admission(
         scheduler.ledger,
         config,

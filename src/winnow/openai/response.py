@@ -85,12 +85,18 @@ def usage(outputs: Sequence[RequestOutput], prompts_alone: bool = False) -> dict
     """Tokens of the prompts and of all answers."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     answers = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
-    return usage_object(prompt, 0 if prompts_alone else answers)
+    cached = sum(output.num_cached_tokens for output in outputs)
+    return usage_object(prompt, 0 if prompts_alone else answers, cached)
 
 
-def usage_object(prompt: int, answers: int) -> dict[str, Any]:
-    """The object that counts tokens."""
-    return {"prompt_tokens": prompt, "completion_tokens": answers, "total_tokens": prompt + answers}
+def usage_object(prompt: int, answers: int, cached: int) -> dict[str, Any]:
+    """The object that counts tokens; `cached` are those of the prompts that were not computed."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answers,
+        "total_tokens": prompt + answers,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def finish_reason(answer: CompletionOutput) -> str | None:

@@ -71,10 +71,12 @@ class ChunkStream:
         self._new_parser = new_parser
         self._choices: dict[int, _Choice] = {}
         self._prompt_tokens: dict[int, int] = {}
+        self._cached_tokens: dict[int, int] = {}
 
     def push(self, place: int, output: RequestOutput) -> Iterator[Record]:
         """Yield the chunks of a delta of prompt number `place`."""
         self._prompt_tokens[place] = len(output.prompt_token_ids)
+        self._cached_tokens[place] = output.num_cached_tokens
         for answer in output.outputs:
             index = place * self._form.n + answer.index
             choice = self._choices.setdefault(index, _Choice())
@@ -94,7 +96,8 @@ class ChunkStream:
 
     def _usage(self) -> Record:
         answers = 0 if echo_alone(self._form) else sum(each.num_tokens for each in self._choices.values())
-        return usage_object(sum(self._prompt_tokens.values()), answers)
+        cached = sum(self._cached_tokens.values())
+        return usage_object(sum(self._prompt_tokens.values()), answers, cached)
 
     def _chunk(self, choice: Record) -> Record:
         chunk = {**self._head, "choices": [choice]}

@@ -62,8 +62,7 @@ class Metrics:
         self._last_token: dict[str, float] = {}
         self._seen: dict[str, int] = {}
         self.evicted_kvs = 0
-        self.prompt_tokens = self.generated_tokens = 0
-        self.cached_tokens = 0
+        self.prefix_queries = 0
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         labels = [*self._labels, *(["engine"] if name.startswith("vllm:") else [])]
@@ -107,8 +106,7 @@ class Metrics:
     def _count_finished(self, output: RequestOutput) -> None:
         generated = self._seen.pop(output.request_id, 0)
         self._last_token.pop(output.request_id, None)
-        self.prompt_tokens += len(output.prompt_token_ids)
-        self.generated_tokens += generated
+        self.prefix_queries += len(output.prompt_token_ids)
         for answer in output.outputs:
             reason = answer.finish_reason or "error"
             self._finished[reason] = self._finished.get(reason, 0) + 1
@@ -156,11 +154,14 @@ class Metrics:
             "num_preemptions": ("answers that gave their KVs up for others", stats.num_preemptions),
             "prompt_tokens": ("prompt tokens computed", stats.prompt_tokens),
             "generation_tokens": ("tokens sampled", stats.generated_tokens),
+            "prefix_cache_queries": ("prompt tokens looked for in the prefix cache", self.prefix_queries),
+            "prefix_cache_hits": ("prompt tokens found in the prefix cache", stats.cached_tokens),
         }
         own_gauges = {
             "kv_bytes_used": ("bytes of KV memory in use", stats.kv_bytes_used),
             "kv_bytes_peak": ("most bytes of KV memory in use so far", stats.kv_bytes_peak),
             "kv_bytes_budget": ("bytes of KV memory", stats.kv_bytes_budget),
+            "kv_bytes_cached": ("bytes that only the prefix cache holds, free for use", stats.cached_bytes),
         }
         own_counters: dict[str, tuple[str, float]] = {
             "steps": ("steps of the engine", stats.num_steps),
