@@ -15,6 +15,7 @@ from winnow.outputs import CompletionOutput, EvictionReport, RequestMetrics, Req
 from winnow.sampling import Logprob
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def parse(line: dict[str, Any] | bytes) -> Job | BadLine:
@@ -75,7 +76,7 @@ def test_flat() -> None:
         "text": "yes",
         "token_ids": [5, 6],
         "finish_reason": "length",
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, **CACHED},
     }
 
 
@@ -88,7 +89,7 @@ def test_flat_with_several_samples_and_a_stop_reason() -> None:
             {"index": 0, "text": "a", "token_ids": [5, 6], "finish_reason": "length"},
             {"index": 1, "text": "b", "token_ids": [5, 6], "finish_reason": "stop", "stop_reason": "END"},
         ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, **CACHED},
     }
 
 
@@ -166,7 +167,7 @@ def test_batch_completion() -> None:
                         "finish_reason": "length",
                     }
                 ],
-                "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+                "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, **CACHED},
             },
         },
         "error": None,

@@ -44,7 +44,10 @@ def test_streams_add_up_to_whole_answers(server: Running, chat: bool) -> None:
     response = server.post(path, body | options)
     assert response.headers["content-type"].startswith("text/event-stream")
     chunks = events(response.text)
-    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == whole["usage"]
+    assert chunks[-1]["choices"] == []
+    for usage in (chunks[-1]["usage"], whole["usage"]):
+        del usage["prompt_tokens_details"]  # the second finds more in the prefix cache
+    assert chunks[-1]["usage"] == whole["usage"]
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
     for choice in whole["choices"]:
         own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
@@ -154,6 +157,14 @@ def test_tokenize_and_back(server: Running, llm: LLM) -> None:
     assert chat["tokens"] == llm.tokenize_chat(MESSAGES).token_ids
     for path, body in (("/detokenize", {"tokens": [10**9]}), ("/detokenize", {"tokens": "a"}), ("/tokenize", {})):
         assert server.post(path, body).status_code == 400
+
+
+def test_cached_tokens_are_told(server: Running) -> None:
+    body = {"prompt": list(range(700, 900)), "max_tokens": 1}
+    first, second = (server.post("/v1/completions", body).json()["usage"] for _ in range(2))
+    assert first["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert second["prompt_tokens_details"]["cached_tokens"] >= 150
+    assert second["prompt_tokens"] == 200
 
 
 def test_metrics_count(server: Running) -> None:

@@ -92,9 +92,10 @@ class ChunkStream:
 
     def usage_chunk(self) -> Record:
         """Return the chunk that counts tokens, after all others."""
-        return {**self._head, "choices": [], "usage": self._usage()}
+        return {**self._head, "choices": [], "usage": self.usage()}
 
-    def _usage(self) -> Record:
+    def usage(self) -> Record:
+        """Return the tokens so far."""
         answers = 0 if echo_alone(self._form) else sum(each.num_tokens for each in self._choices.values())
         cached = sum(self._cached_tokens.values())
         return usage_object(sum(self._prompt_tokens.values()), answers, cached)
@@ -102,7 +103,7 @@ class ChunkStream:
     def _chunk(self, choice: Record) -> Record:
         chunk = {**self._head, "choices": [choice]}
         if self._include_usage:
-            chunk["usage"] = self._usage() if self._continuous else None
+            chunk["usage"] = self.usage() if self._continuous else None
         return chunk
 
     def _text_chunks(

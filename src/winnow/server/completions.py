@@ -44,18 +44,23 @@ async def complete(service: Service, request: Request, endpoint: Endpoint, body:
         request, service.submit(asked, tenant, request_id, deltas=asked.stream)
     )
     if asked.stream:
-        chunks = ChunkStream(
-            form,
-            include_usage=asked.include_usage,
-            continuous=asked.continuous_usage,
-            new_parser=(lambda output: _parser(service, asked, output)) if parses(service, asked) else None,
-        )
+        chunks = new_chunks(service, asked, form)
         return EventStream(
             _events(service, submitted, chunks, tenant, include_usage=asked.include_usage),
             lambda: service.engine.abandon(submitted.stream),
         )
     outputs = await unless_disconnected(request, collect(service, submitted, tenant))
     return StrictResponse(completion_object(form, outputs))
+
+
+def new_chunks(service: Service, asked: CompletionRequest, form: ResponseForm) -> ChunkStream:
+    """What turns the deltas of a body's requests into chunks."""
+    return ChunkStream(
+        form,
+        include_usage=asked.include_usage,
+        continuous=asked.continuous_usage,
+        new_parser=(lambda output: _parser(service, asked, output)) if parses(service, asked) else None,
+    )
 
 
 def parses(service: Service, asked: CompletionRequest) -> bool:

@@ -12,6 +12,7 @@ from winnow.openai.errors import SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.openai.request import Endpoint
 from winnow.server.completions import StrictResponse, complete
 from winnow.server.http import error_response, read_json
+from winnow.server.responses import respond
 from winnow.server.service import Service
 from winnow.server.tokens import detokenize, tokenize
 
@@ -26,6 +27,10 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def completions(request: Request) -> Response:
         """Continue prompts."""
         return await complete(service, request, Endpoint.COMPLETION, await read_json(request))
+
+    async def responses(request: Request) -> Response:
+        """Answer a conversation, in the form of the Responses API."""
+        return await respond(service, request, await read_json(request))
 
     async def models(request: Request) -> Response:
         """List the model under each of its names."""
@@ -82,6 +87,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
     post: dict[str, Any] = {
         "/v1/chat/completions": chat_completions,
         "/v1/completions": completions,
+        "/v1/responses": responses,
         "/tokenize": tokenize_route,
         "/detokenize": detokenize_route,
     }
