@@ -13,6 +13,7 @@ from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
 from winnow.engine.loop import RequestLoop
 from winnow.engine.new_request import NewRequest
+from winnow.engine.occupancy import Occupancy
 from winnow.engine.shared import OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
 from winnow.eviction import resolve_policy
@@ -230,9 +231,13 @@ class LLM:
         if not content:
             raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
         with self._tokenizing:
-            return TokenizedPrompt(content, self.tokenizer.encode(content, add_special_tokens=add_special_tokens))
+            return TokenizedPrompt(
+                content, self.tokenizer.encode(content, add_special_tokens=add_special_tokens)
+            )
 
-    def tokenize_chat(self, messages: Sequence[Message], template: TemplateOptions = PLAIN) -> TokenizedPrompt:
+    def tokenize_chat(
+        self, messages: Sequence[Message], template: TemplateOptions = PLAIN
+    ) -> TokenizedPrompt:
         """As `tokenize`, for a conversation; `template` is what its template is told beside the messages."""
         with self._tokenizing:
             return apply_template(self.tokenizer, messages, template)
@@ -289,6 +294,10 @@ class LLM:
 
     def stats(self) -> EngineStats:
         return self._shared.call(lambda engine: engine.stats())
+
+    def occupancy(self) -> Occupancy:
+        """Return who holds the KV memory now, and how much of each layer and head stays."""
+        return self._shared.call(lambda engine: engine.occupancy())
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Return the bytes of a sequence that keeps `num_kvs` KVs in every row, in whole blocks."""

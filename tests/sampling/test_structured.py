@@ -42,7 +42,9 @@ def test_json_schema(llm: LLM) -> None:
 
 
 def test_regex_choice_and_grammar(llm: LLM) -> None:
-    assert all(re.fullmatch(r"[0-9]{3}-[a-f]{2}", text) for text in answers(llm, {"regex": "[0-9]{3}-[a-f]{2}"}))
+    assert all(
+        re.fullmatch(r"[0-9]{3}-[a-f]{2}", text) for text in answers(llm, {"regex": "[0-9]{3}-[a-f]{2}"})
+    )
     assert set(answers(llm, {"choice": ['yes "é"', "no"]}, n=8)) <= {'yes "é"', "no"}
     grammar = 'start: "(" item ("," item)? ")"\nitem: /[a-z]{1,3}/ | "<" /[0-9]/ ">"'
     for text in answers(llm, {"grammar": grammar}):

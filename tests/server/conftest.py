@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from tests.server.running import Running, running
+
 from winnow import LLM
 
 

@@ -51,7 +51,9 @@ class Running:
 
 
 @contextmanager
-def running(llm: Any, keys: dict[str, str] | None = None, template: Any = None, **options: Any) -> Iterator[Running]:
+def running(
+    llm: Any, keys: dict[str, str] | None = None, template: Any = None, **options: Any
+) -> Iterator[Running]:
     server = Running(llm, ServerConfig(**options), keys or {}, template)
     try:
         yield server

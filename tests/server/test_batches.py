@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-
 from tests.server.running import Running, eventually, running
+
 from winnow import LLM
 
 URL = "/v1/completions"
@@ -74,8 +74,13 @@ def test_a_batch_from_end_to_end(server: Running) -> None:
     batch = ended(server.client, batch["id"])
     assert batch["status"] == "completed"
     assert batch["request_counts"] == {"total": 40, "completed": 36, "failed": 4}
-    answers, errors = content(server.client, batch["output_file_id"]), content(server.client, batch["error_file_id"])
-    assert [each["custom_id"] for each in answers] == [f"line-{i}" for i in range(40) if i not in (3, 5, 6, 7)]
+    answers, errors = (
+        content(server.client, batch["output_file_id"]),
+        content(server.client, batch["error_file_id"]),
+    )
+    assert [each["custom_id"] for each in answers] == [
+        f"line-{i}" for i in range(40) if i not in (3, 5, 6, 7)
+    ]
     assert all(each["response"]["body"]["usage"]["completion_tokens"] == 4 for each in answers)
     assert [each["error"]["line"] for each in errors] == [4, 6, 7, 8]
     assert [each["response"]["status_code"] for each in errors] == [400, 400, 404, 400]
@@ -120,7 +125,10 @@ def test_cancelled_batches_keep_what_is_answered(server: Running) -> None:
     assert server.client.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
     batch = ended(server.client, batch["id"])
     assert batch["status"] == "cancelled"
-    answers, errors = content(server.client, batch["output_file_id"]), content(server.client, batch["error_file_id"])
+    answers, errors = (
+        content(server.client, batch["output_file_id"]),
+        content(server.client, batch["error_file_id"]),
+    )
     assert len(answers) + len(errors) == 200 and answers and errors
     assert server.client.post(f"/v1/batches/{batch['id']}/cancel").status_code == 400
 

@@ -5,8 +5,8 @@ import math
 from typing import Any
 
 import pytest
+from tests.server.running import MODEL, Running, events, eventually
 
-from tests.server.running import MODEL, Running, eventually, events
 from winnow import LLM, SamplingParams
 
 MESSAGES = [{"role": "user", "content": "What is the name of the dog?"}]
@@ -20,7 +20,9 @@ def test_answers_equal_the_offline_engines(server: Running, llm: LLM) -> None:
     assert [c["message"]["content"] for c in served["choices"]] == [o.text for o in chat.outputs]
     for choice, answer in zip(served["choices"], chat.outputs, strict=True):
         assert answer.logprobs is not None
-        expected = [found[token].logprob for token, found in zip(answer.token_ids, answer.logprobs, strict=True)]
+        expected = [
+            found[token].logprob for token, found in zip(answer.token_ids, answer.logprobs, strict=True)
+        ]
         got = [entry["logprob"] for entry in choice["logprobs"]["content"]]
         assert got == pytest.approx(expected, abs=1e-4)
         assert choice["finish_reason"] == answer.finish_reason
@@ -68,14 +70,18 @@ def test_streams_add_up_to_whole_answers(server: Running, chat: bool) -> None:
 
 def test_echo_with_logprobs(server: Running, llm: LLM) -> None:
     """What lm_eval's local-completions asks, with token ids and with text."""
-    [output] = llm.generate(["The king of the land"], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1))
+    [output] = llm.generate(
+        ["The king of the land"], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
+    )
     ids = output.prompt_token_ids
     body = {"prompt": [ids], "temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": True}
     [choice] = server.post("/v1/completions", body).json()["choices"]
     logprobs = choice["logprobs"]
     assert len(logprobs["tokens"]) == len(ids) + 1 and logprobs["token_logprobs"][0] is None
     assert output.prompt_logprobs is not None
-    expected = [found[t].logprob for t, found in zip(ids[1:], output.prompt_logprobs[1:], strict=True) if found]
+    expected = [
+        found[t].logprob for t, found in zip(ids[1:], output.prompt_logprobs[1:], strict=True) if found
+    ]
     assert logprobs["token_logprobs"][1:-1] == pytest.approx(expected, abs=1e-4)
     assert choice["text"].endswith(output.outputs[0].text)
     alone = server.post("/v1/completions", body | {"max_tokens": 0}).json()
@@ -95,7 +101,13 @@ def test_extensions(server: Running) -> None:
     assert choice["eviction"]["policy"] == "snapkv" and choice["eviction"]["mean_kept"] < 160
     stream = events(server.post("/v1/completions", body | {"stream": True}).text)
     assert stream[-1]["choices"][0]["eviction"]["kept"] == choice["eviction"]["kept"]
-    body = {"prompt": prompt, "max_tokens": 4, "eviction": "snapkv", "compression": 4, "return_token_ids": True}
+    body = {
+        "prompt": prompt,
+        "max_tokens": 4,
+        "eviction": "snapkv",
+        "compression": 4,
+        "return_token_ids": True,
+    }
     choice = server.post("/v1/completions", body).json()["choices"][0]
     assert len(choice["token_ids"]) == 4 and choice["prompt_token_ids"] == prompt
     assert server.post("/v1/completions", body | {"eviction": "no such"}).status_code == 400
@@ -103,7 +115,12 @@ def test_extensions(server: Running) -> None:
 
 def test_structured_output(server: Running) -> None:
     pytest.importorskip("llguidance")
-    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     forms: list[dict[str, Any]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}},
         {"structured_outputs": {"json": schema}},
@@ -155,7 +172,11 @@ def test_tokenize_and_back(server: Running, llm: LLM) -> None:
     assert server.post("/detokenize", {"tokens": bare}).json()["prompt"].strip() == "The king"
     chat = server.post("/tokenize", {"messages": MESSAGES}).json()
     assert chat["tokens"] == llm.tokenize_chat(MESSAGES).token_ids
-    for path, body in (("/detokenize", {"tokens": [10**9]}), ("/detokenize", {"tokens": "a"}), ("/tokenize", {})):
+    for path, body in (
+        ("/detokenize", {"tokens": [10**9]}),
+        ("/detokenize", {"tokens": "a"}),
+        ("/tokenize", {}),
+    ):
         assert server.post(path, body).status_code == 400
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-
 from tests.server.running import Running, events, running
+
 from winnow import LLM
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

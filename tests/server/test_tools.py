@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from tests.server.running import Running, events, running
+
 from winnow import LLM
 
 CHAT = "/v1/chat/completions"
@@ -23,6 +23,7 @@ TOOLS = [
 ]
 TEMPLATE = {
     "defaults": {"role": "assistant"},
+    "start_anchor": "\nAnswer:",
     "fields": {
         "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
         "tool_calls": {
@@ -99,7 +100,11 @@ def test_responses(server: Running) -> None:
     assert whole["object"] == "response" and whole["status"] in ("completed", "incomplete")
     [item] = whole["output"]
     text = item["content"][0]["text"]
-    chat = {"messages": [{"role": "system", "content": "Be short."}, *MESSAGES], "max_tokens": 6, "temperature": 0}
+    chat = {
+        "messages": [{"role": "system", "content": "Be short."}, *MESSAGES],
+        "max_tokens": 6,
+        "temperature": 0,
+    }
     assert text == server.post(CHAT, chat).json()["choices"][0]["message"]["content"]
     assert whole["usage"]["output_tokens"] <= 6
 

@@ -1,4 +1,4 @@
-"""Flags that a user of vLLM types by reflex: taken where they mean something here, refused with the reason elsewhere."""
+"""Flags that a user of vLLM types by reflex: taken where they mean something here, else refused with the reason."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -44,7 +44,9 @@ REFLEXES: Mapping[str, Reflex] = {
     "tensor-parallel-size": Reflex("a model runs on one device", _is("1")),
     "pipeline-parallel-size": Reflex("a model runs on one device", _is("1")),
     "data-parallel-size": Reflex("start a server for each device", _is("1")),
-    "kv-cache-dtype": Reflex("KVs are stored as --dtype says; --compression keeps fewer of them", _is("auto")),
+    "kv-cache-dtype": Reflex(
+        "KVs are stored as --dtype says; --compression keeps fewer of them", _is("auto")
+    ),
     "swap-space": Reflex("KVs that do not fit are computed again; --kv-memory gives more room", _is("0")),
     "cpu-offload-gb": Reflex("weights stay on their device", _is("0")),
     "tokenizer": Reflex("the tokenizer is the one in the model's directory"),

@@ -24,8 +24,8 @@ from winnow.cli.engine import (
 )
 from winnow.cli.meter import Meter
 from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
-from winnow.cli.prompt_file import open_prompts
 from winnow.cli.progress import add_progress_flag, open_progress
+from winnow.cli.prompt_file import open_prompts
 from winnow.cli.summary import Summary
 from winnow.cli.terminal import show, silence
 from winnow.config import EngineConfig

@@ -28,7 +28,7 @@ examples:
   winnow serve
   winnow serve path/to/model --kv-memory 2GiB --port 8080
   winnow serve org/name --api-key $KEY --eviction winnow --compression 4
-  curl localhost:8000/v1/completions -d '{"prompt": "Once upon", "max_tokens": 8}' -H 'content-type: application/json'
+  curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "Once upon"}'
 """
 
 

@@ -8,6 +8,7 @@ from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
 from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.new_request import KeptPositions, NewRequest
+from winnow.engine.occupancy import Occupancy, measure_occupancy
 from winnow.engine.request import ReplayTally, Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
 from winnow.errors import InvalidRequestError
@@ -64,6 +65,9 @@ class Engine(RequestLoop):
                 "evict": rounds.seconds,
             },
         )
+
+    def occupancy(self) -> Occupancy:
+        return measure_occupancy(self._scheduler.running, self._scheduler.ledger, self._executor.layout)
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""

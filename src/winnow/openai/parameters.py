@@ -41,7 +41,7 @@ _REASONS = {
     "cache_salt": "cache_salt is not taken from requests: the server derives it from the API key's tenant",
     "chat_template": "chat_template is not taken from requests: the model's own is used",
     "prompt_embeds": "prompt_embeds are not taken: send text or token ids",
-    "truncate_prompt_tokens": "truncate_prompt_tokens is not supported: compression keeps long prompts in little memory",
+    "truncate_prompt_tokens": "truncate_prompt_tokens is not supported: compression keeps long prompts small",
 }
 
 

@@ -1,7 +1,7 @@
 """Bodies of /v1/completions and /v1/chat/completions, understood."""
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +83,9 @@ def read_body(
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise ApiError("invalid_request", f"model must be a text, got {json_kind(model)}", "model")
-    values = {key: value for key, value in body.items() if key not in (question, "model") and value is not None}
+    values = {
+        key: value for key, value in body.items() if key not in (question, "model") and value is not None
+    }
     stream, include_usage, continuous = _read_stream(values)
     if stream and not served:
         raise ApiError("unsupported_parameter", "stream is not supported in a batch", "stream")
@@ -138,7 +140,9 @@ def read_prompt(prompt: Any) -> Prompt:
             )
     elif not isinstance(prompt, str):
         raise ApiError(
-            "invalid_request", f"prompt must be text or a list of token ids, got {json_kind(prompt)}", "prompt"
+            "invalid_request",
+            f"prompt must be text or a list of token ids, got {json_kind(prompt)}",
+            "prompt",
         )
     if not prompt:
         raise ApiError("invalid_request", "prompt must not be empty", "prompt")
@@ -169,7 +173,9 @@ def _read_prompts(prompt: Any, *, several: bool) -> tuple[Prompt, ...]:
         raise ApiError("invalid_request", f"a request must hold one prompt, got {len(prompt)}", "prompt")
     if len(prompt) > MAX_SEQUENCES:
         raise ApiError(
-            "invalid_request", f"prompt must hold at most {MAX_SEQUENCES} prompts, got {len(prompt)}", "prompt"
+            "invalid_request",
+            f"prompt must hold at most {MAX_SEQUENCES} prompts, got {len(prompt)}",
+            "prompt",
         )
     return tuple(read_prompt(each) for each in prompt)
 
@@ -201,7 +207,7 @@ def _switch(values: dict[str, Any], name: str, path: str | None = None) -> bool:
     """Take a field that is true or false out of `values`; False where it is missing or null."""
     value = values.pop(name, None)
     if value is not None and not isinstance(value, bool):
-        raise ApiError("invalid_request", f"{path or name} must be true or false, got {value!r:.80}", path or name)
+        raise ApiError(
+            "invalid_request", f"{path or name} must be true or false, got {value!r:.80}", path or name
+        )
     return bool(value)
-
-

@@ -14,7 +14,16 @@ PATH = "/v1/responses"
 MAX_ITEMS = 4096
 
 # Fields that mean the same under the same name in a chat.
-_SHARED = ("model", "temperature", "top_p", "stream", "user", "metadata", "safety_identifier", "prompt_cache_key")
+_SHARED = (
+    "model",
+    "temperature",
+    "top_p",
+    "stream",
+    "user",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+)
 _IGNORED = ("store", "include", "service_tier", "stream_options", "max_tool_calls", "prompt_cache_retention")
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
@@ -55,7 +64,9 @@ def chat_body(body: Mapping[str, Any]) -> Record:
         chat["response_format"] = text["format"]
     reasoning = values.pop("reasoning", {})
     if not isinstance(reasoning, dict):
-        raise ApiError("invalid_request", f"reasoning must be an object, got {json_kind(reasoning)}", "reasoning")
+        raise ApiError(
+            "invalid_request", f"reasoning must be an object, got {json_kind(reasoning)}", "reasoning"
+        )
     if reasoning.get("effort") is not None:
         chat["reasoning_effort"] = reasoning["effort"]
     if "tools" in values:
@@ -80,9 +91,7 @@ def _messages(instructions: Any, given: Any) -> list[Record]:
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
     if not isinstance(given, list) or not given or len(given) > MAX_ITEMS:
-        raise ApiError(
-            "invalid_request", f"input must be text, or a list of 1 to {MAX_ITEMS} items", "input"
-        )
+        raise ApiError("invalid_request", f"input must be text, or a list of 1 to {MAX_ITEMS} items", "input")
     for index, item in enumerate(given):
         message = _message(item, f"input[{index}]")
         if message is None:
@@ -122,9 +131,7 @@ def _tools(tools: Any) -> Any:
             function = {name: value for name, value in tool.items() if name not in ("type", "strict")}
             found.append({"type": "function", "function": function})
         else:
-            raise ApiError(
-                "unsupported_parameter", f"tools[{index}] must be a function", f"tools[{index}]"
-            )
+            raise ApiError("unsupported_parameter", f"tools[{index}] must be a function", f"tools[{index}]")
     return found
 
 
@@ -230,6 +237,7 @@ class ResponseWriter:
     def _begin_item(self, kind: str) -> Iterator[Record]:
         """Open an item that grows: the message, or the reasoning before it."""
         part: Record
+        item: Record
         if kind == "message":
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item = {"type": kind, "id": _new_id("msg"), "status": "in_progress", "role": "assistant"}

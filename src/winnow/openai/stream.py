@@ -171,9 +171,13 @@ class ChunkStream:
         parser = choice.parser
         if parser is None:
             return [{"content": answer.text}] if answer.text else []
-        events = parser.feed(answer.text)
-        if answer.finish_reason is not None:
-            events = [*events, *parser.finalize()[1]]
+        try:
+            events = parser.feed(answer.text)
+            if answer.finish_reason is not None:
+                events = [*events, *parser.finalize()[1]]
+        except Exception:  # the model broke its own rules: what follows is text
+            choice.parser = None
+            return [{"content": answer.text}] if answer.text else []
         found = []
         for event in events:
             delta = self._event_delta(choice, event)

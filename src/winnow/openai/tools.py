@@ -67,9 +67,7 @@ def read_template_options(values: dict[str, Any]) -> TemplateOptions:
     for name, value in (("add_generation_prompt", generation), ("continue_final_message", continued)):
         if not isinstance(value, bool):
             raise ApiError("invalid_request", f"{name} must be true or false, got {value!r:.80}", name)
-    return TemplateOptions(
-        () if choice == "none" else found, generation, continued, variables
-    )
+    return TemplateOptions(() if choice == "none" else found, generation, continued, variables)
 
 
 def _read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
@@ -80,7 +78,11 @@ def _read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
         raise ApiError("invalid_request", f"tools must be a list of at most {MAX_TOOLS}, got {got}", "tools")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        if (
+            not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+            or not function["name"]
+        ):
             raise ApiError(
                 "invalid_request",
                 f"tools[{index}] must be a function with a name: "

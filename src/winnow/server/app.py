@@ -15,6 +15,7 @@ from starlette.responses import Response
 from winnow.errors import WinnowError
 from winnow.openai.errors import INTERNAL, ApiError
 from winnow.server.batches import Batches
+from winnow.server.dashboard import add_dashboard
 from winnow.server.file_routes import add_file_routes
 from winnow.server.http import ClientLeft, Gate, error_response
 from winnow.server.routes import add_routes
@@ -56,6 +57,8 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     add_routes(app, service)
+    if service.config.dashboard:
+        add_dashboard(app, service)
     if store is not None and batches is not None:
         add_file_routes(app, store, batches)
     add_error_handlers(app)

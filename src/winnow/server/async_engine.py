@@ -187,6 +187,12 @@ class AsyncEngine:
             raise
         return stream
 
+    @property
+    def background(self) -> int:
+        """Answers of batches in progress."""
+        streams = {stream for stream in self._streams.values() if stream.background}
+        return sum(each.params.n for stream in streams for each in stream.requests)
+
     def require_usable(self) -> None:
         """Refuse requests that nothing would come of.
 

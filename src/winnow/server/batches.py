@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
@@ -161,11 +162,11 @@ class Batches:
 
     async def _validate(self, record: Record) -> InputFile | None:
         """Look at the input as a whole. None: it cannot be run, and the batch says why."""
-        prompts = await self._on_disk(
-            lambda: InputFile.scan(self._store.content(record["input_file_id"]))
-        )
+        prompts = await self._on_disk(lambda: InputFile.scan(self._store.content(record["input_file_id"])))
         faults = [
-            _error("duplicate_custom_id", f"lines {first} and {second} have the custom_id {name!r:.200}", second)
+            _error(
+                "duplicate_custom_id", f"lines {first} and {second} have the custom_id {name!r:.200}", second
+            )
             for name, first, second in prompts.repeated[:100]
         ]
         if prompts.num_requests == 0:
@@ -266,12 +267,16 @@ class Batches:
                 else:
                     assert job.prompt is not None
                     prompt = await service.tokenize(_as_prompt(job.prompt))
-                name = f"{record['id']}-{job.number}-{attempt}"
-                request = await service.off_loop(
-                    lambda: service.llm.new_request(
-                        prompt, params, name, priority=-1, tenant=record["tenant"], final_only=True
-                    )
+                make = partial(
+                    service.llm.new_request,
+                    prompt,
+                    params,
+                    f"{record['id']}-{job.number}-{attempt}",
+                    priority=-1,
+                    tenant=record["tenant"],
+                    final_only=True,
                 )
+                request = await service.off_loop(make)
                 output = await self._output(request)
             except ApiError as error:
                 if service.engine.failure is not None or error.code in (SHUTTING_DOWN, UNHEALTHY):
@@ -362,7 +367,9 @@ def _is_metadata(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and len(value) <= _MAX_METADATA
-        and all(isinstance(each, str) and len(each) <= _MAX_METADATA_CHARS for each in (*value, *value.values()))
+        and all(
+            isinstance(each, str) and len(each) <= _MAX_METADATA_CHARS for each in (*value, *value.values())
+        )
     )
 
 

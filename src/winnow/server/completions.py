@@ -28,7 +28,9 @@ class StrictResponse(JSONResponse):
         return dump_json(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-async def complete(service: Service, request: Request, endpoint: Endpoint, body: Mapping[str, Any]) -> Response:
+async def complete(
+    service: Service, request: Request, endpoint: Endpoint, body: Mapping[str, Any]
+) -> Response:
     """Answer a body.
 
     Raises:
@@ -68,13 +70,13 @@ def parses(service: Service, asked: CompletionRequest) -> bool:
     return service.response_template is not None and asked.messages is not None
 
 
-def response_form(
-    service: Service, asked: CompletionRequest, endpoint: Endpoint, model: str
-) -> ResponseForm:
+def response_form(service: Service, asked: CompletionRequest, endpoint: Endpoint, model: str) -> ResponseForm:
     """What the objects that answer a body have in common."""
     echo = None
     if asked.echo:
-        echo = Echo(lambda output: _prompt_text(service, output), lambda token: _name(service, token), asked.only_echo)
+        echo = Echo(
+            lambda output: _prompt_text(service, output), lambda token: _name(service, token), asked.only_echo
+        )
 
     def parse(output: RequestOutput, answer: CompletionOutput) -> Mapping[str, Any]:
         parser = _parser(service, asked, output)

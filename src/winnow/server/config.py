@@ -55,7 +55,9 @@ class ServerConfig:
         parse=optional_int,
     )
     max_body: int = _served(
-        16 * 2**20, "largest body of a request, such as 16MiB; larger ones are refused with 413", parse=parse_bytes
+        16 * 2**20,
+        "largest body of a request, such as 16MiB; larger ones are refused with 413",
+        parse=parse_bytes,
     )
     max_file: int = _served(
         512 * 2**20, "largest file that /v1/files takes, such as 512MiB", parse=parse_bytes

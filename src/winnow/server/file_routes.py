@@ -29,7 +29,9 @@ def add_file_routes(app: FastAPI, store: Store, batches: Batches) -> None:
                 raise ApiError("invalid_request", "file must be a file in multipart/form-data", "file")
             if purpose not in _PURPOSES:
                 raise ApiError(
-                    "invalid_request", f"purpose must be {', '.join(_PURPOSES)}, got {purpose!r:.80}", "purpose"
+                    "invalid_request",
+                    f"purpose must be {', '.join(_PURPOSES)}, got {purpose!r:.80}",
+                    "purpose",
                 )
             name = (file.filename or "upload.jsonl")[:255]
             record = await asyncio.to_thread(
@@ -94,7 +96,9 @@ def _page(request: Request, records: list[Record]) -> Response:
     query = request.query_params
     text = query.get("limit", "100")
     if not text.isdecimal() or not 1 <= int(text[:10]) <= _MAX_PAGE:
-        raise ApiError("invalid_request", f"limit must be between 1 and {_MAX_PAGE}, got {text!r:.80}", "limit")
+        raise ApiError(
+            "invalid_request", f"limit must be between 1 and {_MAX_PAGE}, got {text!r:.80}", "limit"
+        )
     after = query.get("after")
     if after is not None:
         places = [index for index, each in enumerate(records) if each["id"] == after]
@@ -111,5 +115,3 @@ def _page(request: Request, records: list[Record]) -> Response:
             "has_more": len(records) > len(shown),
         }
     )
-
-

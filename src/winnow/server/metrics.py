@@ -11,10 +11,53 @@ from prometheus_client.registry import Collector
 from winnow.outputs import EngineStats, RequestOutput
 
 _TTFT = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640),
+    *(
+        0.001,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+        0.1,
+        0.25,
+        0.5,
+        0.75,
+        1,
+        2.5,
+        5,
+        7.5,
+        10,
+        20,
+        40,
+        80,
+        160,
+        640,
+    ),
     2560,
 )
-_ITL = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40, 80)
+_ITL = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    10,
+    40,
+    80,
+)
 _REQUEST = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 480, 1920, 7680)
 _TOKENS = tuple(2**power for power in range(21))
 _RATIOS = (1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -57,7 +100,7 @@ class Metrics:
             name: [self._histogram(f"winnow_{name}", text, buckets)]
             for name, (text, buckets) in _OWN_HISTOGRAMS.items()
         }
-        self._finished: dict[str, int] = {}
+        self.finished: dict[str, int] = {}
         self._by_tenant: dict[tuple[str, str], int] = {}
         self._last_token: dict[str, float] = {}
         self._seen: dict[str, int] = {}
@@ -95,7 +138,7 @@ class Metrics:
         for name in request_ids:
             if self._seen.pop(name, None) is not None:
                 self._last_token.pop(name, None)
-            self._finished["abort"] = self._finished.get("abort", 0) + 1
+            self.finished["abort"] = self.finished.get("abort", 0) + 1
 
     def count_tokens(self, tenant: str | None, prompt: int, answers: int) -> None:
         """Count what a tenant's request used."""
@@ -109,7 +152,7 @@ class Metrics:
         self.prefix_queries += len(output.prompt_token_ids)
         for answer in output.outputs:
             reason = answer.finish_reason or "error"
-            self._finished[reason] = self._finished.get(reason, 0) + 1
+            self.finished[reason] = self.finished.get(reason, 0) + 1
             if answer.eviction is not None:
                 self._record("request_compression_ratio", answer.eviction.compression)
                 report = answer.eviction
@@ -178,7 +221,7 @@ class Metrics:
             success = CounterMetricFamily(
                 f"{prefix}request_success", "answers that ended, by why", labels=[*labels, "finished_reason"]
             )
-            for reason, count in sorted(self._finished.items()):
+            for reason, count in sorted(self.finished.items()):
                 success.add_metric([*labels.values(), reason], count)
             yield success
         for name, (text, value) in own_gauges.items():

@@ -35,15 +35,15 @@ async def respond(service: Service, request: Request, body: Mapping[str, Any]) -
     tenant, request_id = request.state.tenant, request.state.request_id
     chunks = new_chunks(service, asked, response_form(service, asked, Endpoint.CHAT, model))
     writer = ResponseWriter(body, model, int(time.time()))
-    submitted = await unless_disconnected(
-        request, service.submit(asked, tenant, request_id, deltas=True)
-    )
+    submitted = await unless_disconnected(request, service.submit(asked, tenant, request_id, deltas=True))
     if asked.stream:
         return EventStream(
             _events(service, submitted, chunks, writer, tenant),
             lambda: service.engine.abandon(submitted.stream),
         )
-    return StrictResponse(await unless_disconnected(request, _whole(service, submitted, chunks, writer, tenant)))
+    return StrictResponse(
+        await unless_disconnected(request, _whole(service, submitted, chunks, writer, tenant))
+    )
 
 
 async def _whole(
@@ -59,10 +59,7 @@ async def _whole(
     finally:
         service.engine.abandon(submitted.stream)
         service.charge(tenant, chunks.usage()["total_tokens"])
-    last: dict[str, Any] = {}
-    for last in writer.end(chunks.usage()):
-        pass
-    response: dict[str, Any] = last["response"]
+    response: dict[str, Any] = list(writer.end(chunks.usage()))[-1]["response"]
     return response
 
 

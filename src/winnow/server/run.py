@@ -49,9 +49,11 @@ class Server(uvicorn.Server):
         self._service = service
         self._started = started
         self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: "list[object] | None" = None) -> None:  # type: ignore[override]
         """Start to listen."""
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started:
             self._watch(self._end_after_failure())
@@ -76,7 +78,8 @@ class Server(uvicorn.Server):
             engine.draining = True
             if engine.num_unfinished:
                 log.info("%d answers in progress are finished first", engine.num_unfinished)
-            asyncio.get_running_loop().call_soon_threadsafe(lambda: self._watch(self._give_up_late()))
+            assert self._loop is not None, "signals are handled once the loop runs"
+            self._loop.call_soon_threadsafe(lambda: self._watch(self._give_up_late()))
         self.should_exit = True
 
     async def _give_up_late(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from winnow.chat import TemplateOptions, TokenizedPrompt
-from winnow.engine.new_request import NewRequest
+from winnow.engine.occupancy import Occupancy
 from winnow.json_values import json_kind
 from winnow.llm import LLM
 from winnow.openai.errors import OVERLOADED, RATE_LIMIT, ApiError
@@ -72,7 +72,7 @@ class Service:
         self.quota = TokenQuota(self.config.max_tokens_per_minute)
         self._tokenising = ThreadPoolExecutor(_TOKENISING_THREADS, "winnow-tokenise")
         self._numbers = itertools.count()
-        self._stats = EngineStats()
+        self._stats, self._occupancy = EngineStats(), Occupancy({}, [])
 
     async def close(self) -> None:
         """End the engine's thread and free the model."""
@@ -130,9 +130,7 @@ class Service:
         self._require_short([prompt] if isinstance(prompt, str) else [])
         return await self.off_loop(lambda: self.llm.tokenize(prompt, add_special_tokens=special))
 
-    async def tokenize_chat(
-        self, messages: Sequence[Message], template: TemplateOptions
-    ) -> TokenizedPrompt:
+    async def tokenize_chat(self, messages: Sequence[Message], template: TemplateOptions) -> TokenizedPrompt:
         """As `tokenize`, for a conversation."""
         self._require_short([str(message["content"]) for message in messages])
         return await self.off_loop(lambda: self.llm.tokenize_chat(messages, template))
@@ -197,13 +195,21 @@ class Service:
             return
         _, waiting = self.engine.num_queued()
         if waiting and waiting + sum(len(prompt.token_ids) for prompt in prompts) > most:
-            raise ApiError(OVERLOADED, f"the queue is full: {waiting} prompt tokens wait already", retry_after=1)
+            raise ApiError(
+                OVERLOADED, f"the queue is full: {waiting} prompt tokens wait already", retry_after=1
+            )
 
     async def stats(self) -> EngineStats:
         """The engine's counters, as they were a step ago where one takes long."""
         with suppress(TimeoutError):
             self._stats = await asyncio.wait_for(self.engine.call(self.llm.stats), _STATS_WAIT)
         return self._stats
+
+    async def occupancy(self) -> Occupancy:
+        """Who holds the KV memory; as `stats`."""
+        with suppress(TimeoutError):
+            self._occupancy = await asyncio.wait_for(self.engine.call(self.llm.occupancy), _STATS_WAIT)
+        return self._occupancy
 
     # -- after the engine ------------------------------------------------------------------------------------------
 
@@ -250,7 +256,9 @@ def load_template(path: str | None, tokenizer: Any) -> dict[str, Any] | None:
 
     if not hasattr(tokenizer, "get_response_parser"):
         if path is not None:
-            raise ConfigError("response_template needs a tokenizer, and a transformers that reads such templates")
+            raise ConfigError(
+                "response_template needs a tokenizer, and a transformers that reads such templates"
+            )
         return None
     if path is None:
         return getattr(tokenizer, "response_template", None)

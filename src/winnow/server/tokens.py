@@ -36,7 +36,9 @@ async def tokenize(service: Service, body: dict[str, Any]) -> dict[str, Any]:
         ids = (await service.tokenize(text, special=bool(special))).token_ids if text else []
     found: dict[str, Any] = {"count": len(ids), "max_model_len": service.llm.max_model_len, "tokens": ids}
     if names:
-        found["token_strs"] = service.llm.tokenizer.convert_ids_to_tokens(ids) if service.llm.tokenizer else []
+        found["token_strs"] = (
+            service.llm.tokenizer.convert_ids_to_tokens(ids) if service.llm.tokenizer else []
+        )
     return found
 
 
@@ -52,7 +54,9 @@ async def detokenize(service: Service, body: dict[str, Any]) -> dict[str, Any]:
     if tokenizer is None:
         raise ApiError("invalid_request", "the model has no tokenizer")
     if not isinstance(tokens, list):
-        raise ApiError("invalid_request", f"tokens must be a list of token ids, got {json_kind(tokens)}", "tokens")
+        raise ApiError(
+            "invalid_request", f"tokens must be a list of token ids, got {json_kind(tokens)}", "tokens"
+        )
     ids = read_prompt(tokens) if tokens else []
     assert not isinstance(ids, str)
     if ids and max(ids) >= service.llm.vocab_size:
