@@ -262,8 +262,8 @@ class LLM:
         Raises:
             InvalidRequestError: the form cannot be compiled, or only with more work than is allowed.
         """
-        if params.structured_outputs is not None:
-            self._grammars.check(params.structured_outputs)
+        if params.form is not None:
+            self._grammars.check(params.form)
 
     def submit_all(self, requests: Sequence[NewRequest]) -> None:
         """Queue requests, all of them or none; `step` returns their outputs. Raises as `generate`."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.server.running import Running, eventually
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -42,7 +41,9 @@ def busy(server: Running, stop: threading.Event) -> threading.Thread:
     def ask() -> None:
         while not stop.is_set():
             body = {"prompt": list(range(100, 400)), "max_tokens": 150, "ignore_eos": True, "n": 2}
-            server.post("/v1/completions", body | {"eviction": "snapkv", "kv_budget": 64, "context_tokens": 250})
+            server.post(
+                "/v1/completions", body | {"eviction": "snapkv", "kv_budget": 64, "context_tokens": 250}
+            )
 
     thread = threading.Thread(target=ask)
     thread.start()

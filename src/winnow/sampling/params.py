@@ -226,6 +226,15 @@ class SamplingParams:
         """Whether the most probable token is always taken."""
         return self.temperature < GREEDY_TEMPERATURE
 
+    @property
+    def form(self) -> StructuredOutputs | None:
+        """The form of the answer, as it was read."""
+        form = self.structured_outputs
+        assert form is None or isinstance(form, StructuredOutputs), (
+            "mappings are read when parameters are made"
+        )
+        return form
+
     def forced_for(self, sample_index: int) -> tuple[int, ...]:
         """The tokens that this sample's answer begins with."""
         forced: Any = self.forced_tokens

@@ -138,9 +138,9 @@ class Sampler:
             raise
 
     def _new_matcher(self, params: SamplingParams, output_token_ids: Sequence[int]) -> AnswerMatcher:
-        if self._grammars is None:
+        if self._grammars is None or params.form is None:
             raise InvalidRequestError("structured_outputs are not served here")
-        matcher = self._grammars.matcher(params.structured_outputs)
+        matcher = self._grammars.matcher(params.form)
         matcher.take_all(output_token_ids)
         return matcher
 

@@ -377,9 +377,9 @@ class AsyncEngine:
                 for output in self._engine.step():
                     if output.request_id == _PROBE:
                         return output.error is None
-            self._engine.abort(_PROBE)
         except Exception as error:
             log.error("the engine does not serve a request of its own: %s", describe_error(error))
+        self._abort([_PROBE])
         return False
 
     def _abort(self, names: Sequence[str]) -> None:
