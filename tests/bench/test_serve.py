@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def test_arrivals_follow_rate_and_burstiness() -> None:
     for burstiness in (0.2, 1.0, 5.0):
         found = arrivals(ServeLoad(request_rate=10, burstiness=burstiness), requests)
         assert found == sorted(found) and found[-1] == pytest.approx(200)
-        gaps = [b - a for a, b in zip(found, found[1:], strict=False)]
+        gaps = [b - a for a, b in pairwise(found)]
         spread[burstiness] = statistics.pstdev(gaps) / statistics.fmean(gaps)
     # The variation of a gamma distribution is one over the root of its shape.
     for burstiness, value in spread.items():
@@ -68,6 +69,7 @@ def test_goodput_is_checked(pair: str) -> None:
 def test_against_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("fastapi")
     from tests.server.running import running
+
     from winnow import LLM
 
     trace = tmp_path / "trace.csv"
@@ -81,7 +83,16 @@ def test_against_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
         def bench(*arguments: str) -> dict[str, Any]:
             out = tmp_path / "out.json"
-            command = ["bench", "serve", "--base-url", server.address, "--json", str(out), "--api-key", "key-a"]
+            command = [
+                "bench",
+                "serve",
+                "--base-url",
+                server.address,
+                "--json",
+                str(out),
+                "--api-key",
+                "key-a",
+            ]
             assert main([*command, *arguments]) == 0, capsys.readouterr().out
             found: dict[str, Any] = json.loads(out.read_text())
             return found

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,11 @@ def test_tenants_do_not_see_each_others_files(llm: LLM, tmp_path: Path) -> None:
         assert server.client.delete(f"/v1/files/{file}", **b).status_code == 404
 
 
+def has_answered(client: httpx.Client, name: str, least: int) -> bool:
+    counts = client.get(f"/v1/batches/{name}").json()["request_counts"]
+    return bool(counts["completed"] > least)
+
+
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -177,10 +183,7 @@ def test_kill_9_loses_and_repeats_no_line(tmp_path: Path) -> None:
         try:
             batch = create(client, upload(client, lines_of(120, max_tokens=150)))
             for least in (5, 30):
-                eventually(
-                    lambda least=least: client.get(f"/v1/batches/{batch['id']}").json()["request_counts"]["completed"] > least,
-                    "no line is answered", 60,
-                )  # fmt: skip
+                eventually(partial(has_answered, client, batch["id"], least), "no line is answered", 60)
                 process.kill()
                 process.wait()
                 time.sleep(0.1)

@@ -12,6 +12,7 @@ from winnow import LLM
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
+IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
 
 
 def refused(response: httpx.Response, status: int, message: str = "") -> dict[str, Any]:
@@ -73,7 +74,7 @@ def refused(response: httpx.Response, status: int, message: str = "") -> dict[st
         (CHAT, {"messages": "Hi"}, "messages"),
         (CHAT, {"messages": [{"role": "user"}]}, "content"),
         (CHAT, {"messages": [{"content": "a"}]}, "role"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}]}, "image_url"),
+        (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "image_url"),
         (CHAT, {"messages": MESSAGES * 5000}, "messages"),
         (CHAT, {"messages": MESSAGES, "chat_template": "{{ 7*7 }}"}, "chat_template"),
         (CHAT, {"messages": MESSAGES, "chat_template_kwargs": {"chat_template": "{{ 7*7 }}"}}, "chat_template_kwargs"),

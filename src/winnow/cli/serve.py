@@ -76,6 +76,7 @@ def banner(llm: Any, name: str, address: str) -> list[str]:
     from winnow.report.provenance import Machine
 
     config: EngineConfig = llm.config
+    scheduler = config.scheduler
     machine = Machine.here(config.model.device)
     chosen = ", ".join(f"{what} {which}" for what, which in _kernels(llm).items())
     tokens = config.cache.kv_memory * _SAMPLE_TOKENS // max(1, llm.kv_bytes(_SAMPLE_TOKENS))
@@ -83,8 +84,8 @@ def banner(llm: Any, name: str, address: str) -> list[str]:
         f"winnow: {name}, context {llm.max_model_len} tokens",
         f"winnow: {chosen}",
         f"winnow: {machine}",
-        f"winnow: KV memory {format_bytes(config.cache.kv_memory)} ({tokens} tokens uncompressed), at most {config.scheduler.max_num_seqs} "
-        f"answers in a batch, {config.scheduler.max_num_batched_tokens} tokens in a step",
+        f"winnow: KV memory {format_bytes(config.cache.kv_memory)} ({tokens} tokens uncompressed), at most "
+        f"{scheduler.max_num_seqs} answers in a batch, {scheduler.max_num_batched_tokens} tokens in a step",
         f"winnow: listening on {address}",
     ]
 

@@ -11,6 +11,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from winnow.openai.errors import ApiError
 from winnow.server.batches import Batches
 from winnow.server.http import read_json
+from winnow.server.routes import add_route
 from winnow.server.store import Record, Store, public
 
 _PURPOSES = ("batch",)
@@ -88,7 +89,7 @@ def add_file_routes(app: FastAPI, store: Store, batches: Batches) -> None:
         ("POST", "/v1/batches/{name}/cancel", cancel_batch),
     ]
     for method, path, route in routes:
-        app.add_api_route(path, route, methods=[method], response_class=Response)
+        add_route(app, method, path, route)
 
 
 def _page(request: Request, records: list[Record]) -> Response:

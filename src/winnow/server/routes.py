@@ -11,6 +11,7 @@ from winnow import __version__
 from winnow.openai.errors import SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.openai.request import Endpoint
 from winnow.server.completions import StrictResponse, complete
+from winnow.server.forms import ErrorForm, describe_body, describe_parameters
 from winnow.server.http import error_response, read_json
 from winnow.server.responses import respond
 from winnow.server.service import Service
@@ -102,9 +103,22 @@ def add_routes(app: FastAPI, service: Service) -> None:
         "/metrics": metrics,
     }
     for path, route in post.items():
-        app.add_api_route(path, route, methods=["POST"], response_class=Response)
+        add_route(app, "POST", path, route)
     for path, route in get.items():
-        app.add_api_route(path, route, methods=["GET"], response_class=Response)
+        add_route(app, "GET", path, route)
+
+
+def add_route(app: FastAPI, method: str, path: str, route: Any) -> None:
+    """Add a route, with what /openapi.json says of it."""
+    errors = {code: {"model": ErrorForm, "description": "an error"} for code in ("4XX", "5XX")}
+    app.add_api_route(
+        path,
+        route,
+        methods=[method],
+        response_class=Response,
+        responses=errors,
+        openapi_extra=describe_body(path) if method == "POST" else describe_parameters(path),
+    )
 
 
 def _fault(service: Service) -> ApiError | None:

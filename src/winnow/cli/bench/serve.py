@@ -155,7 +155,7 @@ def _requests(namespace: argparse.Namespace, load: ServeLoad) -> list[LoadReques
 
 
 def _dataset(path: Path, load: ServeLoad) -> list[LoadRequest]:
-    found = []
+    found: list[LoadRequest] = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if len(found) == load.num_prompts:
