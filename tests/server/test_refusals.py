@@ -117,7 +117,9 @@ def test_broken_json(server: Running, data: bytes, message: str) -> None:
 
 def test_http_faults(server: Running) -> None:
     refused(server.client.get("/nothing/here"), 404)
-    refused(server.client.get(TEXT), 405)
+    wrong_method = server.client.get(TEXT)
+    refused(wrong_method, 405)
+    assert wrong_method.headers["allow"] == "POST"
     refused(server.post(TEXT, {"prompt": "a", "model": "gpt-9"}), 404, "gpt-9")
     assert refused(server.client.get("/v1/models/gpt-9"), 404)["code"] == "model_not_found"
     refused(server.client.post(TEXT, content=b"prompt=a", headers={"content-type": "text/plain"}), 415)

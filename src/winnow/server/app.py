@@ -87,7 +87,6 @@ def add_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, respond)
 
     handle(WinnowError, ApiError.wrap)
-    handle(HTTPException, _of_http)
     handle(RequestValidationError, _of_validation)
     handle(Exception, _of_fault)
 
@@ -95,6 +94,14 @@ def add_error_handlers(app: FastAPI) -> None:
         return Response(status_code=499)
 
     app.add_exception_handler(ClientLeft, nobody)
+
+    async def of_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), "registered for these alone"
+        response = error_response(_of_http(error))
+        response.headers.update(error.headers or {})  # such as Allow
+        return response
+
+    app.add_exception_handler(HTTPException, of_http)
 
 
 def _of_http(error: HTTPException) -> ApiError:

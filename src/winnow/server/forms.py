@@ -3,7 +3,7 @@
 tests/server/test_openapi.py holds these fields against what is read.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -50,7 +50,9 @@ class StructuredForm(Form):
     json_object: bool | None = None
 
 
-Id = int
+TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class SamplingForm(Form):
@@ -74,7 +76,7 @@ class SamplingForm(Form):
     stop: str | list[str] | None = Field(
         None, description=f"at most {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_LENGTH} characters"
     )
-    stop_token_ids: list[Id] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
@@ -103,7 +105,7 @@ class SamplingForm(Form):
     protect: list[list[int]] | None = Field(
         None, max_length=MAX_PROTECT, description="pairs [start, end] of positions that are never evicted"
     )
-    forced_tokens: list[int] | list[list[int]] | None = None
+    forced_tokens: list[TokenId] | list[list[TokenId]] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -115,8 +117,8 @@ class SamplingForm(Form):
 class CompletionForm(SamplingForm):
     """Continue one prompt or several."""
 
-    prompt: str | list[int] | list[str] | list[list[int]] = Field(
-        description=f"at most {MAX_SEQUENCES} prompts, and prompts times n"
+    prompt: Text | TokenIds | list[Text] | list[TokenIds] = Field(
+        min_length=1, description=f"at most {MAX_SEQUENCES} prompts, and prompts times n"
     )
     max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="default 16; 0 with echo alone")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -127,7 +129,7 @@ class MessageForm(BaseModel):
     """A message; fields beside these reach the model's template."""
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[dict[str, Any]] | None = Field(None, description="null beside tool_calls alone")
 
 
 class ToolForm(Form):
@@ -179,7 +181,7 @@ class TokenizeForm(Form):
 
 class DetokenizeForm(Form):
     model: str | None = None
-    tokens: list[int]
+    tokens: list[TokenId]
 
 
 class BatchForm(Form):
