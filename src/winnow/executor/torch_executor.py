@@ -66,7 +66,12 @@ class TorchExecutor:
         self._model = model
         self._backend = backend
         self._sampler = Sampler(
-            size.max_num_seqs, model.vocab_size, model.device, model.eos_token_ids, seed=config.model.seed
+            size.max_num_seqs,
+            model.vocab_size,
+            model.device,
+            model.eos_token_ids,
+            seed=config.model.seed,
+            grammars=model.grammars,
         )
         self._states = SlotStates()
         self._signals = EngineSignals(size.max_num_seqs, model, lambda: locate_model(config.model))
