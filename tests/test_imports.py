@@ -21,8 +21,8 @@ LAYERS = [
     ["executor", "inspect"],
     ["padded"],
     ["llm"],
-    ["bench", "evaluate", "plan", "server"],
-    ["fitting"],
+    ["bench", "evaluate", "server"],
+    ["fitting", "plan"],
     ["cli"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

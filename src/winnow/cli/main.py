@@ -34,6 +34,7 @@ COMMANDS = {
     "policies": "list the eviction policies, or show one in full",
     "eval": "measure what eviction costs in accuracy, on tasks with right answers",
     "bench": "measure how fast it is here, beside the machine's limits",
+    "plan": "tell what fits on which hardware, how fast it is there, and what binds",
 }
 
 
