@@ -1,6 +1,7 @@
 """`winnow plan`: what fits on which hardware, and how fast it is there."""
 
 import argparse
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ examples:
   winnow plan llama-3-8b --gpu L4 --context 8192
   winnow plan llama-3-70b --gpu A100,H100 --gpus 4 --batch 64 --context 4096 --json plan.json
   winnow plan llama-3-8b --gpu L4 --eviction full,snapkv,kv-compress-pd --compression 4 --price 0.8
-  winnow plan ./model --hardware this
+  winnow plan ./model --hardware this --calibrate bench.json
   winnow plan paper memory
   winnow plan paper all
 """
@@ -64,6 +65,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", dest="gpu", default=argparse.SUPPRESS, help="the same as --gpu")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything planned as JSON too")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        help="JSON of `winnow bench throughput` on the hardware, to fit the times to; may be repeated",
+    )
     parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.png and STEM.svg")
     add_flags(parser, PlanOptions, "what is planned for")
     add_flags(parser, EvictionConfig, "eviction; several policies: commas between")
@@ -85,11 +93,11 @@ def execute(namespace: argparse.Namespace) -> int:
         check_integer("batch", options.batch, 1, 1_000_000)
     if namespace.plot is not None:
         require_writable(namespace.plot.with_suffix(".png"), f"--plot {namespace.plot}")
-    deployments = _deployments(namespace, options)
+    found = deployments(namespace, options)
     from winnow.plan.report import plan_of, plan_tables
 
-    request = _request(options, deployments[0])
-    plans = [plan_of(each, request, options.batch) for each in deployments]
+    request = _request(options, found[0])
+    plans = [plan_of(each, request, options.batch) for each in found]
     _print(plan_tables(plans), markdown=namespace.markdown)
     if namespace.plot is not None:
         from winnow.plan.plots import plan_figure
@@ -103,11 +111,13 @@ def execute(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[Deployment]":
+def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[Deployment]":
     """One per device and policy that was named."""
+    from winnow.plan.calibrate import calibrate
     from winnow.plan.deployment import Deployment
     from winnow.plan.hardware import find_hardware
     from winnow.plan.models import find_model
+    from winnow.plan.step_time import Factors
 
     model = find_model(namespace.model)
     typed = given(namespace, EvictionConfig)
@@ -117,6 +127,15 @@ def _deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[D
     found = []
     for device in options.gpu.split(","):
         hardware = find_hardware(device.strip())
+        factors = Factors()
+        if namespace.calibrate:
+            calibration = calibrate(namespace.calibrate, hardware)
+            factors = calibration.factors
+            for source, whole, first in calibration.errors:
+                print(
+                    f"calibrated to {source}: off by {whole:+.1%} of the run, {first:+.1%} of the first token",
+                    file=sys.stderr,
+                )
         found += [
             Deployment(
                 model,
@@ -130,6 +149,7 @@ def _deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[D
                 scheduler,
                 options.utilization,
                 options.price,
+                factors,
             )
             for config in configs
         ]

@@ -39,8 +39,8 @@ class Deployment:
     kv_format: str = "auto"
     weight_bits: float | None = None
     block_size: int = 16
-    eviction: EvictionConfig = EvictionConfig()
-    scheduler: SchedulerConfig = SchedulerConfig()
+    eviction: EvictionConfig = field(default_factory=EvictionConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     utilization: float = 0.9
     price: float | None = None
     factors: Factors = field(default_factory=Factors)

@@ -181,7 +181,7 @@ def blocks() -> TextTable:
         ("unused in last blocks", "printed", "table entries"),
         tuple(rows),
         (
-            "Of blocks of one head and layer with tables of int32; the printed 8 % of tables at a block of 1 is no memory,",
+            "Of blocks of one head and layer with tables of int32; the printed 8 % of tables at 1 slot is no memory,",
             "but the cost of a kernel that follows them.",
         ),
     )
@@ -230,8 +230,8 @@ def quantization() -> TextTable:
         ("bytes/element", "GiB", "printed", "savings", "with scales", "printed loss"),
         tuple(rows),
         (
-            "With scales: a float16 per head at 8 bits, a scale and a zero per 32 channels below. Of the systems that the",
-            "text names for outliers KVQuant and GEAR keep them; KIVI does not. Losses are the text's, not measured here.",
+            "With scales: a float16 per head at 8 bits, a scale and a zero per 32 channels below. Of the systems",
+            "for outliers KVQuant and GEAR keep them; KIVI does not. Losses are the text's, not measured here.",
         ),
     )
 
@@ -296,7 +296,7 @@ def bandwidth() -> TextTable:
         ("weights GB", "KVs GiB", "printed", "KVs of all", "ms", "printed"),
         tuple(rows),
         (
-            f"At {gpu.bandwidth / GB:.0f} GB/s each, over the {_A100S} devices that hold the weights; the printed times take",
+            f"At {gpu.bandwidth / GB:.0f} GB/s each, over the {_A100S} that hold the weights; the printed times take",
             "one device's 2 TB/s. 16-bit KVs.",
         ),
     )
@@ -329,7 +329,7 @@ def throughput() -> TextTable:
         ("FP16", "printed", "INT8", "printed", "INT4", "printed"),
         tuple(rows),
         (
-            "A bound: nothing but reading weights and KVs. Printed: one device's bandwidth, which cannot hold the weights,",
+            "A bound: nothing but reading weights and KVs. Printed: one device, which cannot hold the weights,",
             "and less at large batches than that bandwidth gives.",
         ),
     )
@@ -377,8 +377,8 @@ def swap() -> TextTable:
         ("GiB", "printed", "one way, ms", "printed", f"recompute on {_A100S} A100, ms", "printed", "cheaper"),
         tuple(rows),
         (
-            "Swapping goes out and back: twice the time. Recomputing: 45 % of the products' peak, and the weights are read",
-            "at least once, which is why it is no cheaper for short prompts. All printed sizes are 8 times too low.",
+            "Swapping goes out and back: twice the time. Recomputing: 45 % of the products' peak, and the weights",
+            "are read at least once: no cheaper for short prompts. All printed sizes are 8 times too low.",
         ),
         words=(6,),
     )

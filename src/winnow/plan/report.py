@@ -105,7 +105,7 @@ def plan_of(deployment: Deployment, request: Request, batch: int | None) -> Plan
 
 
 def binds(plan: Plan) -> str:
-    """What limits more throughput: memory where a larger batch would pay and does not fit, else what a step waits for."""
+    """What limits throughput: memory where a larger batch would pay and does not fit, else what a step waits for."""
     if not plan.largest_batch:
         return "memory"
     assert plan.performance is not None, "a batch fits"
