@@ -1,4 +1,4 @@
-"""The tables of the text on KV cache memory: our numbers, and what the text prints, which ERRATA of the text correct."""
+"""The tables of the text on KV cache memory: our numbers, and what the text prints beside them."""
 
 import pytest
 

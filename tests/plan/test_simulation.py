@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.tiny_llama import VOCAB, save_tiny_llama
+
 from winnow import LLM
 from winnow.bench.traces import TraceRequest
 from winnow.config import EvictionConfig, SchedulerConfig

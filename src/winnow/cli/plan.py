@@ -10,7 +10,7 @@ from winnow.checks import check_integer
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import check_json_path, require_writable, write_json
 from winnow.config import EvictionConfig, SchedulerConfig, option
-from winnow.errors import UsageError
+from winnow.errors import UsageError, known_names
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import typed_command
 
@@ -23,7 +23,8 @@ the fewest devices, tokens per second, and what binds. Reads config.json or a GG
 nothing is downloaded and no weights are read.
 
 MODEL is a directory, a config.json, a GGUF file, or a name such as llama-3-70b. Two more words give
-tables of the papers: `winnow plan paper TABLE` those of the text on KV cache memory, corrected.
+tables: `winnow plan paper TABLE` those of the text on KV cache memory, corrected, and `winnow plan
+papers NAME` what KV-Compress, Batch-Max, BATON and KCache print for their machines, predicted.
 """
 EPILOG = """\
 examples:
@@ -32,9 +33,9 @@ examples:
   winnow plan llama-3-8b --gpu L4 --eviction full,snapkv,kv-compress-pd --compression 4 --price 0.8
   winnow plan ./model --hardware this --calibrate bench.json
   winnow plan paper memory
-  winnow plan paper all
+  winnow plan papers kcache
 """
-PAPER = "paper"
+PAPER, PAPERS = "paper", "papers"
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ class PlanOptions:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.usage = "winnow plan MODEL [options] | winnow plan paper TABLE"
+    parser.usage = "winnow plan MODEL [options] | winnow plan paper|papers [TABLE]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("model", metavar="MODEL", help="model, or the word paper")
-    parser.add_argument("table", metavar="TABLE", nargs="?", help="of the paper; all: each of them")
+    parser.add_argument("model", metavar="MODEL", help="model, or one of the words paper and papers")
+    parser.add_argument("table", metavar="TABLE", nargs="?", help="of paper or papers; all: each of them")
     parser.add_argument("--hardware", dest="gpu", default=argparse.SUPPRESS, help="the same as --gpu")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything planned as JSON too")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
@@ -81,10 +82,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     """Plan, show, and return the exit code."""
     check_json_path(namespace.json)
-    if namespace.model == PAPER:
+    if namespace.model in (PAPER, PAPERS):
         return _paper(namespace)
     if namespace.table is not None:
-        raise UsageError(f"unknown argument {namespace.table!r}: only `winnow plan paper` takes a table")
+        raise UsageError(
+            f"unknown argument {namespace.table!r}: only `winnow plan paper` and `papers` take a table"
+        )
     options = PlanOptions(**given(namespace, PlanOptions))
     if options.context is not None:
         check_integer("context", options.context, 1)
@@ -177,11 +180,16 @@ def _request(options: PlanOptions, deployment: "Deployment") -> Any:
 
 
 def _paper(namespace: argparse.Namespace) -> int:
-    from winnow.plan.paper import TABLES, find_table
-
+    if namespace.model == PAPER:
+        from winnow.plan.paper import TABLES as known
+    else:
+        from winnow.plan.papers import PAPERS as known
     name = namespace.table or "all"
-    makers = list(TABLES.values()) if name == "all" else [find_table(name)]
-    tables = [make() for make in makers]
+    if name != "all" and name not in known:
+        raise UsageError(
+            f"winnow plan {namespace.model} knows no table {name!r}; {known_names(name, (*known, 'all'))}"
+        )
+    tables = [make() for make in (known.values() if name == "all" else [known[name]])]
     _print(tables, markdown=namespace.markdown)
     values = [{"title": t.title, "columns": [t.corner, *t.columns], "rows": t.rows} for t in tables]
     write_json(namespace.json, {"command": typed_command(), "tables": values})

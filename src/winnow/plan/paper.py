@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from winnow.cache import CacheLayout
 from winnow.cache.layout import ceil_div
-from winnow.errors import ConfigError
 from winnow.plan.hardware import GB, GIB, HARDWARE
 from winnow.plan.models import MODELS, ModelShape
 from winnow.report.tables import TextTable
@@ -414,14 +413,3 @@ TABLES: Mapping[str, Callable[[], TextTable]] = {
     "small": small,
 }
 """The tables that are arithmetic, by the name of their command."""
-
-
-def find_table(name: str) -> Callable[[], TextTable]:
-    """The function that makes a table.
-
-    Raises:
-        ConfigError: there is no such table.
-    """
-    if name not in TABLES:
-        raise ConfigError(f"the text has no table {name!r}; known are {', '.join(TABLES)}, all")
-    return TABLES[name]
