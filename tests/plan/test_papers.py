@@ -4,7 +4,10 @@ import statistics
 
 import pytest
 
-from winnow.plan import papers
+from winnow.plan.occupancy import Request
+from winnow.plan.papers import PAPERS
+from winnow.plan.papers.baton import _baton_times, _mixed, refilled_seconds, static_seconds
+from winnow.plan.papers.kv_compress import kv_compress_seconds
 from winnow.report.tables import TextTable
 
 
@@ -13,26 +16,26 @@ def errors(table: TextTable) -> list[float]:
 
 
 def test_kcache_rows_are_within_13_percent() -> None:
-    found = errors(papers.kcache())
+    found = errors(PAPERS["kcache"]())
     assert len(found) == 10 + 3 * 13
     assert max(map(abs, found)) <= 0.13
     assert statistics.fmean(map(abs, found)) <= 0.06
 
 
 def test_batch_max_gains_are_within_30_percent() -> None:
-    assert max(map(abs, errors(papers.batch_max()))) <= 0.30
+    assert max(map(abs, errors(PAPERS["batch-max"]()))) <= 0.30
 
 
 def test_kv_compress_on_the_l4_is_within_10_percent() -> None:
-    base = papers.kv_compress_seconds("L4", 500, None)
+    base = kv_compress_seconds("L4", 500, None)
     for rate, printed in ((2, 2.0), (4, 2.54)):
-        assert base / papers.kv_compress_seconds("L4", 500, rate) == pytest.approx(printed, rel=0.10)
+        assert base / kv_compress_seconds("L4", 500, rate) == pytest.approx(printed, rel=0.10)
 
 
 def test_refilling_is_never_slower_and_equal_answers_gain_nothing() -> None:
-    times = papers._baton_times("RTX-4090")
-    equal = [papers.Request(100, 50)] * 8
-    static, refilled = (f(times, equal, 4) for f in (papers.static_seconds, papers.refilled_seconds))
+    times = _baton_times("RTX-4090")
+    equal = [Request(100, 50)] * 8
+    static, refilled = (f(times, equal, 4) for f in (static_seconds, refilled_seconds))
     assert refilled == pytest.approx(static, rel=0.1)
-    mixed = papers._mixed(0, 1)[:24]
-    assert papers.refilled_seconds(times, mixed, 4) < papers.static_seconds(times, mixed, 4)
+    mixed = _mixed(0, 1)[:24]
+    assert refilled_seconds(times, mixed, 4) < static_seconds(times, mixed, 4)

@@ -180,10 +180,9 @@ def _request(options: PlanOptions, deployment: "Deployment") -> Any:
 
 
 def _paper(namespace: argparse.Namespace) -> int:
-    if namespace.model == PAPER:
-        from winnow.plan.paper import TABLES as known
-    else:
-        from winnow.plan.papers import PAPERS as known
+    from winnow.plan import paper, papers
+
+    known = paper.TABLES if namespace.model == PAPER else papers.PAPERS
     name = namespace.table or "all"
     if name != "all" and name not in known:
         raise UsageError(
