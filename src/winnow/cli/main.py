@@ -35,6 +35,7 @@ COMMANDS = {
     "eval": "measure what eviction costs in accuracy, on tasks with right answers",
     "bench": "measure how fast it is here, beside the machine's limits",
     "plan": "tell what fits on which hardware, how fast it is there, and what binds",
+    "tune": "find the policy that keeps your prompts' answers at the highest throughput",
     "simulate": "serve a trace of requests on hardware that is not there",
 }
 
