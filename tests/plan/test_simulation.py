@@ -19,6 +19,7 @@ from winnow.eviction import PRESETS, find_preset
 from winnow.plan.deployment import Deployment
 from winnow.plan.hardware import HARDWARE
 from winnow.plan.models import MODELS, find_model
+from winnow.plan.occupancy import Request
 from winnow.plan.routing import LeastLoaded, PrefixAware, RoundRobin
 from winnow.plan.simulated_engine import EngineSetup
 from winnow.plan.simulation import History, Sample, simulate
@@ -112,6 +113,43 @@ def test_the_simulator_decides_as_the_engine_does(tiny: Path, name: str) -> None
     found, stats = decisions(replace(setup, fold=False).open(deployment).engine, arrivals())
     assert found == expected
     assert stats == expected_stats
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("fitted")])
+def test_bytes_of_every_policy_are_the_engines(tiny: Path, name: str) -> None:
+    """A sequence alone: the most that it held, tables included."""
+    preset = find_preset(name)
+    takes = name != "full" and preset.policy.budget.fixed is None
+    eviction = EvictionConfig(eviction=name, kv_budget=300 if takes else None)
+    prompt, new_tokens, memory = 700, 90, 2 * 2**20
+    with LLM(
+        tiny,
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        eviction=name,
+        kv_budget=eviction.kv_budget,
+        kv_memory=memory,
+        max_num_seqs=2,
+    ) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
+        llm.generate([prompts([prompt])[0]], params)
+        peak = llm.stats().kv_bytes_peak
+    deployment = Deployment(
+        find_model(tiny), HARDWARE["desktop-ddr5"], eviction=eviction, scheduler=SchedulerConfig(2)
+    )
+    setup = EngineSetup.of(deployment, memory, fold=False)
+    predicted = simulate(deployment, setup, [TraceRequest(0.0, prompt, new_tokens)]).kv_bytes_peak
+    if preset.policy.budget.bounded:
+        assert predicted == pytest.approx(peak, rel=0.01)
+    else:
+        assert predicted >= peak  # how much it keeps depends on the prompt
+    tables = setup.open(deployment).table_bytes
+    held = deployment.held(Request(prompt, new_tokens)).peak * deployment.layout.block_bytes + tables
+    if preset.policy.when.pressure and preset.policy.when.decode_every is None:
+        assert held >= 0.6 * peak  # alone it need not shrink, and outgrows what it could be held to
+    else:
+        assert held >= peak
 
 
 def trace(lengths: list[tuple[int, int, float]]) -> list[TraceRequest]:

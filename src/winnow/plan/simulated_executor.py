@@ -34,6 +34,7 @@ class SimulatedExecutor:
     """Follows plans as an executor does, moves the clock by what a step takes, and samples `SAMPLED`.
 
     Rounds of eviction keep what the budget leaves, spread evenly over the rows: which KVs stay is of no matter here.
+    A budget without a bound keeps everything, which is the most that it may.
 
     Attributes:
         seconds: time of a step, or of a round, that does some work.
@@ -107,6 +108,8 @@ class SimulatedExecutor:
     def kept(self, held: IntArray, eviction: SequenceEviction) -> IntArray:
         """KVs that a round leaves of rows of `held` KVs, [layers, heads]."""
         target, budget = eviction.target, eviction.policy.budget
+        if not budget.bounded:
+            return held
         size, rows = self.layout.block_size, self.layout.rows_per_seq
         if budget.equal_rows or budget.blocks_after(self.layout, target, 0) > ceil_div(target * rows, size):
             return np.minimum(held, target)

@@ -137,7 +137,7 @@ def run(llm: "LLM", candidate: Candidate, prompts: Sequence[TunePrompt]) -> tupl
         for prompt in prompts:
             params = replace(prompt.params, n=1, temperature=0.0, **candidate.request)
             if prompt.messages is not None:
-                names.append(llm.submit_chat(list(prompt.messages), params, final_only=True))  # type: ignore[arg-type]
+                names.append(llm.submit_chat(list(prompt.messages), params, final_only=True))
             else:
                 assert prompt.content is not None, "a prompt has one of the two"
                 names.append(llm.submit(prompt.content, params, final_only=True))
