@@ -6,10 +6,21 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from winnow.cache import CacheLayout, CacheSize, CacheUpdate
+from winnow.cache import (
+    BlockCopies,
+    CacheLayout,
+    CacheSize,
+    CacheUpdate,
+    CopyDiscarded,
+    HostTierError,
+    Ledger,
+    RowsRestored,
+    RowsSaved,
+)
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
+from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
 from winnow.eviction import (
@@ -40,20 +51,36 @@ class RecordingExecutor(SimulatedExecutor):
     ) -> None:
         layout = CacheLayout(2, 2, 4, BLOCK, torch.float32)
         size = CacheSize.of_blocks(layout, num_blocks, max_num_seqs, max_model_len)
-        super().__init__(layout, size, clock, _seconds)
+        super().__init__(layout, size, clock, self._time)
         self.plans: list[StepPlan] = []
         self.closed: list[int] = []
         self.rounds: list[list[EvictionTarget]] = []
         self.num_copied = 0
+        self.saved: dict[int, int] = {}
+        self.seconds_per_byte = 1e-9
+        self.fails = 0
+
+    def state_bytes(self, slot: int) -> int:
+        return 100
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         return super().execute(plan)
 
     def apply(self, update: CacheUpdate) -> None:
-        self.num_copied += sum(len(copies.source) for copies in update.copies)
+        self.num_copied += sum(len(c.source) for c in update.copies if isinstance(c, BlockCopies))
+        for each in update.copies:
+            if isinstance(each, RowsSaved):
+                self.saved[each.host_id] = len(each.blocks)
+            elif isinstance(each, RowsRestored):
+                assert self.saved[each.host_id] == len(each.blocks)
+            elif isinstance(each, CopyDiscarded):
+                del self.saved[each.host_id]
         self.closed += update.closed
         super().apply(update)
+        if self.fails and (copied := [c for c in update.copies if isinstance(c, RowsSaved | RowsRestored)]):
+            self.fails -= 1
+            raise HostTierError([each.host_id for each in copied], "not enough memory")
 
     def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         members = []
@@ -69,9 +96,13 @@ class RecordingExecutor(SimulatedExecutor):
             return super().kept(held, eviction)
         return _first_rows(held, ceil_div(eviction.target * ROWS, BLOCK))
 
+    def check_integrity(self, ledger: Ledger) -> None:
+        super().check_integrity(ledger)
+        assert {i: copy.num_blocks for i, copy in ledger.host.copies.items()} == self.saved
 
-def _seconds(work: StepWork) -> float:
-    return 0.001 * work.steps + 1e-5 * work.tokens + 0.0005 * work.rounds
+    def _time(self, work: StepWork) -> float:
+        seconds = 0.001 * work.steps + 1e-5 * work.tokens + 0.0005 * work.rounds
+        return seconds + work.link_bytes * self.seconds_per_byte
 
 
 def _first_rows(held: IntArray, blocks: int) -> IntArray:
@@ -93,11 +124,20 @@ class Simulation:
         tokens: int = 64,
         chunk: int | None = 16,
         max_round_kvs: int | None = None,
+        host_bytes: int = 0,
+        costs: PreemptionCosts | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.executor = RecordingExecutor(num_blocks, max_num_seqs, self.clock)
         config = SchedulerConfig(max_num_seqs, tokens, chunk)
-        self.scheduler = Scheduler(config, self.executor, self.clock, max_round_kvs=max_round_kvs)
+        self.scheduler = Scheduler(
+            config,
+            self.executor,
+            self.clock,
+            costs=costs,
+            max_round_kvs=max_round_kvs,
+            host_bytes=host_bytes,
+        )
         self.steps: list[ScheduledStep] = []
         self.finished: list[Sequence] = []
         self.num_requests = 0
@@ -138,8 +178,10 @@ class Simulation:
         step = self.scheduler.schedule()
         self.steps.append(step)
         self.finished += self.scheduler.take_failed()
+        start = self.clock()
         result = self.executor.execute(step.plan)
         self.scheduler.advance(step)
+        self.scheduler.record_step(step, self.clock() - start)
         for sequence, token in zip(step.samplers, result.token_ids, strict=True):
             sequence.token_ids.append(token)
             if sequence.num_output_tokens >= sequence.request.max_tokens:

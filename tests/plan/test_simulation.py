@@ -15,6 +15,7 @@ from winnow.bench.traces import TraceRequest
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.engine import Engine
 from winnow.engine.new_request import NewRequest
+from winnow.engine.preemption_costs import FixedCosts
 from winnow.eviction import PRESETS, find_preset
 from winnow.plan.deployment import Deployment
 from winnow.plan.hardware import HARDWARE
@@ -60,6 +61,8 @@ def decisions(engine: Engine, arrivals: dict[int, list[NewRequest]]) -> tuple[li
         return step
 
     engine._scheduler.schedule = spy  # type: ignore[method-assign]
+    # What was measured here and there would make other victims.
+    engine._scheduler._preemption.costs = FixedCosts(1e-9, 1e-5)
     number = 0
     while arrivals or engine.has_unfinished:
         for new in arrivals.pop(number, ()):
@@ -73,11 +76,15 @@ def decisions(engine: Engine, arrivals: dict[int, list[NewRequest]]) -> tuple[li
         "rounds": stats.num_rounds,
         "cached": stats.cached_tokens,
         "freed": stats.kv_bytes_freed,
+        "swaps": stats.num_swaps,
+        "out": stats.swap_bytes_out,
+        "host": stats.host_bytes_peak,
     }
 
 
-@pytest.mark.parametrize("name", [*EXACT, "full"])
-def test_the_simulator_decides_as_the_engine_does(tiny: Path, name: str) -> None:
+@pytest.mark.parametrize("host", [0, 2**20])
+@pytest.mark.parametrize("name", EXACT)
+def test_the_simulator_decides_as_the_engine_does(tiny: Path, name: str, host: int) -> None:
     budget = find_preset(name).policy.budget
     takes = name != "full" and budget.fixed is None
     scheduler = SchedulerConfig(6, 512, 512 if PRESETS[name].policy.score.window else 64)
@@ -97,6 +104,7 @@ def test_the_simulator_decides_as_the_engine_does(tiny: Path, name: str) -> None
         "eviction": name,
         "kv_budget": eviction.kv_budget,
         "kv_memory": "700KiB",
+        "kv_offloading_size": host or None,
         "threads": 1,
     }
     with LLM(tiny, dtype="float32", device="cpu", **options) as llm:  # type: ignore[arg-type]
@@ -109,7 +117,7 @@ def test_the_simulator_decides_as_the_engine_does(tiny: Path, name: str) -> None
         eviction=eviction,
         scheduler=scheduler,
     )
-    setup = EngineSetup.of(deployment, 700 * 2**10)
+    setup = EngineSetup.of(deployment, 700 * 2**10, host_bytes=host)
     found, stats = decisions(replace(setup, fold=False).open(deployment).engine, arrivals())
     assert found == expected
     assert stats == expected_stats
@@ -172,9 +180,10 @@ POLICIES = ["full", "snapkv", "batch-max", "kv-compress-pd", "streaming", "lever
     memory=st.integers(400, 4000),
     caching=st.booleans(),
     fold=st.booleans(),
+    host=st.sampled_from([0, 2**22]),
 )
 def test_leaps_change_nothing(
-    lengths: list[tuple[int, int, float]], name: str, memory: int, caching: bool, fold: bool
+    lengths: list[tuple[int, int, float]], name: str, memory: int, caching: bool, fold: bool, host: int
 ) -> None:
     deployment = Deployment(
         replace(MODELS["llama-3-8b"], num_layers=2, num_kv_heads=2),
@@ -183,7 +192,12 @@ def test_leaps_change_nothing(
         scheduler=SchedulerConfig(4, 768, 512),
     )
     setup = EngineSetup.of(
-        deployment, memory * 4 * deployment.layout.block_bytes // 4, 4096, prefix_caching=caching, fold=fold
+        deployment,
+        memory * deployment.layout.block_bytes,
+        4096,
+        prefix_caching=caching,
+        host_bytes=host,
+        fold=fold,
     )
     requests = trace(lengths)
     leapt = simulate(deployment, setup, requests)
@@ -250,7 +264,7 @@ def test_percentiles_lie_between_neighbours() -> None:
 def test_a_history_thins_out_evenly() -> None:
     history = History()
     for moment in range(20_000):
-        history.note(lambda moment=moment: Sample(moment, 0, 0, 0))  # type: ignore[misc]
+        history.note(lambda moment=moment: Sample(moment, 0, 0, 0, 0))  # type: ignore[misc]
     times = [sample.time for sample in history.samples]
     assert 2000 <= len(times) <= 4096
     assert times == sorted(times)

@@ -51,6 +51,9 @@ class SimulateOptions:
     kv_memory: int | None = option(
         None, "KV memory of each engine; left out: all that weights leave", parse=parse_bytes
     )
+    kv_offloading_size: int | None = option(
+        None, "host memory of each engine for KVs of preempted requests; left out: none", parse=parse_bytes
+    )
     max_model_len: int | None = option(None, "longest prompt and answer; left out: the model's")
     max_ttft: float | None = option(None, "seconds to the first token, within which a request is good")
     max_tpot: float | None = option(None, "seconds per token after it, within which a request is good")
@@ -113,6 +116,7 @@ def execute(namespace: argparse.Namespace) -> int:
             options.kv_memory,
             options.max_model_len,
             prefix_caching=shares,
+            host_bytes=options.kv_offloading_size or 0,
             fold=not options.all_rows,
         )
         start = time.perf_counter()

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from winnow.cache import Demand, Ledger, OutOfBlocksError
-from winnow.cache.prefix_index import PrefixKey
 from winnow.config import SchedulerConfig
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
-from winnow.engine.preemption import LeastUrgent, PreemptionMethod, Recompute, VictimPolicy
+from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
+from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.prefixes import PrefixSharing
 from winnow.engine.queue import PriorityQueue, WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
@@ -51,20 +51,21 @@ class Scheduler:
         executor: Executor,
         clock: Callable[[], float],
         victims: VictimPolicy | None = None,
-        method: PreemptionMethod | None = None,
+        costs: PreemptionCosts | None = None,
         max_round_kvs: int | None = None,
         waiting: WaitingQueue | None = None,
         prefix_caching: bool = False,
+        host_bytes: int = 0,
     ) -> None:
         self.waiting = PriorityQueue() if waiting is None else waiting
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._config = config
         self._executor = executor
-        self.ledger = Ledger(executor.layout, executor.size)
+        self.ledger = Ledger(executor.layout, executor.size, host_bytes)
         self._clock = clock
-        self._victims = victims or LeastUrgent()
-        self._method = method or Recompute()
+        self._preemption = Preemption(executor, self.ledger, clock, costs)
+        self._victims = victims or LeastLoss(self._preemption.loss, self._preemption.has_progressed)
         self._rounds = EvictionScheduler(executor, self.ledger, clock, max_round_kvs, self._own)
         self._prefixes = PrefixSharing(self.ledger, prefix_caching)
         self._failed: list[Sequence] = []
@@ -74,6 +75,11 @@ class Scheduler:
     def rounds(self) -> RoundTally:
         """What all rounds of eviction so far came to."""
         return self._rounds.total
+
+    @property
+    def preemptions(self) -> PreemptionTally:
+        """What all preemptions so far came to."""
+        return self._preemption.total
 
     @property
     def has_unfinished(self) -> bool:
@@ -88,6 +94,9 @@ class Scheduler:
         self._rounds.forget(sequence)
         if sequence.kv.slot is None:
             self.waiting.remove(sequence)
+            if sequence.kv.host_id is not None:
+                sequence.kept = kept_on_host(sequence, self.ledger)
+                self._preemption.discard(sequence)
         else:
             drop(self.ledger, sequence)
             sequence.kept = self.ledger.lengths[sequence.kv.slot].copy()
@@ -114,6 +123,7 @@ class Scheduler:
     def _schedule(self) -> ScheduledStep:
         self._rounds.start_step()
         while True:
+            self._resume()
             drop_finished(self.ledger, self.running)
             self._unshare_samples(budgets_differ=True)
             self._own_before_change()
@@ -160,6 +170,8 @@ class Scheduler:
         # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
         samplers: list[Sequence] = []
         entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)
+        if not entries:
+            return ScheduledStep(StepPlan(()), (), ())
         new, self._new = [_new_sequence(s) for s in self._new if s.kv.slot is not None], {}
         plan = StepPlan(entries, self.ledger.take_update(), tuple(new))
         return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
@@ -184,7 +196,7 @@ class Scheduler:
         first = self.waiting.first
         if not able or first is None or not self.ledger.can_open(first.longest_row):
             return
-        lacking = self._lacking(first, self._prefixes.find(first))
+        lacking = self._lacking(first)
         if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
 
@@ -238,12 +250,14 @@ class Scheduler:
         Nobody is served before the first, however little it needs: room comes free until that fits.
         """
         sequence = self.waiting.first
-        if sequence is None or not self.ledger.can_open(sequence.longest_row):
+        if sequence is None or sequence.kv.host_id is not None:
+            return 0  # a swapped one resumes before the next step is planned
+        if not self.ledger.can_open(sequence.longest_row):
             return 0
         prefix = self._prefixes.find(sequence)
         sequence.kv.num_computed = len(prefix) * self.ledger.layout.block_size
         count = self._chunk(sequence, budget)
-        if not count or self._lacking(sequence, prefix) > 0:
+        if not count or self._lacking(sequence) > 0:
             sequence.kv.num_computed = 0
             return 0
         self.waiting.remove(sequence)
@@ -254,6 +268,17 @@ class Scheduler:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
         self.running.append(sequence)
         return count
+
+    def _resume(self) -> None:
+        """Let swapped sequences go on that are next in turn, before rounds: one of theirs may be due."""
+        while (sequence := self.waiting.first) is not None and sequence.kv.host_id is not None:
+            # Beside others, no sooner than there is room for what all need soon.
+            if not self._preemption.fits(sequence) or (self.running and self._lacking(sequence) > 0):
+                return
+            if self._preemption.resume(sequence):
+                self.waiting.remove(sequence)
+                self.running.append(sequence)
+                self._new[sequence] = None
 
     def _own_before_change(self) -> None:
         """Let sequences have their blocks for themselves before a query or a replay adds to accumulators."""
@@ -272,7 +297,7 @@ class Scheduler:
             return False
         return True
 
-    def _lacking(self, newcomer: Sequence, prefix: list[PrefixKey]) -> int:
+    def _lacking(self, newcomer: Sequence) -> int:
         """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
 
         Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
@@ -284,8 +309,12 @@ class Scheduler:
             self._soon_needed(sequence, self.ledger.blocks_held(sequence.kv.running_slot))
             for sequence in self.running
         )
+        if newcomer.kv.host_id is not None:
+            blocks = self._preemption.blocks_after(newcomer)
+            return blocks + self._soon_needed(newcomer, blocks) + promised - self.ledger.allocator.num_free
         # What a policy will change is copied; what it is not, others have paid for.
-        held = self.ledger.prefixes.num_held(prefix) if newcomer.eviction is None else 0
+        prefix = self._prefixes.find(newcomer) if newcomer.eviction is None else []
+        held = self.ledger.prefixes.num_held(prefix)
         return newcomer.peak_blocks(layout) + promised - held - self.ledger.allocator.num_free
 
     def _soon_needed(self, sequence: Sequence, held: int) -> int:
@@ -352,20 +381,24 @@ class Scheduler:
         if not self.running:
             first = self.waiting.first
             assert first is not None, "somebody lacks room"
-            self._fail(first)
+            if first.kv.host_id is not None:
+                self._preemption.discard(first)
+            else:
+                self._fail(first)
             return
         victim = victim or self._victims.choose(self.running)
-        if len(self.running) == 1:
+        alone = len(self.running) == 1
+        if alone:
             if victim.lonely_at == victim.num_tokens:
                 self._fail(victim)
                 return
             victim.lonely_at = victim.num_tokens
-        self._put_back(victim, self._method)
-        victim.request.update_metrics(num_preemptions=victim.request.metrics.num_preemptions + 1)
+        self._preemption.preempt(victim, alone=alone)
+        self._put_back(victim)
         self.num_preemptions += 1
 
-    def _put_back(self, sequence: Sequence, method: PreemptionMethod) -> None:
-        method.preempt(sequence, self.ledger)
+    def _put_back(self, sequence: Sequence) -> None:
+        """A running sequence has lost its slot."""
         self._rounds.forget(sequence)
         self.running.remove(sequence)
         self.waiting.put_back(sequence)
@@ -399,7 +432,16 @@ class Scheduler:
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
         self.ledger.prefixes.clear()
         for sequence in list(reversed(self.running)):
-            self._put_back(sequence, Recompute())
+            self._preemption.drop(sequence)
+            self._put_back(sequence)
+
+    def record_copies(self, nbytes: int, out: float, back: float) -> None:
+        """Learn how long copies of `nbytes` to the host and back took, in seconds."""
+        self._preemption.record_copies(nbytes, out, back)
+
+    def record_step(self, step: ScheduledStep, seconds: float) -> None:
+        """Learn from the time that a step took."""
+        self._preemption.record_step(step.plan, step.sequences, seconds)
 
     def advance(self, step: ScheduledStep) -> None:
         """Count the planned tokens as computed."""

@@ -54,6 +54,8 @@ class EngineSetup:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     eviction: EvictionConfig = field(default_factory=EvictionConfig)
     prefix_caching: bool = True
+    host_bytes: int = 0
+    """Of the host tier, for KVs of preempted requests."""
     fold: bool = True
     """Let one row stand for all, which alike rows allow; where rows compete, each is taken to keep the average."""
 
@@ -64,6 +66,7 @@ class EngineSetup:
         kv_memory: int | None = None,
         max_model_len: int | None = None,
         prefix_caching: bool = True,
+        host_bytes: int = 0,
         fold: bool = True,
     ) -> "EngineSetup":
         """As a deployment has it; `kv_memory` None: all the room that there is."""
@@ -74,6 +77,7 @@ class EngineSetup:
             deployment.scheduler,
             deployment.eviction,
             prefix_caching,
+            host_bytes,
             fold,
         )
 
@@ -100,17 +104,21 @@ class EngineSetup:
             )
             size = CacheSize(size.num_blocks // rows, size.num_pages, size.max_num_seqs, size.pages_per_seq)
         clock = clock or VirtualClock()
-        executor = SimulatedExecutor(layout, size, clock, deployment.times.seconds)
+        executor = SimulatedExecutor(layout, size, clock, deployment.times.seconds, rows)
         scheduler = Scheduler(
             self.scheduler,
             executor,
             clock,
             max_round_kvs=self._max_round_kvs(rows),
             prefix_caching=self.prefix_caching,
+            host_bytes=self.host_bytes // rows,
         )
+        if self.host_bytes:  # as an engine measures it when it opens
+            seconds = deployment.times.seconds(executor.copy_work(1))
+            scheduler.record_copies(layout.block_bytes, seconds, seconds)
         config = EngineConfig(
             ModelConfig(max_model_len=self.max_model_len),
-            CacheConfig(self.kv_memory, self.layout.block_size, self.prefix_caching),
+            CacheConfig(kv_memory=self.kv_memory, block_size=self.layout.block_size),
             self.scheduler,
             self.eviction,
         )

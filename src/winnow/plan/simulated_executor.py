@@ -5,7 +5,7 @@ from collections.abc import Sequence as SequenceType
 
 import numpy as np
 
-from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
+from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger, RowsRestored, RowsSaved
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy, SequenceEviction
@@ -36,6 +36,9 @@ class SimulatedExecutor:
     Rounds of eviction keep what the budget leaves, spread evenly over the rows: which KVs stay is of no matter here.
     A budget without a bound keeps everything, which is the most that it may.
 
+    Args:
+        rows: rows of the model that one row stands for.
+
     Attributes:
         seconds: time of a step, or of a round, that does some work.
         lengths: KVs of each row, int32 [slots, layers, heads].
@@ -48,6 +51,7 @@ class SimulatedExecutor:
         size: CacheSize,
         clock: VirtualClock,
         seconds: Callable[[StepWork], float],
+        rows: int = 1,
     ) -> None:
         self.layout, self.size, self.clock = layout, size, clock
         self.lengths: IntArray = np.zeros(
@@ -56,6 +60,7 @@ class SimulatedExecutor:
         self.evictions: dict[int, SequenceEviction | None] = {}
         self.total = StepWork()
         self.seconds = seconds
+        self._rows = rows
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
         return params
@@ -63,7 +68,17 @@ class SimulatedExecutor:
     def prepare(self, policy: EvictionPolicy) -> None:
         pass
 
+    def state_bytes(self, slot: int) -> int:
+        return 0
+
+    def copy_work(self, num_blocks: int) -> StepWork:
+        """Copying blocks to the host, or back."""
+        return StepWork(link_bytes=num_blocks * self.layout.block_bytes * self._rows)
+
     def apply(self, update: CacheUpdate) -> None:
+        for copied in update.copies:
+            if isinstance(copied, RowsSaved | RowsRestored):
+                self.spend(self.copy_work(len(copied.blocks)))
         for each in update.lengths:
             self.lengths[each.slots] = each.lengths
 

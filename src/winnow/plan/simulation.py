@@ -58,6 +58,7 @@ class Sample:
 
     time: float
     used_bytes: int
+    host_bytes: int
     running: int
     waiting: int
 
@@ -154,6 +155,7 @@ class Replica:
         return Sample(
             simulated.clock.now,
             simulated.used_bytes,
+            simulated.scheduler.ledger.host.used_bytes * simulated.rows,
             len(simulated.scheduler.running),
             len(simulated.scheduler.waiting),
         )
@@ -167,7 +169,7 @@ class Simulation:
         served: all requests, by arrival.
         histories: samples over time, by replica.
         work: of all replicas together.
-        kv_bytes: `kv_memory` of each replica; `kv_bytes_peak` the most that one used.
+        kv_bytes: `kv_memory` of each replica; `kv_bytes_peak` the most that one used, `host_bytes_peak` in the host tier.
     """
 
     served: tuple[Served, ...]
@@ -178,6 +180,7 @@ class Simulation:
     preemptions: dict[str, int]
     kv_bytes: int
     kv_bytes_peak: int
+    host_bytes_peak: int
     cached_tokens: int
 
     @property
@@ -218,7 +221,8 @@ def simulate(
 
 def _collect(fleet: Iterable[Replica]) -> Simulation:
     served: list[Served] = []
-    work, steps, rounds, preempted, peak, cached = StepWork(), 0, 0, 0, 0, 0
+    work, steps, rounds, swapped, peak, cached = StepWork(), 0, 0, 0, 0, 0
+    preempted = host_peak = 0
     histories = []
     kv_bytes = 0
     for replica in fleet:
@@ -229,6 +233,8 @@ def _collect(fleet: Iterable[Replica]) -> Simulation:
         steps += replica.steps
         rounds += simulated.scheduler.rounds.rounds
         preempted += simulated.scheduler.num_preemptions
+        swapped += simulated.scheduler.preemptions.num_swaps
+        host_peak = max(host_peak, ledger.host.peak_bytes * simulated.rows)
         kv_bytes, peak = replica.kv_memory, max(peak, simulated.peak_bytes)
         cached += ledger.prefixes.num_hit_tokens
         histories.append(tuple(replica.history.samples))
@@ -239,9 +245,10 @@ def _collect(fleet: Iterable[Replica]) -> Simulation:
         work,
         steps,
         rounds,
-        {"recompute": preempted},
+        {"swap": swapped, "recompute": preempted - swapped},
         kv_bytes,
         peak,
+        host_peak,
         cached,
     )
 

@@ -57,6 +57,7 @@ def summary(
         "cached_tokens": simulation.cached_tokens,
         "kv_bytes": simulation.kv_bytes,
         "kv_bytes_peak": simulation.kv_bytes_peak,
+        "host_bytes_peak": simulation.host_bytes_peak,
         "mean_running": statistics.fmean(s.running for each in simulation.histories for s in each)
         if any(simulation.histories)
         else 0.0,
@@ -107,6 +108,7 @@ def simulation_tables(columns: Sequence[tuple[str, dict[str, Any]]]) -> list[Tex
         row("rounds", lambda v: f"{v['rounds']}"),
         row("preemptions", lambda v: ", ".join(f"{n} {kind}" for kind, n in v["preemptions"].items())),
         row("prompt tokens from cache", lambda v: f"{v['cached_tokens']}"),
+        row("host tier at most", lambda v: format_bytes(v["host_bytes_peak"])),
         row("KVs at most", lambda v: f"{format_bytes(v['kv_bytes_peak'])} of {format_bytes(v['kv_bytes'])}"),
     ]
     return [TextTable("Simulated", "", tuple(label for label, _ in columns), tuple(rows))]
@@ -126,6 +128,9 @@ def occupancy_figure(simulation: Simulation, title: str) -> "Figure":
     for number, history in enumerate(simulation.histories):
         times = [sample.time for sample in history]
         kvs.append(Line(f"replica {number}", times, [sample.used_bytes / 2**30 for sample in history]))
+        if any(sample.host_bytes for sample in history):
+            host = [sample.host_bytes / 2**30 for sample in history]
+            kvs.append(Line(f"replica {number}, host", times, host))
         running.append(Line(f"replica {number}", times, [float(sample.running) for sample in history]))
     time = Axis("seconds")
     return line_chart(
@@ -171,4 +176,7 @@ def _counters(simulation: Simulation) -> Iterator[dict[str, Any]]:
                 "name": "sequences",
                 "args": {"running": sample.running, "waiting": sample.waiting},
             }
-            yield shared | {"name": "KV bytes", "args": {"used": sample.used_bytes}}
+            yield shared | {
+                "name": "KV bytes",
+                "args": {"device": sample.used_bytes, "host": sample.host_bytes},
+            }
