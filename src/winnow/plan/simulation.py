@@ -169,7 +169,7 @@ class Simulation:
         served: all requests, by arrival.
         histories: samples over time, by replica.
         work: of all replicas together.
-        kv_bytes: `kv_memory` of each replica; `kv_bytes_peak` the most that one used, `host_bytes_peak` in the host tier.
+        kv_bytes: `kv_memory` of each replica; `kv_bytes_peak` the most that one used, `host_bytes_peak` on the host.
     """
 
     served: tuple[Served, ...]
