@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from winnow.cli.batch.tally import Tally
+from winnow.batch.tally import Tally
 from winnow.outputs import EngineStats
 from winnow.units import format_bytes
 
