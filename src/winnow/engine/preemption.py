@@ -136,8 +136,10 @@ class Preemption:
 
     def drop(self, sequence: Sequence) -> None:
         """Drop the KVs of a running sequence. It keeps its tokens and computes them again when there is room."""
+        self._any_dropped = True
+        sequence.num_tokens_computed = max(sequence.num_tokens_computed, sequence.kv.num_computed)
         self._ledger.close(sequence.kv.running_slot)
-        self._start_again(sequence)
+        sequence.kv = KVState()
 
     # -- swapped sequences ---------------------------------------------------------------------------------------
 
@@ -169,9 +171,11 @@ class Preemption:
 
     def discard(self, sequence: Sequence) -> None:
         """Give back the host memory of a waiting sequence, if it has any: it computes its tokens again."""
+        self._any_dropped = True
         if sequence.kv.host_id is not None:
+            sequence.num_tokens_computed = max(sequence.num_tokens_computed, sequence.kv.num_computed)
             self._ledger.discard(sequence.kv.host_id)
-            self._start_again(sequence)
+            sequence.kv = KVState()
 
     # -- what it costs -------------------------------------------------------------------------------------------
 
@@ -192,11 +196,6 @@ class Preemption:
                 self._count(sequence, recomputed_tokens=tokens, recompute_seconds=share)
 
     # -- inside --------------------------------------------------------------------------------------------------
-
-    def _start_again(self, sequence: Sequence) -> None:
-        sequence.num_tokens_computed = max(sequence.num_tokens_computed, sequence.kv.num_computed)
-        sequence.kv = KVState()
-        self._any_dropped = True
 
     def _prefers_swap(self, sequence: Sequence) -> bool:
         if not self._copies.has_room_for(sequence.kv.running_slot):
