@@ -98,6 +98,7 @@ class Preemption:
         self.total = PreemptionTally()
         self._ledger = ledger
         self._clock = clock
+        self._any_dropped = False
         self._copies = HostCopies(executor, ledger, clock, self.costs)
 
     # -- who -----------------------------------------------------------------------------------------------------
@@ -135,6 +136,7 @@ class Preemption:
 
     def drop(self, sequence: Sequence) -> None:
         """Drop the KVs of a running sequence. It keeps its tokens and computes them again when there is room."""
+        self._any_dropped = True
         sequence.num_tokens_computed = max(sequence.num_tokens_computed, sequence.kv.num_computed)
         self._ledger.close(sequence.kv.running_slot)
         sequence.kv = KVState()
@@ -169,6 +171,7 @@ class Preemption:
 
     def discard(self, sequence: Sequence) -> None:
         """Give back the host memory of a waiting sequence, if it has any: it computes its tokens again."""
+        self._any_dropped = True
         if sequence.kv.host_id is not None:
             sequence.num_tokens_computed = max(sequence.num_tokens_computed, sequence.kv.num_computed)
             self._ledger.discard(sequence.kv.host_id)
@@ -184,6 +187,8 @@ class Preemption:
     def record_step(self, plan: StepPlan, sequences: SequenceType[Sequence], seconds: float) -> None:
         """Count what a step computed again, and learn from its time."""
         self.costs.record_step(plan, seconds)
+        if not self._any_dropped:
+            return
         for entry, sequence in zip(plan.entries, sequences, strict=True):
             if entry.replay is None and entry.start < sequence.num_tokens_computed:
                 tokens = min(entry.end, sequence.num_tokens_computed) - entry.start

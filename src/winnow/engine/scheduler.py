@@ -111,8 +111,8 @@ class Scheduler:
             self.ledger.close(sequence.kv.slot)
             sequence.kv.slot = None
             self.running.remove(sequence)
-            if not self.running:  # no step may follow that would tell the executor
-                self._executor.apply(self.ledger.take_update())
+        if not self.running:  # no step may follow that would tell the executor
+            self._executor.apply(self.ledger.take_update())
 
     def take_failed(self) -> list[Sequence]:
         """Sequences that planning ended since the last call, since they fit nowhere; they say why."""
