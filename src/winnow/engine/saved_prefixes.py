@@ -40,7 +40,7 @@ class SavedPrefixes:
             self._ledger.allocator.release(blocks)
             raise
         self._ledger.keep_snapshot(
-            Snapshot.of(key, token_ids, rule, found.lengths, blocks, found.position_offset)
+            Snapshot.of(key, token_ids, rule, found.lengths, blocks, found.num_rounds, found.position_offset)
         )
         return True
 
