@@ -1,7 +1,8 @@
 """Copies of sequences in host memory: whole blocks, byte by byte, whatever the codec."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,8 @@ from winnow.cache.update import CopyDiscarded, RowsRestored, RowsSaved
 
 # Device memory through which blocks pass on their way, at most: they are gathered there, and cross in one piece.
 _STAGING_BYTES = 64 * 2**20
+_MEASURED_BYTES = 4 * 2**20
+_MEASURING = -1
 
 
 class HostTier:
@@ -101,6 +104,25 @@ class HostTier:
         copy = self._copies.pop(host_id, None)
         if copy is not None:
             self.nbytes -= copy.nbytes
+
+    def time_copies(self, clock: Callable[[], float]) -> tuple[int, float, float]:
+        """Copy some blocks out and back, which leaves them as they are.
+
+        Returns:
+            Bytes copied each way, and seconds: out, and back. 0 bytes if the limit is below a block.
+        """
+        layout = self._pool.layout
+        most = min(self.limit, _MEASURED_BYTES) // (layout.block_bytes + 8)
+        blocks = np.arange(min(self._pool.num_blocks, most), dtype=np.int32)
+        out = back = 0.0
+        for _ in range(2):  # the first time, memory is touched that was never used
+            start = clock()
+            self.save(_MEASURING, blocks)
+            saved = clock()
+            self.load(_MEASURING, blocks)
+            out, back = saved - start, clock() - saved
+            self.discard(_MEASURING)
+        return layout.host_bytes(len(blocks)), out, back
 
     def _pieces(self, copy: Tensor, blocks: IntArray) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Parts of the pool, [num_blocks, n]; where `copy` has some of its blocks, [m, n]; and which, int64 [m]."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from winnow.cli.batch.journal import OF_REQUESTS
+from winnow.batch.journal import OF_REQUESTS
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import require_distinct
 from winnow.config import PARTS, EngineConfig, ModelConfig
@@ -103,6 +103,15 @@ def sampling_options(namespace: argparse.Namespace) -> dict[str, Any]:
     options = {name: value for name, value in typed.items() if name not in UNFLAGGED}
     SamplingParams.from_mapping(options)
     return options
+
+
+def evaluation_options(namespace: argparse.Namespace) -> dict[str, Any]:
+    """As `engine_options`, without the prefix cache unless it is asked for.
+
+    With it, the last bits of a prompt's logits depend on which prompts came before, and an evaluation that was stopped
+    must go on to the same numbers.
+    """
+    return {"enable_prefix_caching": False} | engine_options(namespace)
 
 
 def open_llm(options: dict[str, Any]) -> "LLM":

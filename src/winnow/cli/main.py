@@ -27,6 +27,8 @@ examples:
 COMMANDS = {
     "run": "answer a file of prompts, resumable at any moment",
     "generate": "stream the answer to one prompt",
+    "chat": "talk to a model in the terminal",
+    "serve": "serve the OpenAI API over HTTP",
     "inspect": "show which tokens of a prompt survive eviction, in which layer and head",
     "pack": "keep a model as this processor reads it, to start in a second and with less memory",
     "check": "load a model and compare it with its own code",

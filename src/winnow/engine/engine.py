@@ -9,6 +9,7 @@ from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
 from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.new_request import KeptPositions, NewRequest
+from winnow.engine.occupancy import Occupancy, measure_occupancy
 from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.request import ReplayTally, Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
@@ -79,6 +80,9 @@ class Engine(RequestLoop):
                 "swap": swaps.swap_seconds,
             },
         )
+
+    def occupancy(self) -> Occupancy:
+        return measure_occupancy(self._scheduler.running, self._scheduler.ledger, self._executor.layout)
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""

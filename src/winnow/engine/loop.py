@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winnow.engine.new_request import KeptPositions, NewRequest
+from winnow.engine.occupancy import Occupancy
 from winnow.engine.output_state import FinishReason
 from winnow.engine.request import Request, Sequence
 from winnow.engine.request_table import RequestTable
@@ -119,6 +120,10 @@ class RequestLoop(ABC):
     @abstractmethod
     def stats(self) -> EngineStats:
         """Counters and sizes as they are now."""
+
+    def occupancy(self) -> Occupancy:
+        """Who holds the KV memory now; nothing where rows are not told apart."""
+        return Occupancy({}, [])
 
     @abstractmethod
     def kv_bytes(self, num_kvs: int) -> int:

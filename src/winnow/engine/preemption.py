@@ -176,6 +176,11 @@ class Preemption:
 
     # -- what it costs -------------------------------------------------------------------------------------------
 
+    def record_copies(self, nbytes: int, out: float, back: float) -> None:
+        """Learn how long copies of `nbytes` to the host and back took, in seconds."""
+        self.costs.record_copy(nbytes, out, back=False)
+        self.costs.record_copy(nbytes, back, back=True)
+
     def record_step(self, plan: StepPlan, sequences: SequenceType[Sequence], seconds: float) -> None:
         """Count what a step computed again, and learn from its time."""
         self.costs.record_step(plan, seconds)

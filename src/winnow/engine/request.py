@@ -39,6 +39,8 @@ class Request:
     """Number of requests that came before it; set by the queue."""
     final_only: bool = False
     """Return one output, when it is finished."""
+    deltas: bool = False
+    """Each output holds what is new since the one before it."""
     num_cached_tokens: int = 0
     """Of the prompt, those whose KVs were there when its first sample got a slot."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
@@ -70,6 +72,7 @@ class Request:
             new.priority,
             new.tenant,
             final_only=new.final_only,
+            deltas=new.deltas,
         )
 
     def __post_init__(self) -> None:

@@ -444,6 +444,10 @@ class Scheduler:
             self._preemption.drop(sequence)
             self._put_back(sequence)
 
+    def record_copies(self, nbytes: int, out: float, back: float) -> None:
+        """Learn how long copies of `nbytes` to the host and back took, in seconds."""
+        self._preemption.record_copies(nbytes, out, back)
+
     def record_step(self, step: ScheduledStep, seconds: float) -> None:
         """Learn from the time that a step took."""
         self._preemption.record_step(step.plan, step.sequences, seconds)

@@ -45,6 +45,8 @@ def build_engine(
         host_bytes=config.cache.kv_offloading_size or 0,
         prefix_store=store,
     )
+    if config.cache.kv_offloading_size is not None:
+        scheduler.record_copies(*executor.time_copies(clock))
     admission = Admission(
         scheduler.ledger,
         config,

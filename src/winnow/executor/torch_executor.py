@@ -1,6 +1,6 @@
 """Computes a step: packs the planned tokens, runs the model over the paged cache, samples."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceType
 
 import numpy as np
@@ -20,7 +20,7 @@ from winnow.cache import (
     RowsSaved,
 )
 from winnow.cache.layout import IntArray
-from winnow.cache.memory import require_memory
+from winnow.cache.memory import require_host_memory, require_memory
 from winnow.config import EngineConfig
 from winnow.engine.plan import PlannedEviction, PlannedSequence, StepPlan, StepResult
 from winnow.errors import InvalidRequestError, UnsupportedModelError, describe_error
@@ -58,13 +58,20 @@ class TorchExecutor:
             model.max_model_len,
         )
         require_memory(config.cache.kv_memory, size.nbytes(layout), model.device)
+        host_bytes = config.cache.kv_offloading_size or 0
+        require_host_memory(host_bytes, model.device, config.cache.kv_memory)
         self.layout, self.size = layout, size
-        self.cache = PagedCache.allocate(layout, size, model.device, config.cache.kv_offloading_size or 0)
+        self.cache = PagedCache.allocate(layout, size, model.device, host_bytes)
         self._saved: dict[int, SequenceSignals] = {}
         self._model = model
         self._backend = backend
         self._sampler = Sampler(
-            size.max_num_seqs, model.vocab_size, model.device, model.eos_token_ids, seed=config.model.seed
+            size.max_num_seqs,
+            model.vocab_size,
+            model.device,
+            model.eos_token_ids,
+            seed=config.model.seed,
+            grammars=model.grammars,
         )
         self._states = SlotStates()
         self._signals = EngineSignals(size.max_num_seqs, model, lambda: locate_model(config.model))
@@ -108,6 +115,12 @@ class TorchExecutor:
             failed |= dict.fromkeys(error.host_ids, str(error))
         if failed:
             raise HostTierError(failed, next(iter(failed.values())))
+
+    @torch.inference_mode()
+    def time_copies(self, clock: Callable[[], float]) -> tuple[int, float, float]:
+        """Copy some blocks to the host tier and back. Returns bytes, and seconds each way."""
+        assert self.cache.host is not None, "the cache was allocated with one"
+        return self.cache.host.time_copies(clock)
 
     def state_bytes(self, slot: int) -> int:
         return self._signals.nbytes(slot)
