@@ -195,7 +195,7 @@ class LLM:
                 file, of which nothing is left then.
         """
         self._require_usable()
-        token_ids = self._tokenize(prompt).token_ids
+        token_ids = self.tokenize(prompt).token_ids
         asked = sampling_params or SamplingParams()
         params = SamplingParams(
             temperature=0.0,
@@ -209,7 +209,7 @@ class LLM:
         )
         # Some token must follow the document; what it is changes nothing.
         followed = TokenizedPrompt(None, [*token_ids, *token_ids[-1:]])
-        request = self._request(followed, params, final_only=True)
+        request = self.new_request(followed, params, final_only=True)
         [output] = self._finish([request])
         output.raise_for_error()
         return self._shared.call(lambda engine: engine.save_prefix(request, Path(directory)))
