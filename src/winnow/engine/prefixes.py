@@ -1,7 +1,7 @@
 """WHO begins with KVs that another has computed, and who must have its blocks for itself."""
 
 from collections.abc import Sequence as SequenceType
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -180,7 +180,8 @@ class PrefixSharing:
                 if rule not in digests:
                     digests[rule] = sha256(dump_json(json_value(rule)).encode()).digest()
                 key = chain.snapshot_key(sequence.token_ids[:computed], digests[rule])
-                chain.snapshots[computed] = (key, rule)
+                # The passes follow from the rest, and are as long as the context.
+                chain.snapshots[computed] = (key, replace(rule, passes=()))
         return chain
 
     def _load(self, sequence: Sequence) -> None:
