@@ -176,7 +176,12 @@ class LLM:
         )
 
     def save_prefix(
-        self, prompt: Prompt, directory: str | Path, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        directory: str | Path,
+        sampling_params: SamplingParams | None = None,
+        *,
+        tenant: str | None = None,
     ) -> Path:
         """Compress a document as if questions followed it, and write what is left to a directory.
 
@@ -185,6 +190,7 @@ class LLM:
 
         Args:
             sampling_params: policy, amount and what is protected; the rest does not matter. None: the engine's.
+            tenant: whose requests alone may find it; None: those that are nobody's in particular.
 
         Returns:
             The path of the file, whose name follows from model, tokens and policy.
@@ -209,7 +215,7 @@ class LLM:
         )
         # Some token must follow the document; what it is changes nothing.
         followed = TokenizedPrompt(None, [*token_ids, *token_ids[-1:]])
-        request = self.new_request(followed, params, final_only=True)
+        request = self.new_request(followed, params, tenant=tenant, final_only=True)
         [output] = self._finish([request])
         output.raise_for_error()
         return self._shared.call(lambda engine: engine.save_prefix(request, Path(directory)))

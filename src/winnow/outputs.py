@@ -59,6 +59,7 @@ class EvictionReport:
     bytes_freed: int
     """Bytes freed by all rounds together."""
     rounds: int
+    """Those of a compressed prefix that it began with included; their bytes and seconds are not."""
     seconds: float
     """Time of scoring, planning and compacting."""
     replay_tokens: int = 0
