@@ -21,8 +21,9 @@ LAYERS = [
     ["executor", "inspect"],
     ["padded"],
     ["llm"],
-    ["bench", "evaluate", "server"],
-    ["fitting", "plan"],
+    ["bench", "evaluate"],
+    ["batch", "fitting", "plan"],
+    ["server"],
     ["cli"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

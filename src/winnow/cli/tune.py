@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from winnow.batch.lines import DEFAULT_METRIC, BadLine, Job, parse_line
+from winnow.batch.reader import read_lines
 from winnow.checks import check_integer, check_number
-from winnow.cli.batch.lines import DEFAULT_METRIC, BadLine, Job, parse_line
-from winnow.cli.batch.reader import read_lines
 from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import check_json_path, require_writable, write_json

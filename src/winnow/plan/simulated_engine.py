@@ -1,13 +1,15 @@
 """The engine as it is, with an executor that only tells time."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from winnow.cache import CacheLayout, CacheSize
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
+from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.scheduler import Scheduler
-from winnow.errors import CapacityError
+from winnow.errors import CapacityError, ConfigError
 from winnow.plan.deployment import Deployment
 from winnow.plan.simulated_executor import SimulatedExecutor, VirtualClock
 from winnow.units import format_bytes
@@ -136,9 +138,13 @@ class EngineSetup:
             self.eviction,
         )
         admission = Admission(scheduler.ledger, config, VOCAB, self.max_model_len, self.max_model_len)
-        engine = Engine(executor, scheduler, None, frozenset(), admission, self.kv_memory, clock)
+        engine = Engine(executor, scheduler, None, frozenset(), admission, self.kv_memory, clock, _no_store)
         return SimulatedEngine(engine, scheduler, executor, clock, rows, table_bytes)
 
     def _max_round_kvs(self, rows: int) -> int | None:
         most = self.eviction.max_round_kvs
         return None if most is None else max(most // rows, 1)
+
+
+def _no_store(directory: Path) -> PrefixStore:
+    raise ConfigError(f"a simulated engine has no KVs that could be saved to {directory}")

@@ -4,8 +4,17 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 
 import numpy as np
+from numpy.typing import NDArray
 
-from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger, RowsRestored, RowsSaved
+from winnow.cache import (
+    CacheLayout,
+    CacheSize,
+    CacheUpdate,
+    CopyDiscarded,
+    Ledger,
+    RowsRestored,
+    RowsSaved,
+)
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy, SequenceEviction
@@ -61,6 +70,7 @@ class SimulatedExecutor:
         self.total = StepWork()
         self.seconds = seconds
         self._rows = rows
+        self._saved: dict[int, SequenceEviction | None] = {}
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
         return params
@@ -79,6 +89,12 @@ class SimulatedExecutor:
         for copied in update.copies:
             if isinstance(copied, RowsSaved | RowsRestored):
                 self.spend(self.copy_work(len(copied.blocks)))
+            if isinstance(copied, RowsSaved):
+                self._saved[copied.host_id] = self.evictions[copied.slot]
+            elif isinstance(copied, RowsRestored):
+                self.evictions[copied.slot] = self._saved[copied.host_id]
+            elif isinstance(copied, CopyDiscarded):
+                self._saved.pop(copied.host_id, None)
         for each in update.lengths:
             self.lengths[each.slots] = each.lengths
 
@@ -133,6 +149,12 @@ class SimulatedExecutor:
         blocks = np.full(rows, least)
         blocks[:more] += 1
         return np.minimum(held, (blocks * size).reshape(held.shape).astype(held.dtype))
+
+    def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
+        return np.zeros(self.layout.host_bytes(len(blocks)), dtype=np.uint8)
+
+    def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
+        pass
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """The simulation knows lengths only; it says that the oldest tokens stayed."""
