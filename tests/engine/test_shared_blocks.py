@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulated import BLOCK, Clock, SimulatedExecutor
+from simulated import BLOCK, RecordingExecutor
 
 from winnow.cache import CacheUpdate
 from winnow.config import EvictionConfig, SchedulerConfig
@@ -14,6 +14,7 @@ from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import Scheduler
 from winnow.eviction import PRESETS, Instruction, replay_passes, resolve_policy
 from winnow.outputs import RequestMetrics
+from winnow.plan.simulated_executor import VirtualClock
 from winnow.sampling import SamplingParams
 
 Shape = tuple[str, tuple[int, ...], int]
@@ -40,13 +41,13 @@ POLICIES["windows"] = replace(
 )
 
 
-class ShapedExecutor(SimulatedExecutor):
+class ShapedExecutor(RecordingExecutor):
     """Notes for each block by which queries its accumulators and by which tokens its KVs came to be.
 
     Rounds leave the first KVs of each row, and so move none.
     """
 
-    def __init__(self, num_blocks: int, max_num_seqs: int, clock: Clock) -> None:
+    def __init__(self, num_blocks: int, max_num_seqs: int, clock: VirtualClock) -> None:
         super().__init__(num_blocks, max_num_seqs, clock)
         self.written: dict[int, dict[int, Shape]] = defaultdict(dict)
         self.observed: dict[int, list[Shape]] = defaultdict(list)
@@ -170,7 +171,7 @@ DOCUMENTS = [[10 + i % 3 for i in range(90)], [20 + i % 2 for i in range(90)]]
 def test_no_block_that_other_queries_shaped_is_shared(
     arriving: list[tuple[int, int, int, str | None, bool, str, int, int]], columns: int, chunk: int
 ) -> None:
-    clock = Clock()
+    clock = VirtualClock()
     executor = ShapedExecutor(4 * columns, 6, clock)
     scheduler = Scheduler(SchedulerConfig(6, 64, chunk), executor, clock, prefix_caching=True)
     executor.scheduler = scheduler

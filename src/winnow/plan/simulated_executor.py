@@ -69,7 +69,7 @@ class SimulatedExecutor:
         self.evictions: dict[int, SequenceEviction | None] = {}
         self.total = StepWork()
         self.seconds = seconds
-        self._rows = rows
+        self._rows_each = rows
         self._saved: dict[int, SequenceEviction | None] = {}
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
@@ -83,7 +83,7 @@ class SimulatedExecutor:
 
     def copy_work(self, num_blocks: int) -> StepWork:
         """Copying blocks to the host, or back."""
-        return StepWork(link_bytes=num_blocks * self.layout.block_bytes * self._rows)
+        return StepWork(link_bytes=num_blocks * self.layout.block_bytes * self._rows_each)
 
     def apply(self, update: CacheUpdate) -> None:
         for copied in update.copies:
