@@ -6,7 +6,15 @@ from collections.abc import Sequence as SequenceType
 import numpy as np
 from numpy.typing import NDArray
 
-from winnow.cache import CacheLayout, CacheSize, CacheUpdate, CopyDiscarded, Ledger, RowsRestored, RowsSaved
+from winnow.cache import (
+    CacheLayout,
+    CacheSize,
+    CacheUpdate,
+    CopyDiscarded,
+    Ledger,
+    RowsRestored,
+    RowsSaved,
+)
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy, SequenceEviction
@@ -59,10 +67,10 @@ class SimulatedExecutor:
             (size.max_num_seqs, layout.num_layers, layout.num_kv_heads), dtype=np.int32
         )
         self.evictions: dict[int, SequenceEviction | None] = {}
-        self._saved: dict[int, SequenceEviction | None] = {}  # by the id of the copy in host memory
         self.total = StepWork()
         self.seconds = seconds
-        self._rows = rows
+        self._rows_each = rows
+        self._saved: dict[int, SequenceEviction | None] = {}
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
         return params
@@ -75,19 +83,18 @@ class SimulatedExecutor:
 
     def copy_work(self, num_blocks: int) -> StepWork:
         """Copying blocks to the host, or back."""
-        return StepWork(link_bytes=num_blocks * self.layout.block_bytes * self._rows)
+        return StepWork(link_bytes=num_blocks * self.layout.block_bytes * self._rows_each)
 
     def apply(self, update: CacheUpdate) -> None:
         for copied in update.copies:
-            match copied:
-                case RowsSaved():
-                    self._saved[copied.host_id] = self.evictions[copied.slot]
-                case RowsRestored():
-                    self.evictions[copied.slot] = self._saved[copied.host_id]
-                case CopyDiscarded():
-                    self._saved.pop(copied.host_id, None)
             if isinstance(copied, RowsSaved | RowsRestored):
                 self.spend(self.copy_work(len(copied.blocks)))
+            if isinstance(copied, RowsSaved):
+                self._saved[copied.host_id] = self.evictions[copied.slot]
+            elif isinstance(copied, RowsRestored):
+                self.evictions[copied.slot] = self._saved[copied.host_id]
+            elif isinstance(copied, CopyDiscarded):
+                self._saved.pop(copied.host_id, None)
         for each in update.lengths:
             self.lengths[each.slots] = each.lengths
 
