@@ -135,7 +135,8 @@ class AsyncEngine:
 
     Args:
         engine: only the thread started here uses it from now on.
-        observe: called on the loop with each step's outputs, and the seconds since the step before; for metrics.
+        observe: called on the loop with each step's outputs; for metrics.
+        forget: called on the loop with the ids of requests whose last output will not come.
         on_failure: called on the loop once, when the engine has failed for good.
     """
 
@@ -143,10 +144,12 @@ class AsyncEngine:
         self,
         engine: ServedEngine,
         observe: Callable[[list[RequestOutput]], None] = lambda outputs: None,
+        forget: Callable[[Sequence[str]], None] = lambda names: None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._observe = observe
+        self._forget = forget
         self._on_failure = on_failure
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[Callable[[], None]] = deque()
@@ -208,7 +211,8 @@ class AsyncEngine:
         """End a stream's unfinished requests before the next step. No effect on one that has ended."""
         ids = [request.request_id for request in stream.requests]
         known = [name for name in ids if self._streams.pop(name, None) is not None]
-        if known and stream.unfinished:
+        if known:
+            self._forget(known)
             self._send(lambda: self._abort(known))
 
     def abort_all(self, error: ApiError) -> None:
@@ -303,6 +307,7 @@ class AsyncEngine:
         self._observe(outputs)
 
     def _fail_all(self, reason: str, *, for_good: bool) -> None:
+        self._forget(list(self._streams))
         streams, self._streams = set(self._streams.values()), {}
         if for_good:
             self.failure = reason

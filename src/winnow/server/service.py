@@ -68,7 +68,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.names[0], self.config.metrics_compat == "vllm")
-        self.engine = AsyncEngine(self.llm, self.metrics.observe, self.exit.set)
+        self.engine = AsyncEngine(self.llm, self.metrics.observe, self.metrics.forget, self.exit.set)
         self.quota = TokenQuota(self.config.max_tokens_per_minute)
         self._tokenising = ThreadPoolExecutor(_TOKENISING_THREADS, "winnow-tokenise")
         self._numbers = itertools.count()
@@ -213,13 +213,10 @@ class Service:
 
     # -- after the engine ------------------------------------------------------------------------------------------
 
-    def finished(self, tenant: str | None, outputs: Sequence[RequestOutput]) -> None:
-        """Charge a tenant for finished requests."""
-        self.charge(tenant, sum(_num_tokens(output) for output in outputs))
-
-    def charge(self, tenant: str | None, tokens: int) -> None:
-        """Charge a tenant for tokens."""
-        self.quota.charge(tenant, tokens)
+    def charge(self, tenant: str | None, prompt: int, answers: int) -> None:
+        """Charge a tenant for the tokens of a request, and count them."""
+        self.quota.charge(tenant, prompt + answers)
+        self.metrics.count_tokens(tenant, prompt, answers)
 
     def new_parser(self, prompt: str | None, asked: CompletionRequest) -> "AnswerParser | None":
         """A parser of one answer by the model's own rules; None: there are none."""
@@ -229,10 +226,6 @@ class Service:
             self.response_template, prefix=prompt, tools=[dict(tool) for tool in asked.template.tools] or None
         )
         return parser
-
-
-def _num_tokens(output: RequestOutput) -> int:
-    return len(output.prompt_token_ids) + sum(len(answer.token_ids) for answer in output.outputs)
 
 
 def model_names(model: str | Path | None, served: Sequence[str]) -> tuple[str, ...]:
