@@ -297,6 +297,7 @@ class AsyncEngine:
         self._wake.set()
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
+        delivered = []
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
@@ -304,7 +305,8 @@ class AsyncEngine:
             if output.finished:
                 del self._streams[output.request_id]
             stream.put(output)
-        self._observe(outputs)
+            delivered.append(output)
+        self._observe(delivered)
 
     def _fail_all(self, reason: str, *, for_good: bool) -> None:
         self._forget(list(self._streams))
