@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from winnow.chat import TemplateOptions, TokenizedPrompt
+from winnow.engine.new_request import NewRequest
 from winnow.engine.occupancy import Occupancy
 from winnow.json_values import json_kind
 from winnow.llm import LLM
