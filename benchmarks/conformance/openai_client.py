@@ -1,4 +1,7 @@
-"""What the unmodified `openai` client asks: `openai_client.py URL MODEL`. Prints each case; exits with 1 on a fault."""
+"""What the `openai` client can ask, unmodified. Exit code 1 if a case fails.
+
+Usage: openai_client.py URL MODEL
+"""
 
 import io
 import json

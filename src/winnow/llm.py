@@ -14,7 +14,7 @@ from winnow.engine.admission import requested_eviction
 from winnow.engine.loop import RequestLoop
 from winnow.engine.new_request import NewRequest
 from winnow.engine.occupancy import Occupancy
-from winnow.engine.shared import OutputStream, SharedEngine
+from winnow.engine.shared import Mailbox, OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
 from winnow.eviction import resolve_policy
 from winnow.eviction.describe import brief_policy
@@ -310,20 +310,25 @@ class LLM:
         if params.form is not None:
             self._grammars.check(params.form)
 
-    def submit_all(self, requests: Sequence[NewRequest]) -> None:
+    def mailbox(self) -> Mailbox:
+        """Make a mailbox, for a caller whose outputs nobody else's `step` returns."""
+        return self._shared.mailbox()
+
+    def submit_all(self, requests: Sequence[NewRequest], box: Mailbox | None = None) -> None:
         """Queue requests, all of them or none; `step` returns their outputs. Raises as `generate`."""
         self._require_usable()
-        self._shared.submit(requests)
+        self._shared.submit(requests, box)
 
-    def step(self) -> list[RequestOutput]:
-        """Compute one step for all requests. Returns outputs so far of submitted requests that got tokens or finished.
+    def step(self, box: Mailbox | None = None) -> list[RequestOutput]:
+        """Compute one step for all requests. Returns outputs so far of submitted requests that got tokens or finished:
+        those submitted with `box`; None: those submitted without one.
 
         Requests submitted with `final_only` are returned once, when they are finished.
 
         Requests of `generate` and `stream` calls in progress advance too; their outputs go to those calls. While
         another thread steps, waits for the end of that step. Each output is returned once, to the first caller.
         """
-        return self._shared.step()
+        return self._shared.step(box)
 
     def rest(self) -> None:
         """Release what the calling thread holds for its steps; for a thread that will not step for a while."""

@@ -162,11 +162,15 @@ class SharedEngine:
         """
         self._advance(box, num_outputs, once=False)
 
-    def step(self) -> list[RequestOutput]:
-        """Compute a step, or wait for one of another thread. Returns outputs of requests without a mailbox."""
-        self._advance(self._unclaimed, 1, once=True)
+    def step(self, box: Mailbox | None = None) -> list[RequestOutput]:
+        """Compute a step, or wait for one of another thread.
+
+        Returns what has arrived in `box`; None: outputs of requests without a mailbox.
+        """
+        box = self._unclaimed if box is None else box
+        self._advance(box, 1, once=True)
         with self._mail:
-            outputs, self._unclaimed.outputs = self._unclaimed.outputs, []
+            outputs, box.outputs = box.outputs, []
         return outputs
 
     def close(self) -> None:
