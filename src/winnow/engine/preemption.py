@@ -5,7 +5,7 @@ from typing import Protocol
 
 from winnow.cache import Ledger
 from winnow.engine.kv_state import KVState
-from winnow.engine.queue import serving_order
+from winnow.engine.orders import Order
 from winnow.engine.request import Sequence
 
 
@@ -19,11 +19,15 @@ class PreemptionMethod(Protocol):
         """Take the sequence's slot and blocks, so that it can go on later."""
 
 
-class LeastUrgent:
-    """The lowest priority, and among equals who came last: who is served first goes on to the end."""
+class LastServed:
+    """Who would be served last: the lowest priority, the tenant that got most, or who came last, by the order."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
 
     def choose(self, running: SequenceType[Sequence]) -> Sequence:
-        return max(running, key=serving_order)
+        order = self._order
+        return max(running, key=lambda s: (order.tenant_rank(s.request.tenant), order.rank(s)))
 
 
 class Recompute:

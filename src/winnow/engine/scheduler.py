@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.cache.prefix_index import PrefixKey
 from winnow.config import SchedulerConfig
+from winnow.engine.accounts import TenantAccounts, of_tenant
+from winnow.engine.entry import Entry, Shortage, Watermarks
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
-from winnow.engine.preemption import LeastUrgent, PreemptionMethod, Recompute, VictimPolicy
+from winnow.engine.orders import build_order
+from winnow.engine.preemption import LastServed, PreemptionMethod, Recompute, VictimPolicy
 from winnow.engine.prefixes import PrefixSharing
-from winnow.engine.queue import PriorityQueue, WaitingQueue
+from winnow.engine.queue import WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.units import format_bytes
@@ -43,6 +46,7 @@ class Scheduler:
         ledger: the accounting of the cache, which is the scheduler's own; the executor follows it.
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
+        accounts: what tenants may hold, hold and got.
     """
 
     def __init__(
@@ -53,20 +57,24 @@ class Scheduler:
         victims: VictimPolicy | None = None,
         method: PreemptionMethod | None = None,
         max_round_kvs: int | None = None,
-        waiting: WaitingQueue | None = None,
         prefix_caching: bool = False,
     ) -> None:
-        self.waiting = PriorityQueue() if waiting is None else waiting
+        self.waiting = WaitingQueue(build_order(config))
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._config = config
         self._executor = executor
         self.ledger = Ledger(executor.layout, executor.size)
         self._clock = clock
-        self._victims = victims or LeastUrgent()
+        self._victims = victims or LastServed(self.waiting.order)
         self._method = method or Recompute()
         self._rounds = EvictionScheduler(executor, self.ledger, clock, max_round_kvs, self._own)
         self._prefixes = PrefixSharing(self.ledger, prefix_caching)
+        self.accounts = TenantAccounts(config.tenants, self.ledger)
+        self._watermarks = Watermarks(config, self.ledger)
+        self._entry_rules = Entry(
+            self.waiting, self.accounts, self.ledger, config.max_passes, self._promised
+        )
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
 
@@ -113,6 +121,7 @@ class Scheduler:
 
     def _schedule(self) -> ScheduledStep:
         self._rounds.start_step()
+        self._keep_limits()
         while True:
             drop_finished(self.ledger, self.running)
             self._unshare_samples(budgets_differ=True)
@@ -120,7 +129,8 @@ class Scheduler:
             waits = self._rounds.shrink_due(self.running)
             self._unshare_samples(budgets_differ=False)
             self._make_room()
-            step = self._plan(waits | replaying(self.ledger, self.running)[0])
+            urgent = self._make_way()
+            step = self._plan(waits | replaying(self.ledger, self.running)[0], urgent)
             if step.sequences or not self.has_unfinished:
                 return step
             if waits or self._rounds.relieve(self.running):
@@ -128,16 +138,26 @@ class Scheduler:
             # Only prompts in progress are left, and together they hold all blocks: one gives way.
             self._preempt()
 
-    def _plan(self, waits: set[Sequence]) -> ScheduledStep:
-        """Plan the sequences that need not wait for a round, and passes of the replays that come before one."""
+    def _plan(self, waits: set[Sequence], urgent: list[Sequence]) -> ScheduledStep:
+        """Plan the sequences that need not wait for a round, and passes of the replays that come before one.
+
+        Args:
+            urgent: waiting sequences that start before prompts in progress go on.
+        """
         budget = self._config.max_num_batched_tokens
         planned = self._append_decodes(waits, budget)
         budget -= len(planned)
+        num_decoding, entered = len(planned), len(self.running)
+        for sequence in urgent:
+            if sequence in self.waiting and (first := self._start(sequence, budget)):
+                planned.append((sequence, first))
+                self._append(planned[-1:])
+                budget -= first
         # Found anew: to make room for the decoding ones, others may have been preempted.
         missing = replaying(self.ledger, self.running)[1] if waits else {}
         taken, chunks = Demand(), []
         # In most steps everybody decodes, and nobody need be looked at again.
-        rest = self.running if len(planned) < len(self.running) else ()
+        rest = self.running[:entered] if num_decoding < entered else ()
         for sequence in rest:
             if sequence in missing:
                 count = min(missing[sequence], budget, self._config.prefill_chunk or budget)
@@ -153,7 +173,7 @@ class Scheduler:
                 taken, budget = more, budget - count
         self._append(chunks)
         planned += chunks
-        while first := self._admit(budget):
+        while first := self._admit_next(budget):
             planned.append((self.running[-1], first))
             self._append(planned[-1:])
             budget -= first
@@ -181,8 +201,10 @@ class Scheduler:
     def _make_room(self) -> None:
         """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted."""
         able = self._rounds.making_room(self.running)
-        first = self.waiting.first
-        if not able or first is None or not self.ledger.can_open(first.longest_row):
+        if not able or not self.waiting:
+            return
+        first = next(iter(self._entry_rules.candidates(self.running)), None)
+        if first is None or not self.ledger.can_open(first.longest_row):
             return
         lacking = self._lacking(first, self._prefixes.find(first))
         if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
@@ -232,19 +254,64 @@ class Scheduler:
             return wanted if wanted <= most else 0
         return min(wanted, most)
 
-    def _admit(self, budget: int) -> int:
-        """Start the first waiting sequence if it fits. Returns the tokens it computes in this step, or 0.
+    def _make_way(self) -> list[Sequence]:
+        """Park running sequences for waiting ones that outrank them. Returns those that enter in this step."""
+        if not self.waiting or not self.running:
+            return []
+        urgent: list[Sequence] = []
+        blocks = pages = 0
+        for sequence in self._entry_rules.outranking(self.running):
+            need = self.ledger.layout.pages_for(sequence.longest_row)
+            shortage = Shortage(
+                self._lacking(sequence, self._prefixes.find(sequence)) + blocks,
+                len(urgent) + 1 - self.ledger.num_free_slots,
+                min(need, self.ledger.size.num_pages) + pages - self.ledger.pages.num_free,
+            )
+            parked = self._entry_rules.choose_parked(sequence, self.running, shortage)
+            if parked is None:
+                continue
+            for each in parked:
+                self._park(each)
+            urgent.append(sequence)
+            blocks, pages = blocks + sequence.peak_blocks(self.ledger.layout), pages + need
+        return urgent
 
-        Nobody is served before the first, however little it needs: room comes free until that fits.
-        """
-        sequence = self.waiting.first
-        if sequence is None or not self.ledger.can_open(sequence.longest_row):
+    def _keep_limits(self) -> None:
+        """Park the last sequences of tenants whose answers have grown beyond their limits, but for one."""
+        if not self.accounts.has_quotas:
+            return
+        for tenant in {sequence.request.tenant for sequence in self.running}:
+            own = list(of_tenant(tenant, self.running))
+            while len(own) > 1 and self._entry_rules.over_limit(tenant, own):
+                victim = self._victims.choose(own)
+                self._park(victim)
+                own.remove(victim)
+
+    def _admit_next(self, budget: int) -> int:
+        """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
+        if not self.waiting or not self._watermarks.may_enter(idle=not self.running):
+            return 0
+        passed: list[Sequence] = []
+        for sequence in self._entry_rules.candidates(self.running):
+            if count := self._start(sequence, budget):
+                for each in passed:
+                    each.num_passed += 1
+                return count
+            passed.append(sequence)
+        return 0
+
+    def _start(self, sequence: Sequence, budget: int) -> int:
+        """Start a waiting sequence if it fits. Returns the tokens it computes in this step, or 0."""
+        if not self.ledger.can_open(sequence.longest_row):
             return 0
         prefix = self._prefixes.find(sequence)
         sequence.kv.num_computed = len(prefix) * self.ledger.layout.block_size
         count = self._chunk(sequence, budget)
-        if not count or self._lacking(sequence, prefix) > 0:
+        lacking = self._lacking(sequence, prefix) if count else 0
+        if not count or lacking > 0:
             sequence.kv.num_computed = 0
+            if lacking > 0:
+                self._watermarks.hold_back()
             return 0
         self.waiting.remove(sequence)
         sequence.kv.slot = self.ledger.open()
@@ -252,6 +319,7 @@ class Scheduler:
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
+            self._charge(sequence, sequence.prompt_len - sequence.kv.num_computed, 0)
         self.running.append(sequence)
         return count
 
@@ -280,13 +348,17 @@ class Scheduler:
         after.
         """
         layout = self.ledger.layout
-        promised = sum(
-            self._soon_needed(sequence, self.ledger.blocks_held(sequence.kv.running_slot))
-            for sequence in self.running
-        )
+        held = map(self.ledger.blocks_held, (sequence.kv.running_slot for sequence in self.running))
+        promised = sum(map(self._promised, self.running)) - sum(held)
+        reserve = self._watermarks.reserve if self.running else 0
         # What a policy will change is copied; what it is not, others have paid for.
-        held = self.ledger.prefixes.num_held(prefix) if newcomer.eviction is None else 0
-        return newcomer.peak_blocks(layout) + promised - held - self.ledger.allocator.num_free
+        adopted = self.ledger.prefixes.num_held(prefix) if newcomer.eviction is None else 0
+        return newcomer.peak_blocks(layout) + promised + reserve - adopted - self.ledger.allocator.num_free
+
+    def _promised(self, sequence: Sequence) -> int:
+        """Blocks that a running sequence holds, with those that it takes soon."""
+        held = self.ledger.blocks_held(sequence.kv.running_slot)
+        return held + self._soon_needed(sequence, held)
 
     def _soon_needed(self, sequence: Sequence, held: int) -> int:
         """Blocks that a running sequence takes until its known tokens and another block of them are computed.
@@ -360,6 +432,10 @@ class Scheduler:
                 self._fail(victim)
                 return
             victim.lonely_at = victim.num_tokens
+        self._park(victim)
+
+    def _park(self, victim: Sequence) -> None:
+        """Let a running sequence wait, until its turn comes again."""
         self._put_back(victim, self._method)
         victim.request.update_metrics(num_preemptions=victim.request.metrics.num_preemptions + 1)
         self.num_preemptions += 1
@@ -409,6 +485,14 @@ class Scheduler:
             else:
                 sequence.kv.num_computed = entry.end
                 self._prefixes.remember(sequence, entry.start, entry.end)
+        for sequence in step.samplers:
+            self._charge(sequence, 0, 1)
+
+    def _charge(self, sequence: Sequence, prompt_tokens: int, output_tokens: int) -> None:
+        """Put tokens on the account of a sequence's tenant."""
+        tenant = sequence.request.tenant
+        self.accounts.charge(tenant, prompt_tokens, output_tokens)
+        self.waiting.order.charge(tenant, prompt_tokens, output_tokens)
 
 
 def _new_sequence(sequence: Sequence) -> NewSequence:

@@ -40,6 +40,7 @@ def build_engine(
         loaded.max_model_len,
         loaded.trained_len,
         None if loaded.tokenizer is None else Instructor(loaded.tokenizer),
+        scheduler.accounts,
     )
     return Engine(
         executor,
@@ -49,4 +50,5 @@ def build_engine(
         admission,
         config.cache.kv_memory,
         clock,
+        config.scheduler,
     )
