@@ -175,7 +175,9 @@ class SchedulerConfig:
         effect=Effect.BATCHES,
     )
     fair_input_price: float = option(
-        1.0, "what a computed prompt token costs its tenant under scheduling_policy=fair", effect=Effect.BATCHES
+        1.0,
+        "what a computed prompt token costs its tenant under scheduling_policy=fair",
+        effect=Effect.BATCHES,
     )
     fair_output_price: float = option(2.0, "what an output token costs, likewise", effect=Effect.BATCHES)
     max_passes: int = option(

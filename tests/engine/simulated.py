@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as SequenceType
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -116,11 +117,16 @@ class Simulation:
         tokens: int = 64,
         chunk: int | None = 16,
         max_round_kvs: int | None = None,
+        prefix_caching: bool = False,
+        **options: Any,
     ) -> None:
+        """`options` are further fields of the scheduler's configuration."""
         self.clock = Clock()
         self.executor = SimulatedExecutor(num_blocks, max_num_seqs, self.clock)
-        config = SchedulerConfig(max_num_seqs, tokens, chunk)
-        self.scheduler = Scheduler(config, self.executor, self.clock, max_round_kvs=max_round_kvs)
+        config = SchedulerConfig(max_num_seqs, tokens, chunk, **options)
+        self.scheduler = Scheduler(
+            config, self.executor, self.clock, max_round_kvs=max_round_kvs, prefix_caching=prefix_caching
+        )
         self.steps: list[ScheduledStep] = []
         self.finished: list[Sequence] = []
         self.num_requests = 0
@@ -133,6 +139,7 @@ class Simulation:
         policy: EvictionPolicy | None = None,
         budget: int = 8,
         priority: int = 0,
+        tenant: str | None = None,
     ) -> Request:
         """Queue a request, under a policy that keeps `budget` KVs per row."""
         eviction = None
@@ -152,6 +159,7 @@ class Simulation:
             RequestMetrics(self.clock()),
             (eviction,),
             priority=priority,
+            tenant=tenant,
         )
         self.num_requests += 1
         self.scheduler.add(request)

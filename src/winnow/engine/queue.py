@@ -107,7 +107,8 @@ class WaitingQueue:
         """
         if max_requests is not None and len(self) >= max_requests:
             raise QueueFullError(
-                f"the queue is full: {len(self)} requests wait, and max_queued_requests is {max_requests}; try again later"
+                f"the queue is full: {len(self)} requests wait, and max_queued_requests is {max_requests}; "
+                "try again later"
             )
         if max_tokens is not None and len(self) and self.num_tokens + num_tokens > max_tokens:
             raise QueueFullError(

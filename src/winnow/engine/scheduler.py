@@ -9,19 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from winnow.cache import Demand, Ledger, OutOfBlocksError
-from winnow.cache.prefix_index import PrefixKey
 from winnow.config import SchedulerConfig
-from winnow.engine.accounts import TenantAccounts, of_tenant
-from winnow.engine.entry import Entry, Shortage, Watermarks
+from winnow.engine.accounts import TenantAccounts
+from winnow.engine.entry import Entry
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
-from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.orders import build_order
+from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.preemption import LastServed, PreemptionMethod, Recompute, VictimPolicy
 from winnow.engine.prefixes import PrefixSharing
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
+from winnow.engine.room import Room
 from winnow.units import format_bytes
 
 
@@ -71,10 +71,8 @@ class Scheduler:
         self._rounds = EvictionScheduler(executor, self.ledger, clock, max_round_kvs, self._own)
         self._prefixes = PrefixSharing(self.ledger, prefix_caching)
         self.accounts = TenantAccounts(config.tenants, self.ledger)
-        self._watermarks = Watermarks(config, self.ledger)
-        self._entry_rules = Entry(
-            self.waiting, self.accounts, self.ledger, config.max_passes, self._promised
-        )
+        self._room = Room(config, self.ledger)
+        self._entry_rules = Entry(self.waiting, self.accounts, self.ledger, self._room, config.max_passes)
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
 
@@ -121,7 +119,7 @@ class Scheduler:
 
     def _schedule(self) -> ScheduledStep:
         self._rounds.start_step()
-        self._keep_limits()
+        self._entry_rules.keep_limits(self.running, self._victims.choose, self._park)
         while True:
             drop_finished(self.ledger, self.running)
             self._unshare_samples(budgets_differ=True)
@@ -206,16 +204,9 @@ class Scheduler:
         first = next(iter(self._entry_rules.candidates(self.running)), None)
         if first is None or not self.ledger.can_open(first.longest_row):
             return
-        lacking = self._lacking(first, self._prefixes.find(first))
-        if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
+        lacking = self._room.lacking(first, self._prefixes.find(first), self.running)
+        if lacking > 0 and sum(self._room.yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
-
-    def _yields(self, sequence: Sequence) -> int:
-        """Blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""
-        assert sequence.eviction is not None, "only policies make room"
-        held = self.ledger.blocks_held(sequence.kv.running_slot)
-        left = min(sequence.eviction.blocks_after(self.ledger.layout, sequence.num_tokens), held)
-        return held - left + self._soon_needed(sequence, held) - self._soon_needed(sequence, left)
 
     def _unshare_samples(self, *, budgets_differ: bool) -> None:
         """Give samples of one prompt KVs of their own, where their policies will act on each of them apart.
@@ -258,38 +249,18 @@ class Scheduler:
         """Park running sequences for waiting ones that outrank them. Returns those that enter in this step."""
         if not self.waiting or not self.running:
             return []
-        urgent: list[Sequence] = []
-        blocks = pages = 0
-        for sequence in self._entry_rules.outranking(self.running):
-            need = self.ledger.layout.pages_for(sequence.longest_row)
-            shortage = Shortage(
-                self._lacking(sequence, self._prefixes.find(sequence)) + blocks,
-                len(urgent) + 1 - self.ledger.num_free_slots,
-                min(need, self.ledger.size.num_pages) + pages - self.ledger.pages.num_free,
-            )
-            parked = self._entry_rules.choose_parked(sequence, self.running, shortage)
-            if parked is None:
-                continue
-            for each in parked:
-                self._park(each)
-            urgent.append(sequence)
-            blocks, pages = blocks + sequence.peak_blocks(self.ledger.layout), pages + need
-        return urgent
+        return self._entry_rules.make_way(self.running, self._lacking_for_urgent, self._park)
 
-    def _keep_limits(self) -> None:
-        """Park the last sequences of tenants whose answers have grown beyond their limits, but for one."""
-        if not self.accounts.has_quotas:
-            return
-        for tenant in {sequence.request.tenant for sequence in self.running}:
-            own = list(of_tenant(tenant, self.running))
-            while len(own) > 1 and self._entry_rules.over_limit(tenant, own):
-                victim = self._victims.choose(own)
-                self._park(victim)
-                own.remove(victim)
+    def _lacking_for_urgent(self, sequence: Sequence, leaving: int) -> int:
+        """Blocks that a waiting sequence lacks once `leaving` running ones are parked; endless if it cannot start."""
+        whole = self._config.prefill_chunk is None
+        if whole and sequence.num_tokens + len(self.running) > self._config.max_num_batched_tokens:
+            return sys.maxsize  # the step would have no tokens for it
+        return self._room.lacking(sequence, self._prefixes.find(sequence), self.running, leaving)
 
     def _admit_next(self, budget: int) -> int:
         """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
-        if not self.waiting or not self._watermarks.may_enter(idle=not self.running):
+        if not self.waiting or not self._room.is_open(self.running):
             return 0
         passed: list[Sequence] = []
         for sequence in self._entry_rules.candidates(self.running):
@@ -307,11 +278,11 @@ class Scheduler:
         prefix = self._prefixes.find(sequence)
         sequence.kv.num_computed = len(prefix) * self.ledger.layout.block_size
         count = self._chunk(sequence, budget)
-        lacking = self._lacking(sequence, prefix) if count else 0
+        lacking = self._room.lacking(sequence, prefix, self.running) if count else 0
         if not count or lacking > 0:
             sequence.kv.num_computed = 0
             if lacking > 0:
-                self._watermarks.hold_back()
+                self._room.hold_back()
             return 0
         self.waiting.remove(sequence)
         sequence.kv.slot = self.ledger.open()
@@ -339,42 +310,6 @@ class Scheduler:
             self._preempt(sequence)
             return False
         return True
-
-    def _lacking(self, newcomer: Sequence, prefix: list[PrefixKey]) -> int:
-        """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
-
-        Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
-        in every row, unless its policy shrinks it first; admitting into that room would only mean preempting right
-        after.
-        """
-        layout = self.ledger.layout
-        held = map(self.ledger.blocks_held, (sequence.kv.running_slot for sequence in self.running))
-        promised = sum(map(self._promised, self.running)) - sum(held)
-        reserve = self._watermarks.reserve if self.running else 0
-        # What a policy will change is copied; what it is not, others have paid for.
-        adopted = self.ledger.prefixes.num_held(prefix) if newcomer.eviction is None else 0
-        return newcomer.peak_blocks(layout) + promised + reserve - adopted - self.ledger.allocator.num_free
-
-    def _promised(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence holds, with those that it takes soon."""
-        held = self.ledger.blocks_held(sequence.kv.running_slot)
-        return held + self._soon_needed(sequence, held)
-
-    def _soon_needed(self, sequence: Sequence, held: int) -> int:
-        """Blocks that a running sequence takes until its known tokens and another block of them are computed.
-
-        Args:
-            held: blocks that it has.
-        """
-        layout = self.ledger.layout
-        if not sequence.is_decoding or sequence.before_replay_round:
-            return max(sequence.peak_blocks(layout, ahead=layout.block_size) - held, 0)
-        # The peak of its prompt is behind it.
-        num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
-        most = (
-            layout.blocks_for(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
-        )
-        return min(max(most - held, 0), layout.rows_per_seq)
 
     def _entry(self, sequence: Sequence, count: int, sampling: list[Sequence]) -> PlannedSequence:
         """Plan the next `count` tokens of a sequence.
