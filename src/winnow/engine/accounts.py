@@ -67,6 +67,14 @@ class TenantAccounts:
         """Blocks that a tenant holds above its guarantee."""
         return max(self.held(of_tenant(tenant, running)) - self.guarantee(tenant), 0)
 
+    def borrowers(self, running: SequenceType[Sequence]) -> SequenceType[Sequence]:
+        """Those of tenants that hold more than their guarantee, who give way before others; all, if none does."""
+        if not self.has_quotas:
+            return running
+        tenants = {sequence.request.tenant for sequence in running}
+        borrowing = {tenant for tenant in tenants if self.borrowed(tenant, running)}
+        return [sequence for sequence in running if sequence.request.tenant in borrowing] or running
+
     def charge(self, tenant: TenantName, prompt_tokens: int, output_tokens: int) -> None:
         """Count tokens that were, or are about to be, computed for a tenant."""
         self._prompt_tokens[tenant] += prompt_tokens

@@ -113,7 +113,9 @@ class Entry:
             for each in parked:
                 park(each)
             urgent.append(sequence)
-            blocks, pages = blocks + sequence.peak_blocks(self._ledger.layout), pages + need
+            layout = self._ledger.layout  # as much as `Room.growth` will promise it
+            blocks += sequence.peak_blocks(layout, ahead=layout.block_size)
+            pages += need
         return urgent
 
     def keep_limits(

@@ -145,7 +145,8 @@ class Scheduler:
         budget = self._config.max_num_batched_tokens
         planned = self._append_decodes(waits, budget)
         budget -= len(planned)
-        num_decoding, entered = len(planned), len(self.running)
+        # In most steps everybody decodes, and nobody else need be looked at again.
+        rest = list(self.running) if len(planned) < len(self.running) else ()
         for sequence in urgent:
             if sequence in self.waiting and (first := self._start(sequence, budget)):
                 planned.append((sequence, first))
@@ -154,8 +155,6 @@ class Scheduler:
         # Found anew: to make room for the decoding ones, others may have been preempted.
         missing = replaying(self.ledger, self.running)[1] if waits else {}
         taken, chunks = Demand(), []
-        # In most steps everybody decodes, and nobody need be looked at again.
-        rest = self.running[:entered] if num_decoding < entered else ()
         for sequence in rest:
             if sequence in missing:
                 count = min(missing[sequence], budget, self._config.prefill_chunk or budget)
@@ -256,7 +255,10 @@ class Scheduler:
         whole = self._config.prefill_chunk is None
         if whole and sequence.num_tokens + len(self.running) > self._config.max_num_batched_tokens:
             return sys.maxsize  # the step would have no tokens for it
-        return self._room.lacking(sequence, self._prefixes.find(sequence), self.running, leaving)
+        # Decoding sequences take their next KVs before it starts, and then others are promised to them.
+        decoding = [s.kv.running_slot for s in self.running if s.is_decoding]
+        coming = self.ledger.demand(decoding, [1] * len(decoding)).blocks
+        return coming + self._room.lacking(sequence, self._prefixes.find(sequence), self.running, leaving)
 
     def _admit_next(self, budget: int) -> int:
         """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
@@ -361,7 +363,7 @@ class Scheduler:
             assert first is not None, "somebody lacks room"
             self._fail(first)
             return
-        victim = victim or self._victims.choose(self.running)
+        victim = victim or self._victims.choose(self.accounts.borrowers(self.running))
         if len(self.running) == 1:
             if victim.lonely_at == victim.num_tokens:
                 self._fail(victim)
