@@ -386,6 +386,13 @@ class EngineConfig:
                         f"{each.name} needs engine={other}, got {value!r} and engine={self.model.engine}"
                     )
 
+        quotas = [tenant.name for tenant in self.scheduler.tenants if tenant.has_quota]
+        if quotas and self.model.engine != "paged":
+            raise ConfigError(
+                f"tenants: guarantee and limit need engine=paged, got those of {', '.join(quotas)} and "
+                f"engine={self.model.engine}"
+            )
+
     def settings(self) -> dict[str, Any]:
         """Every option of every part by name, as JSON values: what resume, fingerprints and reports go by.
 
