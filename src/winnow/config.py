@@ -144,9 +144,21 @@ class CacheConfig:
         effect=Effect.BATCHES,
     )
 
+    kv_offloading_size: int | None = option(
+        None,
+        "host memory for the KVs of preempted requests, which come back as they were, such as 4GiB; left out: none, "
+        "they are computed again",
+        parse=parse_bytes,
+        effect=Effect.BATCHES,
+        aliases=("swap_space",),
+    )
+
     def __post_init__(self) -> None:
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
         object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+        if self.kv_offloading_size is not None:
+            size = parse_bytes(self.kv_offloading_size, "kv_offloading_size")
+            object.__setattr__(self, "kv_offloading_size", size)
         check_integer("block_size", self.block_size, 1, 1024)
 
 

@@ -18,7 +18,7 @@ import winnow.engine
 from winnow import LLM, SamplingParams
 from winnow.attention import open_backend
 from winnow.cache import BlockCopies, CacheUpdate
-from winnow.cache.update import RowLengths
+from winnow.cache.update import CopyDiscarded, RowLengths, RowsRestored, RowsSaved
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan
 from winnow.eviction import EvictionPolicy, ReplayPass, SequenceEviction
 from winnow.executor.torch_executor import TorchExecutor
@@ -28,11 +28,14 @@ VALUES = {
     for cls in (
         BlockCopies,
         CacheUpdate,
+        CopyDiscarded,
         NewSequence,
         PlannedEviction,
         PlannedSequence,
         ReplayPass,
         RowLengths,
+        RowsRestored,
+        RowsSaved,
         SamplingParams,
         SequenceEviction,
         StepPlan,

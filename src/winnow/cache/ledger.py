@@ -10,10 +10,18 @@ from typing import NamedTuple
 import numpy as np
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
+from winnow.cache.host_ledger import HostLedger
 from winnow.cache.layout import CacheLayout, CacheSize, IntArray
 from winnow.cache.prefix_index import PrefixIndex, PrefixKey
 from winnow.cache.table_pages import TablePages
-from winnow.cache.update import BlockCopies, CacheUpdate, RowLengths
+from winnow.cache.update import (
+    BlockCopies,
+    CacheUpdate,
+    CopyDiscarded,
+    RowLengths,
+    RowsRestored,
+    RowsSaved,
+)
 
 
 class Demand(NamedTuple):
@@ -48,14 +56,16 @@ class Ledger:
     Attributes:
         lengths: int32 [max_num_seqs, layers, heads], KVs of each row.
         peak_blocks: most blocks that were in use at a time.
+        host: copies of sequences in host memory, of at most `host_bytes`.
     """
 
-    def __init__(self, layout: CacheLayout, size: CacheSize) -> None:
+    def __init__(self, layout: CacheLayout, size: CacheSize, host_bytes: int = 0) -> None:
         self.layout = layout
         self.size = size
         self.allocator = BlockAllocator(size.num_blocks)
         self.pages = TablePages(layout, size)
         self.prefixes = PrefixIndex(layout, self.allocator)
+        self.host = HostLedger(layout, host_bytes)
         shape = (size.max_num_seqs, layout.num_layers, layout.num_kv_heads)
         self.lengths = np.zeros(shape, dtype=np.int32)
         self.peak_blocks = 0
@@ -66,7 +76,7 @@ class Ledger:
         self._shared_tail: set[int] = set()
         # What the next update says.
         self._closed: list[int] = []
-        self._copies: list[BlockCopies] = []
+        self._copies: list[BlockCopies | RowsSaved | RowsRestored | CopyDiscarded] = []
         self._entries: list[IntArray] = []
         self._paged: set[int] = set()
         self._lengths: list[RowLengths] = []
@@ -120,6 +130,11 @@ class Ledger:
     def blocks_held(self, slot: int) -> int:
         """Blocks in the tables of a sequence, shared ones included."""
         return int(self._num_blocks(slot).sum())
+
+    def num_freed_by(self, slot: int) -> int:
+        """Blocks that would come free if a sequence were closed: those that no other holds, but for the index."""
+        blocks = self.blocks_of(slot)
+        return int((self.allocator.holders[blocks] - self.allocator.indexed[blocks] == 1).sum())
 
     def blocks_of(self, slot: int) -> IntArray:
         """The ids of all blocks in the tables of a sequence, int32 [n], row by row."""
@@ -245,8 +260,49 @@ class Ledger:
     def close(self, slot: int) -> None:
         """End a sequence: empty it, and its slot is free."""
         self.clear(slot)
+        self._copies = [c for c in self._copies if not (isinstance(c, RowsRestored) and c.slot == slot)]
         self._free_slots.append(slot)
         self._closed.append(slot)
+
+    # -- host tier -----------------------------------------------------------------------------------------------
+
+    def save(self, slot: int, state_bytes: int = 0) -> int:
+        """Copy all rows of a sequence to host memory. The sequence stays as it is. Returns the copy's id.
+
+        The copy is private: it has the content of blocks that others hold too, and shares none.
+
+        Args:
+            state_bytes: of what else the executor keeps of the sequence, which travels with it.
+
+        Raises:
+            OutOfHostMemoryError: the host tier has no room for it; nothing has changed.
+        """
+        assert not any(isinstance(c, RowsRestored) and c.slot == slot for c in self._copies), (
+            "a sequence is saved after the update that restores it"
+        )
+        blocks = self.blocks_of(slot)
+        host_id = self.host.put(self.lengths[slot].copy(), len(blocks), state_bytes)
+        self._copies.append(RowsSaved(slot, host_id, blocks))
+        return host_id
+
+    def demand_of(self, host_id: int, count: int) -> Demand:
+        """What restoring a copy and then appending `count` KVs to each of its rows would take."""
+        want = self._blocks_for(self.host.copies[host_id].lengths + count)
+        return Demand(int(want.sum()), self.layout.pages_for(int(want.max()) * self.layout.block_size))
+
+    def load(self, host_id: int, slot: int) -> None:
+        """Give an open, empty sequence the rows of a copy in host memory, in blocks of its own. The copy stays.
+
+        Raises:
+            OutOfBlocksError: there are not enough blocks or table pages; nothing has changed.
+        """
+        self.restore(slot, self.host.copies[host_id].lengths)
+        self._copies.append(RowsRestored(host_id, slot, self.blocks_of(slot)))
+
+    def discard(self, host_id: int) -> None:
+        """Give back the host memory of a copy."""
+        self.host.discard(host_id)
+        self._copies.append(CopyDiscarded(host_id))
 
     # -- prefixes ------------------------------------------------------------------------------------------------
 
@@ -331,6 +387,7 @@ class Ledger:
         assert not unknowing, f"slots {unknowing} share blocks unknowingly"
         self.allocator.check_integrity(holders)
         self.prefixes.check_integrity()
+        self.host.check_integrity()
         self.pages.check_integrity()
         assert not self.lengths[self._free_slots].any(), "a free slot has a length"
 

@@ -43,7 +43,9 @@ class Engine(RequestLoop):
 
     def stats(self) -> EngineStats:
         ledger, rounds = self._scheduler.ledger, self._scheduler.rounds
-        schedule = self._seconds["schedule"] - rounds.seconds  # rounds run while a step is scheduled
+        swaps, host = self._scheduler.preemptions, ledger.host
+        # Rounds run, and sequences are copied, while a step is scheduled.
+        schedule = self._seconds["schedule"] - rounds.seconds - swaps.swap_seconds
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
@@ -56,6 +58,14 @@ class Engine(RequestLoop):
             cached_bytes=ledger.allocator.num_cached * ledger.layout.block_bytes,
             generated_tokens=self._requests.generated_tokens,
             num_preemptions=self._scheduler.num_preemptions,
+            num_swaps=swaps.num_swaps,
+            swap_bytes_out=swaps.swap_bytes_out,
+            swap_bytes_in=swaps.swap_bytes_in,
+            recomputed_tokens=swaps.recomputed_tokens,
+            recompute_seconds=swaps.recompute_seconds,
+            host_bytes_used=host.used_bytes,
+            host_bytes_peak=host.peak_bytes,
+            host_bytes_budget=host.limit,
             num_steps=self._num_steps,
             num_rounds=rounds.rounds,
             replay_tokens=self._replay.tokens,
@@ -66,6 +76,7 @@ class Engine(RequestLoop):
                 "execute": self._seconds["execute"],
                 "output": self._output_seconds,
                 "evict": rounds.seconds,
+                "swap": swaps.swap_seconds,
             },
             tenants=self._scheduler.accounts.stats(self._scheduler.running, self._scheduler.waiting),
         )
@@ -89,6 +100,13 @@ class Engine(RequestLoop):
         )
         for sequence in self._scheduler.running:
             self._check_rows(sequence)
+        swapped = [s.kv.host_id for s in self._scheduler.waiting if s.kv.host_id is not None]
+        assert set(swapped) == set(ledger.host.copies) and len(set(swapped)) == len(swapped), (
+            "a copy in host memory is nobody's, or two sequences'"
+        )
+        assert all(sequence.kv.host_id is None for sequence in self._scheduler.running), (
+            "a running sequence has a copy in host memory"
+        )
         slots = [sequence.kv.slot for sequence in self._scheduler.running]
         assert len(set(slots)) == len(slots), "two sequences share a slot"
         assert len(slots) + ledger.num_free_slots == ledger.size.max_num_seqs, "a slot is lost"
@@ -135,6 +153,7 @@ class Engine(RequestLoop):
         executed = self._clock()
         self._scheduler.advance(step)
         self._count_replays(step, executed - scheduled)
+        self._scheduler.record_step(step, executed - scheduled)
         self._seconds["schedule"] += scheduled - start
         self._seconds["execute"] += executed - scheduled
         return Sampled(

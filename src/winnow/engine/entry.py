@@ -65,7 +65,7 @@ class Entry:
             if left:
                 left -= self._use(tenant, running)
             for sequence in self._waiting.of_tenant(tenant):
-                left -= sequence.peak_blocks(self._ledger.layout)
+                left -= self._room.need(sequence)
                 if left < 0:
                     break
                 found.append(sequence)
@@ -76,8 +76,7 @@ class Entry:
         tenant = newcomer.request.tenant
         if self._accounts.of(tenant).limit >= 1:
             return True
-        need = newcomer.peak_blocks(self._ledger.layout)
-        return self._use(tenant, running) + need <= self._accounts.limit(tenant)
+        return self._use(tenant, running) + self._room.need(newcomer) <= self._accounts.limit(tenant)
 
     # -- who gives way -----------------------------------------------------------------------------------------------
 
@@ -113,8 +112,8 @@ class Entry:
             for each in parked:
                 park(each)
             urgent.append(sequence)
-            layout = self._ledger.layout  # as much as `Room.growth` will promise it
-            blocks += sequence.peak_blocks(layout, ahead=layout.block_size)
+            # Once it runs, another block a row will be promised to it.
+            blocks += self._room.need(sequence) + self._ledger.layout.rows_per_seq
             pages += need
         return urgent
 

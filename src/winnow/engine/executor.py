@@ -32,7 +32,14 @@ class Executor(Protocol):
         """
 
     def apply(self, update: CacheUpdate) -> None:
-        """Follow the ledger between steps: copy blocks, change tables, drop what is known of closed slots."""
+        """Follow the ledger between steps: copy blocks, change tables, drop what is known of closed slots.
+
+        Raises:
+            HostTierError: copies to or from the host tier failed; all else is done.
+        """
+
+    def state_bytes(self, slot: int) -> int:
+        """Bytes that are kept of a running sequence beside its KVs, and travel with it to the host tier."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Apply the plan's update, compute its tokens and sample where it says so."""

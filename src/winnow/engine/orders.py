@@ -29,6 +29,10 @@ class Order:
         """Sort key of a tenant among others; those of equal rank are served as if they were one."""
         return 0.0
 
+    def level(self, sequence: Sequence) -> float:
+        """Who is preempted before others when memory runs out: the smaller."""
+        return 0.0
+
     def may_park(self, newcomer: Sequence, running: Sequence) -> bool:
         """Whether a running sequence gives way to one that waits and does not fit beside it."""
         return False
@@ -56,6 +60,9 @@ class ByPriority(Order):
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         request = sequence.request
         return _aged(-request.priority, sequence, self._aging), *super().rank(sequence)
+
+    def level(self, sequence: Sequence) -> float:
+        return sequence.request.priority
 
     def may_park(self, newcomer: Sequence, running: Sequence) -> bool:
         greater = newcomer.request.priority > running.request.priority
@@ -104,6 +111,9 @@ class Fair(Order):
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         return self._within.rank(sequence)
+
+    def level(self, sequence: Sequence) -> float:
+        return self._within.level(sequence)
 
     def tenant_rank(self, tenant: TenantName) -> float:
         return self._counters.get(tenant, 0.0)

@@ -161,6 +161,10 @@ class Sequence:
     """Later ones that were started before it because they fit and it did not."""
     lonely_at: int | None = None
     """Tokens that it had when it was last preempted while it had the cache for itself."""
+    num_tokens_preempted: int | None = None
+    """Tokens that it had when it was last preempted."""
+    num_tokens_computed: int = 0
+    """Most that were ever in the cache and then dropped: computing them is computing them again."""
     forks: list["Sequence"] = field(default_factory=list)
     logprobs: list[LogprobDict | None] = field(default_factory=list)
     replay: ReplayTally = field(default_factory=ReplayTally)

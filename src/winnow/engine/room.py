@@ -3,8 +3,8 @@
 from collections.abc import Sequence as SequenceType
 
 from winnow.cache import Ledger
-from winnow.cache.prefix_index import PrefixKey
 from winnow.config import SchedulerConfig
+from winnow.engine.prefixes import PrefixSharing
 from winnow.engine.request import Sequence
 
 
@@ -15,8 +15,9 @@ class Room:
     low one. Nobody is held back while nothing runs.
     """
 
-    def __init__(self, config: SchedulerConfig, ledger: Ledger) -> None:
+    def __init__(self, config: SchedulerConfig, ledger: Ledger, prefixes: PrefixSharing) -> None:
         self._ledger = ledger
+        self._prefixes = prefixes
         low = config.watermark_high if config.watermark_low is None else config.watermark_low
         num_blocks = ledger.size.num_blocks
         self._above_high = num_blocks - int(config.watermark_high * num_blocks)
@@ -37,9 +38,7 @@ class Room:
 
     # -- what a newcomer lacks ---------------------------------------------------------------------------------------
 
-    def lacking(
-        self, newcomer: Sequence, prefix: list[PrefixKey], running: SequenceType[Sequence], without: int = 0
-    ) -> int:
+    def lacking(self, newcomer: Sequence, running: SequenceType[Sequence], without: int = 0) -> int:
         """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
 
         Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
@@ -47,15 +46,20 @@ class Room:
         after.
 
         Args:
-            prefix: known blocks with which it begins.
             without: how many of `running` are about to leave; with all of them the watermark goes too.
         """
         promised = sum(map(self.growth, running))
         reserve = self._above_high if len(running) > without else 0
+        return self.need(newcomer) + promised + reserve - self._ledger.allocator.num_free
+
+    def need(self, newcomer: Sequence) -> int:
+        """Blocks that a waiting sequence takes until all its tokens are computed."""
+        if newcomer.kv.host_id is not None:
+            blocks = self._ledger.host.copies[newcomer.kv.host_id].num_blocks
+            return blocks + self._growth_from(newcomer, blocks)
         # What a policy will change is copied; what it is not, others have paid for.
-        held = self._ledger.prefixes.num_held(prefix) if newcomer.eviction is None else 0
-        need = newcomer.peak_blocks(self._ledger.layout) - held
-        return need + promised + reserve - self._ledger.allocator.num_free
+        prefix = self._prefixes.find(newcomer) if newcomer.eviction is None else []
+        return newcomer.peak_blocks(self._ledger.layout) - self._ledger.prefixes.num_held(prefix)
 
     def growth(self, sequence: Sequence) -> int:
         """Blocks that a running sequence takes until its known tokens and another block of them are computed."""
@@ -63,8 +67,7 @@ class Room:
 
     def freed(self, sequence: Sequence) -> int:
         """Blocks that become free without a running sequence: no other sequence holds them."""
-        blocks, allocator = self._ledger.blocks_of(sequence.kv.running_slot), self._ledger.allocator
-        return int((allocator.holders[blocks] - allocator.indexed[blocks] == 1).sum())
+        return self._ledger.num_freed_by(sequence.kv.running_slot)
 
     def yields(self, sequence: Sequence) -> int:
         """Blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""

@@ -16,7 +16,8 @@ from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.orders import build_order
 from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
-from winnow.engine.preemption import LastServed, PreemptionMethod, Recompute, VictimPolicy
+from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
+from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.prefixes import PrefixSharing
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
@@ -55,23 +56,26 @@ class Scheduler:
         executor: Executor,
         clock: Callable[[], float],
         victims: VictimPolicy | None = None,
-        method: PreemptionMethod | None = None,
+        costs: PreemptionCosts | None = None,
         max_round_kvs: int | None = None,
         prefix_caching: bool = False,
+        host_bytes: int = 0,
     ) -> None:
         self.waiting = WaitingQueue(build_order(config))
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._config = config
         self._executor = executor
-        self.ledger = Ledger(executor.layout, executor.size)
+        self.ledger = Ledger(executor.layout, executor.size, host_bytes)
         self._clock = clock
-        self._victims = victims or LastServed(self.waiting.order)
-        self._method = method or Recompute()
+        self.accounts = TenantAccounts(config.tenants, self.ledger)
+        self._preemption = Preemption(executor, self.ledger, clock, costs, self.accounts)
+        self._victims = victims or LeastLoss(
+            self._preemption.loss, self._preemption.has_progressed, self.waiting.order
+        )
         self._rounds = EvictionScheduler(executor, self.ledger, clock, max_round_kvs, self._own)
         self._prefixes = PrefixSharing(self.ledger, prefix_caching)
-        self.accounts = TenantAccounts(config.tenants, self.ledger)
-        self._room = Room(config, self.ledger)
+        self._room = Room(config, self.ledger, self._prefixes)
         self._entry_rules = Entry(self.waiting, self.accounts, self.ledger, self._room, config.max_passes)
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
@@ -80,6 +84,11 @@ class Scheduler:
     def rounds(self) -> RoundTally:
         """What all rounds of eviction so far came to."""
         return self._rounds.total
+
+    @property
+    def preemptions(self) -> PreemptionTally:
+        """What all preemptions so far came to."""
+        return self._preemption.total
 
     @property
     def has_unfinished(self) -> bool:
@@ -94,6 +103,9 @@ class Scheduler:
         self._rounds.forget(sequence)
         if sequence.kv.slot is None:
             self.waiting.remove(sequence)
+            if sequence.kv.host_id is not None:
+                sequence.kept = kept_on_host(sequence, self.ledger)
+                self._preemption.discard(sequence)
         else:
             drop(self.ledger, sequence)
             sequence.kept = self.ledger.lengths[sequence.kv.slot].copy()
@@ -121,6 +133,7 @@ class Scheduler:
         self._rounds.start_step()
         self._entry_rules.keep_limits(self.running, self._victims.choose, self._park)
         while True:
+            self._resume_next()
             drop_finished(self.ledger, self.running)
             self._unshare_samples(budgets_differ=True)
             self._own_before_change()
@@ -128,6 +141,8 @@ class Scheduler:
             self._unshare_samples(budgets_differ=False)
             self._make_room()
             urgent = self._make_way()
+            if any([self._resume(sequence) for sequence in urgent]):
+                continue  # a round of theirs may be due
             step = self._plan(waits | replaying(self.ledger, self.running)[0], urgent)
             if step.sequences or not self.has_unfinished:
                 return step
@@ -177,6 +192,8 @@ class Scheduler:
         # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
         samplers: list[Sequence] = []
         entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)
+        if not entries:
+            return ScheduledStep(StepPlan(()), (), ())
         new, self._new = [_new_sequence(s) for s in self._new if s.kv.slot is not None], {}
         plan = StepPlan(entries, self.ledger.take_update(), tuple(new))
         return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
@@ -203,7 +220,7 @@ class Scheduler:
         first = next(iter(self._entry_rules.candidates(self.running)), None)
         if first is None or not self.ledger.can_open(first.longest_row):
             return
-        lacking = self._room.lacking(first, self._prefixes.find(first), self.running)
+        lacking = self._room.lacking(first, self.running)
         if lacking > 0 and sum(self._room.yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
 
@@ -258,7 +275,7 @@ class Scheduler:
         # Decoding sequences take their next KVs before it starts, and then others are promised to them.
         decoding = [s.kv.running_slot for s in self.running if s.is_decoding]
         coming = self.ledger.demand(decoding, [1] * len(decoding)).blocks
-        return coming + self._room.lacking(sequence, self._prefixes.find(sequence), self.running, leaving)
+        return coming + self._room.lacking(sequence, self.running, leaving)
 
     def _admit_next(self, budget: int) -> int:
         """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
@@ -275,12 +292,14 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, budget: int) -> int:
         """Start a waiting sequence if it fits. Returns the tokens it computes in this step, or 0."""
+        if sequence.kv.host_id is not None:
+            return 0  # a swapped one resumes before the next step is planned
         if not self.ledger.can_open(sequence.longest_row):
             return 0
         prefix = self._prefixes.find(sequence)
         sequence.kv.num_computed = len(prefix) * self.ledger.layout.block_size
         count = self._chunk(sequence, budget)
-        lacking = self._room.lacking(sequence, prefix, self.running) if count else 0
+        lacking = self._room.lacking(sequence, self.running) if count else 0
         if not count or lacking > 0:
             sequence.kv.num_computed = 0
             if lacking > 0:
@@ -295,6 +314,29 @@ class Scheduler:
             self._charge(sequence, sequence.prompt_len - sequence.kv.num_computed, 0)
         self.running.append(sequence)
         return count
+
+    def _resume_next(self) -> None:
+        """Let swapped sequences go on that are next in turn, before rounds: one of theirs may be due."""
+        while self.waiting and self._room.is_open(self.running):
+            sequence = next(iter(self._entry_rules.candidates(self.running)), None)
+            if sequence is None or not self._resume(sequence):
+                return
+
+    def _resume(self, sequence: Sequence) -> bool:
+        """Let a swapped sequence go on if it fits. Returns False if nothing was done; without its copy it waits on."""
+        if sequence.kv.host_id is None:
+            return False
+        # Beside others, no sooner than there is room for what all need soon.
+        if not self._preemption.fits(sequence) or (
+            self.running and self._room.lacking(sequence, self.running) > 0
+        ):
+            self._room.hold_back()
+            return False
+        if self._preemption.resume(sequence):
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            self._new[sequence] = None
+        return True
 
     def _own_before_change(self) -> None:
         """Let sequences have their blocks for themselves before a query or a replay adds to accumulators."""
@@ -361,24 +403,28 @@ class Scheduler:
         if not self.running:
             first = self.waiting.first
             assert first is not None, "somebody lacks room"
-            self._fail(first)
+            if first.kv.host_id is not None:
+                self._preemption.discard(first)
+            else:
+                self._fail(first)
             return
         victim = victim or self._victims.choose(self.accounts.borrowers(self.running))
-        if len(self.running) == 1:
+        alone = len(self.running) == 1
+        if alone:
             if victim.lonely_at == victim.num_tokens:
                 self._fail(victim)
                 return
             victim.lonely_at = victim.num_tokens
-        self._park(victim)
+        self._park(victim, alone=alone)
 
-    def _park(self, victim: Sequence) -> None:
+    def _park(self, victim: Sequence, *, alone: bool = False) -> None:
         """Let a running sequence wait, until its turn comes again."""
-        self._put_back(victim, self._method)
-        victim.request.update_metrics(num_preemptions=victim.request.metrics.num_preemptions + 1)
+        self._preemption.preempt(victim, alone=alone)
+        self._put_back(victim)
         self.num_preemptions += 1
 
-    def _put_back(self, sequence: Sequence, method: PreemptionMethod) -> None:
-        method.preempt(sequence, self.ledger)
+    def _put_back(self, sequence: Sequence) -> None:
+        """A running sequence has lost its slot."""
         self._rounds.forget(sequence)
         self.running.remove(sequence)
         self.waiting.put_back(sequence)
@@ -412,7 +458,16 @@ class Scheduler:
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
         self.ledger.prefixes.clear()
         for sequence in list(reversed(self.running)):
-            self._put_back(sequence, Recompute())
+            self._preemption.drop(sequence)
+            self._put_back(sequence)
+
+    def record_copies(self, nbytes: int, out: float, back: float) -> None:
+        """Learn how long copies of `nbytes` to the host and back took, in seconds."""
+        self._preemption.record_copies(nbytes, out, back)
+
+    def record_step(self, step: ScheduledStep, seconds: float) -> None:
+        """Learn from the time that a step took."""
+        self._preemption.record_step(step.plan, step.sequences, seconds)
 
     def advance(self, step: ScheduledStep) -> None:
         """Count the planned tokens as computed."""

@@ -32,7 +32,10 @@ def build_engine(
         clock,
         max_round_kvs=config.eviction.max_round_kvs,
         prefix_caching=config.cache.enable_prefix_caching,
+        host_bytes=config.cache.kv_offloading_size or 0,
     )
+    if config.cache.kv_offloading_size is not None:
+        scheduler.record_copies(*executor.time_copies(clock))
     admission = Admission(
         scheduler.ledger,
         config,

@@ -4,7 +4,6 @@ from bisect import insort
 from collections.abc import Sequence as SequenceType
 
 from winnow.engine.orders import Order
-from winnow.engine.preemption import LastServed
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.request import Sequence
 from winnow.padded.cache import QueryKVs
@@ -108,7 +107,8 @@ class Queue:
 
     def choose_victim(self, sequences: SequenceType[Sequence]) -> Sequence:
         """Return the sequence to park: the last one in serving order."""
-        return LastServed(self.waiting.order).choose(sequences)
+        order = self.waiting.order
+        return max(sequences, key=lambda s: (order.tenant_rank(s.request.tenant), order.rank(s)))
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._kvs or sequence in self.waiting
