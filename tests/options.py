@@ -17,6 +17,7 @@ OTHERS = {
     "eviction": "snapkv",
     "device": "cpu",
     "generation_config": "winnow",
+    "prefix_store": "elsewhere",
     "watermark_low": 0.5,
     "tenants": '{"ada": {"weight": 2}}',
 }

@@ -32,6 +32,7 @@ class EngineOptions(TypedDict, total=False):
     kv_memory: int | str
     block_size: int
     enable_prefix_caching: bool
+    prefix_store: str | Path | None
     kv_offloading_size: int | str | None
     # SchedulerConfig
     max_num_seqs: int

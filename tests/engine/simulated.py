@@ -61,6 +61,7 @@ class SimulatedExecutor:
         self.rounds: list[list[EvictionTarget]] = []
         self.num_copied = 0
         self.saved: dict[int, int] = {}
+        self.saved_evictions: dict[int, SequenceEviction | None] = {}
         self.seconds_per_byte = 1e-9
         self.fails = 0
 
@@ -88,8 +89,10 @@ class SimulatedExecutor:
                 self.clock.now += len(each.blocks) * self.layout.block_bytes * self.seconds_per_byte
             if isinstance(each, RowsSaved):
                 self.saved[each.host_id] = len(each.blocks)
+                self.saved_evictions[each.host_id] = self.evictions[each.slot]
             elif isinstance(each, RowsRestored):
                 assert self.saved[each.host_id] == len(each.blocks)
+                self.evictions[each.slot] = self.saved_evictions[each.host_id]
             elif isinstance(each, CopyDiscarded):
                 del self.saved[each.host_id]
         self.closed += update.closed

@@ -39,6 +39,8 @@ class Request:
     """Number of requests that came before it; set by the queue."""
     final_only: bool = False
     """Return one output, when it is finished."""
+    deltas: bool = False
+    """Each output holds what is new since the one before it."""
     num_cached_tokens: int = 0
     """Of the prompt, those whose KVs were there when its first sample got a slot."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
@@ -70,6 +72,7 @@ class Request:
             new.priority,
             new.tenant,
             final_only=new.final_only,
+            deltas=new.deltas,
         )
 
     def __post_init__(self) -> None:
@@ -235,9 +238,17 @@ class Sequence:
         """KVs of its longest row, about, until all its tokens are computed."""
         return self.num_tokens if self.eviction is None else self.eviction.longest_row(self.num_tokens)
 
-    def peak_blocks(self, layout: CacheLayout, ahead: int = 0) -> int:
-        """Most blocks that it holds until all its tokens and `ahead` further ones are computed."""
-        num_tokens = self.num_tokens + ahead
+    def peak_blocks(self, layout: CacheLayout, ahead: int = 0, state: KVState | None = None) -> int:
+        """Most blocks that it holds until all its tokens and `ahead` further ones are computed.
+
+        Args:
+            state: from which it goes on; None: its own.
+        """
+        num_tokens, state = self.num_tokens + ahead, state or self.kv
         if self.eviction is None:
             return layout.blocks_for(num_tokens)
+        if (
+            state.last_round >= self.eviction.context_len
+        ):  # the whole context, and a replay behind it, is over
+            return self.eviction.decode_blocks(layout, num_tokens)
         return self.eviction.peak_blocks(layout, num_tokens)

@@ -4,7 +4,7 @@ from collections.abc import Sequence as SequenceType
 
 from winnow.cache import Ledger
 from winnow.config import SchedulerConfig
-from winnow.engine.prefixes import PrefixSharing
+from winnow.engine.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.request import Sequence
 
 
@@ -38,7 +38,13 @@ class Room:
 
     # -- what a newcomer lacks ---------------------------------------------------------------------------------------
 
-    def lacking(self, newcomer: Sequence, running: SequenceType[Sequence], without: int = 0) -> int:
+    def lacking(
+        self,
+        newcomer: Sequence,
+        running: SequenceType[Sequence],
+        without: int = 0,
+        prefix: FoundPrefix | None = None,
+    ) -> int:
         """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
 
         Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
@@ -46,20 +52,22 @@ class Room:
         after.
 
         Args:
+            prefix: with which it would begin; None: it is looked up.
             without: how many of `running` are about to leave; with all of them the watermark goes too.
         """
         promised = sum(map(self.growth, running))
         reserve = self._above_high if len(running) > without else 0
-        return self.need(newcomer) + promised + reserve - self._ledger.allocator.num_free
+        return self.need(newcomer, prefix) + promised + reserve - self._ledger.allocator.num_free
 
-    def need(self, newcomer: Sequence) -> int:
+    def need(self, newcomer: Sequence, prefix: FoundPrefix | None = None) -> int:
         """Blocks that a waiting sequence takes until all its tokens are computed."""
         if newcomer.kv.host_id is not None:
             blocks = self._ledger.host.copies[newcomer.kv.host_id].num_blocks
             return blocks + self._growth_from(newcomer, blocks)
-        # What a policy will change is copied; what it is not, others have paid for.
-        prefix = self._prefixes.find(newcomer) if newcomer.eviction is None else []
-        return newcomer.peak_blocks(self._ledger.layout) - self._ledger.prefixes.num_held(prefix)
+        if prefix is None:
+            prefix = self._prefixes.find(newcomer)
+        peak = newcomer.peak_blocks(self._ledger.layout, state=prefix.state)
+        return peak - self._prefixes.num_held(newcomer, prefix)
 
     def growth(self, sequence: Sequence) -> int:
         """Blocks that a running sequence takes until its known tokens and another block of them are computed."""

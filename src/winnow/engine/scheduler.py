@@ -14,15 +14,18 @@ from winnow.engine.accounts import TenantAccounts
 from winnow.engine.entry import Entry
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
+from winnow.engine.kv_state import KVState
 from winnow.engine.orders import build_order
 from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
 from winnow.engine.preemption_costs import PreemptionCosts
+from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.prefixes import PrefixSharing
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.engine.room import Room
+from winnow.engine.saved_prefixes import SavedPrefixes
 from winnow.units import format_bytes
 
 
@@ -45,6 +48,7 @@ class Scheduler:
 
     Attributes:
         ledger: the accounting of the cache, which is the scheduler's own; the executor follows it.
+        prefixes: who shares what with whom.
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
         accounts: what tenants may hold, hold and got.
@@ -60,6 +64,7 @@ class Scheduler:
         max_round_kvs: int | None = None,
         prefix_caching: bool = False,
         host_bytes: int = 0,
+        prefix_store: PrefixStore | None = None,
     ) -> None:
         self.waiting = WaitingQueue(build_order(config))
         self.running: list[Sequence] = []
@@ -73,9 +78,12 @@ class Scheduler:
         self._victims = victims or LeastLoss(
             self._preemption.loss, self._preemption.has_progressed, self.waiting.order
         )
-        self._rounds = EvictionScheduler(executor, self.ledger, clock, max_round_kvs, self._own)
-        self._prefixes = PrefixSharing(self.ledger, prefix_caching)
-        self._room = Room(config, self.ledger, self._prefixes)
+        saved = SavedPrefixes(executor, self.ledger, prefix_store)
+        self.prefixes = PrefixSharing(self.ledger, prefix_caching, saved)
+        self._rounds = EvictionScheduler(
+            executor, self.ledger, clock, max_round_kvs, self._own, self.prefixes.remember_round
+        )
+        self._room = Room(config, self.ledger, self.prefixes)
         self._entry_rules = Entry(self.waiting, self.accounts, self.ledger, self._room, config.max_passes)
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
@@ -136,9 +144,9 @@ class Scheduler:
             self._resume_next()
             drop_finished(self.ledger, self.running)
             self._unshare_samples(budgets_differ=True)
-            self._own_before_change()
             waits = self._rounds.shrink_due(self.running)
             self._unshare_samples(budgets_differ=False)
+            self._own_before_change()  # after rounds, of which the index may hold what they left
             self._make_room()
             urgent = self._make_way()
             if any([self._resume(sequence) for sequence in urgent]):
@@ -275,7 +283,11 @@ class Scheduler:
         # Decoding sequences take their next KVs before it starts, and then others are promised to them.
         decoding = [s.kv.running_slot for s in self.running if s.is_decoding]
         coming = self.ledger.demand(decoding, [1] * len(decoding)).blocks
-        return coming + self._room.lacking(sequence, self.running, leaving)
+        found = self.prefixes.find(sequence)
+        most = self._config.prefill_chunk or self._config.max_num_batched_tokens
+        if self.prefixes.is_worth_waiting(sequence, found, min(sequence.num_tokens, most), self.running):
+            return sys.maxsize
+        return coming + self._room.lacking(sequence, self.running, leaving, found)
 
     def _admit_next(self, budget: int) -> int:
         """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
@@ -296,18 +308,19 @@ class Scheduler:
             return 0  # a swapped one resumes before the next step is planned
         if not self.ledger.can_open(sequence.longest_row):
             return 0
-        prefix = self._prefixes.find(sequence)
-        sequence.kv.num_computed = len(prefix) * self.ledger.layout.block_size
+        prefix = self.prefixes.find(sequence)
+        sequence.kv = prefix.state
         count = self._chunk(sequence, budget)
-        lacking = self._room.lacking(sequence, self.running) if count else 0
-        if not count or lacking > 0:
-            sequence.kv.num_computed = 0
+        waits = self.prefixes.is_worth_waiting(sequence, prefix, count, self.running)
+        lacking = 0 if waits or not count else self._room.lacking(sequence, self.running, prefix=prefix)
+        if waits or not count or lacking > 0:
+            sequence.kv = KVState()
             if lacking > 0:
                 self._room.hold_back()
             return 0
         self.waiting.remove(sequence)
         sequence.kv.slot = self.ledger.open()
-        self._prefixes.adopt(sequence, prefix, count)
+        self.prefixes.adopt(sequence, prefix, count)
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
@@ -344,7 +357,7 @@ class Scheduler:
             return
         most = self._config.prefill_chunk or sys.maxsize
         for sequence in list(self.running):
-            if self._prefixes.is_about_to_change(sequence, most):
+            if self.prefixes.is_about_to_change(sequence, most):
                 self._own(sequence)
 
     def _own(self, sequence: Sequence) -> bool:
@@ -476,7 +489,7 @@ class Scheduler:
                 sequence.kv.replayed += entry.count
             else:
                 sequence.kv.num_computed = entry.end
-                self._prefixes.remember(sequence, entry.start, entry.end)
+                self.prefixes.remember(sequence, entry.start, entry.end)
         for sequence in step.samplers:
             self._charge(sequence, 0, 1)
 
