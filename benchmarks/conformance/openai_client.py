@@ -1,4 +1,4 @@
-"""What the `openai` client can ask, unmodified: `openai_client.py URL MODEL`. Prints each case; exit code 1 if one fails."""
+"""What the unmodified `openai` client asks: `openai_client.py URL MODEL`. Prints each case; exits with 1 on a fault."""
 
 import io
 import json

@@ -60,7 +60,7 @@ def observe(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[Reques
     """Answer a prompt, and say what it kept, where that can be said."""
     observer = KeptTokens()
     watched = None if getattr(params.eviction, "reassign_positions", False) else observer
-    request = llm._request(llm._tokenize(prompt), params, observer=watched, final_only=True)
+    request = llm.new_request(llm.tokenize(prompt), params, observer=watched, final_only=True)
     [output] = llm._finish([request])
     output.raise_for_error()
     llm.check_integrity()
@@ -155,8 +155,8 @@ def test_another_tenant_or_policy_finds_no_compressed_document(warm: LLM) -> Non
     document, params = tokens(149, seed=78), greedy(eviction="h2o", kv_budget=48, context_tokens=149)
 
     def hits(tenant: str | None, params: SamplingParams) -> int:
-        prompt = warm._tokenize(document + tokens(9, seed=1))
-        [output] = warm._finish([warm._request(prompt, params, tenant=tenant, final_only=True)])
+        prompt = warm.tokenize(document + tokens(9, seed=1))
+        [output] = warm._finish([warm.new_request(prompt, params, tenant=tenant, final_only=True)])
         return output.num_cached_tokens
 
     assert hits("a", params) == 0

@@ -49,7 +49,7 @@ class PressureConfig:
         if self.sweep == "watermark":
             return {f"{watermark:.0%}": {"watermark_high": watermark} for watermark in self.watermarks}
         if self.sweep == "preemption":
-            return {"recompute": {"kv_offloading_size": 0}, "swap": {"kv_offloading_size": memory}}
+            return {"recompute": {"kv_offloading_size": None}, "swap": {"kv_offloading_size": memory}}
         return {f"prefix cache {name}": {"enable_prefix_caching": name == "on"} for name in ("off", "on")}
 
     def load(self, trace: Path, longest: int) -> list[TraceRequest]:
