@@ -216,6 +216,38 @@ class LLM:
         """
         return self._shared.step()
 
+    def fork(
+        self,
+        request_id: str,
+        sampling_params: SamplingParams | None = None,
+        *,
+        new_request_id: str | None = None,
+        index: int = 0,
+        final_only: bool = False,
+    ) -> str:
+        """Queue a request that goes on from where an unfinished one is, and return its id.
+
+        It has the same prompt and the answer so far, and shares the KVs: both copy a block only when they write into
+        it, or a policy changes it. Limits such as `max_tokens` count the whole answer. Paged engine only.
+
+        Args:
+            sampling_params: for the tokens to come; None: those of the other request, its seed included, so both
+                answers are the same. What its KVs depend on (`eviction`, `compression` and the like) cannot change.
+            new_request_id: unique among unfinished requests; None: one is generated.
+            index: which of the other request's samples.
+            final_only: see `submit`.
+
+        Raises:
+            InvalidRequestError (or a subclass): no such request or sample is unfinished, or the parameters do not fit
+                what is computed; names field, value and limit.
+        """
+        self._require_usable()
+        new_id = self._shared.new_id() if new_request_id is None else new_request_id
+        self._shared.change(
+            lambda engine: engine.fork(request_id, new_id, sampling_params, index, final_only)
+        )
+        return new_id
+
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns its output so far; None: there is no such unfinished request."""
         return self._shared.abort(request_id)

@@ -9,7 +9,7 @@ import torch
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
-from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
+from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
 from winnow.eviction import (
@@ -59,6 +59,10 @@ class SimulatedExecutor:
         self.clock.now += 0.001 + 1e-5 * plan.num_tokens
         samplers = plan.samplers
         return StepResult([5] * len(samplers), [None] * len(samplers), {})
+
+    def fork(self, slot: int, child: NewSequence) -> None:
+        assert self.evictions[slot] == child.eviction
+        self.evictions[child.slot] = child.eviction
 
     def prepare(self, policy: EvictionPolicy) -> None:
         pass

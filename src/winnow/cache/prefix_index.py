@@ -33,6 +33,12 @@ class PrefixChain:
         self.links: list[tuple[PrefixKey, tuple[int, ...]]] = []
         """Of each block, its key and its tokens."""
 
+    def fork(self) -> "PrefixChain":
+        """A chain of its own for a sequence that begins with the same tokens."""
+        child = PrefixChain(self.salt, self._block_size)
+        child._last, child.links = self._last, list(self.links)
+        return child
+
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take in what `token_ids`, which begin with the tokens of before, have more."""
         size = self._block_size

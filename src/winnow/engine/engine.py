@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 from winnow.engine.admission import Admission
 from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
+from winnow.engine.forks import forked_params, inherit, source_of
 from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.new_request import KeptPositions, NewRequest
 from winnow.engine.request import ReplayTally, Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EngineStats, EvictionReport
+from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,6 +89,26 @@ class Engine(RequestLoop):
         slots = [sequence.kv.slot for sequence in self._scheduler.running]
         assert len(set(slots)) == len(slots), "two sequences share a slot"
         assert len(slots) + ledger.num_free_slots == ledger.size.max_num_seqs, "a slot is lost"
+
+    def fork(
+        self, request_id: str, new_id: str, params: SamplingParams | None, index: int, final_only: bool
+    ) -> None:
+        parent = self._requests.unfinished_sample(request_id, index)
+        self._requests.require_new(new_id)
+        request = parent.request
+        new = NewRequest(
+            new_id,
+            request.prompt,
+            list(request.prompt_token_ids),
+            forked_params(parent, params),
+            request.priority,
+            request.tenant,
+            final_only=final_only,
+        )
+        child = self._admit(new)
+        inherit(child, parent)
+        self._requests.add(child, parent)
+        self._scheduler.fork(source_of(parent), child)
 
     # -- hooks of the loop -----------------------------------------------------------------------------------------
 

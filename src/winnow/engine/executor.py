@@ -5,7 +5,7 @@ from typing import Protocol
 
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray
-from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
+from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy
 from winnow.sampling import SamplingParams
 
@@ -33,6 +33,9 @@ class Executor(Protocol):
 
     def apply(self, update: CacheUpdate) -> None:
         """Follow the ledger between steps: copy blocks, change tables, drop what is known of closed slots."""
+
+    def fork(self, slot: int, child: NewSequence) -> None:
+        """Let the sequence in a slot go on as `child` too, between steps. The ledger's update has been applied."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Apply the plan's update, compute its tokens and sample where it says so."""

@@ -10,8 +10,9 @@ from winnow.engine.new_request import KeptPositions, NewRequest
 from winnow.engine.output_state import FinishReason
 from winnow.engine.request import Request, Sequence
 from winnow.engine.request_table import RequestTable
-from winnow.errors import describe_error
+from winnow.errors import InvalidRequestError, describe_error
 from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
+from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,6 +80,16 @@ class RequestLoop(ABC):
         request = self._admit(new)
         self._requests.add(request)
         self._enqueue(request)
+
+    def fork(
+        self, request_id: str, new_id: str, params: SamplingParams | None, index: int, final_only: bool
+    ) -> None:
+        """Queue a request that goes on from where a sample of an unfinished request is; see `LLM.fork`.
+
+        Raises:
+            InvalidRequestError (or a subclass): there is nothing to fork, or it cannot go on in this way.
+        """
+        raise InvalidRequestError(f"request_id {request_id!r} cannot be forked: that needs engine=paged")
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns what it had, or None if there is no such request."""

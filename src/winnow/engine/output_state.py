@@ -30,6 +30,15 @@ class OutputState:
         self._cumulative_logprob: float | None = None
         self._text = TextStream(tokens, params, sequence.request.prompt_token_ids)
 
+    def resume(self, parent: "OutputState") -> None:
+        """Begin with the tokens that the sequence has from `parent`'s, a fork of which it is. None of them ends it."""
+        sequence = self._sequence
+        for token in sequence.output_token_ids:
+            self._text.push(token, check_stop=False)
+        if sequence.request.params.logprobs is not None:
+            sequence.logprobs = list(parent._sequence.logprobs)
+            self._cumulative_logprob = parent._cumulative_logprob
+
     def append_token(self, token: int, logprobs: LogprobDict | None) -> FinishReason | None:
         """Append a token. Returns why the output ends with it; None: it goes on.
 

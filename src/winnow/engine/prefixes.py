@@ -63,7 +63,7 @@ class PrefixSharing:
     def is_about_to_change(self, sequence: Sequence, most: int) -> bool:
         """Whether a replay or queries of the next tokens, at most so many, may add to accumulators of shared blocks."""
         eviction = sequence.eviction
-        if sequence.prefix is None or eviction is None:
+        if not sequence.may_share_outside or eviction is None:
             return False
         changes = sequence.before_replay_round or eviction.may_observe(sequence.kv.num_computed, most)
         return changes and self._ledger.is_shared(sequence.kv.running_slot)

@@ -42,6 +42,8 @@ class Request:
     num_cached_tokens: int = 0
     """Of the prompt, those whose KVs were there when its first sample got a slot."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
+    forked: bool = False
+    """Whether another request may hold blocks of its sequences, since one of the two was forked from the other."""
     error: str | None = None
     """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
     sequences: list["Sequence"] = field(init=False)
@@ -184,6 +186,11 @@ class Sequence:
         if len(self.request.evictions) > 1:
             return True
         return self.eviction is not None and self.eviction.policy.owns_blocks
+
+    @property
+    def may_share_outside(self) -> bool:
+        """Whether another request may hold its blocks, by a prefix or a fork."""
+        return self.prefix is not None or self.request.forked
 
     @property
     def num_to_compute(self) -> int:

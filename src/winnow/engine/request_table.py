@@ -58,6 +58,25 @@ class RequestTable:
         """All sequences without a finish reason, waiting or running."""
         return [s for request in self._requests.values() for s in request.sequences if not s.finished]
 
+    def unfinished_sample(self, request_id: str, index: int) -> Sequence:
+        """A sample of an unfinished request.
+
+        Raises:
+            InvalidRequestError: there is no such request, or no such sample, or it is finished.
+        """
+        if request_id not in self._requests:
+            raise InvalidRequestError(f"request_id must be that of an unfinished request, got {request_id!r}")
+        samples = self._requests[request_id].sequences
+        if not 0 <= index < len(samples):
+            raise InvalidRequestError(
+                f"index must be between 0 and {len(samples) - 1}, the samples of {request_id!r}, got {index}"
+            )
+        if samples[index].finished:
+            raise InvalidRequestError(
+                f"index must be that of an unfinished sample of {request_id!r}, got {index}, which has finished"
+            )
+        return samples[index]
+
     def require_new(self, request_id: str) -> None:
         """Check that an id is free.
 
@@ -67,9 +86,12 @@ class RequestTable:
         if request_id in self._requests:
             raise InvalidRequestError(f"request_id {request_id!r} is in use by an unfinished request")
 
-    def add(self, request: Request) -> None:
-        """Start the outputs of a request whose id is free."""
+    def add(self, request: Request, parent: Sequence | None = None) -> None:
+        """Start the outputs of a request whose id is free, or go on with that of `parent`, a fork of which it is."""
         states = {s: OutputState(s, self._tokens, self._eos_token_ids) for s in request.sequences}
+        if parent is not None:
+            for state in states.values():
+                state.resume(self._states[parent])
         self._requests[request.request_id] = request
         self._states |= states
 

@@ -82,6 +82,26 @@ class Scheduler:
     def add(self, request: Request) -> None:
         self.waiting.add(request)
 
+    def fork(self, parent: Sequence, request: Request) -> None:
+        """Start a request of one sequence that goes on from what `parent` has computed so far.
+
+        It computes its tokens itself, later, where `parent` has no slot or there is none for it.
+        """
+        [child] = request.sequences
+        self.waiting.add(request)
+        slot = parent.kv.slot
+        if slot is None or not self.ledger.can_fork(slot):
+            return
+        self.waiting.remove(child)
+        child.kv = parent.kv.fork(self.ledger.fork(slot))
+        child.prefix = None if parent.prefix is None else parent.prefix.fork()
+        parent.request.forked = request.forked = True
+        request.num_cached_tokens = min(child.kv.num_computed, child.prompt_len)
+        request.update_metrics(first_scheduled_time=self._clock())
+        self.running.append(child)
+        self._executor.apply(self.ledger.take_update())
+        self._executor.fork(slot, _new_sequence(child))
+
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         """End a sequence, running or waiting, and give back what it holds."""
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason

@@ -12,7 +12,7 @@ from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray
 from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig
-from winnow.engine.plan import PlannedEviction, PlannedSequence, StepPlan, StepResult
+from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan, StepResult
 from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.eviction import EvictionPolicy, EvictionTarget, SequenceEviction, evict
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans
@@ -79,6 +79,10 @@ class TorchExecutor:
             self._sampler.remove(slot)
         self.cache.apply(update)
 
+    def fork(self, slot: int, child: NewSequence) -> None:
+        self._states.add(child)
+        self._signals.fork(slot, child.slot, self._states)
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         self.apply(plan.update)
@@ -100,7 +104,9 @@ class TorchExecutor:
             replays,
         )
         rows = self._forward(plan, spans, step, wanted)
-        self._signals.fork(plan, self._states)
+        for entry in plan.entries:
+            for slot in entry.forks:
+                self._signals.fork(entry.slot, slot, self._states)
         scored = {
             index: self._prompt_logprobs(plan.entries[index], rows[part])
             for index, part in logits.prompts.items()
