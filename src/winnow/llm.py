@@ -22,8 +22,8 @@ from winnow.fork import require_usable_torch
 from winnow.inspect import Held, Inspection, KeptTokens, read_tokens
 from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.options import EngineOptions
-from winnow.outputs import EngineStats, RequestOutput
-from winnow.sampling import SamplingParams
+from winnow.outputs import BeamSearchOutput, BeamSearchSequence, EngineStats, RequestOutput
+from winnow.sampling import BeamSearchParams, SamplingParams
 from winnow.threads import TeamWait, release_team, set_threads
 
 # Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
@@ -120,6 +120,24 @@ class LLM:
         conversations = cast("list[Sequence[Message]]", [messages] if single else list(messages))
         self._require_usable()
         return self._answer([self._converse(c) for c in conversations], sampling_params, progress)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, progress: bool = False
+    ) -> list[BeamSearchOutput]:
+        """Search for the most probable answers to prompts. Returns those of each prompt, best first.
+
+        Tokens and scores are those of transformers' `generate` with `num_beams`. Beams share the blocks of what they
+        have in common. The same as `generate` with `use_beam_search`. Paged engine only.
+
+        Raises:
+            InvalidRequestError (or a subclass): a prompt or the parameters are invalid, or so many beams do not fit
+                into the KV memory together. Nothing has been computed.
+            RequestFailedError: a request failed while it was computed.
+        """
+        outputs = self.generate(prompts, params.to_sampling_params(), progress=progress)
+        for output in outputs:
+            output.raise_for_error()
+        return [_beam_output(output, params.length_penalty) for output in outputs]
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -398,6 +416,23 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:
     policy = resolve_policy(config.eviction).policy
     loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
     return loaded, build_engine(loaded, config, policy, time.monotonic)
+
+
+def _beam_output(output: RequestOutput, length_penalty: float) -> BeamSearchOutput:
+    sequences = []
+    for answer in output.outputs:
+        assert answer.cumulative_logprob is not None and answer.finish_reason is not None, "it has finished"
+        sequences.append(
+            BeamSearchSequence(
+                [*output.prompt_token_ids, *answer.token_ids],
+                answer.text,
+                answer.cumulative_logprob,
+                answer.cumulative_logprob / len(answer.token_ids) ** length_penalty,
+                answer.finish_reason,
+                answer.stop_reason if isinstance(answer.stop_reason, int) else None,
+            )
+        )
+    return BeamSearchOutput(sequences)
 
 
 def _is_token_ids(value: Any) -> bool:

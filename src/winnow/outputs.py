@@ -120,6 +120,31 @@ class RequestOutput:
 
 
 @dataclass(frozen=True)
+class BeamSearchSequence:
+    """One answer of a beam search."""
+
+    tokens: list[int]
+    """Prompt and answer, the token that ended it included."""
+    text: str
+    """Of the answer."""
+    cum_logprob: float
+    """Logprob of the answer."""
+    score: float
+    """`cum_logprob` over the answer's length in tokens to the power of `length_penalty`."""
+    finish_reason: str
+    """"stop" or "length"."""
+    stop_reason: int | None = None
+    """The stop token id that ended it; None for the model's end-of-text token."""
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """The answers of a beam search to one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Statistics of an engine; counters run from its start."""
 

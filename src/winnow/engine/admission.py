@@ -153,6 +153,8 @@ class Admission:
                 f"prompt of {prompt_len} tokens with max_tokens {max_tokens} needs room for {peak} KVs a row, "
                 f"kv_memory {format_bytes(self._config.cache.kv_memory)} holds {self._ledger.capacity}"
             )
+        if params.use_beam_search:
+            self._check_beams(params.n, prompt_len, hungriest, prompt_len + min(max_tokens, left) - 1)
         name = None if policy.when.never else asked[0].name
         return Admitted(min(max_tokens, left), tuple(evictions), name)
 
@@ -200,6 +202,23 @@ class Admission:
             raise InvalidRequestError(
                 f"positions reach {eviction.limit} before a round, and the model was trained up to {self._trained_len}"
             )
+
+    def _check_beams(
+        self, width: int, prompt_len: int, eviction: SequenceEviction | None, num_tokens: int
+    ) -> None:
+        """Raise CapacityError if `width` beams, which share whole blocks of the prompt at most, do not fit together."""
+        layout, size = self._ledger.layout, self._ledger.size
+        shared = layout.rows_per_seq * (prompt_len // layout.block_size) if eviction is None else 0
+        needed = {
+            "sequences at a time (max_num_seqs)": (width, size.max_num_seqs),
+            "blocks": (shared + width * (_blocks(eviction, layout, num_tokens) - shared), size.num_blocks),
+            "table pages": (width * layout.pages_for(num_tokens), size.num_pages),
+        }
+        for what, (need, there) in needed.items():
+            if need > there:
+                raise CapacityError(
+                    f"n: {width} beams of up to {num_tokens} tokens need {need} {what}, and there are {there}"
+                )
 
     def _room(self, eviction: SequenceEviction | None, prompt_len: int, context: int) -> int:
         """Most tokens of an answer for which the KV memory suffices; 0: none."""

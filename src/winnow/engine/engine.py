@@ -1,9 +1,11 @@
 """The paged engine: a scheduler plans steps over the blocks of a KV cache, an executor computes them."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceType
 from typing import TYPE_CHECKING
 
 from winnow.engine.admission import Admission
+from winnow.engine.beams import BeamSearch, Continuation
 from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
 from winnow.engine.forks import forked_params, inherit, source_of
@@ -37,6 +39,7 @@ class Engine(RequestLoop):
         self._scheduler = scheduler
         self._admission = admission
         self._kv_memory = kv_memory
+        self._eos_token_ids = eos_token_ids
         self._replay = ReplayTally()
         self._seconds = {"schedule": 0.0, "execute": 0.0}
 
@@ -122,13 +125,13 @@ class Engine(RequestLoop):
                     "inspect cannot follow re-assigned positions: after a round of this policy "
                     "they are no token indices"
                 )
+        params, beams = self._executor.with_seed(new.params), None
+        if params.use_beam_search:
+            if new.observer is not None:
+                raise InvalidRequestError("use_beam_search must be false for inspect, got True")
+            beams = BeamSearch.of(params, granted.max_tokens, self._eos_token_ids)
         return Request.of(
-            new,
-            self._executor.with_seed(new.params),
-            granted.max_tokens,
-            self._clock(),
-            granted.evictions,
-            granted.policy_name,
+            new, params, granted.max_tokens, self._clock(), granted.evictions, granted.policy_name, beams
         )
 
     def _enqueue(self, request: Request) -> None:
@@ -163,6 +166,9 @@ class Engine(RequestLoop):
     def _restart(self) -> None:
         self._scheduler.start_anew()
 
+    def _continue_beams(self, request: Request, chosen: SequenceType[Continuation]) -> None:
+        self._scheduler.continue_beams(request, list(chosen))
+
     def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
         self._scheduler.finish(sequence, reason, stop_reason)
 
@@ -173,6 +179,8 @@ class Engine(RequestLoop):
         return self._executor.kept_positions(sequence.kv.running_slot)
 
     def _report(self, sequence: Sequence) -> EvictionReport | None:
+        if sequence.request.beams is not None:  # an answer's KVs may have gone with its beam
+            return None
         return eviction_report(sequence, self._executor.layout)
 
     # -- inside ----------------------------------------------------------------------------------------------------

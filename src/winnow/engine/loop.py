@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from winnow.engine.beams import Continuation
 from winnow.engine.new_request import KeptPositions, NewRequest
 from winnow.engine.output_state import FinishReason
 from winnow.engine.request import Request, Sequence
@@ -167,6 +168,10 @@ class RequestLoop(ABC):
         """Return the sequences that ended by an error outside of sampling since the last call."""
         return ()
 
+    def _continue_beams(self, request: Request, chosen: SequenceType[Continuation]) -> None:
+        """Let the chosen beams of a request take the place of those before."""
+        raise AssertionError("this engine admits no beams")
+
     def _kept_positions(self, sequence: Sequence) -> KeptPositions:
         """Return which positions of a running sequence have KVs, for observers."""
         raise AssertionError("this engine admits no observers")
@@ -187,6 +192,9 @@ class RequestLoop(ABC):
         for index, sequence in enumerate(sampled.sequences):
             request = sequence.request
             touched[request] = None
+            if request.beams is not None:
+                self._append_candidates(sequence, sampled.logprobs[index], errors.get(index), sampled.time)
+                continue
             if request.observer is not None and sequence.num_output_tokens == 1:
                 self._observe(sequence, request.observer.first_token)
             reason: FinishReason | None
@@ -202,6 +210,34 @@ class RequestLoop(ABC):
                 if sequence.error is not None:
                     reason = "error", None
                 self._finish(sequence, *reason)
+
+    def _append_candidates(
+        self, sequence: Sequence, candidates: LogprobDict | None, error: str | None, now: float
+    ) -> None:
+        """Offer the next tokens of a beam. Once those of all are there, the best go on."""
+        request = sequence.request
+        beams = request.beams
+        assert beams is not None, "only beams have candidates"
+        if request.finished:  # another beam has failed in this step
+            return
+        if error is not None or candidates is None:
+            for each in request.sequences:
+                self._requests.fail(each, error or "no candidates")
+                self._finish(each, "error")
+            return
+        beams.offer(sequence.index, candidates)
+        if not beams.is_complete:
+            return
+        chosen = beams.select({index: request.sequences[index].output_token_ids for index in beams.logprobs})
+        self._requests.append_beams(request, len(chosen), now)
+        if chosen:
+            self._continue_beams(request, chosen)
+            return
+        for each, hypothesis in zip(request.sequences, beams.finished, strict=False):
+            self._finish(each, *self._requests.end_beam(each, hypothesis))
+        for each in request.sequences[len(beams.finished) :]:  # a tiny vocabulary has no more answers
+            self._release(each, "abort", None)
+            self._requests.forget(each)
 
     def _observe(self, sequence: Sequence, hook: Callable[[KeptPositions], None]) -> None:
         """Call an observer's hook for a request's first sample. What it raises fails the request alone."""

@@ -31,6 +31,8 @@ class PrefixSharing:
         if request.wants_prompt_logprobs:
             return []
         most = sequence.num_tokens - 1  # logits come from the last one
+        if sequence.forks:
+            most = min(most, request.fork_at - 1)
         if eviction is not None:
             most = min(most, eviction.num_shareable)
         return self._ledger.prefixes.match(sequence.prefix, most)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from winnow.cache import CacheLayout
 from winnow.cache.prefix_index import PrefixChain
+from winnow.engine.beams import BeamSearch
 from winnow.engine.kv_state import KVState
 from winnow.engine.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
@@ -43,9 +44,13 @@ class Request:
     """Of the prompt, those whose KVs were there when its first sample got a slot."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
     forked: bool = False
-    """Whether another request may hold blocks of its sequences, since one of the two was forked from the other."""
+    """Whether sequences with other tokens may hold blocks of its own: forks of it, what it was forked from, beams."""
     error: str | None = None
     """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
+    beams: BeamSearch | None = None
+    """Its sequences are beams of this search; None: they are samples."""
+    shared_tokens: int | None = None
+    """Tokens that beams whose KVs were dropped have in common; None: they were not."""
     sequences: list["Sequence"] = field(init=False)
 
     @classmethod
@@ -57,6 +62,7 @@ class Request:
         arrival_time: float,
         evictions: tuple[SequenceEviction | None, ...] = (None,),
         policy_name: str | None = None,
+        beams: BeamSearch | None = None,
     ) -> Self:
         """Make the engine's record of an admitted request; `params` are the request's own with all choices made."""
         return cls(
@@ -72,22 +78,37 @@ class Request:
             new.priority,
             new.tenant,
             final_only=new.final_only,
+            beams=beams,
         )
 
     def __post_init__(self) -> None:
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs.append(None)
         self.sequences = [Sequence(self, index) for index in range(self.params.n)]
-        # The first sample computes the prompt; the others share its blocks as soon as it is through.
-        self.sequences[0].forks = self.sequences[1:]
+        # The first sample computes the prompt; the others share its blocks as soon as it is through. Beams are forked
+        # when it is known which tokens they go on with.
+        if self.beams is None:
+            self.sequences[0].forks = self.sequences[1:]
+        else:
+            self.forked = self.final_only = True
 
     @property
     def fork_at(self) -> int:
-        """Tokens that samples compute together: the prompt, or what a round sees if they keep different amounts."""
+        """Tokens that sequences compute together: the prompt, or what a round sees if samples keep different amounts.
+
+        Beams that are computed again share all that they have in common.
+        """
+        if self.shared_tokens is not None:
+            return self.shared_tokens
         eviction = self.evictions[0]
         if len(self.evictions) == 1 or eviction is None:
             return len(self.prompt_token_ids)
         return eviction.context_len
+
+    @property
+    def sampled_by(self) -> SamplingParams:
+        """The parameters that the executor chooses tokens by."""
+        return self.params if self.beams is None else self.beams.params
 
     def update_metrics(self, **changes: Any) -> None:
         """Replace fields of its metrics, in a copy: outputs hold the former ones."""
@@ -189,7 +210,7 @@ class Sequence:
 
     @property
     def may_share_outside(self) -> bool:
-        """Whether another request may hold its blocks, by a prefix or a fork."""
+        """Whether its blocks may be held by sequences other than samples that are as far as it is."""
         return self.prefix is not None or self.request.forked
 
     @property

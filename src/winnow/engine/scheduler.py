@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.cache.prefix_index import PrefixKey
 from winnow.config import SchedulerConfig
+from winnow.engine.beams import Continuation
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
-from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
+from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastUrgent, PreemptionMethod, Recompute, VictimPolicy
 from winnow.engine.prefixes import PrefixSharing
 from winnow.engine.queue import PriorityQueue, WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
+from winnow.engine.sequence_forks import SequenceForks, new_sequence, share_prefix
 from winnow.units import format_bytes
 
 
@@ -67,6 +69,7 @@ class Scheduler:
         self._method = method or Recompute()
         self._rounds = EvictionScheduler(executor, self.ledger, clock, max_round_kvs, self._own)
         self._prefixes = PrefixSharing(self.ledger, prefix_caching)
+        self._forks = SequenceForks(self.ledger, executor, self.running, self.waiting)
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
 
@@ -89,18 +92,18 @@ class Scheduler:
         """
         [child] = request.sequences
         self.waiting.add(request)
-        slot = parent.kv.slot
-        if slot is None or not self.ledger.can_fork(slot):
-            return
-        self.waiting.remove(child)
-        child.kv = parent.kv.fork(self.ledger.fork(slot))
-        child.prefix = None if parent.prefix is None else parent.prefix.fork()
-        parent.request.forked = request.forked = True
-        request.num_cached_tokens = min(child.kv.num_computed, child.prompt_len)
-        request.update_metrics(first_scheduled_time=self._clock())
-        self.running.append(child)
-        self._executor.apply(self.ledger.take_update())
-        self._executor.fork(slot, _new_sequence(child))
+        if self._forks.fork(parent, child):
+            self.waiting.remove(child)
+            parent.request.forked = request.forked = True
+            request.num_cached_tokens = min(child.kv.num_computed, child.prompt_len)
+            request.update_metrics(first_scheduled_time=self._clock())
+
+    def continue_beams(self, request: Request, chosen: list[Continuation]) -> None:
+        """Let beams of a request go on, and those that were not chosen end."""
+        assert request.beams is not None, "only beams are chosen"
+        for sequence in request.sequences:
+            self._rounds.forget(sequence)
+        request.beams.go_on(self._forks.continue_beams(request, chosen))
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         """End a sequence, running or waiting, and give back what it holds."""
@@ -161,7 +164,7 @@ class Scheduler:
         for sequence in rest:
             if sequence in missing:
                 count = min(missing[sequence], budget, self._config.prefill_chunk or budget)
-            elif sequence.is_decoding or sequence in waits:
+            elif sequence.is_decoding or sequence in waits or not sequence.num_to_compute:
                 continue
             else:
                 count = self._chunk(sequence, budget)
@@ -180,7 +183,7 @@ class Scheduler:
         # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
         samplers: list[Sequence] = []
         entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)
-        new, self._new = [_new_sequence(s) for s in self._new if s.kv.slot is not None], {}
+        new, self._new = [new_sequence(s) for s in self._new if s.kv.slot is not None], {}
         plan = StepPlan(entries, self.ledger.take_update(), tuple(new))
         return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
 
@@ -244,6 +247,8 @@ class Scheduler:
                 most = wanted
         else:
             most = min(budget, self._config.prefill_chunk)
+        if sequence.forks:
+            wanted = min(wanted, sequence.request.fork_at - sequence.kv.num_computed)
         eviction = sequence.eviction
         if eviction is not None:
             kvs = 0.0 if sequence.kv.slot is None else self._rounds.mean_kvs(sequence)
@@ -375,7 +380,7 @@ class Scheduler:
             self._fail(first)
             return
         victim = victim or self._victims.choose(self.running)
-        if len(self.running) == 1:
+        if all(sequence in _group(victim) for sequence in self.running):
             if victim.lonely_at == victim.num_tokens:
                 self._fail(victim)
                 return
@@ -385,10 +390,18 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _put_back(self, sequence: Sequence, method: PreemptionMethod) -> None:
-        method.preempt(sequence, self.ledger)
-        self._rounds.forget(sequence)
-        self.running.remove(sequence)
-        self.waiting.put_back(sequence)
+        """Take a sequence's slot; beams of one request go together, since none can go on without the others."""
+        request = sequence.request
+        if request.beams is not None:
+            request.beams.forget_candidates()
+            method = Recompute()
+        for each in _group(sequence):
+            if each.kv.slot is not None:
+                method.preempt(each, self.ledger)
+                self.running.remove(each)
+            self._rounds.forget(each)
+            self.waiting.remove(each)
+        self.waiting.put_back(sequence if request.beams is None else share_prefix(_group(sequence)))
 
     def _fail(self, sequence: Sequence) -> None:
         """End a sequence that the cache does not hold even alone."""
@@ -399,12 +412,15 @@ class Scheduler:
             f"{blocks} blocks ({format_bytes(blocks * layout.block_bytes)}) and {pages} table pages, and there are "
             f"{size.num_blocks} ({format_bytes(size.num_blocks * layout.block_bytes)}) and {size.num_pages}"
         )
-        # Other samples were to share its prompt, and may fit where it does not.
+        # Other samples were to share its prompt, and may fit where it does not. Beams do not.
         forks, sequence.forks = sequence.forks, []
-        for fork in forks:
-            self.waiting.put_back(fork)
-        self.finish(sequence, "error")
-        self._failed.append(sequence)
+        if sequence.request.beams is None:
+            for fork in forks:
+                self.waiting.put_back(fork)
+        for each in [sequence] if sequence.request.beams is None else sequence.request.sequences:
+            each.error = sequence.error
+            self.finish(each, "error")
+            self._failed.append(each)
 
     def _needs(self, sequence: Sequence) -> tuple[int, int]:
         """Blocks and table pages for the next token of a sequence, at least."""
@@ -419,7 +435,8 @@ class Scheduler:
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
         self.ledger.prefixes.clear()
         for sequence in list(reversed(self.running)):
-            self._put_back(sequence, Recompute())
+            if sequence.kv.slot is not None:  # its group may have been put back with another beam
+                self._put_back(sequence, Recompute())
 
     def advance(self, step: ScheduledStep) -> None:
         """Count the planned tokens as computed."""
@@ -431,14 +448,13 @@ class Scheduler:
                 self._prefixes.remember(sequence, entry.start, entry.end)
 
 
-def _new_sequence(sequence: Sequence) -> NewSequence:
-    return NewSequence(
-        sequence.kv.running_slot,
-        list(sequence.token_ids),
-        sequence.prompt_len,
-        sequence.request.params,
-        sequence.index,
-        sequence.eviction,
+def _group(sequence: Sequence) -> list[Sequence]:
+    """The sequences that lose their KVs together: a beam and those beside it, or one alone."""
+    request = sequence.request
+    return (
+        [sequence]
+        if request.beams is None
+        else [request.sequences[i] for i in sorted(request.beams.logprobs)]
     )
 
 
