@@ -59,6 +59,9 @@ class Ledger:
         shape = (size.max_num_seqs, layout.num_layers, layout.num_kv_heads)
         self.lengths = np.zeros(shape, dtype=np.int32)
         self.peak_blocks = 0
+        windows = layout.windows or (None,) * layout.num_layers
+        self._windowed = np.array([window is not None for window in windows])
+        self._windows = np.array([window or 1 for window in windows], dtype=np.int64)
         self._free_slots = list(range(size.max_num_seqs))[::-1]
         # Slots that took part in a fork. The first kind may hold blocks with other holders; the second kind may
         # have such a block at the tail of a row, where the next KV would be written.
@@ -232,6 +235,36 @@ class Ledger:
         given: IntArray = (have - keep).sum(axis=(1, 2))
         return given
 
+    def drop_unseen(self, slots: Sequence[int]) -> None:
+        """Give back the blocks at the front of rows of windowed layers that no later token of a sequence sees.
+
+        The rows hold the last KVs of their sequences, in order. The blocks behind take the place of those that go.
+        """
+        if not self._windowed.any() or not len(slots):
+            return
+        slot_array = np.asarray(slots, dtype=np.int64)
+        # The next token sees itself, and window - 1 KVs before it. Heads of a layer are alike.
+        passed = self.lengths[slot_array, :, 0] - (self._windows - 1)
+        num_blocks = np.where(
+            self._windowed, np.maximum(passed, 0) // self.layout.block_size, 0
+        )  # [B, layers]
+        for i in np.flatnonzero(num_blocks.any(axis=1)).tolist():
+            self._drop_front(slots[i], num_blocks[i])
+
+    def _drop_front(self, slot: int, num_blocks: IntArray) -> None:
+        """Take `num_blocks`, [layers], off the front of the rows of a sequence."""
+        held, slots = self._num_blocks(slot), np.array([slot], dtype=np.int64)
+        dropped = np.broadcast_to(num_blocks[:, None], held.shape)
+        left = np.where(dropped > 0, held - dropped, 0)
+        none = np.zeros_like(held)
+        released = self._blocks([slot], none[None], dropped[None])
+        moved = self._blocks([slot], dropped[None], (dropped + left)[None])
+        self._enter(self.pages.index(slots, none[None], left[None]), moved)
+        self.allocator.release(released)
+        self.lengths[slot] -= (dropped * self.layout.block_size).astype(np.int32)
+        self._lengths.append(RowLengths(slots, self.lengths[slots]))
+        self.pages.trim(slot, int(self._num_blocks(slot).max()))
+
     def clear(self, slot: int) -> None:
         """Empty a sequence, which stays open: its blocks lose a holder, its pages are free."""
         self.allocator.release(self.blocks_of(slot))
@@ -272,13 +305,24 @@ class Ledger:
         self._sharing.add(slot)
         self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
 
-    def remember(self, slot: int, index: int, key: PrefixKey, token_ids: tuple[int, ...]) -> None:
-        """Let the index know block `index` of each row of a sequence, which holds the KVs of `token_ids`.
+    def remember(
+        self,
+        slot: int,
+        index: int,
+        key: PrefixKey,
+        token_ids: tuple[int, ...],
+        num_computed: int | None = None,
+    ) -> None:
+        """Let the index know block `index` of a sequence, counted from its first token, in each row.
 
-        The rows must hold the KVs of all tokens up to there, as they were computed.
+        It holds the KVs of `token_ids`, as they were computed.
+
+        Args:
+            num_computed: tokens of the sequence that its rows end with; None: as many as the longest row has.
         """
-        shape = (1, self.layout.num_layers, self.layout.num_kv_heads)
-        first = np.full(shape, index, dtype=np.int32)
+        rows = self.lengths[[slot]]
+        computed = rows.max() if num_computed is None else num_computed
+        first = index - (computed - rows) // self.layout.block_size
         self.prefixes.put(key, token_ids, self._blocks([slot], first, first + 1))
         self._sharing.add(slot)
 

@@ -125,14 +125,17 @@ class PrefixIndex:
 
     def reclaim(self, num_blocks: int) -> None:
         """Forget prefixes that nobody else holds, until at least `num_blocks` blocks are free again."""
-        for _ in range(len(self._entries)):
-            if num_blocks <= 0:
-                return
-            key = next(iter(self._entries))
-            if (self._allocator.holders[self._entries[key].blocks] > 1).any():
-                self._entries.move_to_end(key)  # in use now
-            else:
-                num_blocks -= self._forget(key)
+        for partly_used in (False, True):
+            for _ in range(len(self._entries)):
+                if num_blocks <= 0:
+                    return
+                key = next(iter(self._entries))
+                used = self._allocator.holders[self._entries[key].blocks] > 1
+                # Sequences hold no block in rows whose window has passed it, and go on without the index.
+                if used.all() if partly_used else used.any():
+                    self._entries.move_to_end(key)
+                else:
+                    num_blocks -= self._forget(key)
 
     def forget(self, blocks: IntArray) -> None:
         """Forget the prefixes that some of `blocks`, those of the first row of a sequence, are of."""

@@ -147,8 +147,8 @@ class Admission:
         left = self._room(hungriest, prompt_len, context)
         if left < max(params.num_forced, 1) or (params.max_tokens is not None and max_tokens > left):
             peak = total
-            if hungriest is not None:
-                peak = hungriest.peak_blocks(layout, total) * layout.block_size // layout.rows_per_seq
+            if hungriest is not None or layout.has_windows:
+                peak = _blocks(hungriest, layout, total) * layout.block_size // layout.rows_per_seq
             raise CapacityError(
                 f"prompt of {prompt_len} tokens with max_tokens {max_tokens} needs room for {peak} KVs a row, "
                 f"kv_memory {format_bytes(self._config.cache.kv_memory)} holds {self._ledger.capacity}"
@@ -212,7 +212,7 @@ class Admission:
         needed = {
             "sequences at a time (max_num_seqs)": (width, size.max_num_seqs),
             "blocks": (shared + width * (_blocks(eviction, layout, num_tokens) - shared), size.num_blocks),
-            "table pages": (width * layout.pages_for(num_tokens), size.num_pages),
+            "table pages": (width * layout.pages_for(max(layout.seen(num_tokens))), size.num_pages),
         }
         for what, (need, there) in needed.items():
             if need > there:
@@ -232,7 +232,7 @@ class Admission:
 
 
 def _blocks(eviction: SequenceEviction | None, layout: CacheLayout, num_tokens: int) -> int:
-    return layout.blocks_for(num_tokens) if eviction is None else eviction.peak_blocks(layout, num_tokens)
+    return layout.blocks_seen(num_tokens) if eviction is None else eviction.peak_blocks(layout, num_tokens)
 
 
 def requested_eviction(config: EvictionConfig, params: SamplingParams) -> list[ResolvedPolicy]:

@@ -41,6 +41,8 @@ class PrefixSharing:
         """Let a sequence begin with a known prefix: it has just got its slot, and computes `count` tokens next."""
         request, index = sequence.request, self._ledger.prefixes
         self._ledger.adopt(sequence.kv.running_slot, keys)
+        if sequence.eviction is None:
+            self._ledger.drop_unseen([sequence.kv.running_slot])
         if request.metrics.first_scheduled_time is None and sequence.prefix is not None:
             request.num_cached_tokens = sequence.kv.num_computed
             index.num_asked_tokens += sequence.prompt_len
@@ -54,13 +56,14 @@ class PrefixSharing:
         size, chain, eviction = self._ledger.layout.block_size, sequence.prefix, sequence.eviction
         if chain is None or start // size == end // size:
             return
+        num_computed = end
         if eviction is not None:
             if sequence.kv.last_round or _observes(sequence, start, end - start):
                 return
             end = min(end, eviction.num_shareable)
         chain.extend(sequence.token_ids)
         for index in range(start // size, end // size):
-            self._ledger.remember(sequence.kv.running_slot, index, *chain.links[index])
+            self._ledger.remember(sequence.kv.running_slot, index, *chain.links[index], num_computed)
 
     def is_about_to_change(self, sequence: Sequence, most: int) -> bool:
         """Whether a replay or queries of the next tokens, at most so many, may add to accumulators of shared blocks."""

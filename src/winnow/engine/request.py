@@ -252,14 +252,15 @@ class Sequence:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    @property
-    def longest_row(self) -> int:
+    def longest_row(self, layout: CacheLayout) -> int:
         """KVs of its longest row, about, until all its tokens are computed."""
-        return self.num_tokens if self.eviction is None else self.eviction.longest_row(self.num_tokens)
+        if self.eviction is None:
+            return max(layout.seen(self.num_tokens))
+        return self.eviction.longest_row(self.num_tokens)
 
     def peak_blocks(self, layout: CacheLayout, ahead: int = 0) -> int:
         """Most blocks that it holds until all its tokens and `ahead` further ones are computed."""
         num_tokens = self.num_tokens + ahead
         if self.eviction is None:
-            return layout.blocks_for(num_tokens)
+            return layout.blocks_seen(num_tokens)
         return self.eviction.peak_blocks(layout, num_tokens)

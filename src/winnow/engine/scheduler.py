@@ -138,6 +138,7 @@ class Scheduler:
         self._rounds.start_step()
         while True:
             drop_finished(self.ledger, self.running)
+            self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.eviction is None])
             self._unshare_samples(budgets_differ=True)
             self._own_before_change()
             waits = self._rounds.shrink_due(self.running)
@@ -205,7 +206,7 @@ class Scheduler:
         """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted."""
         able = self._rounds.making_room(self.running)
         first = self.waiting.first
-        if not able or first is None or not self.ledger.can_open(first.longest_row):
+        if not able or first is None or not self.ledger.can_open(first.longest_row(self.ledger.layout)):
             return
         lacking = self._lacking(first, self._prefixes.find(first))
         if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
@@ -263,7 +264,7 @@ class Scheduler:
         Nobody is served before the first, however little it needs: room comes free until that fits.
         """
         sequence = self.waiting.first
-        if sequence is None or not self.ledger.can_open(sequence.longest_row):
+        if sequence is None or not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
             return 0
         prefix = self._prefixes.find(sequence)
         sequence.kv.num_computed = len(prefix) * self.ledger.layout.block_size
@@ -325,7 +326,7 @@ class Scheduler:
         # The peak of its prompt is behind it.
         num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
         most = (
-            layout.blocks_for(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
+            layout.blocks_seen(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
         )
         return min(max(most - held, 0), layout.rows_per_seq)
 
@@ -426,7 +427,7 @@ class Scheduler:
         """Blocks and table pages for the next token of a sequence, at least."""
         layout, slot = self.ledger.layout, sequence.kv.slot
         if slot is None:
-            return sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row)
+            return sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row(layout))
         more = self.ledger.demand([slot], [1])
         held = len(self.ledger.pages.of(slot))
         return self.ledger.blocks_held(slot) + more.blocks, held + more.pages

@@ -33,6 +33,9 @@ class TorchExecutor:
         self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend, num_accumulators: int = 1
     ) -> None:
         geometry = model.geometry
+        chunk = config.scheduler.prefill_chunk
+        if chunk is not None:
+            chunk = min(chunk, config.scheduler.max_num_batched_tokens)
         layout = CacheLayout(
             geometry.num_layers,
             geometry.num_kv_heads,
@@ -40,6 +43,8 @@ class TorchExecutor:
             config.cache.block_size,
             model.dtype,
             num_accumulators,
+            geometry.windows,
+            chunk,
         )
         size = CacheSize.fit(
             layout,
