@@ -30,7 +30,7 @@ BATCH, PROMPT, ANSWER = 32, 512, 32
 
 def measure() -> dict[str, float]:
     """In this process: milliseconds of a decode step of one sequence, and seconds of a batch of long prompts."""
-    with LLM(kv_memory="256MiB", max_num_seqs=BATCH) as llm:
+    with LLM(kv_memory="256MiB", max_num_seqs=BATCH, enable_prefix_caching=False) as llm:
         step = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
         batch = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
         prompts = [[3 + (7 * row + place) % 200 for place in range(PROMPT)] for row in range(BATCH)]

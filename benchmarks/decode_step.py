@@ -95,6 +95,7 @@ def main() -> None:
         load_format=arguments.load_format,
         kv_memory="1GiB",
         max_num_seqs=arguments.sequences,
+        enable_prefix_caching=False,  # every round repeats the prompts
     ) as llm:
         for round_number in range(arguments.rounds):
             theirs = transformers_step(model, prompts, arguments.steps)

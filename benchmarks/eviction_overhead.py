@@ -61,7 +61,7 @@ def main() -> None:
             method,
             scoring.around(getattr(observer_reference.Observation, method)),
         )
-    llm = LLM(kv_memory="1GiB", num_accumulators=2, kv_floor=1)
+    llm = LLM(kv_memory="1GiB", num_accumulators=2, kv_floor=1, enable_prefix_caching=False)
     llm.generate(prompts[0], SamplingParams(max_tokens=2, eviction="kv-compress"))  # warm up
 
     def run(**options: Any) -> tuple[float, float, float]:

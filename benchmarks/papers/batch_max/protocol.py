@@ -116,6 +116,7 @@ class BatchMaxBench:
             "kv_memory": self._config.kv_memory,
             "dtype": self._config.dtype,
             "kv_floor": 1,
+            "enable_prefix_caching": False,  # the paper has none
         }
         return LLM(**common | options)
 

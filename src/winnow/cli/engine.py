@@ -105,6 +105,15 @@ def sampling_options(namespace: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
+def evaluation_options(namespace: argparse.Namespace) -> dict[str, Any]:
+    """As `engine_options`, without the prefix cache unless it is asked for.
+
+    With it, the last bits of a prompt's logits depend on which prompts came before, and an evaluation that was stopped
+    must go on to the same numbers.
+    """
+    return {"enable_prefix_caching": False} | engine_options(namespace)
+
+
 def open_llm(options: dict[str, Any]) -> "LLM":
     """Load the model and set up its cache."""
     from winnow.llm import LLM

@@ -114,7 +114,7 @@ def execute(namespace: argparse.Namespace) -> int:
     from winnow.report.provenance import Machine, report_head
 
     silence_transformers()
-    options = dict(plan.options)
+    options = {"enable_prefix_caching": False} | plan.options  # passes repeat their prompts
     if namespace.preset is not None and "model" not in options:
         with Console(stderr=True).status("making the model"):
             options["model"] = str(PRESETS[namespace.preset].shape.save(model_cache()))

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winnow.cli.engine import add_engine_flags, engine_options, open_llm
+from winnow.cli.engine import add_engine_flags, evaluation_options, open_llm
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags
 from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
@@ -65,7 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     """Evaluate, show, write, and return the exit code."""
-    options = engine_options(namespace)
+    options = evaluation_options(namespace)
     check_output(namespace, options, _JOURNAL)
     place: Path | None = namespace.include_path
     if place is not None and not place.is_dir():

@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from winnow.cli.engine import add_engine_flags, engine_options, open_llm
+from winnow.cli.engine import add_engine_flags, evaluation_options, open_llm
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
 from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
@@ -73,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     """Measure, show, write, and return the exit code."""
-    options = engine_options(namespace)
+    options = evaluation_options(namespace)
     check_output(namespace, options, _JOURNAL)
     check_data(namespace)
     if namespace.context is None:

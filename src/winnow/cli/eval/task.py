@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.cli.engine import add_engine_flags, engine_options, open_llm
+from winnow.cli.engine import add_engine_flags, evaluation_options, open_llm
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
 from winnow.cli.eval.display import show_evaluation
@@ -85,7 +85,7 @@ def execute(namespace: argparse.Namespace) -> int:
     """Evaluate, show, write, and return the exit code."""
     from winnow.evaluate.report import JOURNAL
 
-    options = engine_options(namespace)
+    options = evaluation_options(namespace)
     check_output(namespace, options, JOURNAL)
     check_data(namespace)
     from winnow.evaluate.cell import num_accumulators, plan_cells

@@ -1,0 +1,31 @@
+"""Every request of a soak ends once, as it would alone, and leaves nothing behind."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import Soak, Tally, drawn_lengths, open_pair, requests, tiny_llama
+
+
+def soaked(path: Path, count: int, seed: int) -> Tally:
+    loaded, unloaded = open_pair(tiny_llama(path), kv_seqs=4)
+    with loaded, unloaded:
+        soak = Soak(loaded, unloaded, preempt=0.2)
+        tally = soak.run(requests(count, drawn_lengths(seed), seed))
+        assert loaded.stats().num_preemptions > count // 20
+        assert loaded.stats().cached_tokens > 0
+    return tally
+
+
+def test_a_short_soak(tmp_path: Path) -> None:
+    tally = soaked(tmp_path, 60, seed=1)
+    assert tally.faults == []
+    assert tally.finished + tally.aborted + tally.refused == tally.submitted == 60
+    assert tally.compared > 20
+
+
+@pytest.mark.slow
+def test_a_long_soak(tmp_path: Path) -> None:
+    tally = soaked(tmp_path, 500, seed=2)
+    assert tally.faults == []
+    assert tally.compared > 150
