@@ -226,23 +226,25 @@ def test_bad_parameters_are_named(changes: dict[str, Any], message: str) -> None
 
 
 def test_what_does_not_fit_is_named(llama: tuple[Path, Any], llm: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match="n must be at most 32 with use_beam_search .* got 33"):
+    with pytest.raises(InvalidRequestError, match=r"n must be at most 32 with use_beam_search .* got 33"):
         llm.generate(PROMPTS[0], beams(33))
     with pytest.raises(InvalidRequestError, match="beam_width"):
         BeamSearchParams(beam_width=0, max_tokens=3)
-    with LLM(llama[0], kv_memory="1MiB", max_num_seqs=4) as small:
-        with pytest.raises(
+    with (
+        LLM(llama[0], kv_memory="1MiB", max_num_seqs=4) as small,
+        pytest.raises(
             CapacityError, match=r"5 beams .* need 5 sequences at a time \(max_num_seqs\), .* are 4"
-        ):
-            small.generate(PROMPTS[0], beams(5))
-    with LLM(llama[0], kv_memory=400_000, max_num_seqs=4) as small:
-        with pytest.raises(
-            CapacityError, match=r"4 beams of up to 389 tokens need \d+ blocks, and there are \d+"
-        ):
-            small.generate(PROMPTS[3], beams(4, 300))
-    with LLM(llama[0], kv_memory="4MiB", engine="padded") as padded:
-        with pytest.raises(InvalidRequestError, match="use_beam_search needs engine=paged"):
-            padded.generate(PROMPTS[0], beams(2))
+        ),
+    ):
+        small.generate(PROMPTS[0], beams(5))
+    with (
+        LLM(llama[0], kv_memory=400_000, max_num_seqs=4) as small,
+        pytest.raises(CapacityError, match=r"4 beams of up to 389 tokens need \d+ blocks, and there are \d+"),
+    ):
+        small.generate(PROMPTS[3], beams(4, 300))
+    refused = pytest.raises(InvalidRequestError, match="use_beam_search needs engine=paged")
+    with LLM(llama[0], kv_memory="4MiB", engine="padded") as padded, refused:
+        padded.generate(PROMPTS[0], beams(2))
     request_id = llm.submit(PROMPTS[0], beams(2))
     with pytest.raises(InvalidRequestError, match="beam search"):
         llm.fork(request_id)

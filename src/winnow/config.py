@@ -24,6 +24,7 @@ FULL, COMPRESSING = "full", "winnow"
 """Presets that stand for an `eviction` that was left out: without, and with, an amount to keep."""
 PREDICTOR = "kv_scores.safetensors"
 """What `winnow fit` adds to a model's directory."""
+KV_RESERVATIONS = ("on-demand", "prompt", "max")
 PADDED_MODES = ("embedding", "shaping", "pd", "static")
 BENCH_PADDED_MODES = ("shaping-gaps",)
 """For `python -m benchmarks.papers baton` alone: as the paper does it, and of no other use."""
@@ -142,7 +143,17 @@ class CacheConfig:
         effect=Effect.BATCHES,
     )
 
+    kv_reservation: str = option(
+        "on-demand",
+        "blocks that a request holds from its start, as engines with contiguous caches do, to compare with: on-demand: "
+        "those of its first tokens; prompt: for its prompt and max_tokens; max: for max_model_len. With the last two "
+        "nothing is shared, and no prefix is kept",
+        choices=KV_RESERVATIONS,
+        effect=Effect.BATCHES,
+    )
+
     def __post_init__(self) -> None:
+        check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
         object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
         check_integer("block_size", self.block_size, 1, 1024)
@@ -289,7 +300,7 @@ class PaddedConfig:
 # What means nothing to an engine, so that giving it is a mistake.
 _ONLY_PAGED = {
     "model": ("attention_backend",),
-    "cache": ("block_size",),
+    "cache": ("block_size", "kv_reservation"),
     "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_accumulators", "max_round_kvs"),
 }
 _ONLY_PADDED = {"padded": tuple(each.name for each in fields(PaddedConfig))}

@@ -29,6 +29,7 @@ class EngineOptions(TypedDict, total=False):
     kv_memory: int | str
     block_size: int
     enable_prefix_caching: bool
+    kv_reservation: str
     # SchedulerConfig
     max_num_seqs: int
     max_num_batched_tokens: int

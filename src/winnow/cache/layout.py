@@ -169,5 +169,6 @@ class CacheSize:
             self.num_blocks * (layout.block_bytes + 2 * _INT32 + 1)
             # tables and lengths exist twice: the ledger's, and those on the compute device; lengths of these twice
             + 2 * self.num_pages * layout.page_bytes
-            + self.max_num_seqs * (2 * self.pages_per_seq + 3 * layout.rows_per_seq) * _INT32
+            # and what each sequence has reserved
+            + self.max_num_seqs * (2 * self.pages_per_seq + 3 * layout.rows_per_seq + 1) * _INT32
         )

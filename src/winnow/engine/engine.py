@@ -51,6 +51,8 @@ class Engine(RequestLoop):
             num_waiting=len(self._scheduler.waiting),
             kv_bytes_used=ledger.used_bytes,
             kv_bytes_peak=ledger.peak_bytes,
+            kv_bytes_held=ledger.allocator.num_used * ledger.layout.block_bytes,
+            kv_bytes_filled=ledger.num_filled_slots() * ledger.layout.block_bytes // ledger.layout.block_size,
             kv_bytes_budget=self._kv_memory,
             prompt_tokens=self._requests.prompt_tokens,
             cached_tokens=ledger.prefixes.num_hit_tokens,
@@ -131,7 +133,14 @@ class Engine(RequestLoop):
                 raise InvalidRequestError("use_beam_search must be false for inspect, got True")
             beams = BeamSearch.of(params, granted.max_tokens, self._eos_token_ids)
         return Request.of(
-            new, params, granted.max_tokens, self._clock(), granted.evictions, granted.policy_name, beams
+            new,
+            params,
+            granted.max_tokens,
+            self._clock(),
+            granted.evictions,
+            granted.policy_name,
+            beams,
+            granted.reserved_tokens,
         )
 
     def _enqueue(self, request: Request) -> None:

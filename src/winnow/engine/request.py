@@ -47,6 +47,8 @@ class Request:
     """Whether sequences with other tokens may hold blocks of its own: forks of it, what it was forked from, beams."""
     error: str | None = None
     """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
+    reserved_tokens: int | None = None
+    """Each sequence holds blocks for so many tokens from its start; None: for those that it has."""
     beams: BeamSearch | None = None
     """Its sequences are beams of this search; None: they are samples."""
     shared_tokens: int | None = None
@@ -63,6 +65,7 @@ class Request:
         evictions: tuple[SequenceEviction | None, ...] = (None,),
         policy_name: str | None = None,
         beams: BeamSearch | None = None,
+        reserved_tokens: int | None = None,
     ) -> Self:
         """Make the engine's record of an admitted request; `params` are the request's own with all choices made."""
         return cls(
@@ -79,6 +82,7 @@ class Request:
             new.tenant,
             final_only=new.final_only,
             beams=beams,
+            reserved_tokens=reserved_tokens,
         )
 
     def __post_init__(self) -> None:
@@ -203,8 +207,11 @@ class Sequence:
 
     @property
     def owns_blocks(self) -> bool:
-        """Whether it must not share KVs with siblings: its policy goes on after the prompt, or budgets differ."""
-        if len(self.request.evictions) > 1:
+        """Whether it must not share KVs with siblings.
+
+        Its policy goes on after the prompt, or budgets differ, or it holds all its blocks from its start.
+        """
+        if len(self.request.evictions) > 1 or self.request.reserved_tokens is not None:
             return True
         return self.eviction is not None and self.eviction.policy.owns_blocks
 
@@ -254,13 +261,19 @@ class Sequence:
 
     def longest_row(self, layout: CacheLayout) -> int:
         """KVs of its longest row, about, until all its tokens are computed."""
+        if self.request.reserved_tokens is not None:
+            return max(self.request.reserved_tokens, self.num_tokens)
         if self.eviction is None:
             return max(layout.seen(self.num_tokens))
         return self.eviction.longest_row(self.num_tokens)
 
     def peak_blocks(self, layout: CacheLayout, ahead: int = 0) -> int:
         """Most blocks that it holds until all its tokens and `ahead` further ones are computed."""
-        num_tokens = self.num_tokens + ahead
-        if self.eviction is None:
-            return layout.blocks_seen(num_tokens)
-        return self.eviction.peak_blocks(layout, num_tokens)
+        num_tokens, reserved = self.num_tokens + ahead, self.request.reserved_tokens
+        if self.eviction is not None:
+            most = self.eviction.peak_blocks(layout, num_tokens)
+        elif reserved is not None:
+            most = layout.blocks_for(min(num_tokens, reserved))
+        else:
+            most = layout.blocks_seen(num_tokens)
+        return most if reserved is None else max(most, layout.blocks_for(reserved))

@@ -20,7 +20,7 @@ from winnow.engine.prefixes import PrefixSharing
 from winnow.engine.queue import PriorityQueue, WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
-from winnow.engine.sequence_forks import SequenceForks, new_sequence, share_prefix
+from winnow.engine.sequence_forks import SequenceForks, fork_slot, new_sequence, share_prefix
 from winnow.units import format_bytes
 
 
@@ -274,6 +274,8 @@ class Scheduler:
             return 0
         self.waiting.remove(sequence)
         sequence.kv.slot = self.ledger.open()
+        if sequence.request.reserved_tokens is not None:
+            self.ledger.reserve(sequence.kv.slot, sequence.request.reserved_tokens)
         self._prefixes.adopt(sequence, prefix, count)
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
@@ -361,9 +363,10 @@ class Scheduler:
 
     def _fork(self, parent: Sequence, child: Sequence, num_computed: int) -> bool:
         """Let `child` hold what `parent` has after this step, `num_computed` tokens. False: there is no slot for it."""
-        if not self.ledger.can_fork(parent.kv.running_slot):
+        slot = fork_slot(self.ledger, parent.kv.running_slot, child)
+        if slot is None:
             return False
-        child.kv = parent.kv.fork(self.ledger.fork(parent.kv.running_slot))
+        child.kv = parent.kv.fork(slot)
         child.kv.num_computed = num_computed
         self._new[child] = None
         self.running.append(child)

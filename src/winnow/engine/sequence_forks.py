@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from winnow.cache import Ledger
+from winnow.cache import Ledger, OutOfBlocksError
 from winnow.engine.beams import Continuation
 from winnow.engine.executor import Executor
 from winnow.engine.kv_state import KVState
@@ -29,9 +29,10 @@ class SequenceForks:
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         """Let `child`, which begins with what `parent` has computed, hold its KVs. False: there is no slot for it."""
         slot = parent.kv.slot
-        if slot is None or not self._ledger.can_fork(slot):
+        own = None if slot is None else fork_slot(self._ledger, slot, child)
+        if slot is None or own is None:
             return False
-        child.kv = parent.kv.fork(self._ledger.fork(slot))
+        child.kv = parent.kv.fork(own)
         child.prefix = None if parent.prefix is None else parent.prefix.fork()
         self._running.append(child)
         self._executor.apply(self._ledger.take_update())
@@ -64,6 +65,24 @@ class SequenceForks:
             sequences[each.parent].token_ids.append(each.token)
             logprobs[each.parent] = each.logprob
         return logprobs
+
+
+def fork_slot(ledger: Ledger, slot: int, child: Sequence) -> int | None:
+    """Fork a slot for `child`, with the blocks that it reserves. None: there is no slot, or too few blocks."""
+    reserved = child.request.reserved_tokens
+    if not ledger.can_fork(slot):
+        return None
+    # What it shares at first is copied before its next token.
+    if reserved is not None and ledger.layout.blocks_for(reserved) > ledger.allocator.num_free:
+        return None
+    own = ledger.fork(slot)
+    if reserved is not None:
+        try:
+            ledger.reserve(own, reserved)
+        except OutOfBlocksError:  # of table pages
+            ledger.close(own)
+            return None
+    return own
 
 
 def share_prefix(beams: Iterable[Sequence]) -> Sequence:

@@ -31,7 +31,7 @@ def build_engine(
         executor,
         clock,
         max_round_kvs=config.eviction.max_round_kvs,
-        prefix_caching=config.cache.enable_prefix_caching,
+        prefix_caching=config.cache.enable_prefix_caching and config.cache.kv_reservation == "on-demand",
     )
     admission = Admission(
         scheduler.ledger,
