@@ -163,7 +163,7 @@ class Ledger:
         if not self.has_room_for(demand):
             raise OutOfBlocksError(f"no room for {num_kvs} KVs a row in slot {slot}")
         self._grow(_Growth(slots, lengths, have, want, demand.blocks, pages, demand))
-        self._reserved[slot] = num_blocks
+        self._reserved[slot] = max(num_blocks, int(self._reserved[slot]))
 
     def append(self, slots: Sequence[int], counts: Sequence[int]) -> None:
         """Lengthen every row of sequence `slots[i]` by `counts[i]` KVs and find the blocks for them.
