@@ -3,9 +3,9 @@
     python benchmarks/reservation.py [--requests 32] [--scale 8] [--seqs 4] [--seed 0]
 
 For each of the paper's workloads (kv-cache-memory: average and longest sequence) requests with random lengths of that
-average run through an engine under each `kv_reservation`. Their answers end where a stop token is forced, as a rule
-before `max_tokens`. Lengths, blocks and chunks are divided by `--scale`, and the model is a tiny Llama of random weights:
-what is held does not depend on it. The pool holds `--seqs` sequences of the longest kind.
+average run through an engine under each `kv_reservation`. Their answers end by a stop token, as a rule before
+`max_tokens`. Lengths, blocks and chunks are divided by `--scale`, and the model is a tiny Llama of random weights: what
+is held does not depend on it. The pool holds `--seqs` sequences of the longest kind.
 
 at the end: part of the slots that requests hold which is empty at their last steps (the paper's figure).
 internal: the same over all steps of all requests together: they grow into what they hold.
@@ -66,7 +66,7 @@ class Waste:
 
 def lengths(workload: Workload, requests: int, scale: int, seed: int) -> list[int]:
     """Tokens of each sequence, prompt and answer: random between 8 and the longest, with the workload's mean."""
-    chance, longest = Random(seed), workload.max_len // scale
+    chance, longest = Random(seed), workload.max_len // scale  # noqa: S311  # no secret
     share = workload.mean_len / workload.max_len
     # A beta distribution with this mean, broad as traces are.
     drawn = [chance.betavariate(2 * share, 2 * (1 - share)) for _ in range(requests)]
@@ -82,7 +82,8 @@ def request(length: int, max_len: int, chance: Random) -> tuple[list[int], Sampl
         temperature=0,
         max_tokens=min(max(max_len // 4, answer), max_len - len(prompt)),
         stop_token_ids=[STOP],
-        forced_tokens=[*chance.choices(range(4, VOCAB), k=answer - 1), STOP],
+        logit_bias={STOP: 100.0},
+        forced_tokens=chance.choices(range(4, VOCAB), k=answer - 1),
     )
 
 
@@ -92,7 +93,7 @@ def measure(model: Path, workload: Workload, mode: str, arguments: argparse.Name
     layout = CacheLayout(LAYERS, HEADS, 16, max(BLOCK // scale, 1), torch.float32, 1)
     blocks = arguments.seqs * layout.blocks_for(max_len)
     size = CacheSize.of_blocks(layout, blocks, arguments.requests, max_len)
-    chance = Random(arguments.seed)
+    chance = Random(arguments.seed)  # noqa: S311
     sizes = lengths(workload, arguments.requests, scale, arguments.seed)
     end_held = end_filled = 0
     held = filled = unused = waiting_steps = running = steps = 0

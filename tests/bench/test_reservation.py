@@ -21,5 +21,5 @@ def test_the_more_is_reserved_the_more_is_wasted(tmp_path: Path, workload: objec
     assert found["max"].at_end > found["prompt"].at_end > found["on-demand"].at_end
     assert found["max"].internal > found["prompt"].internal > found["on-demand"].internal
     assert found["on-demand"].internal < 0.05
-    assert found["max"].running < found["prompt"].running < found["on-demand"].running
+    assert found["max"].running <= found["prompt"].running <= found["on-demand"].running
     assert found["max"].running <= 2
