@@ -1,12 +1,12 @@
 """Many requests through a cache that is far too small for them, and each of them held to what it is owed.
 
-    python benchmarks/soak.py [--requests 5000] [--trace FILE] [--kv-seqs 4] [--compare 1.0] [--check-every 1]
-        [--preempt 0.1] [--seed 0]
+    python benchmarks/soak.py [--requests 5000] [--trace FILE] [--kv-seqs 4] [--host-seqs 4] [--compare 1.0]
+        [--check-every 1] [--preempt 0.1] [--seed 0]
 
 Prompts begin alike, arrive with random priorities under several policies, some ask for more than one sample, some are
 aborted. Every request must end exactly once; answers that ended by themselves must be those of the same request alone
 in an engine with room for everything (float32, greedy); the engine's invariants are asserted after steps; at the end
-nobody may hold a block. The model is a tiny Llama of random weights.
+nobody may hold a block or a byte of host memory. The model is a tiny Llama of random weights.
 
 An answer that differs where the two best tokens of the unloaded run are closer than `--tie` in logprob is counted as a
 tie, not as a fault: sums in float32 depend on who shares the batch.
@@ -182,6 +182,8 @@ class Soak:
         self._loaded.check_integrity()
         if held := self._scheduler.ledger.allocator.num_used:
             self.tally.faults.append(f"{held} blocks are held by nobody")
+        if held := self._loaded.stats().host_bytes_used:
+            self.tally.faults.append(f"{held} bytes in host memory are nobody's")
         return self.tally
 
     def _submit(self, request: SoakRequest) -> None:
@@ -234,7 +236,8 @@ class Soak:
             or when.join_prefill
             or when.make_room
         )
-        return not by_load and output.metrics is not None and output.metrics.num_preemptions == 0
+        # One that was swapped goes on as it was.
+        return not by_load and output.metrics.recomputed_tokens == 0
 
     def _check(self, request: SoakRequest, output: RequestOutput) -> None:
         [alone] = self._unloaded.generate([request.prompt], request.params)
@@ -270,8 +273,12 @@ class Soak:
         return len(best) > 1 and best[0] - best[1] < self._tie
 
 
-def open_pair(model: Path, kv_seqs: int) -> tuple[LLM, LLM]:
-    """An engine with KV memory for `kv_seqs` requests of the greatest length, and one with room for all."""
+def open_pair(model: Path, kv_seqs: int, host_seqs: int = 0) -> tuple[LLM, LLM]:
+    """An engine with KV memory for `kv_seqs` requests of the greatest length, and one with room for all.
+
+    Args:
+        host_seqs: requests of the greatest length that fit into the loaded engine's host tier.
+    """
     common: dict[str, Any] = {
         "model": model,
         "dtype": "float32",
@@ -283,7 +290,12 @@ def open_pair(model: Path, kv_seqs: int) -> tuple[LLM, LLM]:
     }
     unloaded = LLM(**common, kv_memory="64MiB", enable_prefix_caching=False)
     per_seq = unloaded.kv_bytes(LONGEST)
-    loaded = LLM(**common, kv_memory=kv_seqs * per_seq, max_num_seqs=16)
+    loaded = LLM(
+        **common,
+        kv_memory=kv_seqs * per_seq,
+        max_num_seqs=16,
+        kv_offloading_size=host_seqs * per_seq if host_seqs else None,
+    )
     return loaded, unloaded
 
 
@@ -295,6 +307,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--trace", type=Path, help="lengths of requests (default: random lengths)")
     parser.add_argument("--kv-seqs", type=int, default=4, help="KV memory for so many requests of 256 tokens")
+    parser.add_argument("--host-seqs", type=int, default=4, help="such requests that fit into host memory")
     parser.add_argument("--in-flight", type=int, default=48, help="unfinished requests at a time")
     parser.add_argument("--compare", type=float, default=1.0, help="share of answers that are compared")
     parser.add_argument("--check-every", type=int, default=1, help="steps between assertions of invariants")
@@ -310,7 +323,7 @@ def main() -> None:
     console = Console()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
-        loaded, unloaded = open_pair(tiny_llama(Path(directory)), options.kv_seqs)
+        loaded, unloaded = open_pair(tiny_llama(Path(directory)), options.kv_seqs, options.host_seqs)
         with loaded, unloaded, Console(stderr=True).status("") as status:
             soak = Soak(
                 loaded,

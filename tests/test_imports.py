@@ -21,8 +21,9 @@ LAYERS = [
     ["executor", "inspect"],
     ["padded"],
     ["llm"],
-    ["bench", "evaluate", "plan", "server"],
-    ["fitting"],
+    ["bench", "evaluate", "plan"],
+    ["batch", "fitting"],
+    ["server"],
     ["cli"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

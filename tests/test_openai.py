@@ -8,7 +8,7 @@ from winnow.errors import CapacityError, ContextLengthError, InvalidRequestError
 from winnow.openai.batch import batch_response, read_batch_line
 from winnow.openai.errors import FAILED, INTERNAL, ApiError
 from winnow.openai.request import Endpoint, read_body
-from winnow.openai.response import completion_object
+from winnow.openai.response import ResponseForm, completion_object
 from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -37,7 +37,7 @@ def test_bodies_are_read_over_the_defaults() -> None:
         (Endpoint.CHAT, {"prompt": "Hi"}, "body needs messages for /v1/chat/completions"),
         (Endpoint.COMPLETION, {"prompt": ["a", "b"]}, "a request must hold one prompt, got 2"),
         (Endpoint.COMPLETION, {"prompt": "a", "n": 0}, "n must be at least 1, got 0"),
-        (Endpoint.COMPLETION, {"prompt": "a", "tools": [1]}, "tools is not supported"),
+        (Endpoint.CHAT, {"messages": MESSAGES, "tools": [1]}, r"tools\[0\] must be a function"),
     ],
 )
 def test_bodies_are_refused_by_field_and_value(endpoint: Endpoint, body: Any, message: str) -> None:
@@ -47,12 +47,17 @@ def test_bodies_are_refused_by_field_and_value(endpoint: Endpoint, body: Any, me
 
 
 def test_objects_answer_in_the_endpoints_form() -> None:
-    chat = completion_object(Endpoint.CHAT, output("a", "b"), name="7", model="m", created=9)
+    chat = completion_object(ResponseForm(Endpoint.CHAT, "7", "m", 9), [output("a", "b")])
     assert list(chat) == ["id", "object", "created", "model", "choices", "usage"]
     assert (chat["id"], chat["object"], chat["created"]) == ("chatcmpl-7", "chat.completion", 9)
     assert [choice["message"]["content"] for choice in chat["choices"]] == ["a", "b"]
-    assert chat["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-    text = completion_object(Endpoint.COMPLETION, output("a"), name="7", model="m", created=9)
+    assert chat["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    text = completion_object(ResponseForm(Endpoint.COMPLETION, "7", "m", 9), [output("a")])
     assert (text["id"], text["object"], text["choices"][0]["text"]) == ("cmpl-7", "text_completion", "a")
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,26 @@ Message = Mapping[str, Any]
 
 # Stands in for a message to find what a template writes around it: letters alone, which no template changes.
 _SENTINEL = "winnowquestionstandshere"
+
+
+@dataclass(frozen=True)
+class TemplateOptions:
+    """What a chat template is told beside the messages.
+
+    Attributes:
+        tools: functions that the model may call, as OpenAI describes them.
+        add_generation_prompt: end with the beginning of an answer.
+        continue_final_message: the answer goes on with the last message, which stays open.
+        variables: further variables of the template, such as enable_thinking.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLAIN = TemplateOptions()
 
 
 class TokenizedPrompt(NamedTuple):
@@ -65,7 +86,9 @@ def normalise_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def apply_template(
-    tokenizer: "PreTrainedTokenizerBase | None", messages: Sequence[Message]
+    tokenizer: "PreTrainedTokenizerBase | None",
+    messages: Sequence[Message],
+    options: TemplateOptions = PLAIN,
 ) -> TokenizedPrompt:
     """The prompt that the model's chat template makes of a conversation.
 
@@ -79,15 +102,39 @@ def apply_template(
         )
     conversation = [_with_arguments(message) for message in normalise_messages(messages)]
     try:
-        prompt = _render(tokenizer, conversation)
+        prompt = _render(tokenizer, conversation, options)
     # Templates raise what they like: jinja2's errors, or their own by raise_exception.
     except Exception as error:
         raise InvalidRequestError(f"messages do not suit the model's chat template: {error}") from None
     # The template writes its own special tokens.
     token_ids = tokenizer.encode(prompt, add_special_tokens=False)
     return TokenizedPrompt(
-        prompt, token_ids, tail_tokens(tokenizer, token_ids, _text_behind(tokenizer, conversation, prompt))
+        prompt,
+        token_ids,
+        tail_tokens(tokenizer, token_ids, _text_behind(tokenizer, conversation, prompt, options)),
     )
+
+
+def document_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, *, chat: bool = False) -> list[int]:
+    """The tokens that prompts begin with which have this text first and anything behind it.
+
+    A token that the text would share with what follows is none of them.
+
+    Args:
+        chat: the prompts are a user's messages in the model's chat template.
+
+    Raises:
+        InvalidRequestError: as `apply_template`.
+    """
+    prompts = []
+    for behind in ("\n\nWhat", " 1", "."):
+        if chat:
+            message = {"role": "user", "content": text + behind}
+            prompts.append(apply_template(tokenizer, [message]).token_ids)
+        else:
+            prompts.append(tokenizer.encode(text + behind))
+    alike = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*prompts, strict=False))
+    return [tokens[0] for tokens in alike]
 
 
 def tail_tokens(tokenizer: Any, token_ids: Sequence[int], tail: str) -> int:
@@ -101,22 +148,34 @@ def tail_tokens(tokenizer: Any, token_ids: Sequence[int], tail: str) -> int:
 
 
 def _text_behind(
-    tokenizer: "PreTrainedTokenizerBase", conversation: Sequence[dict[str, Any]], prompt: str
+    tokenizer: "PreTrainedTokenizerBase",
+    conversation: Sequence[dict[str, Any]],
+    prompt: str,
+    options: TemplateOptions,
 ) -> str:
     """What the template writes behind the last message; empty where that is the assistant's own, or is unknown."""
     last = conversation[-1]
     if last["role"] == "assistant":
         return ""
     try:
-        rendered = _render(tokenizer, [*conversation[:-1], {**last, "content": _SENTINEL}])
+        rendered = _render(tokenizer, [*conversation[:-1], {**last, "content": _SENTINEL}], options)
     except Exception:  # the prompt itself was rendered: without a tail it is served as it is
         return ""
     _, found, behind = rendered.rpartition(_SENTINEL)
     return behind if found and prompt.endswith(behind) else ""
 
 
-def _render(tokenizer: "PreTrainedTokenizerBase", conversation: Sequence[dict[str, Any]]) -> str:
-    text: Any = tokenizer.apply_chat_template(list(conversation), tokenize=False, add_generation_prompt=True)
+def _render(
+    tokenizer: "PreTrainedTokenizerBase", conversation: Sequence[dict[str, Any]], options: TemplateOptions
+) -> str:
+    text: Any = tokenizer.apply_chat_template(
+        list(conversation),
+        tools=[dict(tool) for tool in options.tools] or None,
+        tokenize=False,
+        add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
+        continue_final_message=options.continue_final_message,
+        **options.variables,
+    )
     return str(text)
 
 

@@ -31,6 +31,34 @@ def dump_json(value: Any, **options: Any) -> str:
         return json.dumps(_finite(value), allow_nan=False, **options)
 
 
+def parse_strict(data: bytes) -> Any:
+    """Return the value of a JSON text, strictly: UTF-8, finite numbers, whole characters, of bounded depth.
+
+    Raises:
+        ValueError: says what is wrong with it, and where that is known.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+        value = json.loads(text, parse_float=_finite_number, parse_constant=_finite_number)
+        if "\\ud" in text.lower():
+            # JSON can spell half of a surrogate pair, which no UTF-8 file can hold and no tokenizer read.
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"unreadable JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"unreadable JSON: {error}") from None
+    return value
+
+
+def _finite_number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
+
+
 def json_kind(value: Any) -> str:
     """What JSON calls a value."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}

@@ -8,11 +8,12 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
-from winnow.chat import Message, TokenizedPrompt, apply_template
+from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, apply_template
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
 from winnow.engine.loop import RequestLoop
 from winnow.engine.new_request import NewRequest
+from winnow.engine.occupancy import Occupancy
 from winnow.engine.shared import OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
 from winnow.eviction import resolve_policy
@@ -68,6 +69,10 @@ class LLM:
         self._shared = SharedEngine(engine, release_team)
         self.tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
+        self.vocab_size = loaded.vocab_size
+        self._grammars = loaded.grammars
+        self.dtype, self.device = loaded.dtype, loaded.device
+        self.decoder = type(getattr(loaded, "forward_model", loaded.model)).__name__  # what computes layers
         self.sampling_defaults = loaded.sampling_defaults
         self._tokenizing = Lock()
         if self.tokenizer is not None:
@@ -106,7 +111,7 @@ class LLM:
         single = isinstance(prompts, str | Mapping) or (bool(prompts) and _is_token_ids(prompts))
         many = cast("list[Prompt]", [prompts] if single else list(prompts))
         self._require_usable()
-        return self._answer([self._tokenize(prompt) for prompt in many], sampling_params, progress)
+        return self._answer([self.tokenize(prompt) for prompt in many], sampling_params, progress)
 
     def chat(
         self,
@@ -119,7 +124,7 @@ class LLM:
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("list[Sequence[Message]]", [messages] if single else list(messages))
         self._require_usable()
-        return self._answer([self._converse(c) for c in conversations], sampling_params, progress)
+        return self._answer([self.tokenize_chat(c) for c in conversations], sampling_params, progress)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, progress: bool = False
@@ -144,14 +149,14 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding the output so far after every token. Raises as `generate`."""
         self._require_usable()
-        return self._stream(self._tokenize(prompt), sampling_params)
+        return self._stream(self.tokenize(prompt), sampling_params)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """As `stream`, for a conversation."""
         self._require_usable()
-        return self._stream(self._converse(messages), sampling_params)
+        return self._stream(self.tokenize_chat(messages), sampling_params)
 
     def inspect(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Inspection:
         """Answer one prompt and report which tokens survived eviction, in which layer and head.
@@ -169,9 +174,9 @@ class LLM:
             raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
         if params.max_tokens == 1:
             params = replace(params, max_tokens=2)
-        tokenized = self._tokenize(prompt)
+        tokenized = self.tokenize(prompt)
         token_ids, observer = tokenized.token_ids, KeptTokens()
-        [output] = self._finish([self._request(tokenized, params, observer=observer, final_only=True)])
+        [output] = self._finish([self.new_request(tokenized, params, observer=observer, final_only=True)])
         output.raise_for_error()
         answer = output.outputs[0]
         [eviction] = requested_eviction(self.config.eviction, params)
@@ -187,6 +192,45 @@ class LLM:
             at_end=at_end,
             report=answer.eviction,
         )
+
+    def save_prefix(
+        self, prompt: Prompt, directory: str | Path, sampling_params: SamplingParams | None = None
+    ) -> Path:
+        """Compress a document as if questions followed it, and write what is left to a directory.
+
+        Another `LLM` of the same model with `prefix_store=directory` starts from there wherever a prompt begins with
+        these tokens, under the same policy and amount and with `context_tokens` their number.
+
+        Args:
+            sampling_params: policy, amount and what is protected; the rest does not matter. None: the engine's.
+
+        Returns:
+            The path of the file, whose name follows from model, tokens and policy.
+
+        Raises:
+            InvalidRequestError: as `generate`.
+            PrefixStoreError: the policy leaves everything, or what it leaves cannot be saved; or the disk refuses the
+                file, of which nothing is left then.
+        """
+        self._require_usable()
+        token_ids = self.tokenize(prompt).token_ids
+        asked = sampling_params or SamplingParams()
+        params = SamplingParams(
+            temperature=0.0,
+            seed=0,
+            max_tokens=1,
+            eviction=asked.eviction,
+            compression=asked.compression,
+            kv_budget=asked.kv_budget,
+            protect=asked.protect,
+            context_tokens=len(token_ids),
+        )
+        # Some token must follow the document; what it is changes nothing.
+        followed = TokenizedPrompt(None, [*token_ids, *token_ids[-1:]])
+        request = self.new_request(followed, params, final_only=True)
+        [output] = self._finish([request])
+        output.raise_for_error()
+        return self._shared.call(lambda engine: engine.save_prefix(request, Path(directory)))
 
     # -- step by step --------------------------------------------------------------------------------------------
 
@@ -209,7 +253,7 @@ class LLM:
             final_only: `step` returns the request once, when it is finished, instead of after every token.
         """
         self._require_usable()
-        return self._submit(self._tokenize(prompt), sampling_params, request_id, priority, final_only)
+        return self._submit(self.tokenize(prompt), sampling_params, request_id, priority, final_only)
 
     def submit_chat(
         self,
@@ -222,7 +266,66 @@ class LLM:
     ) -> str:
         """As `submit`, for a conversation."""
         self._require_usable()
-        return self._submit(self._converse(messages), sampling_params, request_id, priority, final_only)
+        return self._submit(self.tokenize_chat(messages), sampling_params, request_id, priority, final_only)
+
+    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
+        """Return a prompt as the engine takes it. Raises as `generate`; any thread may call it during a step.
+
+        Args:
+            add_special_tokens: let the tokenizer add to a text what its model expects before it.
+        """
+        content: Any = prompt
+        if isinstance(prompt, Mapping):
+            content = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
+        if not isinstance(content, str):
+            if not _is_token_ids(content):
+                raise InvalidRequestError("prompt must be text or a list of token ids")
+            return TokenizedPrompt(None, list(content))
+        if self.tokenizer is None:
+            raise InvalidRequestError(
+                "prompt must be a list of token ids: the model's directory has no tokenizer"
+            )
+        if not content:
+            raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
+        with self._tokenizing:
+            return TokenizedPrompt(
+                content, self.tokenizer.encode(content, add_special_tokens=add_special_tokens)
+            )
+
+    def tokenize_chat(
+        self, messages: Sequence[Message], template: TemplateOptions = PLAIN
+    ) -> TokenizedPrompt:
+        """As `tokenize`, for a conversation; `template` is what its template is told beside the messages."""
+        with self._tokenizing:
+            return apply_template(self.tokenizer, messages, template)
+
+    def new_request(
+        self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str | None = None, **options: Any
+    ) -> NewRequest:
+        """Return a request for `submit_all`; `options` are the other fields of `NewRequest`.
+
+        Tells the request's policy the number of template tokens after the question.
+        """
+        if prompt.template_tail and params.template_tail is None:
+            params = replace(params, template_tail=prompt.template_tail)
+        self.check_structured(params)
+        if request_id is None:
+            request_id = self._shared.new_id()
+        return NewRequest(request_id, prompt.text, prompt.token_ids, params, **options)
+
+    def check_structured(self, params: SamplingParams) -> None:
+        """Compile the form that parameters ask for, if they do; later requests find it compiled.
+
+        Raises:
+            InvalidRequestError: the form cannot be compiled, or only with more work than is allowed.
+        """
+        if params.form is not None:
+            self._grammars.check(params.form)
+
+    def submit_all(self, requests: Sequence[NewRequest]) -> None:
+        """Queue requests, all of them or none; `step` returns their outputs. Raises as `generate`."""
+        self._require_usable()
+        self._shared.submit(requests)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step for all requests. Returns outputs so far of submitted requests that got tokens or finished.
@@ -233,6 +336,10 @@ class LLM:
         another thread steps, waits for the end of that step. Each output is returned once, to the first caller.
         """
         return self._shared.step()
+
+    def rest(self) -> None:
+        """Release what the calling thread holds for its steps; for a thread that will not step for a while."""
+        release_team()
 
     def fork(
         self,
@@ -277,6 +384,10 @@ class LLM:
     def stats(self) -> EngineStats:
         return self._shared.call(lambda engine: engine.stats())
 
+    def occupancy(self) -> Occupancy:
+        """Return who holds the KV memory now, and how much of each layer and head stays."""
+        return self._shared.call(lambda engine: engine.occupancy())
+
     def kv_bytes(self, num_kvs: int) -> int:
         """Return the bytes of a sequence that keeps `num_kvs` KVs in every row, in whole blocks."""
         return self._engine.kv_bytes(num_kvs)
@@ -320,7 +431,7 @@ class LLM:
     ) -> str:
         if type(priority) is not int:
             raise InvalidRequestError(f"priority must be an integer, got {priority!r}")
-        request = self._request(
+        request = self.new_request(
             prompt,
             params or self.get_default_sampling_params(),
             request_id,
@@ -344,7 +455,7 @@ class LLM:
                 f"got {len(sampling_params)}"
             )
         requests = [
-            self._request(prompt, params, final_only=True)
+            self.new_request(prompt, params, final_only=True)
             for prompt, params in zip(prompts, sampling_params, strict=True)
         ]
         return self._finish(requests, "prompts", progress)
@@ -371,39 +482,8 @@ class LLM:
 
     def _stream(self, prompt: TokenizedPrompt, params: SamplingParams | None) -> Iterator[RequestOutput]:
         box = self._shared.mailbox()
-        self._shared.submit([self._request(prompt, params or self.get_default_sampling_params())], box)
+        self._shared.submit([self.new_request(prompt, params or self.get_default_sampling_params())], box)
         return OutputStream(self._shared, box)
-
-    def _request(
-        self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str | None = None, **options: Any
-    ) -> NewRequest:
-        """Make a request; tells its policy the number of template tokens after the question."""
-        if prompt.template_tail and params.template_tail is None:
-            params = replace(params, template_tail=prompt.template_tail)
-        if request_id is None:
-            request_id = self._shared.new_id()
-        return NewRequest(request_id, prompt.text, prompt.token_ids, params, **options)
-
-    def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
-        content: Any = prompt
-        if isinstance(prompt, Mapping):
-            content = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
-        if not isinstance(content, str):
-            if not _is_token_ids(content):
-                raise InvalidRequestError("prompt must be text or a list of token ids")
-            return TokenizedPrompt(None, list(content))
-        if self.tokenizer is None:
-            raise InvalidRequestError(
-                "prompt must be a list of token ids: the model's directory has no tokenizer"
-            )
-        if not content:
-            raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
-        with self._tokenizing:
-            return TokenizedPrompt(content, self.tokenizer.encode(content))
-
-    def _converse(self, messages: Sequence[Message]) -> TokenizedPrompt:
-        with self._tokenizing:
-            return apply_template(self.tokenizer, messages)
 
 
 def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:

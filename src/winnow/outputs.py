@@ -18,6 +18,19 @@ class RequestMetrics:
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    """How often its sequences had to wait for others once they ran."""
+    num_swaps: int = 0
+    """How many of these copied the KVs to host memory; after the others they are computed again."""
+    swap_bytes_out: int = 0
+    """Bytes copied to host memory."""
+    swap_bytes_in: int = 0
+    """Bytes copied back."""
+    swap_seconds: float = 0.0
+    """Seconds of these copies."""
+    recomputed_tokens: int = 0
+    """Tokens computed again, after a preemption without a copy or after a failed step."""
+    recompute_seconds: float = 0.0
+    """Their share of the time of their steps."""
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -165,6 +178,20 @@ class EngineStats:
     """Of blocks that only the prefix cache holds: they are free for whoever needs them."""
     generated_tokens: int = 0
     num_preemptions: int = 0
+    num_swaps: int = 0
+    """Preemptions that copied KVs to host memory, in place of computing them again."""
+    swap_bytes_out: int = 0
+    """Bytes copied to host memory by preemptions."""
+    swap_bytes_in: int = 0
+    """Bytes copied back."""
+    recomputed_tokens: int = 0
+    """Tokens computed again, after a preemption without a copy or after a failed step."""
+    recompute_seconds: float = 0.0
+    """Their share of `elapsed["execute"]`."""
+    host_bytes_used: int = 0
+    """Bytes in host memory."""
+    host_bytes_peak: int = 0
+    host_bytes_budget: int = 0
     num_steps: int = 0
     num_rounds: int = 0
     """Eviction rounds, each over one or more requests."""
@@ -175,4 +202,4 @@ class EngineStats:
     kv_bytes_freed: int = 0
     """Bytes freed by those rounds."""
     elapsed: dict[str, float] = field(default_factory=dict)
-    """Seconds by phase: schedule, evict, execute (scoring included), output; padded engine: prefill, decode."""
+    """Seconds by phase: schedule, evict, swap, execute (scoring included), output; padded engine: prefill, decode."""

@@ -1,4 +1,5 @@
-"""The cache against a naive model: any order of open, append, restore, write, fork, share, own, evict and close.
+"""The cache against a naive model: any order of open, append, restore, write, fork, share, own, evict, save, load
+and close.
 
 Memory and tables follow the ledger by its updates alone, each sent as JSON, and at any time.
 """
@@ -18,10 +19,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from winnow.attention import PagedCache, ReferenceBackend, Spans
 from winnow.attention.ranked_rows import moves
 from winnow.cache import BlockCopies, CacheLayout, CacheSize, CacheUpdate, Ledger, OutOfBlocksError
-from winnow.cache.update import RowLengths
+from winnow.cache.host_ledger import OutOfHostMemoryError
+from winnow.cache.update import CopyDiscarded, RowLengths, RowsRestored, RowsSaved
 
 LAYERS, HEADS, DIM = 2, 2, 4
 MAX_SEQS, MAX_LEN = 5, 200
+
+
+COPIES: dict[str, Any] = {
+    each.__name__: each for each in (BlockCopies, RowsSaved, RowsRestored, CopyDiscarded)
+}
+HOST_BYTES = 12_000
 
 
 def as_json(update: CacheUpdate) -> dict[str, object]:
@@ -30,7 +38,10 @@ def as_json(update: CacheUpdate) -> dict[str, object]:
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in vars(update).items()
     }
-    copies = [(each.source.tolist(), each.target.tolist()) for each in update.copies]
+    copies = [
+        (type(each).__name__, *(v.tolist() if isinstance(v, np.ndarray) else v for v in vars(each).values()))
+        for each in update.copies
+    ]
     lengths = [(each.slots.tolist(), each.lengths.tolist()) for each in update.lengths]
     return values | {"copies": copies, "lengths": lengths}
 
@@ -43,7 +54,10 @@ def cache_update(values: dict[str, Any]) -> CacheUpdate:
 
     return CacheUpdate(
         tuple(values["closed"]),
-        tuple(BlockCopies(*(np.array(each, dtype=np.int32) for each in pair)) for pair in values["copies"]),
+        tuple(
+            COPIES[kind](*(np.array(v, dtype=np.int32) if isinstance(v, list) else v for v in rest))
+            for kind, *rest in values["copies"]
+        ),
         ints("entries", np.int64),
         ints("blocks"),
         tuple((slot, tuple(pages)) for slot, pages in values["pages"]),
@@ -65,13 +79,18 @@ class CacheMachine(RuleBasedStateMachine):
     def start(self, block_size: int, kibibytes: int) -> None:
         self.layout = CacheLayout(LAYERS, HEADS, DIM, block_size, torch.float32, num_accumulators=1)
         size = CacheSize.fit(self.layout, kibibytes * 1024, MAX_SEQS, MAX_LEN)
-        self.ledger = Ledger(self.layout, size)
-        self.cache = PagedCache.allocate(self.layout, size)
+        self.ledger = Ledger(self.layout, size, HOST_BYTES)
+        self.cache = PagedCache.allocate(self.layout, size, host_bytes=HOST_BYTES)
+        assert self.cache.host is not None
+        self.tier = self.cache.host
         self.pool, self.tables = self.cache.pool, self.cache.tables
         assert self.ledger.nbytes + self.cache.nbytes == size.nbytes(self.layout) <= kibibytes * 1024
         self.backend = ReferenceBackend()
         self.model: dict[int, Rows] = {}
         self.tokens: dict[int, int] = {}
+        self.saved: dict[int, tuple[Rows, int]] = {}
+        self.restoring: set[int] = set()
+        self.num_looks = 0
         self.marks = count(1)
 
     @precondition(lambda self: self.ledger.num_free_slots)
@@ -87,6 +106,59 @@ class CacheMachine(RuleBasedStateMachine):
         update = self.ledger.take_update()
         self.cache.apply(cache_update(json.loads(json.dumps(as_json(update)))))
         assert as_json(self.ledger.take_update()) == as_json(CacheUpdate())
+        self.restoring.clear()
+
+    @precondition(lambda self: set(self.model) - self.restoring)
+    @rule(data=st.data(), closes=st.booleans())
+    def save(self, data: st.DataObject, closes: bool) -> None:
+        """A copy in host memory; swapping out also closes the sequence."""
+        slot = data.draw(st.sampled_from(sorted(set(self.model) - self.restoring)))
+        num_blocks = self.ledger.blocks_held(slot)
+        used, nbytes = self.ledger.host.used_bytes, self.layout.host_bytes(num_blocks)
+        if used + nbytes > HOST_BYTES:
+            with pytest.raises(OutOfHostMemoryError):
+                self.ledger.save(slot)
+            assert self.ledger.host.used_bytes == used
+            return
+        host_id = self.ledger.save(slot)
+        assert host_id not in self.saved
+        assert self.ledger.host.used_bytes == used + nbytes
+        self.saved[host_id] = (
+            [[list(row) for row in layer] for layer in self.model[slot]],
+            self.tokens[slot],
+        )
+        if closes:
+            self.ledger.close(slot)
+            del self.model[slot], self.tokens[slot]
+
+    @precondition(lambda self: self.saved and self.ledger.num_free_slots)
+    @rule(data=st.data(), stays=st.booleans())
+    def load(self, data: st.DataObject, stays: bool) -> None:
+        host_id = data.draw(st.sampled_from(sorted(self.saved)))
+        demand = self.ledger.demand_of(host_id, 0)
+        free, slot = self.ledger.allocator.num_free, self.ledger.open()
+        self._empty(slot)
+        if not self.ledger.has_room_for(demand):
+            with pytest.raises(OutOfBlocksError):
+                self.ledger.load(host_id, slot)
+            assert self.ledger.allocator.num_free == free
+            return
+        self.ledger.load(host_id, slot)
+        self.restoring.add(slot)
+        assert self.ledger.allocator.num_free == free - demand.blocks
+        rows, tokens = self.saved[host_id]
+        self.model[slot], self.tokens[slot] = [[list(row) for row in layer] for layer in rows], tokens
+        if not stays:
+            self.discard(host_id)
+
+    def discard(self, host_id: int) -> None:
+        self.ledger.discard(host_id)
+        del self.saved[host_id]
+
+    @precondition(lambda self: self.saved)
+    @rule(data=st.data())
+    def discard_any(self, data: st.DataObject) -> None:
+        self.discard(data.draw(st.sampled_from(sorted(self.saved))))
 
     @precondition(lambda self: self.ledger.num_free_slots)
     @rule(data=st.data())
@@ -238,14 +310,20 @@ class CacheMachine(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(self.model)))
         self.ledger.close(slot)
         del self.model[slot], self.tokens[slot]
+        self.restoring.discard(slot)
 
     @invariant()
     def holds_what_was_written(self) -> None:
         if not hasattr(self, "ledger"):
             return
         self.ledger.check_integrity()
+        self.num_looks += 1
+        if self.num_looks % 3 == 0:  # so that updates hold several changes
+            return
         self.sync()
         assert np.array_equal(self.tables.host_lengths, self.ledger.lengths)
+        assert self.tier.host_ids == set(self.saved)
+        assert self.tier.nbytes == self.ledger.host.used_bytes <= HOST_BYTES
         for slot, layers in self.model.items():
             lengths = [[len(row) for row in layer] for layer in layers]
             assert self.ledger.lengths[slot].tolist() == lengths
@@ -274,6 +352,9 @@ class CacheMachine(RuleBasedStateMachine):
             return
         for slot in list(self.model):
             self.ledger.close(slot)
+        for host_id in list(self.saved):
+            self.discard(host_id)
+        assert self.ledger.host.used_bytes == 0, "host bytes leaked"
         self.ledger.check_integrity()
         assert self.ledger.allocator.num_used == 0, "blocks leaked"
         assert self.ledger.num_free_slots == MAX_SEQS

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from winnow import LLM, SamplingParams
-from winnow.cli.batch.journal import journal_path
+from winnow.batch.journal import journal_path
 
 KILLS = 5
 REQUESTS = 60

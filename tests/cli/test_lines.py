@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winnow.cli.batch.lines import BadLine, Job, parse_line
-from winnow.cli.batch.reader import RawLine
+from winnow.batch.lines import BadLine, Job, parse_line
+from winnow.batch.reader import RawLine
 from winnow.openai.request import Endpoint
 from winnow.sampling import SamplingParams
 
@@ -140,7 +140,7 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     (batch(prompt="a", foo=1), "invalid_request", "'foo'"),
     (
         batch(Endpoint.CHAT.value, messages=[{"role": "user", "content": "a"}], tools=[{}]),
-        "unsupported_parameter",
+        "invalid_request",
         "tools",
     ),
     (

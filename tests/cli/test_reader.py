@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from winnow.cli.batch import reader
-from winnow.cli.batch.reader import InputFile, RawLine, read_lines
+from winnow.batch import reader
+from winnow.batch.reader import InputFile, RawLine, read_lines
 from winnow.errors import UsageError
 
 

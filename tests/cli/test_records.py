@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from winnow.cli.batch.lines import BadLine, Job, parse_line
-from winnow.cli.batch.reader import RawLine
-from winnow.cli.batch.records import answer_record, encode, error_record
-from winnow.cli.batch.tally import Tally
+from winnow.batch.lines import BadLine, Job, parse_line
+from winnow.batch.reader import RawLine
+from winnow.batch.records import answer_record, encode, error_record
+from winnow.batch.tally import Tally
 from winnow.openai.errors import ApiError
 from winnow.outputs import CompletionOutput, EvictionReport, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def parse(line: dict[str, Any] | bytes) -> Job | BadLine:
@@ -75,7 +76,7 @@ def test_flat() -> None:
         "text": "yes",
         "token_ids": [5, 6],
         "finish_reason": "length",
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, **CACHED},
     }
 
 
@@ -88,7 +89,7 @@ def test_flat_with_several_samples_and_a_stop_reason() -> None:
             {"index": 0, "text": "a", "token_ids": [5, 6], "finish_reason": "length"},
             {"index": 1, "text": "b", "token_ids": [5, 6], "finish_reason": "stop", "stop_reason": "END"},
         ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, **CACHED},
     }
 
 
@@ -166,7 +167,7 @@ def test_batch_completion() -> None:
                         "finish_reason": "length",
                     }
                 ],
-                "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+                "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, **CACHED},
             },
         },
         "error": None,
@@ -193,7 +194,7 @@ def test_errors() -> None:
     body = {
         "message": shown["message"],
         "type": "invalid_request_error",
-        "param": None,
+        "param": "prompt",
         "code": "invalid_request",
     }
     line = {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": ""}}

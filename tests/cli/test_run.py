@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fake_llm import FakeLLM
 
-from winnow.cli.batch.driver import line_seed
-from winnow.cli.batch.journal import encode_entry, journal_path
+from winnow.batch.driver import line_seed
+from winnow.batch.journal import encode_entry, journal_path
 from winnow.cli.main import main
 
 Run = Callable[..., int]
@@ -174,7 +174,7 @@ def test_few_lines_are_read_ahead(run: Run, write_prompts: Write, llms: list[Fak
 def test_early_results_do_not_pile_up(
     run: Run, write_prompts: Write, llms: list[FakeLLM], monkeypatch: pytest.MonkeyPatch, output: Path
 ) -> None:
-    monkeypatch.setattr("winnow.cli.batch.driver.MAX_EARLY", 3)
+    monkeypatch.setattr("winnow.batch.driver.MAX_EARLY", 3)
     write_prompts({"prompt": f"prompt {index}"} for index in range(60))
     assert run("--max-num-seqs", "4") == 0
     assert len(records(output)) == 60

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_llm import FakeLLM
 
-from winnow.cli.batch.writer import ResultWriter
+from winnow.batch.writer import ResultWriter
 from winnow.cli.main import main
 from winnow.errors import UsageError
 from winnow.outputs import CompletionOutput, RequestOutput

@@ -9,7 +9,7 @@ import pytest
 from fake_llm import FakeLLM
 from options import NAMES, as_flags, base_options, other_value
 
-from winnow.cli.batch.journal import journal_path
+from winnow.batch.journal import journal_path
 from winnow.cli.main import main
 from winnow.config import EFFECTS, Effect
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winnow.cli.batch import writer as writer_module
-from winnow.cli.batch.journal import Checkpoint, journal_path, read_checkpoint
-from winnow.cli.batch.writer import ResultWriter
+from winnow.batch import writer as writer_module
+from winnow.batch.journal import Checkpoint, journal_path, read_checkpoint
+from winnow.batch.writer import ResultWriter
 from winnow.errors import UsageError
 
 IDENTITY = {"input": "abc", "temperature": 0.5}

@@ -6,10 +6,21 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
+from winnow.cache import (
+    BlockCopies,
+    CacheLayout,
+    CacheSize,
+    CacheUpdate,
+    CopyDiscarded,
+    HostTierError,
+    Ledger,
+    RowsRestored,
+    RowsSaved,
+)
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
+from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
 from winnow.eviction import (
@@ -48,6 +59,10 @@ class SimulatedExecutor:
         self.evictions: dict[int, SequenceEviction | None] = {}
         self.rounds: list[list[EvictionTarget]] = []
         self.num_copied = 0
+        self.saved: dict[int, int] = {}
+        self.saved_evictions: dict[int, SequenceEviction | None] = {}
+        self.seconds_per_byte = 1e-9
+        self.fails = 0
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
         return params
@@ -67,11 +82,28 @@ class SimulatedExecutor:
     def prepare(self, policy: EvictionPolicy) -> None:
         pass
 
+    def state_bytes(self, slot: int) -> int:
+        return 100
+
     def apply(self, update: CacheUpdate) -> None:
-        self.num_copied += sum(len(copies.source) for copies in update.copies)
+        self.num_copied += sum(len(c.source) for c in update.copies if isinstance(c, BlockCopies))
+        for each in update.copies:
+            if isinstance(each, RowsSaved | RowsRestored):
+                self.clock.now += len(each.blocks) * self.layout.block_bytes * self.seconds_per_byte
+            if isinstance(each, RowsSaved):
+                self.saved[each.host_id] = len(each.blocks)
+                self.saved_evictions[each.host_id] = self.evictions[each.slot]
+            elif isinstance(each, RowsRestored):
+                assert self.saved[each.host_id] == len(each.blocks)
+                self.evictions[each.slot] = self.saved_evictions[each.host_id]
+            elif isinstance(each, CopyDiscarded):
+                del self.saved[each.host_id]
         self.closed += update.closed
         for each in update.lengths:
             self.lengths[each.slots] = each.lengths
+        if self.fails and (copied := [c for c in update.copies if isinstance(c, RowsSaved | RowsRestored)]):
+            self.fails -= 1
+            raise HostTierError([each.host_id for each in copied], "not enough memory")
 
     def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         """Rows shrink alike, to the target, or the first ones keep all of a budget that rows compete for.
@@ -99,6 +131,7 @@ class SimulatedExecutor:
 
     def check_integrity(self, ledger: Ledger) -> None:
         assert np.array_equal(self.lengths, ledger.lengths)
+        assert {i: copy.num_blocks for i, copy in ledger.host.copies.items()} == self.saved
 
 
 def _first_rows(held: IntArray, blocks: int) -> IntArray:
@@ -120,11 +153,20 @@ class Simulation:
         tokens: int = 64,
         chunk: int | None = 16,
         max_round_kvs: int | None = None,
+        host_bytes: int = 0,
+        costs: PreemptionCosts | None = None,
     ) -> None:
         self.clock = Clock()
         self.executor = SimulatedExecutor(num_blocks, max_num_seqs, self.clock)
         config = SchedulerConfig(max_num_seqs, tokens, chunk)
-        self.scheduler = Scheduler(config, self.executor, self.clock, max_round_kvs=max_round_kvs)
+        self.scheduler = Scheduler(
+            config,
+            self.executor,
+            self.clock,
+            costs=costs,
+            max_round_kvs=max_round_kvs,
+            host_bytes=host_bytes,
+        )
         self.steps: list[ScheduledStep] = []
         self.finished: list[Sequence] = []
         self.num_requests = 0
@@ -165,8 +207,10 @@ class Simulation:
         step = self.scheduler.schedule()
         self.steps.append(step)
         self.finished += self.scheduler.take_failed()
+        start = self.clock()
         result = self.executor.execute(step.plan)
         self.scheduler.advance(step)
+        self.scheduler.record_step(step, self.clock() - start)
         for sequence, token in zip(step.samplers, result.token_ids, strict=True):
             sequence.token_ids.append(token)
             if sequence.num_output_tokens >= sequence.request.max_tokens:

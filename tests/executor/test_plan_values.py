@@ -18,8 +18,9 @@ import winnow.engine
 from winnow import LLM, SamplingParams
 from winnow.attention import open_backend
 from winnow.cache import BlockCopies, CacheUpdate
-from winnow.cache.update import RowLengths
+from winnow.cache.update import CopyDiscarded, RowLengths, RowsRestored, RowsSaved
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan
+from winnow.engine.preemption_costs import FixedCosts
 from winnow.eviction import EvictionPolicy, ReplayPass, SequenceEviction
 from winnow.executor.torch_executor import TorchExecutor
 
@@ -28,11 +29,14 @@ VALUES = {
     for cls in (
         BlockCopies,
         CacheUpdate,
+        CopyDiscarded,
         NewSequence,
         PlannedEviction,
         PlannedSequence,
         ReplayPass,
         RowLengths,
+        RowsRestored,
+        RowsSaved,
         SamplingParams,
         SequenceEviction,
         StepPlan,
@@ -143,6 +147,7 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
         "prefill_chunk": 48,
         "num_accumulators": 2,
         "kv_floor": 1,
+        "kv_offloading_size": "1MiB",
     }
     with LLM(directory, **options) as llm:
         engine: Any = llm._engine
@@ -154,6 +159,8 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
             ),
         )
         engine._executor = engine._scheduler._executor = engine._scheduler._rounds._executor = mirrored
+        preemption = engine._scheduler._preemption
+        preemption._copies._executor, preemption.costs = mirrored, FixedCosts(1e-15, 1.0)
         for index in range(8):
             length = rng.randint(90, 140)
             amount = {} if name == "full" else {"compression": rng.choice([2.0, 2.5])}
@@ -174,9 +181,13 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
             llm.step()
             llm.check_integrity()
             if mirrored.num_steps % 9 == 0 and engine._scheduler.running:
+                # By a copy in host memory as a rule, else by computing again.
+                engine._scheduler.ledger.host.limit = rng.choice([0, 2**20, 2**20])
                 engine._scheduler._preempt(rng.choice(engine._scheduler.running))
+                engine._scheduler.ledger.host.limit = 2**20
         assert mirrored.num_steps > 20
         assert mirrored.num_copied > 0
+        assert llm.stats().num_swaps > 0 and llm.stats().swap_bytes_in > 0
         assert (mirrored.num_rounds > 0) == (name != "full")
 
 

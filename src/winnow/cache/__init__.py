@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.codec import KVCodec, codec_of
+from winnow.cache.host_ledger import HostTierError
 from winnow.cache.layout import CacheLayout, CacheSize
 from winnow.cache.ledger import Demand, Ledger
-from winnow.cache.update import BlockCopies, CacheUpdate
+from winnow.cache.update import BlockCopies, CacheUpdate, CopyDiscarded, RowsRestored, RowsSaved
 from winnow.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -24,13 +25,17 @@ __all__ = [
     "CacheLayout",
     "CacheSize",
     "CacheUpdate",
+    "CopyDiscarded",
     "Demand",
+    "HostTierError",
     "KVCodec",
     "KVPool",
     "Ledger",
     "LocalCache",
     "OutOfBlocksError",
     "PagedCache",
+    "RowsRestored",
+    "RowsSaved",
     "codec_of",
 ]
 

@@ -64,10 +64,10 @@ class BlockFormat:
     def of(cls, fields: tuple[Field, ...], block_size: int) -> "BlockFormat":
         placed, end = [], 0
         for field in fields:
-            offset = _round_up(end, field.item_bytes)
+            offset = round_up(end, field.item_bytes)
             placed.append(PlacedField(field, offset))
             end = offset + block_size * field.slot_bytes
-        return cls(tuple(placed), _round_up(end, max(field.item_bytes for field in fields)))
+        return cls(tuple(placed), round_up(end, max(field.item_bytes for field in fields)))
 
 
 class KVCodec(ABC):
@@ -177,5 +177,5 @@ def codec_of(kind: "KVCodec | str | torch.dtype") -> KVCodec:
     return codec
 
 
-def _round_up(n: int, multiple: int) -> int:
+def round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from winnow.cache.codec import BlockFormat, KVCodec, codec_of
+from winnow.cache.codec import BlockFormat, KVCodec, codec_of, round_up
 from winnow.errors import ConfigError
 from winnow.units import format_bytes
 
@@ -72,6 +72,19 @@ class CacheLayout:
     def block_bytes(self) -> int:
         """Keys, values, positions and accumulators of one block."""
         return self.block_format.nbytes + self.block_size * (_INT32 + self.num_accumulators * _FLOAT32)
+
+    def host_bytes(self, num_blocks: int) -> int:
+        """Blocks copied to host memory: KVs, positions and accumulators side by side, each aligned to 8 bytes."""
+        return sum(round_up(num_blocks * size, 8) for size in self.part_bytes)
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        """Of one block: its KVs, its positions, and each of its accumulators."""
+        return (
+            self.block_format.nbytes,
+            self.block_size * _INT32,
+            *[self.block_size * _FLOAT32] * self.num_accumulators,
+        )
 
     @property
     def page_bytes(self) -> int:

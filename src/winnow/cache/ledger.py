@@ -4,16 +4,24 @@ Host arithmetic: it moves no KVs, knows no device and no model, so the scheduler
 The owner of the memory follows its updates.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
+from winnow.cache.host_ledger import HostLedger
 from winnow.cache.layout import CacheLayout, CacheSize, IntArray, ceil_div
-from winnow.cache.prefix_index import PrefixIndex, PrefixKey
+from winnow.cache.prefix_index import PrefixIndex, PrefixKey, Snapshot
 from winnow.cache.table_pages import TablePages
-from winnow.cache.update import BlockCopies, CacheUpdate, RowLengths
+from winnow.cache.update import (
+    BlockCopies,
+    CacheUpdate,
+    CopyDiscarded,
+    RowLengths,
+    RowsRestored,
+    RowsSaved,
+)
 
 
 class Demand(NamedTuple):
@@ -48,14 +56,16 @@ class Ledger:
     Attributes:
         lengths: int32 [max_num_seqs, layers, heads], KVs of each row.
         peak_blocks: most blocks that were in use at a time.
+        host: copies of sequences in host memory, of at most `host_bytes`.
     """
 
-    def __init__(self, layout: CacheLayout, size: CacheSize) -> None:
+    def __init__(self, layout: CacheLayout, size: CacheSize, host_bytes: int = 0) -> None:
         self.layout = layout
         self.size = size
         self.allocator = BlockAllocator(size.num_blocks)
         self.pages = TablePages(layout, size)
         self.prefixes = PrefixIndex(layout, self.allocator)
+        self.host = HostLedger(layout, host_bytes)
         shape = (size.max_num_seqs, layout.num_layers, layout.num_kv_heads)
         self.lengths = np.zeros(shape, dtype=np.int32)
         self.peak_blocks = 0
@@ -70,7 +80,7 @@ class Ledger:
         self._shared_tail: set[int] = set()
         # What the next update says.
         self._closed: list[int] = []
-        self._copies: list[BlockCopies] = []
+        self._copies: list[BlockCopies | RowsSaved | RowsRestored | CopyDiscarded] = []
         self._entries: list[IntArray] = []
         self._paged: set[int] = set()
         self._lengths: list[RowLengths] = []
@@ -124,6 +134,11 @@ class Ledger:
     def blocks_held(self, slot: int) -> int:
         """Blocks in the tables of a sequence, shared and reserved ones included."""
         return int(self._num_blocks(slot).sum())
+
+    def num_freed_by(self, slot: int) -> int:
+        """Blocks that would come free if a sequence were closed: those that no other holds, but for the index."""
+        blocks = self.blocks_of(slot)
+        return int((self.allocator.holders[blocks] - self.allocator.indexed[blocks] == 1).sum())
 
     def blocks_of(self, slot: int) -> IntArray:
         """The ids of the blocks that hold KVs of a sequence, int32 [n], row by row."""
@@ -314,8 +329,49 @@ class Ledger:
     def close(self, slot: int) -> None:
         """End a sequence: empty it, and its slot is free."""
         self.clear(slot)
+        self._copies = [c for c in self._copies if not (isinstance(c, RowsRestored) and c.slot == slot)]
         self._free_slots.append(slot)
         self._closed.append(slot)
+
+    # -- host tier -----------------------------------------------------------------------------------------------
+
+    def save(self, slot: int, state_bytes: int = 0) -> int:
+        """Copy all rows of a sequence to host memory. The sequence stays as it is. Returns the copy's id.
+
+        The copy is private: it has the content of blocks that others hold too, and shares none.
+
+        Args:
+            state_bytes: of what else the executor keeps of the sequence, which travels with it.
+
+        Raises:
+            OutOfHostMemoryError: the host tier has no room for it; nothing has changed.
+        """
+        assert not any(isinstance(c, RowsRestored) and c.slot == slot for c in self._copies), (
+            "a sequence is saved after the update that restores it"
+        )
+        blocks = self.blocks_of(slot)
+        host_id = self.host.put(self.lengths[slot].copy(), len(blocks), state_bytes)
+        self._copies.append(RowsSaved(slot, host_id, blocks))
+        return host_id
+
+    def demand_of(self, host_id: int, count: int) -> Demand:
+        """What restoring a copy and then appending `count` KVs to each of its rows would take."""
+        want = self._blocks_for(self.host.copies[host_id].lengths + count)
+        return Demand(int(want.sum()), self.layout.pages_for(int(want.max()) * self.layout.block_size))
+
+    def load(self, host_id: int, slot: int) -> None:
+        """Give an open, empty sequence the rows of a copy in host memory, in blocks of its own. The copy stays.
+
+        Raises:
+            OutOfBlocksError: there are not enough blocks or table pages; nothing has changed.
+        """
+        self.restore(slot, self.host.copies[host_id].lengths)
+        self._copies.append(RowsRestored(host_id, slot, self.blocks_of(slot)))
+
+    def discard(self, host_id: int) -> None:
+        """Give back the host memory of a copy."""
+        self.host.discard(host_id)
+        self._copies.append(CopyDiscarded(host_id))
 
     # -- prefixes ------------------------------------------------------------------------------------------------
 
@@ -363,6 +419,84 @@ class Ledger:
         self.prefixes.put(key, token_ids, self._blocks([slot], first, first + 1))
         self._sharing.add(slot)
 
+    def take_snapshot(
+        self,
+        slot: int,
+        key: PrefixKey,
+        token_ids: Sequence[int],
+        rule: Hashable,
+        position_offset: int = 0,
+    ) -> None:
+        """Let the index hold the rows of a sequence as they are, which hold all that stays of `token_ids`.
+
+        The index gets copies of partly filled blocks, since the sequence goes on to fill them. No effect if memory
+        lacks for these, or if a snapshot of that key is known.
+        """
+        if self.prefixes.knows(key):
+            self.prefixes.touch([key])
+            return
+        blocks, tails = self.blocks_of(slot), self._tails(self.lengths[slot])
+        source = blocks[tails]
+        if len(source) > self.allocator.num_free:
+            return
+        if len(source):
+            blocks[tails] = target = self.allocator.allocate(len(source))
+            self._copies.append(BlockCopies(source, target))
+        snapshot = Snapshot.of(key, token_ids, rule, self.lengths[slot], blocks, position_offset)
+        self.prefixes.put_snapshot(snapshot)
+        self.allocator.release(blocks[tails])
+        self._sharing.add(slot)
+
+    def take_blocks_for(self, lengths: IntArray) -> IntArray | None:
+        """Blocks for rows of `lengths` KVs, [layers, heads], that come from elsewhere.
+
+        They go to `keep_snapshot`, or back to the allocator.
+
+        Returns:
+            int32 [n]; None: memory lacks.
+        """
+        count = int(self._blocks_for(lengths).sum())
+        return self.allocator.allocate(count) if count <= self.allocator.num_free else None
+
+    def keep_snapshot(self, snapshot: Snapshot) -> None:
+        """Let the index alone hold a snapshot whose blocks `take_blocks_for` gave, and which are filled now."""
+        self.prefixes.put_snapshot(snapshot)
+        self.allocator.release(snapshot.blocks)
+
+    def has_pages_for(self, snapshot: Snapshot) -> bool:
+        """Whether a new sequence finds table pages for its rows."""
+        return self.layout.pages_for(int(snapshot.lengths.max())) <= self.pages.num_free
+
+    def resume(self, slot: int, snapshot: Snapshot) -> None:
+        """Let an open, empty sequence begin with a known snapshot, with copies of the partly filled blocks.
+
+        Raises:
+            OutOfBlocksError: there are not enough table pages; nothing has changed.
+        """
+        assert not self.lengths[slot].any(), "only an empty sequence resumes"
+        slots, want = np.array([slot], dtype=np.int64), self._blocks_for(snapshot.lengths)[None]
+        pages = self.pages.missing(slots, want.max(axis=(1, 2)))
+        if int(pages.sum()) > self.pages.num_free:
+            raise OutOfBlocksError(
+                f"no table pages for rows of up to {snapshot.lengths.max()} KVs in slot {slot}"
+            )
+        blocks, tails = snapshot.blocks.copy(), self._tails(snapshot.lengths)
+        source = blocks[tails]
+        self.prefixes.touch([snapshot.key])
+        self.allocator.share(blocks)
+        if len(source) > self.allocator.num_free:
+            self.prefixes.drop_snapshot(snapshot)  # so that the sequence has these blocks for itself
+        elif len(source):
+            blocks[tails] = target = self.allocator.allocate(len(source))
+            self.allocator.release(source)
+            self._copies.append(BlockCopies(source, target))
+        self._paged.update(self.pages.grow(slots, pages))
+        self._enter(self.pages.index(slots, np.zeros_like(want), want), blocks)
+        self.lengths[slot] = snapshot.lengths
+        self._lengths.append(RowLengths(slots, self.lengths[slots]))
+        self._sharing.add(slot)
+        self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
+
     def own_or_forget(self, slot: int) -> bool:
         """Let a sequence have its blocks for itself, since they will change: copy those that others hold.
 
@@ -370,7 +504,7 @@ class Ledger:
         sequences hold so many that copies find no room.
         """
         if not self.can_own(slot):
-            self.prefixes.forget(self.blocks_of(slot)[: self._num_blocks(slot).flat[0]])
+            self.prefixes.forget(self.blocks_of(slot))
         if not self.can_own(slot):
             return False
         self.own(slot)
@@ -414,6 +548,7 @@ class Ledger:
         assert not unknowing, f"slots {unknowing} share blocks unknowingly"
         self.allocator.check_integrity(holders)
         self.prefixes.check_integrity()
+        self.host.check_integrity()
         self.pages.check_integrity()
         assert not self.lengths[self._free_slots].any(), "a free slot has a length"
         assert not self._reserved[self._free_slots].any(), "a free slot has blocks reserved"
@@ -422,6 +557,12 @@ class Ledger:
 
     def _blocks_for(self, lengths: IntArray) -> IntArray:
         return -(-lengths // self.layout.block_size)
+
+    def _tails(self, lengths: IntArray) -> IntArray:
+        """Which blocks of rows of `lengths`, [layers, heads], are partly filled: int64 [n], counted row by row."""
+        ends = self._blocks_for(lengths).ravel().cumsum() - 1
+        tails: IntArray = ends[lengths.ravel() % self.layout.block_size > 0]
+        return tails
 
     def _num_blocks(self, slot: int) -> IntArray:
         """Of each row of a sequence, reserved ones included, [layers, heads]."""

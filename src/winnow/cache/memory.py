@@ -57,6 +57,24 @@ def require_memory(kv_memory: int, needed: int, device: torch.device | str) -> N
     )
 
 
+def require_host_memory(kv_offloading_size: int, device: torch.device | str, kv_memory: int) -> None:
+    """Raise if the machine has not the memory of the host tier; on a CPU it comes on top of the KV memory.
+
+    Raises:
+        ConfigError: names size and limit.
+    """
+    memory = host_memory()
+    if memory is None:
+        return
+    beside = kv_memory if torch.device(device).type == "cpu" else 0
+    if kv_offloading_size + beside > memory.limit:
+        raise ConfigError(
+            f"kv_offloading_size must fit the host's memory, of which this process may have "
+            f"{format_bytes(memory.limit)}, got {format_bytes(kv_offloading_size)}"
+            + (f" beside {format_bytes(beside)} of kv_memory" if beside else "")
+        )
+
+
 def _device_memory(device: torch.device) -> HostMemory | None:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

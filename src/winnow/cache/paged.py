@@ -4,11 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
+from winnow.cache.host_ledger import HostTierError
+from winnow.cache.host_tier import HostTier
 from winnow.cache.layout import CacheLayout, CacheSize
 from winnow.cache.ledger import Ledger
 from winnow.cache.pool import KVPool
 from winnow.cache.tables import BlockTables
-from winnow.cache.update import CacheUpdate
+from winnow.cache.update import BlockCopies, CacheUpdate
+from winnow.errors import describe_error
 
 
 @dataclass(frozen=True)
@@ -17,26 +20,43 @@ class PagedCache:
 
     pool: KVPool
     tables: BlockTables
+    host: HostTier | None = None
+    """None: no update saves anything."""
 
     @classmethod
     def allocate(
-        cls, layout: CacheLayout, size: CacheSize, device: torch.device | str = "cpu"
+        cls, layout: CacheLayout, size: CacheSize, device: torch.device | str = "cpu", host_bytes: int = 0
     ) -> "PagedCache":
-        """Take the memory."""
-        return cls(KVPool(layout, size.num_blocks, device), BlockTables(layout, size, device))
+        """Take the memory; that of the host tier, at most `host_bytes`, is taken as it is used."""
+        pool = KVPool(layout, size.num_blocks, device)
+        return cls(pool, BlockTables(layout, size, device), HostTier(pool, host_bytes))
 
     @property
     def nbytes(self) -> int:
         return self.pool.nbytes + self.tables.nbytes
 
     def apply(self, update: CacheUpdate) -> None:
-        """Follow a ledger: copy blocks, then take over its tables and lengths."""
+        """Follow a ledger: copy blocks, also to and from the host tier, then take over its tables and lengths.
+
+        Raises:
+            HostTierError: copies to or from the host tier failed; all else is done.
+        """
+        failed: dict[int, str] = {}
         for copies in update.copies:
-            device = self.pool.position.device
-            self.pool.copy_blocks(
-                torch.from_numpy(copies.source).to(device), torch.from_numpy(copies.target).to(device)
-            )
+            if isinstance(copies, BlockCopies):
+                device = self.pool.device
+                self.pool.copy_blocks(
+                    torch.from_numpy(copies.source).to(device), torch.from_numpy(copies.target).to(device)
+                )
+                continue
+            assert self.host is not None, "without a host tier nothing is saved"
+            try:
+                self.host.apply(copies)
+            except (KeyError, MemoryError, RuntimeError) as error:
+                failed.setdefault(copies.host_id, describe_error(error))
         self.tables.apply(update)
+        if failed:
+            raise HostTierError(failed, next(iter(failed.values())))
 
 
 class LocalCache:

@@ -68,6 +68,11 @@ class KVPool:
     def nbytes(self) -> int:
         return self.storage.nbytes + self.position.nbytes + self.accumulators.nbytes
 
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """All that a block holds, each [num_blocks, n]: KVs as `words`, positions, and each of the accumulators."""
+        return (self.words, self.position, *self.accumulators)
+
     # -- slots ---------------------------------------------------------------------------------------------------
 
     def place(self, slot: Tensor) -> tuple[Tensor, Tensor]:

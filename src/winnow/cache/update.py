@@ -31,6 +31,39 @@ class RowLengths:
     lengths: IntArray
 
 
+@dataclass(frozen=True, eq=False)
+class RowsSaved:
+    """All rows of the sequence in `slot` are copied to host memory, with what else is kept of the sequence.
+
+    Attributes:
+        blocks: those of its tables, row by row, int32 [n].
+        host_id: the name of the copy, never used twice.
+    """
+
+    slot: int
+    host_id: int
+    blocks: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class RowsRestored:
+    """The blocks of a copy in host memory, in the order in which they were saved, are copied to `blocks`, int32 [n].
+
+    `slot` holds the sequence from now on, with what else was kept of it. The copy stays.
+    """
+
+    host_id: int
+    slot: int
+    blocks: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class CopyDiscarded:
+    """Nobody will ask for a copy in host memory again."""
+
+    host_id: int
+
+
 def _none(dtype: type[np.signedinteger]) -> IntArray:
     return np.empty(0, dtype=dtype)
 
@@ -41,8 +74,8 @@ class CacheUpdate:
 
     closed: tuple[int, ...] = ()
     """Slots whose sequences have ended or lost their KVs; some may be in use again."""
-    copies: tuple[BlockCopies, ...] = ()
-    """Made one after the other."""
+    copies: tuple[BlockCopies | RowsSaved | RowsRestored | CopyDiscarded, ...] = ()
+    """Made one after the other: a block that is saved may be written by the next copy."""
     entries: IntArray = field(default_factory=lambda: _none(np.int64))
     """Indices of block table entries in the flattened pages, int64 [n]."""
     blocks: IntArray = field(default_factory=lambda: _none(np.int32))

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from winnow.cli.batch.journal import OF_REQUESTS
+from winnow.batch.journal import OF_REQUESTS
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import require_distinct
 from winnow.config import PARTS, EngineConfig, ModelConfig

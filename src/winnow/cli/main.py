@@ -27,9 +27,12 @@ examples:
 COMMANDS = {
     "run": "answer a file of prompts, resumable at any moment",
     "generate": "stream the answer to one prompt",
+    "chat": "talk to a model in the terminal",
+    "serve": "serve the OpenAI API over HTTP",
     "inspect": "show which tokens of a prompt survive eviction, in which layer and head",
     "pack": "keep a model as this processor reads it, to start in a second and with less memory",
     "check": "load a model and compare it with its own code",
+    "prefix": "save a compressed document, so that prompts that begin with it start from there",
     "fit": "learn to predict which KVs matter to a model, for the policies fitted and fitted-pd",
     "policies": "list the eviction policies, or show one in full",
     "eval": "measure what eviction costs in accuracy, on tasks with right answers",

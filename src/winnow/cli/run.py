@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winnow.cli.batch.driver import Driver
-from winnow.cli.batch.journal import Checkpoint, journal_path, read_checkpoint
-from winnow.cli.batch.reader import InputFile, open_prompts
-from winnow.cli.batch.stream import OrderedWriter, StreamWriter
-from winnow.cli.batch.tally import Tally
-from winnow.cli.batch.writer import SAFE_HINT, ResultWriter
+from winnow.batch.driver import Driver
+from winnow.batch.journal import Checkpoint, journal_path, read_checkpoint
+from winnow.batch.reader import InputFile
+from winnow.batch.stream import OrderedWriter, StreamWriter
+from winnow.batch.tally import Tally
+from winnow.batch.writer import SAFE_HINT, ResultWriter
 from winnow.cli.engine import (
     UNFLAGGED,
     add_engine_flags,
@@ -25,6 +25,7 @@ from winnow.cli.engine import (
 from winnow.cli.meter import Meter
 from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.progress import add_progress_flag, open_progress
+from winnow.cli.prompt_file import open_prompts
 from winnow.cli.summary import Summary
 from winnow.cli.terminal import show, silence
 from winnow.config import EngineConfig

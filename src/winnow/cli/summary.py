@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from winnow.cli.batch.tally import Tally
+from winnow.batch.tally import Tally
 from winnow.outputs import EngineStats
 from winnow.units import format_bytes
 
@@ -41,6 +41,10 @@ class Summary:
     kv_bytes_peak: int
     kv_bytes_budget: int
     preemptions: int
+    swaps: int
+    """Preemptions that copied KVs to host memory."""
+    recomputed_tokens: int
+    """Computed again after the others."""
     eviction_rounds: int
     kv_bytes_freed: int
     replay_tokens: int
@@ -65,6 +69,8 @@ class Summary:
             kv_bytes_peak=stats.kv_bytes_peak,
             kv_bytes_budget=stats.kv_bytes_budget,
             preemptions=stats.num_preemptions,
+            swaps=stats.num_swaps,
+            recomputed_tokens=stats.recomputed_tokens,
             eviction_rounds=stats.num_rounds,
             kv_bytes_freed=stats.kv_bytes_freed,
             replay_tokens=stats.replay_tokens,
@@ -107,8 +113,13 @@ class Summary:
                 ("prompt tokens/s", f"{self.prompt_tokens_per_second:,.0f}"),
                 ("generated tokens/s", f"{self.generated_tokens_per_second:,.0f}"),
                 ("peak KV memory", f"{peak} of {budget}"),
-                ("preemptions", f"{self.preemptions:,}"),
+                (
+                    "preemptions",
+                    f"{self.preemptions:,}" + (f", {self.swaps:,} swapped" if self.swaps else ""),
+                ),
             ]
+            if self.recomputed_tokens:
+                rows.append(("tokens computed again", f"{self.recomputed_tokens:,}"))
             if self.eviction_rounds:
                 rows += [
                     ("eviction rounds", f"{self.eviction_rounds:,}"),

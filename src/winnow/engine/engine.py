@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winnow.engine.admission import Admission
@@ -11,6 +12,8 @@ from winnow.engine.executor import Executor
 from winnow.engine.forks import forked_params, inherit, source_of
 from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.new_request import KeptPositions, NewRequest
+from winnow.engine.occupancy import Occupancy, measure_occupancy
+from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.request import ReplayTally, Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
 from winnow.errors import InvalidRequestError
@@ -33,6 +36,7 @@ class Engine(RequestLoop):
         admission: Admission,
         kv_memory: int,
         clock: Callable[[], float],
+        open_store: Callable[[Path], PrefixStore],
     ) -> None:
         super().__init__(tokenizer, eos_token_ids, clock)
         self._executor = executor
@@ -40,12 +44,15 @@ class Engine(RequestLoop):
         self._admission = admission
         self._kv_memory = kv_memory
         self._eos_token_ids = eos_token_ids
+        self._open_store = open_store
         self._replay = ReplayTally()
         self._seconds = {"schedule": 0.0, "execute": 0.0}
 
     def stats(self) -> EngineStats:
         ledger, rounds = self._scheduler.ledger, self._scheduler.rounds
-        schedule = self._seconds["schedule"] - rounds.seconds  # rounds run while a step is scheduled
+        swaps, host = self._scheduler.preemptions, ledger.host
+        # Rounds run, and sequences are copied, while a step is scheduled.
+        schedule = self._seconds["schedule"] - rounds.seconds - swaps.swap_seconds
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
@@ -59,6 +66,14 @@ class Engine(RequestLoop):
             cached_bytes=ledger.allocator.num_cached * ledger.layout.block_bytes,
             generated_tokens=self._requests.generated_tokens,
             num_preemptions=self._scheduler.num_preemptions,
+            num_swaps=swaps.num_swaps,
+            swap_bytes_out=swaps.swap_bytes_out,
+            swap_bytes_in=swaps.swap_bytes_in,
+            recomputed_tokens=swaps.recomputed_tokens,
+            recompute_seconds=swaps.recompute_seconds,
+            host_bytes_used=host.used_bytes,
+            host_bytes_peak=host.peak_bytes,
+            host_bytes_budget=host.limit,
             num_steps=self._num_steps,
             num_rounds=rounds.rounds,
             replay_tokens=self._replay.tokens,
@@ -69,13 +84,26 @@ class Engine(RequestLoop):
                 "execute": self._seconds["execute"],
                 "output": self._output_seconds,
                 "evict": rounds.seconds,
+                "swap": swaps.swap_seconds,
             },
         )
+
+    def occupancy(self) -> Occupancy:
+        return measure_occupancy(self._scheduler.running, self._scheduler.ledger, self._executor.layout)
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
         layout = self._executor.layout
         return layout.blocks_for(num_kvs) * layout.block_bytes
+
+    def save_prefix(self, new: NewRequest, directory: Path) -> Path:
+        """Write the compressed context of a request that was answered to a directory. Returns the file's path.
+
+        Raises:
+            PrefixStoreError: it is not in the cache, or the disk refuses it.
+        """
+        [sequence] = self._admit(new).sequences
+        return self._scheduler.prefixes.save(sequence, self._open_store(directory))
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
@@ -91,6 +119,13 @@ class Engine(RequestLoop):
         )
         for sequence in self._scheduler.running:
             self._check_rows(sequence)
+        swapped = [s.kv.host_id for s in self._scheduler.waiting if s.kv.host_id is not None]
+        assert set(swapped) == set(ledger.host.copies) and len(set(swapped)) == len(swapped), (
+            "a copy in host memory is nobody's, or two sequences'"
+        )
+        assert all(sequence.kv.host_id is None for sequence in self._scheduler.running), (
+            "a running sequence has a copy in host memory"
+        )
         slots = [sequence.kv.slot for sequence in self._scheduler.running]
         assert len(set(slots)) == len(slots), "two sequences share a slot"
         assert len(slots) + ledger.num_free_slots == ledger.size.max_num_seqs, "a slot is lost"
@@ -160,6 +195,7 @@ class Engine(RequestLoop):
         executed = self._clock()
         self._scheduler.advance(step)
         self._count_replays(step, executed - scheduled)
+        self._scheduler.record_step(step, executed - scheduled)
         self._seconds["schedule"] += scheduled - start
         self._seconds["execute"] += executed - scheduled
         return Sampled(

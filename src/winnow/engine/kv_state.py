@@ -9,6 +9,8 @@ class KVState:
 
     Attributes:
         slot: in the ledger; None: nothing is in the cache.
+        host_id: of its copy in host memory, while it waits; it has no slot then, and the other fields say what the copy
+            holds.
         num_computed: tokens of the sequence that are computed.
         last_round: their number at the last round of eviction; 0: there was none.
         position_offset: token index minus stored position, after positions were re-assigned.
@@ -22,6 +24,7 @@ class KVState:
     position_offset: int = 0
     passes_done: int = 0
     replayed: int = 0
+    host_id: int | None = None
 
     @property
     def running_slot(self) -> int:

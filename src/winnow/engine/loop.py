@@ -4,14 +4,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winnow.engine.beams import Continuation
 from winnow.engine.new_request import KeptPositions, NewRequest
+from winnow.engine.occupancy import Occupancy
 from winnow.engine.output_state import FinishReason
 from winnow.engine.request import Request, Sequence
 from winnow.engine.request_table import RequestTable
-from winnow.errors import InvalidRequestError, describe_error
+from winnow.errors import InvalidRequestError, PrefixStoreError, describe_error
 from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
 from winnow.sampling import SamplingParams
 
@@ -131,6 +133,10 @@ class RequestLoop(ABC):
     def stats(self) -> EngineStats:
         """Counters and sizes as they are now."""
 
+    def occupancy(self) -> Occupancy:
+        """Who holds the KV memory now; nothing where rows are not told apart."""
+        return Occupancy({}, [])
+
     @abstractmethod
     def kv_bytes(self, num_kvs: int) -> int:
         """Bytes of a sequence that keeps `num_kvs` KVs in every row."""
@@ -171,6 +177,10 @@ class RequestLoop(ABC):
     def _continue_beams(self, request: Request, chosen: SequenceType[Continuation]) -> None:
         """Let the chosen beams of a request take the place of those before."""
         raise AssertionError("this engine admits no beams")
+
+    def save_prefix(self, new: NewRequest, directory: Path) -> Path:
+        """See `LLM.save_prefix`."""
+        raise PrefixStoreError("engine must be paged to save a prefix")
 
     def _kept_positions(self, sequence: Sequence) -> KeptPositions:
         """Return which positions of a running sequence have KVs, for observers."""

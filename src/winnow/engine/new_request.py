@@ -39,6 +39,8 @@ class NewRequest:
         tenant: on whose account the request runs; None: nobody's in particular.
         observer: see `RequestObserver`; paged engine only.
         final_only: return one output, when the request is finished, instead of one per step.
+        deltas: each output holds the text, tokens and logprobs that are new since the one before it, so that a long
+            answer is not copied whole at every token.
     """
 
     request_id: str
@@ -49,3 +51,4 @@ class NewRequest:
     tenant: str | None = None
     observer: RequestObserver | None = None
     final_only: bool = False
+    deltas: bool = False

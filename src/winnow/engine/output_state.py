@@ -30,6 +30,7 @@ class OutputState:
         self._may_stop_at = max(params.min_tokens, len(params.forced_for(sequence.index)) + 1)
         self._cumulative_logprob: float | None = None
         self._text = TextStream(tokens, params, sequence.request.prompt_token_ids)
+        self._num_given = 0  # tokens of earlier outputs, where outputs are deltas
 
     def resume(self, parent: "OutputState") -> None:
         """Begin with the tokens that the sequence has from `parent`'s, a fork of which it is. None of them ends it."""
@@ -94,14 +95,31 @@ class OutputState:
         self._text.finish()
 
     def output(self, eviction: EvictionReport | None) -> CompletionOutput:
-        """Return the output so far; `eviction` is its report."""
+        """Return the output so far, or what is new in it; `eviction` is its report."""
         sequence = self._sequence
+        if sequence.request.deltas:
+            return self._delta(eviction)
         return CompletionOutput(  # by position: by name takes twice as long, and one is made with every token
             sequence.index,
             self._text.text,
             sequence.output_token_ids,
             self._cumulative_logprob,
             list(sequence.logprobs) if sequence.request.params.logprobs is not None else None,
+            sequence.finish_reason,
+            sequence.stop_reason,
+            eviction,
+            sequence.error,
+        )
+
+    def _delta(self, eviction: EvictionReport | None) -> CompletionOutput:
+        sequence, first = self._sequence, self._num_given
+        self._num_given = sequence.num_output_tokens
+        return CompletionOutput(
+            sequence.index,
+            self._text.take_delta(),
+            sequence.token_ids[sequence.prompt_len + first :],
+            self._cumulative_logprob,
+            sequence.logprobs[first:] if sequence.request.params.logprobs is not None else None,
             sequence.finish_reason,
             sequence.stop_reason,
             eviction,

@@ -1,12 +1,35 @@
 """Who gives way when blocks run out, and how."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
 
 from winnow.cache import Ledger
+from winnow.engine.executor import Executor
+from winnow.engine.host_copies import HostCopies
 from winnow.engine.kv_state import KVState
+from winnow.engine.plan import StepPlan
+from winnow.engine.preemption_costs import MeasuredCosts, PreemptionCosts
 from winnow.engine.queue import serving_order
 from winnow.engine.request import Sequence
+
+# Assumed until prompts have been computed: victims are compared by tokens then.
+_SECONDS_PER_TOKEN = 1e-3
+
+
+@dataclass
+class PreemptionTally:
+    """What preemptions came to; see `RequestMetrics`, which has the same fields of one request."""
+
+    num_swaps: int = 0
+    swap_bytes_out: int = 0
+    swap_bytes_in: int = 0
+    swap_seconds: float = 0.0
+    recomputed_tokens: int = 0
+    recompute_seconds: float = 0.0
 
 
 class VictimPolicy(Protocol):
@@ -14,21 +37,214 @@ class VictimPolicy(Protocol):
         """The sequence to preempt, out of at least one, in the order in which they were admitted."""
 
 
-class PreemptionMethod(Protocol):
-    def preempt(self, sequence: Sequence, ledger: Ledger) -> None:
-        """Take the sequence's slot and blocks, so that it can go on later."""
+class LeastLoss:
+    """The lowest priority; of equals, in this order: who has come on since it was last preempted, who exceeds the
+    quota of its tenant, who loses least time per byte that it frees, and who came last.
 
+    Who is served first goes on to the end: it gives way to nobody but itself. So whatever the others do, requests end.
 
-class LeastUrgent:
-    """The lowest priority, and among equals who came last: who is served first goes on to the end."""
+    Args:
+        loss: seconds that preempting a sequence costs per byte.
+        progressed: whether a sequence has computed enough since it was last preempted.
+        over_quota: whether a sequence's tenant holds more than it may.
+        order: a key; the smaller is served first.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Sequence], float],
+        progressed: Callable[[Sequence], bool],
+        over_quota: Callable[[Sequence], bool] = lambda sequence: False,
+        order: Callable[[Sequence], Any] = serving_order,
+    ) -> None:
+        self._loss = loss
+        self._progressed = progressed
+        self._over_quota = over_quota
+        self._order = order
 
     def choose(self, running: SequenceType[Sequence]) -> Sequence:
-        return max(running, key=serving_order)
+        first = min(running, key=self._order)
+        others = [sequence for sequence in running if sequence is not first] or [first]
+        lowest = min(sequence.request.priority for sequence in others)
+        equals = [sequence for sequence in others if sequence.request.priority == lowest]
+        for choice in (self._progressed, self._over_quota):
+            equals = [sequence for sequence in equals if choice(sequence)] or equals
+        losses = {sequence: self._loss(sequence) for sequence in equals} if len(equals) > 1 else {}
+        least = min(losses.values(), default=0.0)
+        return max((s for s in equals if losses.get(s, 0.0) <= least), key=self._order)
 
 
-class Recompute:
-    """Drop all KVs. The sequence keeps its tokens and computes them again when there is room."""
+class Preemption:
+    """Lets running sequences wait, and swapped ones go on.
 
-    def preempt(self, sequence: Sequence, ledger: Ledger) -> None:
-        ledger.close(sequence.kv.running_slot)
+    A swapped sequence has a private copy of all its rows in the host tier, also of blocks that others hold, and comes
+    back into blocks of its own. One without a copy computes its tokens again. The cheaper way is taken, by what copies
+    and steps have cost so far. Of a compressed sequence a copy is made wherever there is room: to recompute its kept
+    set, its rounds and replays would have to be repeated.
+
+    Attributes:
+        costs: what copies and steps cost.
+        total: what all preemptions so far came to.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        ledger: Ledger,
+        clock: Callable[[], float],
+        costs: PreemptionCosts | None = None,
+    ) -> None:
+        self.costs = costs or MeasuredCosts()
+        self.total = PreemptionTally()
+        self._ledger = ledger
+        self._clock = clock
+        self._copies = HostCopies(executor, ledger, clock, self.costs)
+
+    # -- who -----------------------------------------------------------------------------------------------------
+
+    def loss(self, sequence: Sequence) -> float:
+        """Seconds that preempting a running sequence costs per byte that this frees."""
+        slot = sequence.kv.running_slot
+        freed = self._ledger.num_freed_by(slot) * self._ledger.layout.block_bytes
+        if not freed:
+            return float("inf")
+        seconds = self._recompute_seconds(sequence)
+        swap = self.costs.swap_seconds(self._copies.nbytes(slot)) if self._ledger.host.limit else None
+        if swap is not None and self._copies.has_room_for(slot):
+            seconds = swap if _is_compressed(sequence) else min(swap, seconds)
+        return seconds / freed
+
+    def has_progressed(self, sequence: Sequence) -> bool:
+        """Whether a sequence has got a block of tokens since it was last preempted; else it would go to and fro."""
+        before = sequence.num_tokens_preempted
+        return before is None or sequence.num_tokens - before >= self._ledger.layout.block_size
+
+    # -- how -----------------------------------------------------------------------------------------------------
+
+    def preempt(self, sequence: Sequence, *, alone: bool) -> None:
+        """Take the slot and the blocks of a running sequence, so that it can go on later.
+
+        Args:
+            alone: nothing else runs, so a copy would find no more room than there is now.
+        """
+        sequence.num_tokens_preempted = sequence.num_tokens
+        metrics = sequence.request.metrics
+        sequence.request.update_metrics(num_preemptions=metrics.num_preemptions + 1)
+        if alone or not self._prefers_swap(sequence) or not self._swap_out(sequence):
+            self.drop(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Drop the KVs of a running sequence. It keeps its tokens and computes them again when there is room."""
+        sequence.num_tokens_computed = max(sequence.num_tokens_computed, sequence.kv.num_computed)
+        self._ledger.close(sequence.kv.running_slot)
         sequence.kv = KVState()
+
+    # -- swapped sequences ---------------------------------------------------------------------------------------
+
+    def blocks_after(self, sequence: Sequence) -> int:
+        """Blocks that a swapped sequence will hold as soon as it is back."""
+        return self._ledger.host.copies[_host_id(sequence)].num_blocks
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether there are a slot, blocks and pages for a swapped sequence and its next token."""
+        demand = self._ledger.demand_of(_host_id(sequence), 1)
+        return self._ledger.num_free_slots > 0 and self._ledger.has_room_for(demand)
+
+    def resume(self, sequence: Sequence) -> bool:
+        """Let a swapped sequence that fits go on in a slot. Returns False if it must compute its tokens again."""
+        host_id, start = _host_id(sequence), self._clock()
+        nbytes = self._ledger.host.copies[host_id].nbytes
+        try:
+            slot = self._copies.load(host_id)
+        except BaseException:
+            self.discard(sequence)
+            raise
+        if slot is None:
+            self.discard(sequence)
+            return False
+        self._ledger.discard(host_id)
+        sequence.kv = replace(sequence.kv, slot=slot, host_id=None)
+        self._count(sequence, swap_bytes_in=nbytes, swap_seconds=self._clock() - start)
+        return True
+
+    def discard(self, sequence: Sequence) -> None:
+        """Give back the host memory of a waiting sequence, if it has any: it computes its tokens again."""
+        if sequence.kv.host_id is not None:
+            sequence.num_tokens_computed = max(sequence.num_tokens_computed, sequence.kv.num_computed)
+            self._ledger.discard(sequence.kv.host_id)
+            sequence.kv = KVState()
+
+    # -- what it costs -------------------------------------------------------------------------------------------
+
+    def record_copies(self, nbytes: int, out: float, back: float) -> None:
+        """Learn how long copies of `nbytes` to the host and back took, in seconds."""
+        self.costs.record_copy(nbytes, out, back=False)
+        self.costs.record_copy(nbytes, back, back=True)
+
+    def record_step(self, plan: StepPlan, sequences: SequenceType[Sequence], seconds: float) -> None:
+        """Count what a step computed again, and learn from its time."""
+        self.costs.record_step(plan, seconds)
+        for entry, sequence in zip(plan.entries, sequences, strict=True):
+            if entry.replay is None and entry.start < sequence.num_tokens_computed:
+                tokens = min(entry.end, sequence.num_tokens_computed) - entry.start
+                share = seconds * tokens / plan.num_tokens
+                self._count(sequence, recomputed_tokens=tokens, recompute_seconds=share)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _prefers_swap(self, sequence: Sequence) -> bool:
+        request = sequence.request
+        if request.beams is not None or request.reserved_tokens is not None:
+            return (
+                False  # beams share what they have in common, and copies come back without what was reserved
+            )
+        if not self._copies.has_room_for(sequence.kv.running_slot):
+            return False
+        if _is_compressed(sequence):
+            return True
+        swap = self.costs.swap_seconds(self._copies.nbytes(sequence.kv.running_slot))
+        recompute = self.costs.recompute_seconds(sequence.kv.num_computed)
+        return swap is None or recompute is None or swap <= recompute
+
+    def _recompute_seconds(self, sequence: Sequence) -> float:
+        num_tokens = sequence.kv.num_computed
+        seconds = self.costs.recompute_seconds(num_tokens)
+        if seconds is None:
+            seconds = num_tokens * _SECONDS_PER_TOKEN
+        return seconds + sequence.rounds.seconds + sequence.replay.seconds
+
+    def _swap_out(self, sequence: Sequence) -> bool:
+        """Copy a sequence to the host and close its slot. Returns False, with nothing changed, if copying failed."""
+        start, slot = self._clock(), sequence.kv.running_slot
+        host_id = self._copies.save(slot)
+        if host_id is None:
+            return False
+        self._ledger.close(slot)
+        sequence.kv = replace(sequence.kv, slot=None, host_id=host_id)
+        nbytes = self._ledger.host.copies[host_id].nbytes
+        self._count(sequence, num_swaps=1, swap_bytes_out=nbytes, swap_seconds=self._clock() - start)
+        return True
+
+    def _count(self, sequence: Sequence, **more: float) -> None:
+        """Add to the tallies of a request and of all."""
+        request = sequence.request
+        request.update_metrics(**{name: getattr(request.metrics, name) + n for name, n in more.items()})
+        for name, amount in more.items():
+            setattr(self.total, name, getattr(self.total, name) + amount)
+
+
+def kept_on_host(sequence: Sequence, ledger: Ledger) -> Any:
+    """KVs of the rows of a swapped sequence, int32 [layers, heads], less those of a replay."""
+    lengths = ledger.host.copies[_host_id(sequence)].lengths
+    return np.minimum(lengths, sequence.kv.num_computed).astype(lengths.dtype)
+
+
+def _host_id(sequence: Sequence) -> int:
+    assert sequence.kv.host_id is not None, "only a swapped sequence has a copy"
+    return sequence.kv.host_id
+
+
+def _is_compressed(sequence: Sequence) -> bool:
+    """Whether a round or a part of a replay would have to be repeated."""
+    kv = sequence.kv
+    return bool(kv.last_round or kv.passes_done or kv.replayed)

@@ -40,6 +40,8 @@ class Request:
     """Number of requests that came before it; set by the queue."""
     final_only: bool = False
     """Return one output, when it is finished."""
+    deltas: bool = False
+    """Each output holds what is new since the one before it."""
     num_cached_tokens: int = 0
     """Of the prompt, those whose KVs were there when its first sample got a slot."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
@@ -83,6 +85,7 @@ class Request:
             final_only=new.final_only,
             beams=beams,
             reserved_tokens=reserved_tokens,
+            deltas=new.deltas,
         )
 
     def __post_init__(self) -> None:
@@ -186,6 +189,10 @@ class Sequence:
     """What went wrong, where `finish_reason` is "error"."""
     lonely_at: int | None = None
     """Tokens that it had when it was last preempted while it had the cache for itself."""
+    num_tokens_preempted: int | None = None
+    """Tokens that it had when it was last preempted."""
+    num_tokens_computed: int = 0
+    """Most that were ever in the cache and then dropped: computing them is computing them again."""
     forks: list["Sequence"] = field(default_factory=list)
     logprobs: list[LogprobDict | None] = field(default_factory=list)
     replay: ReplayTally = field(default_factory=ReplayTally)
@@ -267,13 +274,18 @@ class Sequence:
             return max(layout.seen(self.num_tokens))
         return self.eviction.longest_row(self.num_tokens)
 
-    def peak_blocks(self, layout: CacheLayout, ahead: int = 0) -> int:
-        """Most blocks that it holds until all its tokens and `ahead` further ones are computed."""
-        num_tokens, reserved = self.num_tokens + ahead, self.request.reserved_tokens
-        if self.eviction is not None:
-            most = self.eviction.peak_blocks(layout, num_tokens)
-        elif reserved is not None:
-            most = layout.blocks_for(min(num_tokens, reserved))
+    def peak_blocks(self, layout: CacheLayout, ahead: int = 0, state: KVState | None = None) -> int:
+        """Most blocks that it holds until all its tokens and `ahead` further ones are computed.
+
+        Args:
+            state: from which it goes on; None: its own.
+        """
+        num_tokens, state = self.num_tokens + ahead, state or self.kv
+        reserved, eviction = self.request.reserved_tokens, self.eviction
+        if eviction is None:
+            most = layout.blocks_seen(num_tokens) if reserved is None else 0
+        elif state.last_round >= eviction.context_len:  # the whole context, and a replay behind it, is over
+            most = eviction.decode_blocks(layout, num_tokens)
         else:
-            most = layout.blocks_seen(num_tokens)
+            most = eviction.peak_blocks(layout, num_tokens)
         return most if reserved is None else max(most, layout.blocks_for(reserved))

@@ -9,18 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from winnow.cache import Demand, Ledger, OutOfBlocksError
-from winnow.cache.prefix_index import PrefixKey
 from winnow.config import SchedulerConfig
 from winnow.engine.beams import Continuation
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
+from winnow.engine.kv_state import KVState
 from winnow.engine.plan import PlannedSequence, StepPlan
-from winnow.engine.preemption import LeastUrgent, PreemptionMethod, Recompute, VictimPolicy
-from winnow.engine.prefixes import PrefixSharing
+from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
+from winnow.engine.preemption_costs import PreemptionCosts
+from winnow.engine.prefix_store import PrefixStore
+from winnow.engine.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.queue import PriorityQueue, WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
-from winnow.engine.sequence_forks import SequenceForks, fork_slot, new_sequence, share_prefix
+from winnow.engine.saved_prefixes import SavedPrefixes
+from winnow.engine.sequence_forks import SequenceForks, fork_slot, group, new_sequence, share_prefix
 from winnow.units import format_bytes
 
 
@@ -43,6 +46,7 @@ class Scheduler:
 
     Attributes:
         ledger: the accounting of the cache, which is the scheduler's own; the executor follows it.
+        prefixes: who shares what with whom.
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
     """
@@ -53,22 +57,27 @@ class Scheduler:
         executor: Executor,
         clock: Callable[[], float],
         victims: VictimPolicy | None = None,
-        method: PreemptionMethod | None = None,
+        costs: PreemptionCosts | None = None,
         max_round_kvs: int | None = None,
         waiting: WaitingQueue | None = None,
         prefix_caching: bool = False,
+        host_bytes: int = 0,
+        prefix_store: PrefixStore | None = None,
     ) -> None:
         self.waiting = PriorityQueue() if waiting is None else waiting
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._config = config
         self._executor = executor
-        self.ledger = Ledger(executor.layout, executor.size)
+        self.ledger = Ledger(executor.layout, executor.size, host_bytes)
         self._clock = clock
-        self._victims = victims or LeastUrgent()
-        self._method = method or Recompute()
-        self._rounds = EvictionScheduler(executor, self.ledger, clock, max_round_kvs, self._own)
-        self._prefixes = PrefixSharing(self.ledger, prefix_caching)
+        self._preemption = Preemption(executor, self.ledger, clock, costs)
+        self._victims = victims or LeastLoss(self._preemption.loss, self._preemption.has_progressed)
+        saved = SavedPrefixes(executor, self.ledger, prefix_store)
+        self.prefixes = PrefixSharing(self.ledger, prefix_caching, saved)
+        self._rounds = EvictionScheduler(
+            executor, self.ledger, clock, max_round_kvs, self._own, self.prefixes.remember_round
+        )
         self._forks = SequenceForks(self.ledger, executor, self.running, self.waiting)
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
@@ -77,6 +86,11 @@ class Scheduler:
     def rounds(self) -> RoundTally:
         """What all rounds of eviction so far came to."""
         return self._rounds.total
+
+    @property
+    def preemptions(self) -> PreemptionTally:
+        """What all preemptions so far came to."""
+        return self._preemption.total
 
     @property
     def has_unfinished(self) -> bool:
@@ -111,6 +125,9 @@ class Scheduler:
         self._rounds.forget(sequence)
         if sequence.kv.slot is None:
             self.waiting.remove(sequence)
+            if sequence.kv.host_id is not None:
+                sequence.kept = kept_on_host(sequence, self.ledger)
+                self._preemption.discard(sequence)
         else:
             drop(self.ledger, sequence)
             sequence.kept = self.ledger.lengths[sequence.kv.slot].copy()
@@ -137,12 +154,13 @@ class Scheduler:
     def _schedule(self) -> ScheduledStep:
         self._rounds.start_step()
         while True:
+            self._resume()
             drop_finished(self.ledger, self.running)
             self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.eviction is None])
             self._unshare_samples(budgets_differ=True)
-            self._own_before_change()
             waits = self._rounds.shrink_due(self.running)
             self._unshare_samples(budgets_differ=False)
+            self._own_before_change()  # after rounds, of which the index may hold what they left
             self._make_room()
             step = self._plan(waits | replaying(self.ledger, self.running)[0])
             if step.sequences or not self.has_unfinished:
@@ -184,6 +202,8 @@ class Scheduler:
         # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
         samplers: list[Sequence] = []
         entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)
+        if not entries:
+            return ScheduledStep(StepPlan(()), (), ())
         new, self._new = [new_sequence(s) for s in self._new if s.kv.slot is not None], {}
         plan = StepPlan(entries, self.ledger.take_update(), tuple(new))
         return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
@@ -208,7 +228,7 @@ class Scheduler:
         first = self.waiting.first
         if not able or first is None or not self.ledger.can_open(first.longest_row(self.ledger.layout)):
             return
-        lacking = self._lacking(first, self._prefixes.find(first))
+        lacking = self._lacking(first)
         if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
 
@@ -264,24 +284,38 @@ class Scheduler:
         Nobody is served before the first, however little it needs: room comes free until that fits.
         """
         sequence = self.waiting.first
-        if sequence is None or not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
+        if sequence is None or sequence.kv.host_id is not None:
+            return 0  # a swapped one resumes before the next step is planned
+        if not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
             return 0
-        prefix = self._prefixes.find(sequence)
-        sequence.kv.num_computed = len(prefix) * self.ledger.layout.block_size
+        prefix = self.prefixes.find(sequence)
+        sequence.kv = prefix.state
         count = self._chunk(sequence, budget)
-        if not count or self._lacking(sequence, prefix) > 0:
-            sequence.kv.num_computed = 0
+        waits = self.prefixes.is_worth_waiting(sequence, prefix, count, self.running)
+        if not count or waits or self._lacking(sequence, prefix) > 0:
+            sequence.kv = KVState()
             return 0
         self.waiting.remove(sequence)
         sequence.kv.slot = self.ledger.open()
         if sequence.request.reserved_tokens is not None:
             self.ledger.reserve(sequence.kv.slot, sequence.request.reserved_tokens)
-        self._prefixes.adopt(sequence, prefix, count)
+        self.prefixes.adopt(sequence, prefix, count)
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
         self.running.append(sequence)
         return count
+
+    def _resume(self) -> None:
+        """Let swapped sequences go on that are next in turn, before rounds: one of theirs may be due."""
+        while (sequence := self.waiting.first) is not None and sequence.kv.host_id is not None:
+            # Beside others, no sooner than there is room for what all need soon.
+            if not self._preemption.fits(sequence) or (self.running and self._lacking(sequence) > 0):
+                return
+            if self._preemption.resume(sequence):
+                self.waiting.remove(sequence)
+                self.running.append(sequence)
+                self._new[sequence] = None
 
     def _own_before_change(self) -> None:
         """Let sequences have their blocks for themselves before a query or a replay adds to accumulators."""
@@ -289,7 +323,7 @@ class Scheduler:
             return
         most = self._config.prefill_chunk or sys.maxsize
         for sequence in list(self.running):
-            if self._prefixes.is_about_to_change(sequence, most):
+            if self.prefixes.is_about_to_change(sequence, most):
                 self._own(sequence)
 
     def _own(self, sequence: Sequence) -> bool:
@@ -300,7 +334,7 @@ class Scheduler:
             return False
         return True
 
-    def _lacking(self, newcomer: Sequence, prefix: list[PrefixKey]) -> int:
+    def _lacking(self, newcomer: Sequence, prefix: FoundPrefix | None = None) -> int:
         """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
 
         Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
@@ -312,9 +346,13 @@ class Scheduler:
             self._soon_needed(sequence, self.ledger.blocks_held(sequence.kv.running_slot))
             for sequence in self.running
         )
-        # What a policy will change is copied; what it is not, others have paid for.
-        held = self.ledger.prefixes.num_held(prefix) if newcomer.eviction is None else 0
-        return newcomer.peak_blocks(layout) + promised - held - self.ledger.allocator.num_free
+        if newcomer.kv.host_id is not None:
+            blocks = self._preemption.blocks_after(newcomer)
+            return blocks + self._soon_needed(newcomer, blocks) + promised - self.ledger.allocator.num_free
+        if prefix is None:
+            prefix = self.prefixes.find(newcomer)
+        peak = newcomer.peak_blocks(layout, state=prefix.state)
+        return peak + promised - self.prefixes.num_held(newcomer, prefix) - self.ledger.allocator.num_free
 
     def _soon_needed(self, sequence: Sequence, held: int) -> int:
         """Blocks that a running sequence takes until its known tokens and another block of them are computed.
@@ -381,31 +419,32 @@ class Scheduler:
         if not self.running:
             first = self.waiting.first
             assert first is not None, "somebody lacks room"
-            self._fail(first)
+            if first.kv.host_id is not None:
+                self._preemption.discard(first)
+            else:
+                self._fail(first)
             return
         victim = victim or self._victims.choose(self.running)
-        if all(sequence in _group(victim) for sequence in self.running):
+        alone = all(sequence in group(victim) for sequence in self.running)
+        if alone:
             if victim.lonely_at == victim.num_tokens:
                 self._fail(victim)
                 return
             victim.lonely_at = victim.num_tokens
-        self._put_back(victim, self._method)
-        victim.request.update_metrics(num_preemptions=victim.request.metrics.num_preemptions + 1)
+        self._preemption.preempt(victim, alone=alone)
+        self._put_back(victim)
         self.num_preemptions += 1
 
-    def _put_back(self, sequence: Sequence, method: PreemptionMethod) -> None:
-        """Take a sequence's slot; beams of one request go together, since none can go on without the others."""
-        request = sequence.request
-        if request.beams is not None:
-            request.beams.forget_candidates()
-            method = Recompute()
-        for each in _group(sequence):
+    def _put_back(self, sequence: Sequence) -> None:
+        """A running sequence has lost its slot. Beams beside it, which cannot go on without it, lose theirs."""
+        for each in group(sequence):
             if each.kv.slot is not None:
-                method.preempt(each, self.ledger)
+                self._preemption.drop(each)
+            if each in self.running:
                 self.running.remove(each)
             self._rounds.forget(each)
             self.waiting.remove(each)
-        self.waiting.put_back(sequence if request.beams is None else share_prefix(_group(sequence)))
+        self.waiting.put_back(share_prefix(sequence))
 
     def _fail(self, sequence: Sequence) -> None:
         """End a sequence that the cache does not hold even alone."""
@@ -439,8 +478,17 @@ class Scheduler:
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
         self.ledger.prefixes.clear()
         for sequence in list(reversed(self.running)):
-            if sequence.kv.slot is not None:  # its group may have been put back with another beam
-                self._put_back(sequence, Recompute())
+            if sequence.kv.slot is not None:  # it may have been put back with another beam
+                self._preemption.drop(sequence)
+                self._put_back(sequence)
+
+    def record_copies(self, nbytes: int, out: float, back: float) -> None:
+        """Learn how long copies of `nbytes` to the host and back took, in seconds."""
+        self._preemption.record_copies(nbytes, out, back)
+
+    def record_step(self, step: ScheduledStep, seconds: float) -> None:
+        """Learn from the time that a step took."""
+        self._preemption.record_step(step.plan, step.sequences, seconds)
 
     def advance(self, step: ScheduledStep) -> None:
         """Count the planned tokens as computed."""
@@ -449,17 +497,7 @@ class Scheduler:
                 sequence.kv.replayed += entry.count
             else:
                 sequence.kv.num_computed = entry.end
-                self._prefixes.remember(sequence, entry.start, entry.end)
-
-
-def _group(sequence: Sequence) -> list[Sequence]:
-    """The sequences that lose their KVs together: a beam and those beside it, or one alone."""
-    request = sequence.request
-    return (
-        [sequence]
-        if request.beams is None
-        else [request.sequences[i] for i in sorted(request.beams.logprobs)]
-    )
+                self.prefixes.remember(sequence, entry.start, entry.end)
 
 
 def _wanted_logprobs(sequence: Sequence, start: int, count: int) -> tuple[int, int] | None:

@@ -1,7 +1,5 @@
 """Sequences that go on from the KVs of another one, between two steps."""
 
-from collections.abc import Iterable
-
 from winnow.cache import Ledger, OutOfBlocksError
 from winnow.engine.beams import Continuation
 from winnow.engine.executor import Executor
@@ -85,13 +83,28 @@ def fork_slot(ledger: Ledger, slot: int, child: Sequence) -> int | None:
     return own
 
 
-def share_prefix(beams: Iterable[Sequence]) -> Sequence:
-    """Prepare beams that lost their KVs to compute what they have in common once. Returns who does it."""
-    leader, *others = beams
+def group(sequence: Sequence) -> list[Sequence]:
+    """The sequences that lose their KVs together: a beam and those beside it, or one alone."""
+    request = sequence.request
+    if request.beams is None:
+        return [sequence]
+    return [request.sequences[index] for index in sorted(request.beams.logprobs)]
+
+
+def share_prefix(sequence: Sequence) -> Sequence:
+    """Prepare beams that lost their KVs to compute what they have in common once. Returns who does it.
+
+    A sequence that is no beam does it for itself.
+    """
+    request = sequence.request
+    if request.beams is None:
+        return sequence
+    request.beams.forget_candidates()
+    leader, *others = group(sequence)
     leader.forks = others
     if others:
         columns = zip(*(s.token_ids for s in (leader, *others)), strict=True)
-        leader.request.shared_tokens = next(i for i, column in enumerate(columns) if len(set(column)) > 1)
+        request.shared_tokens = next(i for i, column in enumerate(columns) if len(set(column)) > 1)
     return leader
 
 

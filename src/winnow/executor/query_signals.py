@@ -53,6 +53,13 @@ class _Moments:
     def copy(self) -> "_Moments":
         return _Moments(self.count, self.mean, self.spread)  # `add` replaces tensors, and changes none
 
+    def to(self, device: torch.device) -> "_Moments":
+        return _Moments(self.count, self.mean.to(device), self.spread.to(device))
+
+    @property
+    def nbytes(self) -> int:
+        return self.mean.nbytes + self.spread.nbytes
+
 
 @dataclass
 class _Chunks:
@@ -84,6 +91,17 @@ class _Chunks:
     def copy(self) -> "_Chunks":
         return _Chunks(list(self.done), list(self.queries), list(self.keys))
 
+    def to(self, device: torch.device) -> "_Chunks":
+        return _Chunks(*([each.to(device) for each in part] for part in self._parts))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for part in self._parts for each in part)
+
+    @property
+    def _parts(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        return self.done, self.queries, self.keys
+
     def _current(self) -> Tensor:
         q, k = torch.cat(self.queries).float().transpose(0, 1), torch.cat(self.keys).float().transpose(0, 1)
         grouped = q.unflatten(0, (len(k), -1))  # [H, g, n, d]
@@ -92,19 +110,30 @@ class _Chunks:
 
 
 @dataclass
-class _Sequence:
-    """By layer."""
+class SequenceQueries:
+    """What is known of one sequence's queries, by layer."""
 
     needs: Needs
     moments: dict[int, _Moments] = field(default_factory=dict)
     chunks: dict[int, _Chunks] = field(default_factory=dict)
 
-    def copy(self) -> "_Sequence":
-        return _Sequence(
+    def copy(self) -> "SequenceQueries":
+        return SequenceQueries(
             self.needs,
             {layer: moments.copy() for layer, moments in self.moments.items()},
             {layer: chunks.copy() for layer, chunks in self.chunks.items()},
         )
+
+    def to(self, device: torch.device) -> "SequenceQueries":
+        return SequenceQueries(
+            self.needs,
+            {layer: moments.to(device) for layer, moments in self.moments.items()},
+            {layer: chunks.to(device) for layer, chunks in self.chunks.items()},
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for part in (self.moments, self.chunks) for each in part.values())
 
 
 class QuerySignals:
@@ -113,7 +142,7 @@ class QuerySignals:
     def __init__(self) -> None:
         self.rotation: Rotation | None = None
         """Must be set before a sequence whose score needs moments is computed."""
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, SequenceQueries] = {}
 
     def note(self, plan: StepPlan, states: SlotStates) -> tuple[WatchedQueries, ...]:
         """Learn who computes what. Returns whose queries must be looked at in this step."""
@@ -124,7 +153,7 @@ class QuerySignals:
             needs = None if eviction is None or entry.replay is not None else eviction.policy.score.needs
             if eviction is not None and needs is not None and needs.queries:
                 if entry.start == 0:
-                    self._sequences[entry.slot] = _Sequence(needs)
+                    self._sequences[entry.slot] = SequenceQueries(needs)
                 if entry.start < eviction.context_len:
                     position = entry.start - entry.position_offset
                     watched.append(WatchedQueries(entry.slot, needs, first, entry.count, position))
@@ -153,6 +182,14 @@ class QuerySignals:
         if slot in self._sequences:
             self._sequences[to] = self._sequences[slot].copy()
 
+    def of(self, slot: int) -> SequenceQueries | None:
+        """What is known of the sequence in a slot; None: nothing."""
+        return self._sequences.get(slot)
+
+    def put(self, slot: int, queries: SequenceQueries) -> None:
+        """The sequence in a slot goes on with what was known of it."""
+        self._sequences[slot] = queries
+
     def forget(self, slot: int) -> None:
         self._sequences.pop(slot, None)
 
@@ -180,7 +217,9 @@ class QuerySignals:
             rows.append(torch.cat([before, *received], dim=1).T)
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).transpose(1, 2)
 
-    def _add_moments(self, sequence: _Sequence, layer: int, q: Tensor, position: int, scale: float) -> None:
+    def _add_moments(
+        self, sequence: SequenceQueries, layer: int, q: Tensor, position: int, scale: float
+    ) -> None:
         assert self.rotation is not None, "checked when the policy was prepared"
         back = -torch.arange(position, position + len(q), device=q.device)
         unrotated = self.rotation.turn(layer, q.float(), back[:, None].expand(q.shape[:2]))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -15,10 +16,27 @@ from winnow.errors import UnsupportedModelError
 from winnow.eviction import Needs, QueryMoments
 from winnow.eviction.positions import Rotation
 from winnow.eviction.predictor import Predictor, PredictorSource, load_predictor
-from winnow.executor.query_signals import QuerySignals
+from winnow.executor.query_signals import QuerySignals, SequenceQueries
 from winnow.executor.slots import SlotState, SlotStates
 from winnow.models import LoadedModel
 from winnow.models.outputs import output_projections, projection_weights
+
+
+@dataclass(frozen=True)
+class SequenceSignals:
+    """What is known of one sequence, on the host.
+
+    Attributes:
+        state: of the sequence as it was.
+        kinds: whether a policy asks for the kinds of its tokens, or for similarity.
+        sums: float32 [layers], of cosines; count: float32 [], their number.
+    """
+
+    state: SlotState
+    kinds: bool
+    sums: Tensor
+    count: Tensor
+    queries: SequenceQueries | None
 
 
 class EngineSignals:
@@ -79,6 +97,32 @@ class EngineSignals:
     def forget(self, slot: int) -> None:
         self._sequences.pop(slot, None)
         self.queries.forget(slot)
+
+    def nbytes(self, slot: int) -> int:
+        """Bytes of what `copy` returns."""
+        queries = self.queries.of(slot)
+        return (
+            self._sums[slot].nbytes + self._counts[slot].nbytes + (0 if queries is None else queries.nbytes)
+        )
+
+    def copy(self, slot: int, state: SlotState) -> SequenceSignals:
+        """What is known of the sequence in a slot, copied to the host."""
+        queries = self.queries.of(slot)
+        return SequenceSignals(
+            state.copy(),
+            slot in self._sequences,
+            self._sums[slot].to("cpu", copy=True),
+            self._counts[slot].to("cpu", copy=True),
+            None if queries is None else queries.copy().to(torch.device("cpu")),
+        )
+
+    def put(self, slot: int, signals: SequenceSignals, state: SlotState) -> None:
+        """The sequence in a slot goes on with what was known of it; `signals` may be put again."""
+        self._sums[slot], self._counts[slot] = signals.sums, signals.count
+        if signals.kinds:
+            self._sequences[slot] = state
+        if signals.queries is not None:
+            self.queries.put(slot, signals.queries.copy().to(self._device))
 
     def similarity(self, slots: SequenceType[int]) -> Tensor:
         index = list(slots)

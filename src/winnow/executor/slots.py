@@ -1,7 +1,7 @@
 """What the executor keeps of the sequences that have slots."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from winnow.engine.plan import NewSequence, StepPlan
 from winnow.eviction import SequenceEviction
@@ -28,6 +28,10 @@ class SlotState:
     @classmethod
     def of(cls, new: NewSequence) -> "SlotState":
         return cls(list(new.token_ids), new.prompt_len, new.params, new.index, new.eviction)
+
+    def copy(self) -> "SlotState":
+        """The same sequence, which the sampler does not know."""
+        return replace(self, token_ids=list(self.token_ids), in_sampler=False)
 
 
 class SlotStates(dict[int, SlotState]):

@@ -1,23 +1,33 @@
 """Computes a step: packs the planned tokens, runs the model over the paged cache, samples."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceType
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionObserver, PagedCache, Spans
-from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
+from winnow.cache import (
+    CacheLayout,
+    CacheSize,
+    CacheUpdate,
+    CopyDiscarded,
+    HostTierError,
+    Ledger,
+    RowsRestored,
+    RowsSaved,
+)
 from winnow.cache.layout import IntArray
-from winnow.cache.memory import require_memory
+from winnow.cache.memory import require_host_memory, require_memory
 from winnow.config import EngineConfig
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan, StepResult
-from winnow.errors import InvalidRequestError, UnsupportedModelError
+from winnow.errors import InvalidRequestError, UnsupportedModelError, describe_error
 from winnow.eviction import EvictionPolicy, EvictionTarget, SequenceEviction, evict
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans
 from winnow.executor.decode_graph import CudaCapture, DecodeGraphs
-from winnow.executor.signals import EngineSignals
+from winnow.executor.signals import EngineSignals, SequenceSignals
 from winnow.executor.slots import SlotStates
 from winnow.models import LoadedModel
 from winnow.models.hub import locate_model
@@ -53,12 +63,20 @@ class TorchExecutor:
             model.max_model_len,
         )
         require_memory(config.cache.kv_memory, size.nbytes(layout), model.device)
+        host_bytes = config.cache.kv_offloading_size or 0
+        require_host_memory(host_bytes, model.device, config.cache.kv_memory)
         self.layout, self.size = layout, size
-        self.cache = PagedCache.allocate(layout, size, model.device)
+        self.cache = PagedCache.allocate(layout, size, model.device, host_bytes)
+        self._saved: dict[int, SequenceSignals] = {}
         self._model = model
         self._backend = backend
         self._sampler = Sampler(
-            size.max_num_seqs, model.vocab_size, model.device, model.eos_token_ids, seed=config.model.seed
+            size.max_num_seqs,
+            model.vocab_size,
+            model.device,
+            model.eos_token_ids,
+            seed=config.model.seed,
+            grammars=model.grammars,
         )
         self._states = SlotStates()
         self._signals = EngineSignals(size.max_num_seqs, model, lambda: locate_model(config.model))
@@ -78,11 +96,39 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def apply(self, update: CacheUpdate) -> None:
+        failed: dict[int, str] = {}
+        for each in update.copies:
+            if isinstance(each, RowsSaved):
+                try:
+                    self._saved[each.host_id] = self._signals.copy(each.slot, self._states[each.slot])
+                except (MemoryError, RuntimeError) as error:
+                    failed[each.host_id] = describe_error(error)
         for slot in update.closed:
             self._signals.forget(slot)
         for slot in self._states.drop(update.closed):
             self._sampler.remove(slot)
-        self.cache.apply(update)
+        for each in update.copies:
+            if isinstance(each, RowsRestored) and each.host_id in self._saved:
+                # A round may come before a plan describes it anew.
+                self._states[each.slot] = state = self._saved[each.host_id].state.copy()
+                self._signals.put(each.slot, self._saved[each.host_id], state)
+            elif isinstance(each, CopyDiscarded):
+                self._saved.pop(each.host_id, None)
+        try:
+            self.cache.apply(update)
+        except HostTierError as error:
+            failed |= dict.fromkeys(error.host_ids, str(error))
+        if failed:
+            raise HostTierError(failed, next(iter(failed.values())))
+
+    @torch.inference_mode()
+    def time_copies(self, clock: Callable[[], float]) -> tuple[int, float, float]:
+        """Copy some blocks to the host tier and back. Returns bytes, and seconds each way."""
+        assert self.cache.host is not None, "the cache was allocated with one"
+        return self.cache.host.time_copies(clock)
+
+    def state_bytes(self, slot: int) -> int:
+        return self._signals.nbytes(slot)
 
     def fork(self, slot: int, child: NewSequence) -> None:
         self._states.add(child)
@@ -143,6 +189,16 @@ class TorchExecutor:
             )
         return lengths
 
+    @torch.inference_mode()
+    def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
+        assert self.cache.host is not None, "allocated with the cache"
+        return self.cache.host.read(blocks).numpy()
+
+    @torch.inference_mode()
+    def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
+        assert self.cache.host is not None, "allocated with the cache"
+        self.cache.host.write(blocks, torch.from_numpy(data))
+
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """Positions of the KVs in the rows of a slot, ascending, by layer and head. Reads them from the device."""
         tables, lengths = self.cache.tables, self.cache.tables.host_lengths[slot]
@@ -171,7 +227,11 @@ class TorchExecutor:
             raise InvalidRequestError(str(error)) from None
 
     def check_integrity(self, ledger: Ledger) -> None:
-        tables = self.cache.tables
+        tables, host = self.cache.tables, self.cache.host
+        assert host is not None and host.host_ids == set(ledger.host.copies) == set(self._saved), (
+            "the host tier holds other copies than the ledger counts"
+        )
+        assert host.nbytes <= ledger.host.used_bytes, "the host tier holds more bytes than the ledger counts"
         assert np.array_equal(tables.host_lengths, ledger.lengths), "lengths differ from the ledger's"
         assert np.array_equal(tables.lengths.cpu().numpy(), ledger.lengths), "lengths differ on the device"
         for slot in np.flatnonzero(ledger.lengths.any(axis=(1, 2))).tolist():

@@ -10,6 +10,7 @@ import torch
 from winnow.models.geometry import ModelGeometry
 from winnow.models.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.tokens import token_kinds
+from winnow.sampling.grammar import GrammarCompiler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,6 +51,11 @@ class PlainModel:
     @cached_property
     def device(self) -> torch.device:
         return self.model.device  # which looks through its parameters
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles the forms of answers for its tokenizer."""
+        return GrammarCompiler(self.tokenizer, self.vocab_size, self.eos_token_ids)
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,46 @@ INTERNAL = "internal_error"
 """The code of a fault of Winnow's own."""
 FAILED = "request_failed"
 """The code of a valid request that failed while it was computed."""
+OVERLOADED = "server_overloaded"
+SHUTTING_DOWN = "shutting_down"
+UNHEALTHY = "engine_failed"
+RATE_LIMIT = "rate_limit_exceeded"
+QUOTA = "insufficient_quota"
+
+# Code -> HTTP status and OpenAI's type; every other code is a fault of the request.
+_KINDS = {
+    INTERNAL: (500, "server_error"),
+    FAILED: (500, "server_error"),
+    "invalid_api_key": (401, "authentication_error"),
+    "model_not_found": (404, "invalid_request_error"),
+    "not_found": (404, "invalid_request_error"),
+    "method_not_allowed": (405, "invalid_request_error"),
+    "request_too_large": (413, "invalid_request_error"),
+    "unsupported_media_type": (415, "invalid_request_error"),
+    RATE_LIMIT: (429, "rate_limit_error"),
+    QUOTA: (429, "insufficient_quota"),
+    OVERLOADED: (503, "server_error"),
+    SHUTTING_DOWN: (503, "server_error"),
+    UNHEALTHY: (503, "server_error"),
+}
 
 
 class ApiError(WinnowError):
     """One request cannot be served; others are unaffected.
 
-    Attributes:
+    Args:
         code: for programs; the message is for people.
+        param: the field that is wrong, as a path; None: no single one.
+        retry_after: seconds after which the same request may be served; None: never, or not known.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(
+        self, code: str, message: str, param: str | None = None, *, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
+        self.param = param
+        self.retry_after = retry_after
 
     @classmethod
     def wrap(cls, error: Exception) -> "ApiError":
@@ -36,10 +64,10 @@ class ApiError(WinnowError):
 
     @property
     def status(self) -> int:
-        """The HTTP status: 500 for faults of the server, else 400."""
-        return 500 if self.code in (INTERNAL, FAILED) else 400
+        """The HTTP status: 400 for a faulty request, else by code."""
+        return _KINDS.get(self.code, (400, ""))[0]
 
     def body(self) -> dict[str, Any]:
         """Return the response's body."""
-        kind = "server_error" if self.status == 500 else "invalid_request_error"
-        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
+        _, kind = _KINDS.get(self.code, (400, "invalid_request_error"))
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}

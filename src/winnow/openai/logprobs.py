@@ -2,10 +2,10 @@
 
 import codecs
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from winnow.outputs import CompletionOutput, LogprobDict
+from winnow.outputs import CompletionOutput, LogprobDict, RequestOutput
 from winnow.sampling import Logprob
 
 Record = dict[str, Any]
@@ -37,6 +37,32 @@ def completion_logprobs(answer: CompletionOutput) -> Record | None:
         "top_logprobs": [_top_by_name(token, candidates) for token, candidates in pairs],
         "text_offset": _offsets(answer.text, [_bytes(entry) for entry in chosen]),
     }
+
+
+def echo_logprobs(
+    output: RequestOutput, prompt: str, name_of: Callable[[int], str], answer: Record | None
+) -> Record:
+    """`choices[].logprobs` of a prompt that is repeated, and of the answer behind it.
+
+    Args:
+        prompt: its text, in which offsets count.
+        name_of: the text of a token that nothing predicts, as the first.
+        answer: the answer's own; None: the prompt stands alone.
+    """
+    found: Record = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+    pieces = []
+    for token, candidates in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True):
+        entry = None if candidates is None else candidates[token]
+        found["tokens"].append(name_of(token) if entry is None else _name(entry, "bytes:"))
+        found["token_logprobs"].append(None if entry is None else finite_logprob(entry))
+        found["top_logprobs"].append(None if candidates is None else _top_by_name(token, candidates))
+        pieces.append(name_of(token).encode() if entry is None else _bytes(entry))
+    found["text_offset"] = _offsets(prompt, pieces)
+    if answer is not None:
+        for name in ("tokens", "token_logprobs", "top_logprobs"):
+            found[name] += answer[name]
+        found["text_offset"] += [len(prompt) + offset for offset in answer["text_offset"]]
+    return found
 
 
 def cumulative_logprob(answer: CompletionOutput) -> float | None:

@@ -4,25 +4,44 @@ from collections.abc import Mapping
 from typing import Any
 
 from winnow.errors import WinnowError
+from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.sampling import SamplingParams
 
 # Keys of OpenAI bodies that say nothing about the answer.
-_IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+_IGNORED = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "prediction", "verbosity", "session_id", "request_id"),
+    }
+)
 
 # Keys that Winnow knows but does not serve, and the values that mean the same as leaving them out.
 _UNSERVED: Mapping[str, tuple[Any, ...]] = {
+    "add_special_tokens": (True,),
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
     "best_of": (1,),
-    "echo": (False,),
+    "early_stopping": (False,),
+    "function_call": ("none", "auto"),
     "functions": ([],),
+    "length_penalty": (1.0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
-    "stream": (False,),
-    "stream_options": (),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+_REASONS = {
+    "cache_salt": "cache_salt is not taken from requests: the server derives it from the API key's tenant",
+    "chat_template": "chat_template is not taken from requests: the model's own is used",
+    "prompt_embeds": "prompt_embeds are not taken: send text or token ids",
+    "truncate_prompt_tokens": "truncate_prompt_tokens is not supported: compression keeps long prompts small",
 }
 
 
@@ -48,9 +67,13 @@ def sampling_from_body(body: Mapping[str, Any], defaults: Mapping[str, Any], *, 
         ApiError: an unknown key, one that is not served, or a value out of range.
     """
     values = {key: value for key, value in body.items() if value is not None and key not in _IGNORED}
+    for key, reason in _REASONS.items():
+        if key in values:
+            raise ApiError("unsupported_parameter", reason, key)
     for key, harmless in _UNSERVED.items():
         if key in values and values.pop(key) not in harmless:
-            raise ApiError("unsupported_parameter", f"{key} is not supported")
+            raise ApiError("unsupported_parameter", f"{key} is not supported", key)
+    response_format(values)
     if chat:
         # OpenAI's own default: a chat answers until it is done.
         defaults = {"max_tokens": None, **defaults}
@@ -59,9 +82,52 @@ def sampling_from_body(body: Mapping[str, Any], defaults: Mapping[str, Any], *, 
             values["max_tokens"] = limit
         wanted, top = values.pop("logprobs", False), values.pop("top_logprobs", 0)
         if not isinstance(wanted, bool):
-            raise ApiError("invalid_request", f"logprobs must be true or false, got {wanted!r}")
+            raise ApiError("invalid_request", f"logprobs must be true or false, got {wanted!r}", "logprobs")
         if top and not wanted:
-            raise ApiError("invalid_request", "top_logprobs needs logprobs to be true")
+            raise ApiError("invalid_request", "top_logprobs needs logprobs to be true", "top_logprobs")
         if wanted:
             values["logprobs"] = top
     return sampling_from_fields(values, defaults)
+
+
+def response_format(values: dict[str, Any]) -> None:
+    """Replace OpenAI's `response_format`, and vLLM's earlier `guided_*`, by `structured_outputs`.
+
+    Raises:
+        ApiError: a form that is not known, or several.
+    """
+    found: list[dict[str, Any]] = []
+    form = values.pop("response_format", None)
+    if form is not None:
+        found += _read_format(form, "response_format")
+    for name in ("json", "regex", "choice", "grammar"):
+        if (value := values.pop(f"guided_{name}", None)) is not None:
+            found.append({name: value})
+    if (own := values.get("structured_outputs")) is not None:
+        found.append(own)
+    if len(found) > 1:
+        raise ApiError("invalid_request", "the form of the answer must be given once, got several")
+    if found:
+        values["structured_outputs"] = found[0]
+
+
+def _read_format(form: Any, name: str) -> list[dict[str, Any]]:
+    """What a `response_format` asks for; nothing for plain text."""
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if kind == "text":
+        return []
+    if kind == "json_object":
+        return [{"json_object": True}]
+    if kind == "json_schema":
+        described = form.get("json_schema", form)  # the Responses API writes the schema beside the type
+        schema = described.get("schema") if isinstance(described, Mapping) else None
+        if not isinstance(schema, Mapping):
+            raise ApiError(
+                "invalid_request",
+                f"{name}.json_schema.schema must be an object, got {json_kind(schema)}",
+                f"{name}.json_schema",
+            )
+        return [{"json": schema}]
+    raise ApiError(
+        "invalid_request", f"{name}.type must be text, json_object or json_schema, got {kind!r:.80}", name
+    )

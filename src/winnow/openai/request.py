@@ -1,18 +1,25 @@
 """Bodies of /v1/completions and /v1/chat/completions, understood."""
 
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from winnow.chat import normalise_messages
+from winnow.chat import PLAIN, TemplateOptions, normalise_messages
 from winnow.errors import InvalidRequestError
 from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.openai.parameters import sampling_from_body
+from winnow.openai.tools import read_template_options
 from winnow.sampling import SamplingParams
 
 Message = dict[str, Any]
+Prompt = str | list[int]
+
+MAX_SEQUENCES = 1024
+"""Most prompts of a request, and most prompts times answers."""
+MAX_MESSAGES = 4096
+MAX_PRIORITY = 2**31 - 1
 
 
 class Endpoint(enum.Enum):
@@ -24,20 +31,45 @@ class Endpoint(enum.Enum):
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A body that can be handed to the engine: either `prompt` or `messages` is set.
+    """A body that can be handed to the engine: either `prompts` or `messages` is set.
 
     Attributes:
         model: what the body calls the model.
+        echo: the prompt stands before the answer, with its logprobs if some are asked for.
+        only_echo: there is no answer behind it.
+        stream: answer in chunks.
+        include_usage: end the chunks with one that counts tokens.
+        continuous_usage: count tokens in every chunk.
+        return_token_ids: report token ids beside texts.
+        priority: greater is served first, as in `NewRequest`; bodies say it the other way round, as vLLM does.
     """
 
-    prompt: str | Sequence[int] | None
+    prompts: tuple[Prompt, ...]
     messages: list[Message] | None
     params: SamplingParams
     model: str | None
+    echo: bool = False
+    only_echo: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    priority: int = 0
+    template: TemplateOptions = field(default=PLAIN)
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """The one prompt; None: there are messages."""
+        return self.prompts[0] if self.prompts else None
 
 
-def read_body(endpoint: Endpoint, body: Any, defaults: Mapping[str, Any]) -> CompletionRequest:
+def read_body(
+    endpoint: Endpoint, body: Any, defaults: Mapping[str, Any], *, served: bool = False
+) -> CompletionRequest:
     """Read a body; `defaults` are the sampling parameters of bodies that do not set them.
+
+    Args:
+        served: it came over HTTP, where a body may hold several prompts and ask for a stream.
 
     Raises:
         ApiError: names the field, the value and what is allowed.
@@ -46,19 +78,56 @@ def read_body(endpoint: Endpoint, body: Any, defaults: Mapping[str, Any]) -> Com
         raise ApiError("invalid_request", f"body must be an object, got {json_kind(body)}")
     chat = endpoint is Endpoint.CHAT
     question = "messages" if chat else "prompt"
-    if question not in body:
-        raise ApiError("invalid_request", f"body needs {question} for {endpoint.value}")
+    if body.get(question) is None:
+        raise ApiError("invalid_request", f"body needs {question} for {endpoint.value}", question)
     model = body.get("model")
     if model is not None and not isinstance(model, str):
-        raise ApiError("invalid_request", f"model must be a text, got {json_kind(model)}")
-    others = {key: value for key, value in body.items() if key not in (question, "model")}
-    params = sampling_from_body(others, defaults, chat=chat)
-    prompt = None if chat else read_prompt(_single(body["prompt"]))
+        raise ApiError("invalid_request", f"model must be a text, got {json_kind(model)}", "model")
+    values = {
+        key: value for key, value in body.items() if key not in (question, "model") and value is not None
+    }
+    stream, include_usage, continuous = _read_stream(values)
+    if stream and not served:
+        raise ApiError("unsupported_parameter", "stream is not supported in a batch", "stream")
+    template = read_template_options(values) if chat else PLAIN
+    echo = _switch(values, "echo")
+    if echo and chat:
+        raise ApiError("unsupported_parameter", f"echo is not supported for {endpoint.value}", "echo")
+    return_token_ids = _switch(values, "return_token_ids")
+    priority = values.pop("priority", 0)
+    if type(priority) is not int or abs(priority) > MAX_PRIORITY:
+        raise ApiError("invalid_request", f"priority must be an integer, got {priority!r:.80}", "priority")
+    only_echo = echo and values.get("max_tokens") == 0
+    if only_echo:
+        values["max_tokens"] = 1
+    if echo and values.get("logprobs") is not None:
+        values.setdefault("prompt_logprobs", values["logprobs"])
+    params = sampling_from_body(values, defaults, chat=chat)
+    prompts = () if chat else _read_prompts(body["prompt"], several=served)
     messages = read_messages(body["messages"]) if chat else None
-    return CompletionRequest(prompt, messages, params, model)
+    if len(prompts) * params.n > MAX_SEQUENCES:
+        raise ApiError(
+            "invalid_request",
+            f"prompts times n must be at most {MAX_SEQUENCES}, got {len(prompts)} times {params.n}",
+            "n",
+        )
+    return CompletionRequest(
+        prompts,
+        messages,
+        params,
+        model,
+        echo,
+        only_echo,
+        stream,
+        include_usage,
+        continuous,
+        return_token_ids,
+        -priority,
+        template,
+    )
 
 
-def read_prompt(prompt: Any) -> str | list[int]:
+def read_prompt(prompt: Any) -> Prompt:
     """Check a prompt: text, or a list of token ids.
 
     Raises:
@@ -66,13 +135,17 @@ def read_prompt(prompt: Any) -> str | list[int]:
     """
     if isinstance(prompt, list):
         if not all(type(token) is int and token >= 0 for token in prompt):
-            raise ApiError("invalid_request", "prompt must be text or a list of token ids from 0 on")
+            raise ApiError(
+                "invalid_request", "prompt must be text or a list of token ids from 0 on", "prompt"
+            )
     elif not isinstance(prompt, str):
         raise ApiError(
-            "invalid_request", f"prompt must be text or a list of token ids, got {json_kind(prompt)}"
+            "invalid_request",
+            f"prompt must be text or a list of token ids, got {json_kind(prompt)}",
+            "prompt",
         )
     if not prompt:
-        raise ApiError("invalid_request", "prompt must not be empty")
+        raise ApiError("invalid_request", "prompt must not be empty", "prompt")
     return prompt
 
 
@@ -82,16 +155,59 @@ def read_messages(messages: Any) -> list[Message]:
     Raises:
         ApiError: names the message that cannot be used.
     """
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise ApiError(
+            "invalid_request", f"messages must be at most {MAX_MESSAGES}, got {len(messages)}", "messages"
+        )
     try:
         return normalise_messages(messages)
     except InvalidRequestError as error:
-        raise ApiError("invalid_request", str(error)) from error
+        raise ApiError("invalid_request", str(error), "messages") from error
 
 
-def _single(prompt: Any) -> Any:
-    """The prompt of a body, which may be wrapped in a list of prompts."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            raise ApiError("invalid_request", f"a request must hold one prompt, got {len(prompt)}")
-        return prompt[0]
-    return prompt
+def _read_prompts(prompt: Any, *, several: bool) -> tuple[Prompt, ...]:
+    """The prompts of a body: one, or a list of such."""
+    if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
+        return (read_prompt(prompt),)
+    if len(prompt) > 1 and not several:
+        raise ApiError("invalid_request", f"a request must hold one prompt, got {len(prompt)}", "prompt")
+    if len(prompt) > MAX_SEQUENCES:
+        raise ApiError(
+            "invalid_request",
+            f"prompt must hold at most {MAX_SEQUENCES} prompts, got {len(prompt)}",
+            "prompt",
+        )
+    return tuple(read_prompt(each) for each in prompt)
+
+
+def _read_stream(values: dict[str, Any]) -> tuple[bool, bool, bool]:
+    """Whether a body asks for a stream, for its usage at the end, and in every chunk; taken out of `values`."""
+    stream = _switch(values, "stream")
+    options = values.pop("stream_options", None)
+    if options is None:
+        return stream, False, False
+    if not stream:
+        raise ApiError("invalid_request", "stream_options needs stream to be true", "stream_options")
+    if not isinstance(options, dict):
+        raise ApiError(
+            "invalid_request", f"stream_options must be an object, got {json_kind(options)}", "stream_options"
+        )
+    options = dict(options)
+    include_usage = _switch(options, "include_usage", "stream_options.include_usage")
+    continuous = _switch(options, "continuous_usage_stats", "stream_options.continuous_usage_stats")
+    _switch(options, "include_obfuscation", "stream_options.include_obfuscation")
+    if options:
+        raise ApiError(
+            "invalid_request", f"stream_options has no field {next(iter(options))!r:.80}", "stream_options"
+        )
+    return stream, include_usage or continuous, continuous
+
+
+def _switch(values: dict[str, Any], name: str, path: str | None = None) -> bool:
+    """Take a field that is true or false out of `values`; False where it is missing or null."""
+    value = values.pop(name, None)
+    if value is not None and not isinstance(value, bool):
+        raise ApiError(
+            "invalid_request", f"{path or name} must be true or false, got {value!r:.80}", path or name
+        )
+    return bool(value)

@@ -1,54 +1,154 @@
 """Objects that answer a body: `text_completion` and `chat.completion`."""
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from winnow.openai.logprobs import chat_logprobs, completion_logprobs
+from winnow.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
 from winnow.openai.request import Endpoint
 from winnow.outputs import CompletionOutput, RequestOutput
 
+ParseAnswer = Callable[[RequestOutput, CompletionOutput], Mapping[str, Any]]
+"""Turns an answer into the message of a chat: text, reasoning, tool calls."""
 
-def completion_object(
-    endpoint: Endpoint, output: RequestOutput, *, name: str, model: str, created: int
-) -> dict[str, Any]:
-    """Return the object for a finished request.
 
-    Args:
-        name: what follows the prefix of the object's id.
-        model: the name that the object gives the model.
-        created: Unix seconds.
+@dataclass(frozen=True)
+class Echo:
+    """How a prompt is repeated before its answers.
+
+    Attributes:
+        text_of: the prompt's text.
+        name_of: the text of one token.
+        alone: the answers themselves are left out.
     """
-    chat = endpoint is Endpoint.CHAT
-    choice = _chat_choice if chat else _completion_choice
+
+    text_of: Callable[[RequestOutput], str]
+    name_of: Callable[[int], str]
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class ResponseForm:
+    """What the objects that answer one body have in common.
+
+    Attributes:
+        name: what follows the prefix of their id.
+        model: the name that they give the model.
+        created: Unix seconds.
+        n: answers per prompt.
+        echo: None: prompts are not repeated.
+        parse: None: the answer's text is the message.
+        token_ids: report token ids beside texts.
+    """
+
+    endpoint: Endpoint
+    name: str
+    model: str
+    created: int
+    n: int = 1
+    echo: Echo | None = None
+    parse: ParseAnswer | None = None
+    token_ids: bool = False
+
+    @property
+    def is_chat(self) -> bool:
+        return self.endpoint is Endpoint.CHAT
+
+    def head(self, *, chunk: bool = False) -> dict[str, Any]:
+        """What every object starts with."""
+        kind = "text_completion" if not self.is_chat else f"chat.completion{'.chunk' * chunk}"
+        return {
+            "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.name}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+        }
+
+
+def completion_object(form: ResponseForm, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Return the object for finished requests: one for each prompt of the body, in order."""
+    choice = _chat_choice if form.is_chat else _completion_choice
+    choices = [
+        choice(form, output, answer, place * form.n + answer.index)
+        for place, output in enumerate(outputs)
+        for answer in output.outputs
+    ]
+    return form.head() | {"choices": choices, "usage": usage(outputs, echo_alone(form))}
+
+
+def echo_alone(form: ResponseForm) -> bool:
+    """Whether the body asks for its prompts alone."""
+    return form.echo is not None and form.echo.alone
+
+
+def usage(outputs: Sequence[RequestOutput], prompts_alone: bool = False) -> dict[str, Any]:
+    """Tokens of the prompts and of all answers."""
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    answers = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    cached = sum(output.num_cached_tokens for output in outputs)
+    return usage_object(prompt, 0 if prompts_alone else answers, cached)
+
+
+def usage_object(prompt: int, answers: int, cached: int) -> dict[str, Any]:
+    """The object that counts tokens; `cached` are those of the prompts that were not computed."""
     return {
-        "id": f"{'chatcmpl' if chat else 'cmpl'}-{name}",
-        "object": "chat.completion" if chat else "text_completion",
-        "created": created,
-        "model": model,
-        "choices": [choice(answer) for answer in output.outputs],
-        "usage": usage(output),
+        "prompt_tokens": prompt,
+        "completion_tokens": answers,
+        "total_tokens": prompt + answers,
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 
-def usage(output: RequestOutput) -> dict[str, int]:
-    """Tokens of the prompt and of all answers."""
-    prompt = len(output.prompt_token_ids)
-    answer = sum(len(answer.token_ids) for answer in output.outputs)
-    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+def finish_reason(answer: CompletionOutput) -> str | None:
+    """Why an answer ended, in OpenAI's words."""
+    return "stop" if answer.finish_reason == "abort" else answer.finish_reason
 
 
-def _chat_choice(answer: CompletionOutput) -> dict[str, Any]:
+def _chat_choice(
+    form: ResponseForm, output: RequestOutput, answer: CompletionOutput, index: int
+) -> dict[str, Any]:
+    message = {"role": "assistant", "content": answer.text}
+    if form.parse is not None:
+        message = dict(form.parse(output, answer))
+    reason = "tool_calls" if message.get("tool_calls") and answer.finish_reason == "stop" else None
     return {
-        "index": answer.index,
-        "message": {"role": "assistant", "content": answer.text},
+        "index": index,
+        "message": message,
         "logprobs": chat_logprobs(answer),
-        "finish_reason": answer.finish_reason,
+        "finish_reason": reason or finish_reason(answer),
+        **extras(form, answer, output),
     }
 
 
-def _completion_choice(answer: CompletionOutput) -> dict[str, Any]:
+def _completion_choice(
+    form: ResponseForm, output: RequestOutput, answer: CompletionOutput, index: int
+) -> dict[str, Any]:
+    text, logprobs = answer.text, completion_logprobs(answer)
+    if form.echo is not None:
+        prompt = form.echo.text_of(output)
+        if logprobs is not None:
+            logprobs = echo_logprobs(output, prompt, form.echo.name_of, None if form.echo.alone else logprobs)
+        text = prompt if form.echo.alone else prompt + text
     return {
-        "index": answer.index,
-        "text": answer.text,
-        "logprobs": completion_logprobs(answer),
-        "finish_reason": answer.finish_reason,
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": "length" if echo_alone(form) else finish_reason(answer),
+        **extras(form, answer, output),
     }
+
+
+def extras(
+    form: ResponseForm, answer: CompletionOutput, output: RequestOutput | None = None
+) -> dict[str, Any]:
+    """Fields that OpenAI does not have: only where there is something to say."""
+    found: dict[str, Any] = {}
+    if answer.stop_reason is not None:
+        found["stop_reason"] = answer.stop_reason
+    if answer.eviction is not None:
+        found["eviction"] = answer.eviction.to_json()
+    if form.token_ids:
+        found["token_ids"] = list(answer.token_ids)
+        if output is not None:
+            found["prompt_token_ids"] = list(output.prompt_token_ids)
+    return found

@@ -53,6 +53,7 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
         loaded.device,
         loaded.eos_token_ids,
         seed=config.model.seed,
+        grammars=loaded.grammars,
     )
     counters, mode = Counters(), _mode_named(padded.padded_mode)
     if mode.keeps_gaps and not model.takes_positions:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from winnow.checks import MAX_COUNT, check_integer, check_length, check_list, check_number, show
 from winnow.errors import InvalidRequestError
+from winnow.sampling.structured import StructuredOutputs
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -59,6 +60,7 @@ _NOT_FOR_BEAMS: Mapping[str, Any] = {
     "logprobs": None,
     "prompt_logprobs": None,
     "forced_tokens": (),
+    "structured_outputs": None,
 }
 _SWITCHES = (
     "use_beam_search",
@@ -112,6 +114,8 @@ class SamplingParams:
         forced_tokens: tokens that the answer begins with in place of sampled ones, one list for all samples, or a list
             of n lists. Each takes a decoding step of its own, with the rounds of eviction that fall there, and its
             logprob is the model's. Nothing ends the answer before the last of them; `max_tokens` counts them.
+        structured_outputs: the form of the answer: a JSON schema, a regular expression, a choice or a grammar, as a
+            `StructuredOutputs` or a mapping of its fields.
 
         use_beam_search: search for the `n` most probable answers with as many beams, and return them best first, as
             transformers' `generate` does with `num_beams`. Needs temperature 0; see `BeamSearchParams`.
@@ -152,6 +156,7 @@ class SamplingParams:
     template_tail: int | None = None
     protect: Sequence[tuple[int, int]] = ()
     forced_tokens: Sequence[int] | Sequence[Sequence[int]] = ()
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = field(default=None, hash=False)
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | str = False
@@ -180,6 +185,14 @@ class SamplingParams:
         self._store("logit_bias", _logit_bias(self.logit_bias))
         self._store("protect", _spans(self.protect))
         self._store("forced_tokens", _forced_tokens(self.forced_tokens, self.n))
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
+            self._store("structured_outputs", StructuredOutputs.from_mapping(self.structured_outputs))
+        if self.structured_outputs is not None:
+            for name in ("ignore_eos", "forced_tokens"):
+                if getattr(self, name):
+                    raise InvalidRequestError(
+                        f"{name} cannot be given with structured_outputs, which say when the answer ends"
+                    )
         if self.max_tokens is not None and self.num_forced > self.max_tokens:
             raise InvalidRequestError(
                 f"forced_tokens must be at most max_tokens ({self.max_tokens}), got {self.num_forced}"
@@ -269,6 +282,15 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the most probable token is always taken."""
         return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def form(self) -> StructuredOutputs | None:
+        """The form of the answer, as it was read."""
+        form = self.structured_outputs
+        assert form is None or isinstance(form, StructuredOutputs), (
+            "mappings are read when parameters are made"
+        )
+        return form
 
     def forced_for(self, sample_index: int) -> tuple[int, ...]:
         """The tokens that this sample's answer begins with."""

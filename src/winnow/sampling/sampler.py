@@ -8,9 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from winnow.errors import InvalidRequestError
 from winnow.sampling.counts import TokenCounts
 from winnow.sampling.faults import Fault, mark_faults, marked_tokens
 from winnow.sampling.filters import draw, keep_min_p, keep_top_k, keep_top_p, scale
+from winnow.sampling.grammar import AnswerMatcher, GrammarCompiler
 from winnow.sampling.greedy import open_argmax
 from winnow.sampling.logprob import Logprob
 from winnow.sampling.logprobs import logprob_table, read_logprobs
@@ -38,8 +40,8 @@ class SamplerOutput:
 class Sampler:
     """Chooses the next token of every running sequence.
 
-    A sequence occupies a slot from `add` to `remove`. The rules, in order: logit bias, `min_tokens`,
-    repetition, frequency and presence penalty, then for rows that are not greedy temperature, min-p, top-k,
+    A sequence occupies a slot from `add` to `remove`. The rules, in order: logit bias, `min_tokens`, the form of
+    the answer, repetition, frequency and presence penalty, then for rows that are not greedy temperature, min-p, top-k,
     top-p and the draw. Where the request forces a token, that one is taken instead and counts as if sampled.
 
     Rows of equal needs are worked on together, so a feature costs only the rows that use it, and what a row
@@ -56,6 +58,7 @@ class Sampler:
         device: where the logits are.
         eos_token_ids: tokens that end an answer unless the request ignores them, below `vocab_size`.
         seed: source of the seeds of requests that bring none.
+        grammars: compiles the forms of answers; None: no request asks for one.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Sampler:
         device: torch.device,
         eos_token_ids: frozenset[int],
         seed: int = 0,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         assert all(0 <= token < vocab_size for token in eos_token_ids), "end tokens outside the vocabulary"
         self.vocab_size = vocab_size
@@ -74,6 +78,8 @@ class Sampler:
         self._argmax = open_argmax(device)
         self._seed_key = np.array([stream_key(seed, 0)], dtype=np.uint64)
         self._seeds_drawn = 0
+        self._grammars = grammars
+        self._matchers: dict[int, AnswerMatcher] = {}
 
     @property
     def nbytes(self) -> int:
@@ -122,11 +128,21 @@ class Sampler:
         seed = self._draw_seed() if params.seed is None else params.seed
         key, forced = stream_key(seed, sample_index), params.forced_for(sample_index)
         try:
+            if params.structured_outputs is not None:
+                self._matchers[slot] = self._new_matcher(params, output_token_ids)
             self._slots.add(slot, params, key, len(output_token_ids), counts_row, forced)
         except BaseException:
+            self._matchers.pop(slot, None)
             if counts_row is not None:
                 self._counts.release(counts_row)
             raise
+
+    def _new_matcher(self, params: SamplingParams, output_token_ids: Sequence[int]) -> AnswerMatcher:
+        if self._grammars is None or params.form is None:
+            raise InvalidRequestError("structured_outputs are not served here")
+        matcher = self._grammars.matcher(params.form)
+        matcher.take_all(output_token_ids)
+        return matcher
 
     def remove(self, slot: int) -> None:
         """Let a sequence go, finished or preempted; its slot is free again."""
@@ -134,6 +150,7 @@ class Sampler:
         counts_row = self._slots.counts_row(slot)
         if counts_row is not None:
             self._counts.release(counts_row)
+        self._matchers.pop(slot, None)
         self._slots.remove(slot)
 
     @torch.inference_mode()
@@ -164,9 +181,22 @@ class Sampler:
         for block in batch.blocks:
             own_columns = Columns(*columns[:, block.first : block.end])
             own_edits = edits[:, block.first_edit : block.end_edit]
-            tables.append(self._sample_block(logits, block, own_columns, own_edits).flatten())
+            allowed = None
+            if Feature.GRAMMAR in block.features:
+                allowed = self._allowed(rows[batch.order[block.first : block.end]].tolist())
+            tables.append(self._sample_block(logits, block, own_columns, own_edits, allowed).flatten())
         self._slots.advance(rows)
-        return _read_tables(torch.cat(tables).cpu().numpy(), batch)
+        output = _read_tables(torch.cat(tables).cpu().numpy(), batch)
+        if self._matchers:
+            for row, slot in enumerate(slots):
+                if slot in self._matchers and row not in output.faults:
+                    self._matchers[slot].take(output.token_ids[row])
+        return output
+
+    def _allowed(self, slots: Sequence[int]) -> Tensor:
+        """Which tokens the forms of these answers allow next, bool [R, V] on the sampler's device."""
+        masks = np.stack([self._matchers[slot].allowed() for slot in slots])
+        return torch.from_numpy(masks).to(self.device)
 
     def _to_device(self, packed: NDArray[np.float64]) -> Tensor:
         host = torch.from_numpy(packed)
@@ -174,10 +204,13 @@ class Sampler:
             host = host.pin_memory()
         return host.to(self.device, non_blocking=True)
 
-    def _sample_block(self, logits: Tensor, block: Block, columns: Columns, edits: Tensor) -> Tensor:
+    def _sample_block(
+        self, logits: Tensor, block: Block, columns: Columns, edits: Tensor, allowed: Tensor | None
+    ) -> Tensor:
         """Tokens [R, 1], or with logprobs the table [R, 3 + 2 * top] that starts with them; float64.
 
-        A row with a fault has that in place of its token.
+        A row with a fault has that in place of its token. `allowed`, bool [R, V], are the tokens that the rows' forms
+        leave; None: they have none.
         """
         needs = block.features
         own = logits.index_select(0, columns.row.long())
@@ -187,7 +220,7 @@ class Sampler:
         raw = x.log_softmax(1) if Feature.LOGPROBS in needs else None
         tokens, left = columns.forced.long(), None
         if Feature.FORCED not in needs:
-            tokens, left = self._choose(x, block, columns, edits)
+            tokens, left = self._choose(x, block, columns, edits, allowed)
         if Feature.PENALTIES in needs:
             self._counts.record(columns.counts_row.long(), tokens)
         table = tokens[:, None].double() if raw is None else logprob_table(raw, tokens, block.top)
@@ -197,7 +230,7 @@ class Sampler:
         return table
 
     def _choose(
-        self, x: Tensor, block: Block, columns: Columns, edits: Tensor
+        self, x: Tensor, block: Block, columns: Columns, edits: Tensor, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens [R] int64 that the rules lead to; the logits `x` [R, V] are used up.
 
@@ -207,6 +240,9 @@ class Sampler:
         if needs & (Feature.BIAS | Feature.MIN_TOKENS):
             row, token, change = edits
             x.index_put_((row.long(), token.long()), change.float(), accumulate=True)
+        if allowed is not None:
+            x.masked_fill_(~allowed, -torch.inf)
+        if needs & (Feature.BIAS | Feature.MIN_TOKENS | Feature.GRAMMAR):
             left = x.amax(1) > -torch.inf
         if Feature.PENALTIES in needs:
             penalties = (columns.repetition, columns.frequency, columns.presence)

@@ -25,6 +25,7 @@ class Feature(IntFlag):
     TOP_P = auto()
     LOGPROBS = auto()
     FORCED = auto()
+    GRAMMAR = auto()
 
 
 class Columns(NamedTuple):
@@ -178,6 +179,7 @@ class SlotTable:
             Feature.TOP_K: random and top_k > 0,
             Feature.TOP_P: random and params.top_p < 1,
             Feature.LOGPROBS: params.logprobs is not None,
+            Feature.GRAMMAR: params.structured_outputs is not None,
         }
         self._features[slot] = sum(feature for feature, needed in needs.items() if needed)
         self._occupied[slot] = True

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winnow.cli.batch.lines import METRICS as LINE_METRICS
+from winnow.batch.lines import METRICS as LINE_METRICS
 from winnow.errors import EvaluationError
 from winnow.evaluate.metrics import METRICS, require_metric, score
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from winnow.cli.batch.lines import BadLine, Job, parse_line
-from winnow.cli.batch.reader import read_lines
-from winnow.cli.batch.records import Record, answer_record, encode, error_record, request_id
-from winnow.cli.batch.stream import OrderedWriter
-from winnow.cli.batch.tally import Tally
+from winnow.batch.lines import BadLine, Job, parse_line
+from winnow.batch.reader import read_lines
+from winnow.batch.records import Record, answer_record, encode, error_record, request_id
+from winnow.batch.stream import OrderedWriter
+from winnow.batch.tally import Tally
 from winnow.errors import WinnowError
 from winnow.openai.errors import FAILED, ApiError
 from winnow.outputs import EngineStats, RequestOutput

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from winnow.cli.batch.journal import Checkpoint, create_journal, encode_entry, journal_path
-from winnow.cli.batch.stream import OrderedWriter
+from winnow.batch.journal import Checkpoint, create_journal, encode_entry, journal_path
+from winnow.batch.stream import OrderedWriter
 from winnow.errors import UsageError
 from winnow.report.fingerprint import Fingerprint
 

@@ -7,13 +7,13 @@ lines get OpenAI's objects. A line that failed gets an `error` with its line num
 from collections.abc import Sequence
 from typing import Any
 
-from winnow.cli.batch.lines import DEFAULT_METRIC, BadLine, Job
+from winnow.batch.lines import DEFAULT_METRIC, BadLine, Job
 from winnow.evaluate.metrics import score
 from winnow.json_values import dump_json
 from winnow.openai.batch import batch_response
 from winnow.openai.errors import ApiError
 from winnow.openai.logprobs import cumulative_logprob, finite_logprob, ranked
-from winnow.openai.response import completion_object, usage
+from winnow.openai.response import ResponseForm, completion_object, usage
 from winnow.outputs import CompletionOutput, LogprobDict, RequestOutput
 from winnow.sampling import Logprob
 
@@ -29,9 +29,8 @@ def answer_record(job: Job, output: RequestOutput, model: str, created: int) -> 
     """The record of a finished request; `model` and `created` (Unix seconds) go into OpenAI's objects."""
     if job.endpoint is None:
         return _flat(job, output)
-    body = completion_object(
-        job.endpoint, output, name=str(job.index), model=job.model or model, created=created
-    )
+    form = ResponseForm(job.endpoint, str(job.index), job.model or model, created)
+    body = completion_object(form, [output])
     record = batch_response(job.index, job.carried.get("custom_id"), output.request_id, body)
     return record | _carried(job) | _scored(job, output)
 
@@ -66,7 +65,7 @@ def _flat(job: Job, output: RequestOutput) -> Record:
         record["outputs"] = [{"index": index, **answer} for index, answer in enumerate(answers)]
     if output.prompt_logprobs is not None:
         record["prompt_logprobs"] = _logprobs(output.prompt_token_ids, output.prompt_logprobs)
-    return record | {"usage": usage(output)} | _scored(job, output)
+    return record | {"usage": usage([output])} | _scored(job, output)
 
 
 def _flat_answer(answer: CompletionOutput) -> Record:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from winnow.cli.batch.reader import InputFile
+from winnow.batch.reader import InputFile
 from winnow.errors import UsageError
 from winnow.report import journal as journals
 from winnow.report.fingerprint import INPUT_BYTES, Fingerprint, differences
@@ -26,6 +26,7 @@ OF_REQUESTS = (
     "template_tail",
     "protect",
     "forced_tokens",
+    "structured_outputs",
 )
 """Sampling parameters that only a request can set: for the others the engine has options of its own, positions and
 tokens make sense for one prompt alone, and commands show text."""

@@ -10,14 +10,12 @@ Both may carry `reference`, `category` and `metric`, by which answers are scored
 record. Any other key that is not a sampling parameter is refused, since an ignored typo would change answers unseen.
 """
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from winnow.cli.batch.reader import MAX_LINE_BYTES, RawLine
-from winnow.json_values import json_kind
+from winnow.batch.reader import MAX_LINE_BYTES, RawLine
+from winnow.json_values import json_kind, parse_strict
 from winnow.openai.batch import BATCH_KEYS, endpoint_of, read_batch_line
 from winnow.openai.errors import ApiError
 from winnow.openai.parameters import sampling_from_fields
@@ -113,27 +111,12 @@ def _load(data: bytes | None) -> dict[str, Any]:
     if data is None:
         raise ApiError("line_too_long", f"a line must not exceed {format_bytes(MAX_LINE_BYTES)}")
     try:
-        text = data.decode("utf-8-sig")
-        line = json.loads(text, parse_float=_finite, parse_constant=_finite)
-        if "\\ud" in text.lower():
-            # JSON can spell half of a surrogate pair, which no UTF-8 file can hold and no tokenizer read.
-            json.dumps(line, ensure_ascii=False).encode()
-    except UnicodeError as error:
-        raise ApiError("invalid_json", "the line is not UTF-8 text") from error
-    except json.JSONDecodeError as error:
-        raise ApiError("invalid_json", f"unreadable JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:
-        raise ApiError("invalid_json", f"unreadable JSON: {error}") from error
+        line = parse_strict(data)
+    except ValueError as error:
+        raise ApiError("invalid_json", f"the line: {error}") from None
     if not isinstance(line, dict):
         raise ApiError("invalid_json", f"a line must be a JSON object, got {json_kind(line)}")
     return line
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is not a finite number")
-    return value
 
 
 def _guess_endpoint(data: bytes) -> Endpoint | None:

@@ -1,0 +1,90 @@
+"""The accounting of the host tier: which copies of sequences lie in host memory, and their bytes."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from winnow.cache.layout import CacheLayout, IntArray
+
+
+class OutOfHostMemoryError(RuntimeError):
+    """A copy would exceed the host tier's limit. The scheduler asks first, so a user never sees this."""
+
+
+class HostTierError(RuntimeError):
+    """Copies to or from host memory that were not made; all else of their update was done.
+
+    Attributes:
+        host_ids: of the copies.
+    """
+
+    def __init__(self, host_ids: Iterable[int], reason: str) -> None:
+        self.host_ids = frozenset(host_ids)
+        super().__init__(f"copies {sorted(self.host_ids)} to or from host memory failed: {reason}")
+
+
+class HostCopy(NamedTuple):
+    """A sequence in host memory.
+
+    Attributes:
+        lengths: KVs of its rows, int32 [layers, heads].
+        num_blocks: over all rows.
+        nbytes: of the blocks, and of what else is kept of the sequence.
+    """
+
+    lengths: IntArray
+    num_blocks: int
+    nbytes: int
+
+
+class HostLedger:
+    """Copies of sequences in host memory, by ids that are never used twice.
+
+    Args:
+        limit: bytes that all copies together may take; 0: there is no host tier.
+
+    Attributes:
+        copies: by id.
+        used_bytes: of all of them; peak_bytes: most so far.
+    """
+
+    def __init__(self, layout: CacheLayout, limit: int) -> None:
+        self.limit = limit
+        self.copies: dict[int, HostCopy] = {}
+        self.used_bytes = self.peak_bytes = 0
+        self._layout = layout
+        self._next_id = 0
+
+    def nbytes(self, num_blocks: int, state_bytes: int = 0) -> int:
+        """Bytes of a copy of so many blocks, and of what else is kept of the sequence."""
+        return self._layout.host_bytes(num_blocks) + state_bytes
+
+    def has_room_for(self, nbytes: int) -> bool:
+        return self.used_bytes + nbytes <= self.limit
+
+    def put(self, lengths: IntArray, num_blocks: int, state_bytes: int = 0) -> int:
+        """Enter a copy. Returns its id.
+
+        Raises:
+            OutOfHostMemoryError: there is no room; nothing has changed.
+        """
+        nbytes = self.nbytes(num_blocks, state_bytes)
+        if not self.has_room_for(nbytes):
+            raise OutOfHostMemoryError(f"{nbytes} bytes asked for, {self.used_bytes} of {self.limit} in use")
+        host_id, self._next_id = self._next_id, self._next_id + 1
+        self.copies[host_id] = HostCopy(lengths, num_blocks, nbytes)
+        self.used_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        return host_id
+
+    def discard(self, host_id: int) -> None:
+        self.used_bytes -= self.copies.pop(host_id).nbytes
+
+    def check_integrity(self) -> None:
+        """Assert that bytes are counted once per copy, and within the limit."""
+        assert self.used_bytes == sum(copy.nbytes for copy in self.copies.values()), (
+            "host bytes are miscounted"
+        )
+        assert self.used_bytes <= self.limit, "the host tier holds more than its limit"
+        for copy in self.copies.values():
+            blocks = int((-(-copy.lengths // self._layout.block_size)).sum())
+            assert blocks == copy.num_blocks, "a copy in host memory has other lengths than blocks"

@@ -1,0 +1,150 @@
+"""`winnow chat`: a conversation in the terminal, with a model here or on a server."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any, Protocol
+
+from winnow.cli.engine import (
+    add_engine_flags,
+    add_sampling_flags,
+    engine_options,
+    open_llm,
+    sampling_options,
+)
+from winnow.errors import UsageError, WinnowError
+from winnow.sampling import SamplingParams
+
+DESCRIPTION = """\
+Talk to a model in the terminal, here or, with --url, on a server of the OpenAI API.
+
+/reset begins a new conversation, /exit or Ctrl-D ends. Ctrl-C stops an answer.
+"""
+EPILOG = """\
+examples:
+  winnow chat --model path/to/model
+  winnow chat --system "Answer in one sentence." --eviction winnow --compression 4
+  winnow chat --url http://127.0.0.1:8000 --api-key $KEY
+"""
+_NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
+_DEFAULTS = {"max_tokens": 1024}
+
+
+class Partner(Protocol):
+    """Who answers."""
+
+    def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        """Yield the pieces of an answer."""
+        ...
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.usage = "winnow chat [options]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument("--url", metavar="URL", help="a server, in place of a model here")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's; also from WINNOW_API_KEY")
+    add_engine_flags(parser)
+    add_sampling_flags(parser, "sampling", skip=_NOT_SHOWN, defaults=_DEFAULTS)
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Talk, and return the exit code."""
+    typed, options = sampling_options(namespace), engine_options(namespace)
+    with ExitStack() as stack:
+        partner: Partner
+        if namespace.url is not None:
+            if extra := sorted(set(options) - {"model"}):
+                raise UsageError(
+                    f"--{extra[0].replace('_', '-')} is an option of a model here, not of a server"
+                )
+            key = namespace.api_key or os.environ.get("WINNOW_API_KEY")
+            partner = _Remote(namespace.url, key, options.get("model"), _DEFAULTS | typed)
+        else:
+            partner = _Local(stack.enter_context(open_llm(options)), typed)
+        return _talk(partner, namespace.system)
+
+
+def _talk(partner: Partner, system: str | None) -> int:
+    first = [] if system is None else [{"role": "system", "content": system}]
+    messages = list(first)
+    while True:
+        try:
+            text = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return 0
+        if text.strip() == "/exit":
+            return 0
+        if text.strip() == "/reset":
+            messages = list(first)
+            continue
+        if not text.strip():
+            continue
+        messages.append({"role": "user", "content": text})
+        answer = ""
+        try:
+            with closing(partner.answer(messages)) as pieces:  # type: ignore[type-var]
+                for piece in pieces:
+                    answer += piece
+                    print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            pass  # what was said stays said
+        except WinnowError as error:
+            messages.pop()
+            print(f"winnow: error: {error}", file=sys.stderr)
+            continue
+        print()
+        messages.append({"role": "assistant", "content": answer})
+
+
+class _Local:
+    def __init__(self, llm: Any, typed: dict[str, Any]) -> None:
+        self._llm = llm
+        self._params = SamplingParams.from_mapping(_DEFAULTS | dict(llm.sampling_defaults) | typed)
+
+    def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        shown = 0
+        with closing(self._llm.stream_chat(messages, self._params)) as outputs:
+            for output in outputs:
+                output.raise_for_error()
+                text = output.outputs[0].text
+                yield text[shown:]
+                shown = len(text)
+
+
+class _Remote:
+    def __init__(self, url: str, key: str | None, model: str | None, params: dict[str, Any]) -> None:
+        import httpx
+
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._client = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=600)
+        self._errors = httpx.HTTPError
+        self._body = params | ({} if model is None else {"model": str(model)})
+
+    def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        body = {**self._body, "messages": messages, "stream": True}
+        try:
+            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise UsageError(_message(response.text))
+                for line in response.iter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        chunk = json.loads(line[6:])
+                        if "error" in chunk:
+                            raise UsageError(chunk["error"]["message"])
+                        for choice in chunk["choices"]:
+                            yield choice["delta"].get("content") or ""
+        except self._errors as error:
+            raise UsageError(f"the server does not answer: {error}") from None
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:300]

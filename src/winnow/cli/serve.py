@@ -1,0 +1,128 @@
+"""`winnow serve`: the OpenAI API over HTTP."""
+
+import argparse
+import os
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from winnow.cli.engine import add_engine_flags, model_exists, open_llm
+from winnow.cli.options import add_flags, given
+from winnow.cli.reflexes import add_reflex_flags, translate_reflexes
+from winnow.config import PARTS, EngineConfig
+from winnow.errors import UsageError
+from winnow.server.config import ServerConfig
+from winnow.units import format_bytes
+
+DESCRIPTION = """\
+Serve a model under OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models, with
+--files-dir also /v1/files and /v1/batches, and a dashboard at /.
+
+It listens on this machine alone unless --host says otherwise. With --api-key or --api-keys-file every
+request needs a key. SIGTERM lets requests in progress finish.
+"""
+_SAMPLE_TOKENS = 1024
+EPILOG = """\
+examples:
+  winnow serve
+  winnow serve path/to/model --kv-memory 2GiB --port 8080
+  winnow serve org/name --api-key $KEY --eviction winnow --compression 4
+  curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "Once upon"}'
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.usage = "winnow serve [MODEL] [options]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="the model, as --model")
+    add_flags(parser, ServerConfig, "server")
+    add_engine_flags(parser)
+    add_reflex_flags(parser)
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Serve, and return the exit code."""
+    options, config = _options(namespace)
+    try:
+        from winnow.server.keys import Keys
+        from winnow.server.run import serve
+        from winnow.server.service import Service, load_template, model_names
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"winnow serve needs the package {error.name}: pip install 'winnow-llm[serve]'"
+        ) from None
+    named = (*config.api_key, *filter(None, [os.environ.get("WINNOW_API_KEY")]))
+    keys = Keys.of(named, config.api_keys_file)
+    with open_llm(options) as llm:
+        service = Service(
+            llm,
+            config,
+            keys,
+            model_names(options.get("model"), config.served_model_name),
+            load_template(config.response_template, llm.tokenizer),
+        )
+
+        def started(address: str) -> None:
+            for line in banner(llm, service.names[0], address):
+                print(line, file=sys.stderr, flush=True)
+
+        return serve(service, started)
+
+
+def banner(llm: Any, name: str, address: str) -> list[str]:
+    """What a start says: the model, the kernels that were chosen, the machine's limits, the address."""
+    from winnow.report.provenance import Machine
+
+    config: EngineConfig = llm.config
+    scheduler = config.scheduler
+    machine = Machine.here(config.model.device)
+    chosen = ", ".join(f"{what} {which}" for what, which in _kernels(llm).items())
+    tokens = config.cache.kv_memory * _SAMPLE_TOKENS // max(1, llm.kv_bytes(_SAMPLE_TOKENS))
+    return [
+        f"winnow: {name}, context {llm.max_model_len} tokens",
+        f"winnow: {chosen}",
+        f"winnow: {machine}",
+        f"winnow: KV memory {format_bytes(config.cache.kv_memory)} ({tokens} tokens uncompressed), at most "
+        f"{scheduler.max_num_seqs} answers in a batch, {scheduler.max_num_batched_tokens} tokens in a step",
+        f"winnow: listening on {address}",
+    ]
+
+
+def _kernels(llm: Any) -> dict[str, str]:
+    """What computes: the parts of a step, and which implementation was chosen for each."""
+    from winnow.attention.backends import open_backend
+    from winnow.native import ISA_VARIABLE, instruction_sets, is_installed
+
+    model = llm.config.model
+    found = {"layers": llm.decoder, "in": f"{str(llm.dtype).removeprefix('torch.')} on {llm.device}"}
+    if model.engine == "paged":
+        found["attention"] = type(open_backend(model.attention_backend, llm.device)).__name__
+    if is_installed() and llm.device.type == "cpu":
+        found["kernels"] = os.environ.get(ISA_VARIABLE) or instruction_sets()[-1]
+    return found
+
+
+def _options(namespace: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
+    """The engine's options and the server's, as typed.
+
+    Raises:
+        ConfigError, UsageError: a value is out of range, or an option means nothing here.
+    """
+    options = given(namespace, *PARTS.values())
+    if namespace.model_tag is not None:
+        if options.get("model") not in (None, namespace.model_tag):
+            raise UsageError(
+                f"the model is given twice: {namespace.model_tag} and --model {options['model']}"
+            )
+        options["model"] = namespace.model_tag
+    typed = given(namespace, ServerConfig)
+    translate_reflexes(namespace, options)
+    EngineConfig.from_options(options)
+    model_exists(options.get("model"))
+    values = {field.name: typed[field.name] for field in fields(ServerConfig) if field.name in typed}
+    files = values.get("files_dir")
+    if files is not None and Path(files).exists() and not Path(files).is_dir():
+        raise UsageError(f"--files-dir must be a directory, got {files!r}")
+    return options, ServerConfig(**values)

@@ -1,0 +1,39 @@
+"""Who holds the KV memory at a moment, and how much of each layer and head stays."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from winnow.cache import CacheLayout, Ledger
+from winnow.engine.request import Sequence
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """The KV memory in use, between two steps.
+
+    Attributes:
+        tenants: tenant -> bytes of the blocks of its running answers; shared blocks count for each.
+        kept: KVs per token computed, mean over running answers, by layer and head; empty: none runs.
+    """
+
+    tenants: dict[str, int]
+    kept: list[list[float]]
+
+
+def measure_occupancy(running: Iterable[Sequence], ledger: Ledger, layout: CacheLayout) -> Occupancy:
+    """Add up what running sequences hold; one look at each row's length."""
+    tenants: dict[str, int] = {}
+    kept = np.zeros((layout.num_layers, layout.num_kv_heads))
+    count = 0
+    for sequence in running:
+        if sequence.kv.slot is None or not sequence.kv.num_computed:
+            continue
+        lengths = ledger.lengths[sequence.kv.slot]
+        blocks = int((-(-lengths // layout.block_size)).sum())
+        tenant = sequence.request.tenant or ""
+        tenants[tenant] = tenants.get(tenant, 0) + blocks * layout.block_bytes
+        kept += lengths / sequence.kv.num_computed
+        count += 1
+    return Occupancy(tenants, (kept / count).round(4).tolist() if count else [])

@@ -1,0 +1,308 @@
+"""/v1/responses, read as a chat and written from one."""
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from winnow.json_values import json_kind
+from winnow.openai.errors import ApiError
+
+Record = dict[str, Any]
+
+PATH = "/v1/responses"
+MAX_ITEMS = 4096
+
+# Fields that mean the same under the same name in a chat.
+_SHARED = (
+    "model",
+    "temperature",
+    "top_p",
+    "stream",
+    "user",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+)
+_IGNORED = ("store", "include", "service_tier", "stream_options", "max_tool_calls", "prompt_cache_retention")
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "truncation": ("disabled", "auto"),
+    "context_management": (),
+}
+_REASONS = {
+    "previous_response_id": "responses are not kept: send the whole conversation in input",
+    "conversation": "conversations are not kept: send the whole conversation in input",
+}
+
+
+def chat_body(body: Mapping[str, Any]) -> Record:
+    """The body of a chat that asks the same.
+
+    Raises:
+        ApiError: names the field, the value and what is allowed.
+    """
+    values = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
+    for name, harmless in _REFUSED.items():
+        if name in values and values.pop(name) not in harmless:
+            raise ApiError("unsupported_parameter", _REASONS.get(name, f"{name} is not supported"), name)
+    if "input" not in values:
+        raise ApiError("invalid_request", f"body needs input for {PATH}", "input")
+    chat: Record = {name: values.pop(name) for name in _SHARED if name in values}
+    chat["messages"] = _messages(values.pop("instructions", None), values.pop("input"))
+    if "max_output_tokens" in values:
+        chat["max_completion_tokens"] = values.pop("max_output_tokens")
+    if "top_logprobs" in values:
+        chat |= {"logprobs": True, "top_logprobs": values.pop("top_logprobs")}
+    text = values.pop("text", {})
+    if not isinstance(text, dict):
+        raise ApiError("invalid_request", f"text must be an object, got {json_kind(text)}", "text")
+    if text.get("format") is not None:
+        chat["response_format"] = text["format"]
+    reasoning = values.pop("reasoning", {})
+    if not isinstance(reasoning, dict):
+        raise ApiError(
+            "invalid_request", f"reasoning must be an object, got {json_kind(reasoning)}", "reasoning"
+        )
+    if reasoning.get("effort") is not None:
+        chat["reasoning_effort"] = reasoning["effort"]
+    if "tools" in values:
+        chat["tools"] = _tools(values.pop("tools"))
+    for name in ("tool_choice", "parallel_tool_calls"):
+        if name in values:
+            chat[name] = values.pop(name)
+    for name in ("n", "messages", "max_tokens", "max_completion_tokens", "stream_options"):
+        if name in values:
+            raise ApiError("invalid_request", f"{name} is not a field of {PATH}", name)
+    return chat | values  # parameters that OpenAI does not have are checked where a chat's are
+
+
+def _messages(instructions: Any, given: Any) -> list[Record]:
+    messages: list[Record] = []
+    if instructions is not None:
+        if not isinstance(instructions, str):
+            raise ApiError(
+                "invalid_request", f"instructions must be text, got {json_kind(instructions)}", "instructions"
+            )
+        messages.append({"role": "system", "content": instructions})
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    if not isinstance(given, list) or not given or len(given) > MAX_ITEMS:
+        raise ApiError("invalid_request", f"input must be text, or a list of 1 to {MAX_ITEMS} items", "input")
+    for index, item in enumerate(given):
+        message = _message(item, f"input[{index}]")
+        if message is None:
+            continue
+        last = messages[-1] if messages else {}
+        if message.get("tool_calls") and last.get("tool_calls") and last["role"] == "assistant":
+            last["tool_calls"] += message["tool_calls"]  # calls of one turn
+        else:
+            messages.append(message)
+    return messages
+
+
+def _message(item: Any, name: str) -> Record | None:
+    """The message that an item stands for; None: it is none, as the model's reasoning."""
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    if kind == "message":
+        role = item.get("role")
+        return {"role": "system" if role == "developer" else role, "content": item.get("content")}
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
+    if kind == "reasoning":
+        return None
+    raise ApiError("unsupported_parameter", f"{name} of type {kind!r:.80} is not supported", name)
+
+
+def _tools(tools: Any) -> Any:
+    """Tools in a chat's form: there the function's fields stand one level deeper."""
+    if not isinstance(tools, list):
+        return tools
+    found = []
+    for index, tool in enumerate(tools):
+        if isinstance(tool, dict) and tool.get("type") == "function" and "function" not in tool:
+            function = {name: value for name, value in tool.items() if name not in ("type", "strict")}
+            found.append({"type": "function", "function": function})
+        else:
+            raise ApiError("unsupported_parameter", f"tools[{index}] must be a function", f"tools[{index}]")
+    return found
+
+
+@dataclass
+class ResponseWriter:
+    """Writes a response from a chat's chunks, as events or as one object.
+
+    Attributes:
+        body: as the client wrote it: a response repeats some of its fields.
+        created: Unix seconds.
+    """
+
+    body: Mapping[str, Any]
+    model: str
+    created: int
+    id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
+    output: list[Record] = field(default_factory=list)
+    _open: Record | None = None
+    _number: int = 0
+    _reason: str | None = None
+
+    def begin(self) -> Iterator[Record]:
+        """Yield the first events."""
+        for name in ("created", "in_progress"):
+            yield self._event(f"response.{name}", response=self.object("in_progress"))
+
+    def push(self, chunk: Mapping[str, Any]) -> Iterator[Record]:
+        """Yield the events of a chat's chunk."""
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            if delta.get("reasoning_content"):
+                yield from self._text("reasoning", delta["reasoning_content"], None)
+            if delta.get("content") or (choice.get("logprobs") and "content" in delta):
+                yield from self._text("message", delta["content"], choice.get("logprobs"))
+            for call in delta.get("tool_calls", ()):
+                yield from self._call(call)
+            self._reason = choice["finish_reason"] or self._reason
+
+    def end(self, usage: Mapping[str, Any]) -> Iterator[Record]:
+        """Yield the last events."""
+        if self._open is None and not self.output:  # an empty answer is an answer
+            yield from self._begin_item("message")
+        yield from self._end_item()
+        status = "incomplete" if self._reason == "length" else "completed"
+        yield self._event(f"response.{status}", response=self.object(status, usage))
+
+    def fail(self, error: ApiError) -> Record:
+        """The event of a response that broke off."""
+        described = {"code": error.code, "message": str(error)}
+        return self._event("response.failed", response=self.object("failed") | {"error": described})
+
+    def object(self, status: str, usage: Mapping[str, Any] | None = None) -> Record:
+        """The response as it stands."""
+        body = self.body
+        text = body.get("text") or {}
+        incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": incomplete,
+            "instructions": body.get("instructions"),
+            "max_output_tokens": body.get("max_output_tokens"),
+            "metadata": body.get("metadata") or {},
+            "model": self.model,
+            "output": list(self.output),
+            "parallel_tool_calls": body.get("parallel_tool_calls", True) is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
+            "store": False,
+            "temperature": body.get("temperature", 1.0),
+            "text": {"format": text.get("format") or {"type": "text"}},
+            "tool_choice": body.get("tool_choice") or "auto",
+            "tools": body.get("tools") or [],
+            "top_p": body.get("top_p", 1.0),
+            "truncation": "disabled",
+            "usage": None if usage is None else _usage(usage),
+            "user": body.get("user"),
+        }
+
+    def _event(self, kind: str, **fields: Any) -> Record:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return event
+
+    def _text(self, kind: str, text: str, logprobs: Mapping[str, Any] | None) -> Iterator[Record]:
+        if self._open is None or self._open["type"] != kind:
+            yield from self._end_item()
+            yield from self._begin_item(kind)
+        assert self._open is not None
+        part = self._open["content"][0]
+        part["text"] += text
+        found = [] if logprobs is None else logprobs["content"]
+        if "logprobs" in part:
+            part["logprobs"] += found
+        name = "output_text" if kind == "message" else "reasoning_text"
+        extra = {"logprobs": found} if kind == "message" else {}
+        yield self._event(f"response.{name}.delta", **self._place(), content_index=0, delta=text, **extra)
+
+    def _begin_item(self, kind: str) -> Iterator[Record]:
+        """Open an item that grows: the message, or the reasoning before it."""
+        part: Record
+        item: Record
+        if kind == "message":
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item = {"type": kind, "id": _new_id("msg"), "status": "in_progress", "role": "assistant"}
+        else:
+            part = {"type": "reasoning_text", "text": ""}
+            item = {"type": kind, "id": _new_id("rs"), "status": "in_progress", "summary": []}
+        yield self._event(
+            "response.output_item.added", output_index=len(self.output), item={**item, "content": []}
+        )
+        self._open = {**item, "content": [part]}
+        yield self._event("response.content_part.added", **self._place(), content_index=0, part=dict(part))
+
+    def _end_item(self) -> Iterator[Record]:
+        item = self._open
+        if item is None:
+            return
+        part = item["content"][0]
+        name = "output_text" if item["type"] == "message" else "reasoning_text"
+        extra = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+        yield self._event(
+            f"response.{name}.done", **self._place(), content_index=0, text=part["text"], **extra
+        )
+        yield self._event("response.content_part.done", **self._place(), content_index=0, part=part)
+        item["status"] = "incomplete" if self._reason == "length" else "completed"
+        yield self._event("response.output_item.done", output_index=len(self.output), item=item)
+        self.output.append(item)
+        self._open = None
+
+    def _call(self, call: Mapping[str, Any]) -> Iterator[Record]:
+        yield from self._end_item()
+        function = call["function"]
+        item = {
+            "type": "function_call",
+            "id": _new_id("fc"),
+            "call_id": call["id"],
+            "name": function["name"],
+            "arguments": "",
+            "status": "in_progress",
+        }
+        index = len(self.output)
+        yield self._event("response.output_item.added", output_index=index, item=dict(item))
+        place = {"item_id": item["id"], "output_index": index}
+        arguments = function["arguments"]
+        yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
+        yield self._event(
+            "response.function_call_arguments.done", **place, arguments=arguments, name=item["name"]
+        )
+        item |= {"arguments": arguments, "status": "completed"}
+        yield self._event("response.output_item.done", output_index=index, item=item)
+        self.output.append(item)
+
+    def _place(self) -> Record:
+        assert self._open is not None
+        return {"item_id": self._open["id"], "output_index": len(self.output)}
+
+
+def _usage(usage: Mapping[str, Any]) -> Record:
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"

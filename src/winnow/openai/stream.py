@@ -1,0 +1,210 @@
+"""The chunks of a streamed answer."""
+
+import codecs
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from winnow.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
+from winnow.openai.response import ResponseForm, echo_alone, extras, finish_reason, usage_object
+from winnow.openai.tools import THINKING, tool_call
+from winnow.outputs import CompletionOutput, RequestOutput
+
+Record = dict[str, Any]
+
+
+class AnswerParser(Protocol):
+    """Sorts an answer into reasoning, content and tool calls as it grows: transformers' `ResponseParser`."""
+
+    initial_events: list[dict[str, Any]]
+
+    def feed(self, text: str) -> list[dict[str, Any]]:
+        """Take the next piece of text; return what it means."""
+        ...
+
+    def finalize(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Take the end of the answer; return the message, and what the end means."""
+        ...
+
+
+ParserFactory = Callable[[RequestOutput], AnswerParser]
+
+
+@dataclass
+class _Choice:
+    """One answer on its way."""
+
+    started: bool = False
+    ended: bool = False
+    num_tokens: int = 0
+    parser: AnswerParser | None = None
+    num_calls: int = 0
+    offset: int = 0
+    """Characters of the tokens so far."""
+    decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
+
+
+class ChunkStream:
+    """Turns the deltas of a body's requests into chunks.
+
+    Args:
+        form: what the chunks have in common.
+        include_usage: every chunk has a `usage`, null but in the last, which counts tokens.
+        continuous: count tokens in every chunk.
+        new_parser: makes the parser of an answer; None: its text is the content.
+    """
+
+    def __init__(
+        self,
+        form: ResponseForm,
+        *,
+        include_usage: bool = False,
+        continuous: bool = False,
+        new_parser: ParserFactory | None = None,
+    ) -> None:
+        self._form = form
+        self._head = form.head(chunk=True)
+        self._include_usage = include_usage
+        self._continuous = continuous
+        self._new_parser = new_parser
+        self._choices: dict[int, _Choice] = {}
+        self._prompt_tokens: dict[int, int] = {}
+        self._cached_tokens: dict[int, int] = {}
+
+    def push(self, place: int, output: RequestOutput) -> Iterator[Record]:
+        """Yield the chunks of a delta of prompt number `place`."""
+        self._prompt_tokens[place] = len(output.prompt_token_ids)
+        self._cached_tokens[place] = output.num_cached_tokens
+        for answer in output.outputs:
+            index = place * self._form.n + answer.index
+            choice = self._choices.setdefault(index, _Choice())
+            if choice.ended:  # it is in every output until its siblings have ended too
+                continue
+            choice.ended = answer.finish_reason is not None
+            if choice.started and not answer.token_ids and not answer.text and answer.finish_reason is None:
+                continue
+            first, choice.started = not choice.started, True
+            choice.num_tokens += len(answer.token_ids)
+            make = self._chat_chunks if self._form.is_chat else self._text_chunks
+            yield from make(index, choice, output, answer, first)
+
+    def usage_chunk(self) -> Record:
+        """Return the chunk that counts tokens, after all others."""
+        return {**self._head, "choices": [], "usage": self.usage()}
+
+    def usage(self) -> Record:
+        """Return the tokens so far."""
+        answers = 0 if echo_alone(self._form) else sum(each.num_tokens for each in self._choices.values())
+        cached = sum(self._cached_tokens.values())
+        return usage_object(sum(self._prompt_tokens.values()), answers, cached)
+
+    def _chunk(self, choice: Record) -> Record:
+        chunk = {**self._head, "choices": [choice]}
+        if self._include_usage:
+            chunk["usage"] = self.usage() if self._continuous else None
+        return chunk
+
+    def _text_chunks(
+        self, index: int, choice: _Choice, output: RequestOutput, answer: CompletionOutput, first: bool
+    ) -> Iterator[Record]:
+        echo, logprobs = self._form.echo, completion_logprobs(answer)
+        text = answer.text
+        if logprobs is not None:
+            logprobs["text_offset"] = self._offsets(choice, answer)
+        if echo is not None and first:
+            prompt = echo.text_of(output)
+            choice.offset += len(prompt)
+            if logprobs is not None:
+                logprobs = echo_logprobs(output, prompt, echo.name_of, None if echo.alone else logprobs)
+            text = prompt if echo.alone else prompt + text
+        elif echo is not None and echo.alone:
+            text, logprobs = "", None
+        if text or logprobs is not None or answer.finish_reason is not None or self._form.token_ids:
+            yield self._chunk(
+                {
+                    "index": index,
+                    "text": text,
+                    "logprobs": logprobs,
+                    "finish_reason": "length"
+                    if echo_alone(self._form) and answer.finish_reason
+                    else finish_reason(answer),
+                    **extras(self._form, answer, output if first else None),
+                }
+            )
+
+    def _offsets(self, choice: _Choice, answer: CompletionOutput) -> list[int]:
+        """Where each token of a delta begins in the whole text."""
+        offsets = []
+        for token, candidates in zip(answer.token_ids, answer.logprobs or (), strict=True):
+            entry = None if candidates is None else candidates[token]
+            own = b"" if entry is None else entry.token_bytes or (entry.decoded_token or "").encode()
+            offsets.append(choice.offset)
+            choice.offset += len(choice.decoder.decode(own))
+        return offsets
+
+    def _chat_chunks(
+        self, index: int, choice: _Choice, output: RequestOutput, answer: CompletionOutput, first: bool
+    ) -> Iterator[Record]:
+        if first:
+            yield self._chunk(_chat_choice(index, {"role": "assistant", "content": ""}))
+            if self._new_parser is not None:
+                choice.parser = self._new_parser(output)
+        deltas = self._deltas(choice, answer)
+        logprobs, reason = chat_logprobs(answer), finish_reason(answer)
+        if reason == "stop" and choice.num_calls:
+            reason = "tool_calls"
+        if not deltas and (logprobs is not None or self._form.token_ids):
+            deltas = [{"content": ""}]
+        for place, delta in enumerate(deltas):
+            record = _chat_choice(index, delta, logprobs if place == 0 else None)
+            if place == 0 and self._form.token_ids:
+                record |= {"token_ids": list(answer.token_ids)}
+            yield self._chunk(record)
+        if reason is not None:
+            ends = {key: value for key, value in extras(self._form, answer).items() if key != "token_ids"}
+            yield self._chunk(_chat_choice(index, {}, None, reason) | ends)
+
+    def _deltas(self, choice: _Choice, answer: CompletionOutput) -> list[Record]:
+        """What a piece of an answer adds to its message."""
+        parser = choice.parser
+        if parser is None:
+            return [{"content": answer.text}] if answer.text else []
+        try:
+            events = parser.feed(answer.text)
+            if answer.finish_reason is not None:
+                events = [*events, *parser.finalize()[1]]
+        except Exception:  # the model broke its own rules: what follows is text
+            choice.parser = None
+            return [{"content": answer.text}] if answer.text else []
+        found = []
+        for event in events:
+            delta = self._event_delta(choice, event)
+            if delta is not None:
+                found.append(delta)
+        return found
+
+    @staticmethod
+    def _event_delta(choice: _Choice, event: Mapping[str, Any]) -> Record | None:
+        name, kind = event["field"], event["type"]
+        if name == "tool_calls":
+            if kind != "region_close":
+                return None
+            values = event["value"] if isinstance(event["value"], list) else [event["value"]]
+            calls = [
+                {"index": choice.num_calls + place, **tool_call(call)} for place, call in enumerate(values)
+            ]
+            choice.num_calls += len(calls)
+            return {"tool_calls": calls}
+        if kind != "region_chunk":
+            return None
+        if name in THINKING:
+            return {"reasoning_content": event["text"]}
+        return {"content": event["text"]} if name == "content" else None
+
+
+def _chat_choice(
+    index: int, delta: Record, logprobs: Record | None = None, reason: str | None = None
+) -> Record:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}

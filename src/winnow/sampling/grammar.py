@@ -1,0 +1,162 @@
+"""Forms of answers, compiled by llguidance: which tokens may come next."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winnow.errors import InvalidRequestError
+from winnow.sampling.structured import StructuredOutputs
+
+_MAX_KEPT = 64
+# Far above what a schema of an API needs, and reached within a second or two by one that was made to take forever.
+_LIMITS = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "max_items_in_row": 2000,
+}
+# Models without much sense write white space forever where they may.
+_JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
+
+
+class AnswerMatcher:
+    """Follows one answer, and says which tokens may come next.
+
+    Args:
+        matcher: llguidance's, at the answer's start.
+    """
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return which tokens may come next, bool [V]; none at all once the matcher has given up."""
+        if self._matcher.is_error():
+            return np.zeros(self._vocab_size, dtype=bool)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():  # a limit on its work was reached
+            return np.zeros(self._vocab_size, dtype=bool)
+        found = np.zeros(self._vocab_size, dtype=bool)
+        unpacked = np.unpackbits(bits, count=min(8 * len(bits), self._vocab_size), bitorder="little")
+        found[: len(unpacked)] = unpacked
+        return found
+
+    def take(self, token: int) -> None:
+        """Go on with a token of the answer."""
+        self._matcher.consume_token(token)
+
+    def take_all(self, tokens: Sequence[int]) -> None:
+        """Go on with tokens that were sampled before."""
+        if tokens:
+            self._matcher.consume_tokens(list(tokens))
+
+
+class GrammarCompiler:
+    """Compiles forms for one tokenizer. Thread-safe; what was compiled last is kept.
+
+    Args:
+        tokenizer: of transformers, with a fast backend; None: no form can be compiled.
+        vocab_size: V, columns of the logits.
+        eos_token_ids: tokens that end an answer.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()
+        self._lock = Lock()
+
+    def check(self, form: StructuredOutputs) -> None:
+        """Compile a form, so that the step that needs it need not.
+
+        Raises:
+            InvalidRequestError: it cannot be compiled, or only with more work than is allowed.
+        """
+        self._find(form)
+
+    def matcher(self, form: StructuredOutputs) -> AnswerMatcher:
+        """Return a matcher at the start of an answer. Raises as `check`."""
+        return AnswerMatcher(self._find(form).deep_copy(), self._vocab_size)
+
+    def _find(self, form: StructuredOutputs) -> Any:
+        with self._lock:
+            found = self._compiled.get(form)
+            if found is not None:
+                self._compiled.move_to_end(form)
+                return found
+        found = self._compile(form)  # without the lock: it may take a second
+        with self._lock:
+            self._compiled[form] = found
+            while len(self._compiled) > _MAX_KEPT:
+                self._compiled.popitem(last=False)
+        return found
+
+    def _compile(self, form: StructuredOutputs) -> Any:
+        llguidance, tokenizer = _llguidance(), self._tokens
+        try:
+            limits = llguidance.LLParserLimits(**_LIMITS)
+            matcher = llguidance.LLMatcher(tokenizer, _grammar(llguidance, form), log_level=0, limits=limits)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise _refused(error) from None
+        if matcher.is_error():
+            raise _refused(matcher.get_error())
+        return matcher
+
+    @cached_property
+    def _tokens(self) -> Any:
+        """llguidance's own tokenizer."""
+        _llguidance()
+        from llguidance.hf import from_tokenizer
+
+        if self._tokenizer is None or not self._eos_token_ids:
+            raise InvalidRequestError("structured_outputs need a model with a tokenizer and an end token")
+        try:
+            return from_tokenizer(
+                self._tokenizer, n_vocab=self._vocab_size, eos_token=sorted(self._eos_token_ids)
+            )
+        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise InvalidRequestError(
+                f"structured_outputs cannot be served with this model's tokenizer: {error}"
+            ) from None
+
+
+def _grammar(llguidance: Any, form: StructuredOutputs) -> str:
+    """A form in llguidance's own words."""
+    matcher = llguidance.LLMatcher
+    grammar: str
+    if form.regex is not None:
+        grammar = matcher.grammar_from_regex(form.regex)
+    elif form.choice is not None:
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in form.choice)
+        grammar = matcher.grammar_from_lark(f"start: {texts}")
+    elif form.grammar is not None:
+        grammar = matcher.grammar_from_lark(form.grammar)
+    else:
+        schema = form.json if form.json is not None else '{"type": "object"}'
+        grammar = matcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+    return grammar
+
+
+def _refused(error: object) -> InvalidRequestError:
+    message = " ".join(str(error).split())
+    return InvalidRequestError(f"structured_outputs cannot be compiled: {message:.400}")
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ModuleNotFoundError:
+        raise InvalidRequestError(
+            "structured_outputs need the package llguidance: pip install 'winnow-llm[structured]'"
+        ) from None
+    return llguidance

@@ -1,0 +1,129 @@
+"""What an answer must look like: a JSON schema, a regular expression, a choice or a grammar."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from winnow.checks import check_length, check_list, show
+from winnow.errors import InvalidRequestError
+
+MAX_GRAMMAR_CHARS = 256 * 1024
+MAX_SCHEMA_DEPTH = 64
+MAX_REGEX_CHARS = 16 * 1024
+MAX_CHOICES = 1024
+
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """The form of an answer; exactly one of the fields is given. Names as in vLLM.
+
+    Attributes:
+        json: a JSON schema, as an object or as JSON text; stored as JSON text.
+        regex: a regular expression that the whole answer matches, in the syntax of Rust's regex crate.
+        choice: the answer is one of these texts.
+        grammar: a context-free grammar in Lark's syntax, as llguidance reads it.
+        json_object: any JSON object.
+
+    Raises:
+        InvalidRequestError: none or several are given, or one is of the wrong type or too large.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise InvalidRequestError(
+                f"structured_outputs must hold exactly one of {', '.join(_KINDS)}, got {', '.join(given) or 'none'}"
+            )
+        if self.json_object not in (None, True, False):
+            raise InvalidRequestError(f"json_object must be true or false, got {show(self.json_object)}")
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _choices(self.choice))
+        _check_text("regex", self.regex, MAX_REGEX_CHARS)
+        _check_text("grammar", self.grammar, MAX_GRAMMAR_CHARS)
+
+    @classmethod
+    def from_mapping(cls, values: Any) -> Self:
+        """Read an object of JSON.
+
+        Raises:
+            InvalidRequestError: it is no object, or has an unknown field or a bad value.
+        """
+        if not isinstance(values, Mapping):
+            raise InvalidRequestError(f"structured_outputs must be an object, got {show(values)}")
+        known = {each.name for each in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise InvalidRequestError(
+                    f"{show(name)} is not a field of structured_outputs; known: {', '.join(_KINDS)}"
+                )
+        return cls(**values)
+
+
+def _schema_text(schema: Any) -> str:
+    if isinstance(schema, str):
+        _check_text("json", schema, MAX_GRAMMAR_CHARS)
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"json must be a JSON schema, got unreadable JSON: {error}") from None
+    if not isinstance(schema, Mapping | bool):
+        raise InvalidRequestError(f"json must be a JSON schema, an object, got {show(schema)}")
+    _check_depth(schema)
+    try:
+        text = json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"json must be a JSON schema: {error}") from None
+    _check_text("json", text, MAX_GRAMMAR_CHARS)
+    return text
+
+
+def _check_depth(schema: Any) -> None:
+    """Refuse what nests deeper than `MAX_SCHEMA_DEPTH`."""
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > MAX_SCHEMA_DEPTH:
+            raise InvalidRequestError(f"json must nest at most {MAX_SCHEMA_DEPTH} levels deep")
+        level = [
+            child
+            for each in level
+            for child in (
+                each.values() if isinstance(each, Mapping) else each if isinstance(each, list | tuple) else ()
+            )
+            if isinstance(child, Mapping | list | tuple)
+        ]
+
+
+def _choices(choice: Any) -> tuple[str, ...]:
+    check_list("choice", choice, "a list of texts", InvalidRequestError)
+    check_length("choice", choice, MAX_CHOICES, InvalidRequestError)
+    if not choice:
+        raise InvalidRequestError("choice must hold at least 1 text, got none")
+    for text in choice:
+        if not isinstance(text, str) or not text:
+            raise InvalidRequestError(f"choice must hold texts that are not empty, got {show(text)}")
+    if sum(map(len, choice)) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequestError(
+            f"choice must hold at most {MAX_GRAMMAR_CHARS} characters, got {sum(map(len, choice))}"
+        )
+    return tuple(choice)
+
+
+def _check_text(name: str, text: Any, most: int) -> None:
+    if text is None:
+        return
+    if not isinstance(text, str) or not text:
+        raise InvalidRequestError(f"{name} must be a text that is not empty, got {show(text)}")
+    if len(text) > most:
+        raise InvalidRequestError(f"{name} must have at most {most} characters, got {len(text)}")

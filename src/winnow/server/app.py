@@ -1,0 +1,119 @@
+"""The ASGI app: routes, and what becomes of errors."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from winnow.errors import WinnowError
+from winnow.openai.errors import INTERNAL, ApiError
+from winnow.server.batches import Batches
+from winnow.server.dashboard import add_dashboard
+from winnow.server.file_routes import add_file_routes
+from winnow.server.http import ClientLeft, Gate, error_response
+from winnow.server.routes import add_routes
+from winnow.server.service import Service
+from winnow.server.store import Store
+
+log = logging.getLogger("winnow.server")
+
+_OPEN = ("/health", "/ping", "/ready")
+_FILES = "/v1/files"
+
+
+def create_app(service: Service) -> FastAPI:
+    """The app that serves `service`; its engine starts and ends with the app."""
+
+    store = None if service.config.files_dir is None else Store(Path(service.config.files_dir))
+    batches = None if store is None else Batches(service, store)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.engine.start()
+        if batches is not None:
+            batches.resume()
+        try:
+            yield
+        finally:
+            if batches is not None:
+                await batches.stop()
+            await service.close()
+
+    docs = service.config.docs
+    app = FastAPI(
+        title="Winnow",
+        description="The OpenAI API over an engine that runs large language models on little memory.",
+        lifespan=lifespan,
+        docs_url="/docs" if docs else None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if docs else None,
+    )
+    app.state.service = service
+    add_routes(app, service)
+    if service.config.dashboard:
+        add_dashboard(app, service)
+    if store is not None and batches is not None:
+        add_file_routes(app, store, batches)
+    add_error_handlers(app)
+    config = service.config
+    open_paths = {
+        *_OPEN,
+        *(["/metrics"] if config.open_metrics else []),
+        *(["/"] if config.dashboard else []),
+    }
+    app.add_middleware(
+        Gate,
+        keys=service.keys,
+        is_open=lambda path: path in open_paths,
+        max_body=lambda path: config.max_file if path == _FILES else config.max_body,
+    )
+    return app
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Say every error in OpenAI's envelope; what is no user's fault, without what is inside the server."""
+
+    def handle(kind: type[Exception], convert: Callable[[Any], ApiError]) -> None:
+        async def respond(request: Request, error: Exception) -> Response:
+            return error_response(convert(error))
+
+        app.add_exception_handler(kind, respond)
+
+    handle(WinnowError, ApiError.wrap)
+    handle(RequestValidationError, _of_validation)
+    handle(Exception, _of_fault)
+
+    async def nobody(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)
+
+    app.add_exception_handler(ClientLeft, nobody)
+
+    async def of_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), "registered for these alone"
+        response = error_response(_of_http(error))
+        response.headers.update(error.headers or {})  # such as Allow
+        return response
+
+    app.add_exception_handler(HTTPException, of_http)
+
+
+def _of_http(error: HTTPException) -> ApiError:
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+    return ApiError(codes.get(error.status_code, "invalid_request"), str(error.detail))
+
+
+def _of_validation(error: RequestValidationError) -> ApiError:
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    return ApiError("invalid_request", f"{path}: {first['msg']}", path or None)
+
+
+def _of_fault(error: Exception) -> ApiError:
+    return ApiError(INTERNAL, "the server failed while it served this request; its log says why")

@@ -1,0 +1,397 @@
+"""The engine's async face: one thread computes steps; requests go in, outputs come out, and nobody waits for it.
+
+Commands reach the thread through an inbox that it empties between two steps; outputs go back once per step, in one call
+on the event loop.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from winnow.engine.new_request import NewRequest
+from winnow.errors import describe_error
+from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError
+from winnow.outputs import EngineStats, RequestOutput
+from winnow.sampling import SamplingParams
+
+T = TypeVar("T")
+
+log = logging.getLogger("winnow.server")
+
+_IDLE_WAIT = 1.0  # seconds; work wakes the thread at once
+_PROBE = "probe"
+_PROBE_STEPS = 64
+_GENERIC = "the engine failed while it computed this request; the server's log says why"
+
+
+class ServedEngine(Protocol):
+    """What the thread needs of `winnow.LLM`."""
+
+    def submit_all(self, requests: Sequence[NewRequest]) -> None:
+        """Queue requests, all of them or none."""
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; return the requests that have output."""
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at once."""
+
+    def stats(self) -> EngineStats:
+        """The engine's counters."""
+
+    def rest(self) -> None:
+        """No step will follow soon: release what the calling thread holds for its computation."""
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step has anything to compute."""
+
+
+@dataclass(eq=False)
+class RequestStream:
+    """The outputs of one caller's requests, as they come. To be read by one task, on the engine's event loop.
+
+    Attributes:
+        requests: what was submitted.
+        unfinished: ids of requests whose last output has not come.
+        background: nobody waits for them.
+        submitted: when they reached the engine's inbox, by `time.monotonic`.
+        waiting: ids of requests that have no token yet.
+    """
+
+    requests: Sequence[NewRequest]
+    submitted: float
+    background: bool = False
+    unfinished: set[str] = field(default_factory=set)
+    waiting: set[str] = field(default_factory=set)
+    error: ApiError | None = None
+    _outputs: deque[RequestOutput] = field(default_factory=deque)
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.unfinished = {request.request_id for request in self.requests}
+        self.waiting = set(self.unfinished)
+
+    def put(self, output: RequestOutput) -> None:
+        """Take an output; a delta that nobody has read yet grows."""
+        if self._outputs and self._outputs[-1].request_id == output.request_id:
+            request = next(each for each in self.requests if each.request_id == output.request_id)
+            if request.deltas:
+                output = merge_deltas(self._outputs.pop(), output)
+        self._outputs.append(output)
+        self.waiting.discard(output.request_id)
+        if output.finished:
+            self.unfinished.discard(output.request_id)
+        self._arrived.set()
+
+    def fail(self, error: ApiError) -> None:
+        """End the stream with an error, after the outputs that are there."""
+        self.error = self.error or error
+        self.unfinished.clear()
+        self.waiting.clear()
+        self._arrived.set()
+
+    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        """Yield outputs until the last request is finished.
+
+        Raises:
+            ApiError: the engine failed, or the server gave the requests up.
+        """
+        while True:
+            while self._outputs:
+                yield self._outputs.popleft()
+            if self.error is not None:
+                raise self.error
+            if not self.unfinished:
+                return
+            self._arrived.clear()
+            await self._arrived.wait()
+
+
+def merge_deltas(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """Two outputs of one request, each what was new, as one."""
+    merged = []
+    for earlier, later in zip(first.outputs, second.outputs, strict=True):
+        logprobs = None if later.logprobs is None else [*(earlier.logprobs or ()), *later.logprobs]
+        merged.append(
+            replace(
+                later,
+                text=earlier.text + later.text,
+                token_ids=earlier.token_ids + later.token_ids,
+                logprobs=logprobs,
+            )
+        )
+    return replace(second, outputs=merged)
+
+
+class AsyncEngine:
+    """Serves requests of an event loop from one engine.
+
+    Args:
+        engine: only the thread started here uses it from now on.
+        observe: called on the loop with each step's outputs, and the seconds since the step before; for metrics.
+        on_failure: called on the loop once, when the engine has failed for good.
+    """
+
+    def __init__(
+        self,
+        engine: ServedEngine,
+        observe: Callable[[list[RequestOutput]], None] = lambda outputs: None,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._engine = engine
+        self._observe = observe
+        self._on_failure = on_failure
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="winnow-engine", daemon=True)
+        self._streams: dict[str, RequestStream] = {}  # by request id; the loop's
+        self._step_began: float | None = None
+        self.failure: str | None = None
+        self.draining = False
+
+    # -- on the event loop -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread. Call it on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def submit(self, requests: Sequence[NewRequest], *, background: bool = False) -> RequestStream:
+        """Queue requests, all of them or none.
+
+        Args:
+            background: a batch's: nobody waits for them, and they leave others' share of the queue alone.
+
+        Raises:
+            InvalidRequestError (or a subclass): a request cannot be served.
+            ApiError: the engine has failed, or the server is shutting down.
+        """
+        self.require_usable()
+        stream = RequestStream(requests, time.monotonic(), background)
+        for request in requests:
+            self._streams[request.request_id] = stream
+        try:
+            await self.call(lambda: self._engine.submit_all(requests))
+        except BaseException:
+            # Also where the caller has left: what was queued meanwhile is of no use to anybody.
+            self.abandon(stream)
+            raise
+        return stream
+
+    @property
+    def background(self) -> int:
+        """Answers of batches in progress."""
+        streams = {stream for stream in self._streams.values() if stream.background}
+        return sum(each.params.n for stream in streams for each in stream.requests)
+
+    def require_usable(self) -> None:
+        """Refuse requests that nothing would come of.
+
+        Raises:
+            ApiError: says why.
+        """
+        if self.failure is not None:
+            raise ApiError(UNHEALTHY, "the engine has failed, and the server is about to end", retry_after=10)
+        if self.draining:
+            raise ApiError(SHUTTING_DOWN, "the server is shutting down", retry_after=10)
+
+    def abandon(self, stream: RequestStream) -> None:
+        """End a stream's unfinished requests before the next step. No effect on one that has ended."""
+        ids = [request.request_id for request in stream.requests]
+        known = [name for name in ids if self._streams.pop(name, None) is not None]
+        if known and stream.unfinished:
+            self._send(lambda: self._abort(known))
+
+    def abort_all(self, error: ApiError) -> None:
+        """End every request with an error."""
+        for stream in set(self._streams.values()):
+            self.abandon(stream)
+            stream.fail(error)
+
+    async def call(self, action: Callable[[], T]) -> T:
+        """Run `action` on the engine's thread, between two steps, and return what it returns."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(action())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._send(run)
+        return await asyncio.wrap_future(future)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Answers in progress."""
+        return sum(each.params.n for stream in self._open_streams() for each in stream.requests)
+
+    def num_queued(self) -> tuple[int, int]:
+        """Answers without a token yet, and the tokens of their prompts."""
+        waiting = [
+            each
+            for stream in self._open_streams()
+            for each in stream.requests
+            if each.request_id in stream.waiting
+        ]
+        return sum(each.params.n for each in waiting), sum(len(each.token_ids) for each in waiting)
+
+    def unfinished_of(self, tenant: str | None) -> int:
+        """Answers of one tenant in progress."""
+        return sum(
+            each.params.n
+            for stream in self._open_streams()
+            for each in stream.requests
+            if each.tenant == tenant and each.request_id in stream.unfinished
+        )
+
+    def by_tenant(self) -> dict[str | None, tuple[int, int]]:
+        """Tenant -> answers that have tokens, answers that have none yet."""
+        found: dict[str | None, tuple[int, int]] = {}
+        for stream in self._open_streams():
+            for each in stream.requests:
+                if each.request_id in stream.unfinished:
+                    running, waiting = found.get(each.tenant, (0, 0))
+                    is_waiting = each.request_id in stream.waiting
+                    n = each.params.n
+                    found[each.tenant] = (running + n * (not is_waiting), waiting + n * is_waiting)
+        return found
+
+    def stuck_for(self) -> float:
+        """Seconds since the step in progress began; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    async def drained(self) -> None:
+        """Wait until no request is unfinished."""
+        while self._streams and self.failure is None:
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """End the thread, after the step in progress."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, 30)
+
+    def _open_streams(self) -> set[RequestStream]:
+        return {stream for stream in self._streams.values() if not stream.background}
+
+    def _send(self, command: Callable[[], None]) -> None:
+        self._inbox.append(command)
+        self._wake.set()
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue  # abandoned meanwhile
+            if output.finished:
+                del self._streams[output.request_id]
+            stream.put(output)
+        self._observe(outputs)
+
+    def _fail_all(self, reason: str, *, for_good: bool) -> None:
+        streams, self._streams = set(self._streams.values()), {}
+        if for_good:
+            self.failure = reason
+        for stream in streams:
+            stream.fail(ApiError(FAILED, _GENERIC))
+        if for_good:
+            self._on_failure()
+
+    # -- on the engine's thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        while not self._stopping:
+            self._wake.clear()
+            while self._inbox:
+                self._inbox.popleft()()
+            if self._stopping or self.failure is not None or not self._has_work():
+                if not self._inbox and not self._stopping:
+                    self._engine.rest()
+                    self._wake.wait(_IDLE_WAIT)
+                continue
+            self._step_began = time.monotonic()
+            try:
+                outputs = self._step()
+            except BaseException as error:
+                self._give_up(error)
+                outputs = []
+            finally:
+                self._step_began = None
+            if outputs:
+                self._post(self._deliver, outputs)
+
+    def _has_work(self) -> bool:
+        try:
+            return self._engine.has_unfinished
+        except Exception:  # closed, or worse: a step will say it
+            return True
+
+    def _step(self) -> list[RequestOutput]:
+        """Compute a step; once more if it fails, since an engine whose step failed is whole again."""
+        try:
+            return self._engine.step()
+        except Exception as error:
+            log.warning("a step failed, and is tried again: %s", describe_error(error), exc_info=True)
+            return self._engine.step()
+
+    def _give_up(self, error: BaseException) -> None:
+        """After a step that failed twice: end its requests, and find out whether the engine can serve others."""
+        reason = describe_error(error) if isinstance(error, Exception) else type(error).__name__
+        log.error("the engine failed: %s", reason, exc_info=error)
+        sound = isinstance(error, Exception) and self._end_all() and self._probe()
+        self._post(lambda: self._fail_all(reason, for_good=not sound))
+        if sound:
+            log.warning("the engine serves again without the requests that were in progress")
+
+    def _end_all(self) -> bool:
+        """Abort every request that the loop knows. Returns whether that was possible."""
+        try:
+            for name in list(self._streams):
+                self._engine.abort(name)
+        except Exception as error:
+            log.error("requests could not be ended: %s", describe_error(error))
+            return False
+        return True
+
+    def _probe(self) -> bool:
+        """Whether the engine computes a token for a request of its own."""
+        params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+        try:
+            self._engine.submit_all([NewRequest(_PROBE, None, [0], params, final_only=True)])
+            for _ in range(_PROBE_STEPS):
+                for output in self._engine.step():
+                    if output.request_id == _PROBE:
+                        return output.error is None
+        except Exception as error:
+            log.error("the engine does not serve a request of its own: %s", describe_error(error))
+        self._abort([_PROBE])
+        return False
+
+    def _abort(self, names: Sequence[str]) -> None:
+        for name in names:
+            try:
+                self._engine.abort(name)
+            except Exception as error:
+                log.error("request %s could not be ended: %s", name, describe_error(error))
+
+    def _post(self, action: Callable[..., Any], *arguments: Any) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(action, *arguments)
+        except RuntimeError:  # the loop has ended
+            self._stopping = True

@@ -1,0 +1,391 @@
+"""Batches: `winnow run` behind HTTP. Its lines, its records, its journal; so no line is lost or answered twice.
+
+A batch is a task on the event loop. Reading and writing files happens on one thread of their own.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from tempfile import TemporaryFile
+from typing import Any, TypeVar
+
+from winnow.batch.driver import MAX_EARLY, line_seed
+from winnow.batch.journal import journal_path, read_checkpoint
+from winnow.batch.lines import BadLine, Job, parse_line
+from winnow.batch.reader import InputFile, RawLine, read_lines
+from winnow.batch.records import answer_record, encode, error_record
+from winnow.batch.tally import Tally
+from winnow.batch.writer import ResultWriter
+from winnow.chat import TemplateOptions
+from winnow.engine.new_request import NewRequest
+from winnow.errors import WinnowError, describe_error
+from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError
+from winnow.openai.request import Endpoint
+from winnow.outputs import RequestOutput
+from winnow.report.fingerprint import INPUT_BYTES
+from winnow.server.service import Service
+from winnow.server.store import ENDED, Record, Store
+
+T = TypeVar("T")
+
+log = logging.getLogger("winnow.server")
+
+MAX_LINES = 50_000
+MAX_TRIES = 3
+"""How often a line is tried whose step failed, which may be another request's fault."""
+_DAY = 86_400
+
+
+class _Stopped(Exception):  # noqa: N818 (no error: the batch goes on in another process)
+    """The server ends, and the batch is left as it is."""
+
+
+class Batches:
+    """Runs the batches of a store, those first that a former process has left."""
+
+    def __init__(self, service: Service, store: Store) -> None:
+        self._service = service
+        self._store = store
+        self._disk = ThreadPoolExecutor(1, "winnow-batches")
+        # As many lines as a batch of the engine holds, over all batches: what ends is replaced at once.
+        self._room = asyncio.Semaphore(service.llm.config.scheduler.max_num_seqs)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def resume(self) -> None:
+        """Go on with what a former process has left. Call it on the event loop."""
+        for record in self._store.unfinished_batches():
+            self._start(record)
+
+    async def create(self, body: Record, tenant: str | None) -> Record:
+        """Begin a batch.
+
+        Raises:
+            ApiError: a field is wrong, or there is no such file.
+        """
+        known = {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"}
+        for name in body:
+            if name not in known:
+                raise ApiError("invalid_request", f"{name!r:.80} is not a field of a batch", name[:80])
+        endpoints = [each.value for each in Endpoint]
+        if body.get("endpoint") not in endpoints:
+            raise ApiError(
+                "invalid_request",
+                f"endpoint must be one of {', '.join(endpoints)}, got {body.get('endpoint')!r:.80}",
+                "endpoint",
+            )
+        if body.get("completion_window") != "24h":
+            raise ApiError(
+                "invalid_request",
+                f"completion_window must be 24h, got {body.get('completion_window')!r:.80}",
+                "completion_window",
+            )
+        metadata = body.get("metadata")
+        if metadata is not None and not _is_metadata(metadata):
+            raise ApiError(
+                "invalid_request", "metadata must be an object of at most 16 short texts", "metadata"
+            )
+        source = body.get("input_file_id")
+        if not isinstance(source, str):
+            raise ApiError("invalid_request", "input_file_id must be a file's id", "input_file_id")
+        self._store.get(source, "file", tenant)
+        now = int(time.time())
+        record: Record = {
+            "id": f"batch_{uuid.uuid4().hex}",
+            "object": "batch",
+            "endpoint": body["endpoint"],
+            "errors": None,
+            "input_file_id": source,
+            "completion_window": "24h",
+            "status": "validating",
+            "output_file_id": None,
+            "error_file_id": None,
+            "created_at": now,
+            "expires_at": now + _DAY,
+            **dict.fromkeys(_TIMES),
+            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+            "metadata": metadata,
+            "tenant": tenant,
+        }
+        await self._on_disk(lambda: self._store.save(record))
+        self._start(record)
+        return record
+
+    async def cancel(self, name: str, tenant: str | None) -> Record:
+        """End a batch; lines that are not answered yet become errors.
+
+        Raises:
+            ApiError: there is no such batch, or it has ended.
+        """
+        record = self._store.get(name, "batch", tenant)
+        if record["status"] in ENDED:
+            raise ApiError("invalid_request", f"the batch is {record['status']}, and cannot be cancelled")
+        if record["status"] != "finalizing":
+            await self._update(record, status="cancelling", cancelling_at=int(time.time()))
+        return record
+
+    async def stop(self) -> None:
+        """Leave every batch as it is."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._disk.shutdown()
+        self._store.close()
+
+    # -- one batch -------------------------------------------------------------------------------------------------
+
+    def _start(self, record: Record) -> None:
+        name = record["id"]
+        task = asyncio.create_task(self._run(record))
+        self._tasks[name] = task
+        task.add_done_callback(lambda _: self._tasks.pop(name, None))
+
+    async def _run(self, record: Record) -> None:
+        try:
+            prompts = await self._validate(record)
+            if prompts is not None:
+                await self._answer(record, prompts)
+                await self._finalize(record)
+        except (_Stopped, asyncio.CancelledError):
+            log.info("batch %s is left as it is; it goes on when the server is started again", record["id"])
+        except Exception as error:
+            log.error("batch %s has failed: %s", record["id"], describe_error(error), exc_info=error)
+            with suppress(Exception):
+                await self._fail(record, [_error("server_error", "the server failed; its log says why")])
+
+    async def _validate(self, record: Record) -> InputFile | None:
+        """Look at the input as a whole. None: it cannot be run, and the batch says why."""
+        prompts = await self._on_disk(lambda: InputFile.scan(self._store.content(record["input_file_id"])))
+        faults = [
+            _error(
+                "duplicate_custom_id", f"lines {first} and {second} have the custom_id {name!r:.200}", second
+            )
+            for name, first, second in prompts.repeated[:100]
+        ]
+        if prompts.num_requests == 0:
+            faults.append(_error("empty_file", "the file has no lines"))
+        if prompts.num_requests > MAX_LINES:
+            faults.append(
+                _error("too_many_lines", f"a batch has at most {MAX_LINES} lines, got {prompts.num_requests}")
+            )
+        if faults:
+            await self._fail(record, faults)
+            return None
+        changes: Record = {
+            "request_counts": {**record["request_counts"], "total": prompts.num_requests},
+        }
+        if record["status"] == "validating":
+            changes |= {"status": "in_progress", "in_progress_at": int(time.time())}
+        await self._update(record, **changes)
+        return prompts
+
+    async def _answer(self, record: Record, prompts: InputFile) -> None:
+        """Answer every line that has no result yet."""
+        output, tally = self._store.content(record["id"]), Tally()
+        identity = {"input": prompts.sha256, INPUT_BYTES: prompts.num_bytes}
+
+        def open_writer() -> ResultWriter:
+            checkpoint = read_checkpoint(output, identity, tally.add, prompts)
+            return ResultWriter(output, identity, checkpoint)
+
+        writer = await self._on_disk(open_writer)
+        pending: set[asyncio.Task[None]] = set()
+        try:
+            lines = read_lines(prompts.path)
+            while (raw := await self._on_disk(lambda: _next_open(lines, writer))) is not None:
+                await self._room.acquire()
+                for task in [each for each in pending if each.done()]:
+                    pending.discard(task)
+                    task.result()
+                task = asyncio.create_task(self._line(record, raw, writer, tally))
+                task.add_done_callback(lambda _: self._room.release())
+                pending.add(task)
+                while writer.num_early >= MAX_EARLY and pending:
+                    await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    pending = {each for each in pending if not each.done() or _raise(each)}
+            await asyncio.gather(*pending)
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+            await asyncio.shield(self._on_disk(writer.close))
+
+    async def _line(self, record: Record, raw: RawLine, writer: ResultWriter, tally: Tally) -> None:
+        answer, line = await self._record_of(record, raw)
+        await asyncio.shield(self._on_disk(lambda: writer.put(raw.index, line)))
+        tally.add(answer)
+        total = record["request_counts"]["total"]
+        record["request_counts"] = {
+            "total": total,
+            "completed": tally.requests - tally.failed,
+            "failed": tally.failed,
+        }
+
+    async def _record_of(self, record: Record, raw: RawLine) -> tuple[Record, bytes]:
+        """The record that answers a line, and its bytes."""
+        service = self._service
+        line = parse_line(raw, service.llm.sampling_defaults)
+        endpoint = Endpoint(record["endpoint"])
+        if line.endpoint is not endpoint:
+            fault = ApiError("invalid_url", f"url must be the batch's endpoint, {endpoint.value}")
+            if line.endpoint is None and isinstance(line, BadLine):
+                fault = line.error
+            line = BadLine(raw.index, raw.number, endpoint, fault, line.carried)
+        try:
+            if isinstance(line, BadLine):
+                raise line.error
+            answer = await self._answered(record, line)
+            return answer, encode(answer)
+        except WinnowError as error:
+            answer = error_record(line, ApiError.wrap(error))
+            return answer, encode(answer)
+
+    async def _answered(self, record: Record, job: Job) -> Record:
+        """The record of a line that can be handed to the engine.
+
+        Raises:
+            WinnowError: it cannot be served, or failed.
+        """
+        service = self._service
+        model = service.check_model(job.model)
+        params = job.params
+        if params.seed is None:
+            params = replace(params, seed=line_seed(service.llm.config.model.seed, job.index))
+        for attempt in range(MAX_TRIES):
+            if record["status"] == "cancelling":
+                raise ApiError("batch_cancelled", "the batch was cancelled before this line was answered")
+            try:
+                if job.messages is not None:
+                    prompt = await service.tokenize_chat(job.messages, TemplateOptions())
+                else:
+                    assert job.prompt is not None
+                    prompt = await service.tokenize(_as_prompt(job.prompt))
+                make = partial(
+                    service.llm.new_request,
+                    prompt,
+                    params,
+                    f"{record['id']}-{job.number}-{attempt}",
+                    priority=-1,
+                    tenant=record["tenant"],
+                    final_only=True,
+                )
+                request = await service.off_loop(make)
+                output = await self._output(request)
+            except ApiError as error:
+                if service.engine.failure is not None or error.code in (SHUTTING_DOWN, UNHEALTHY):
+                    raise _Stopped from None
+                if error.code != FAILED or attempt + 1 == MAX_TRIES:
+                    raise
+                continue
+            if output.error is not None:
+                raise ApiError(FAILED, output.error)
+            service.finished(record["tenant"], [output])
+            return answer_record(job, output, model, int(time.time()))
+        raise AssertionError("the last attempt raises")
+
+    async def _output(self, request: NewRequest) -> RequestOutput:
+        engine = self._service.engine
+        stream = await engine.submit([request], background=True)
+        try:
+            async for output in stream:
+                return output
+        finally:
+            engine.abandon(stream)
+        raise AssertionError("a stream ends with an output or an error")
+
+    async def _finalize(self, record: Record) -> None:
+        """Sort the results into the output and the errors, and end the batch. May be repeated after a kill."""
+        cancelled = record["status"] == "cancelling"
+        if not cancelled:
+            await self._update(record, status="finalizing", finalizing_at=int(time.time()))
+        found = await self._on_disk(lambda: self._sort_results(record))
+        end = "cancelled" if cancelled else "completed"
+        await self._update(record, **found, status=end, **{f"{end}_at": int(time.time())})
+
+        def drop_results() -> None:
+            output = self._store.content(record["id"])
+            for path in (output, journal_path(output)):
+                path.unlink(missing_ok=True)
+
+        await self._on_disk(drop_results)
+
+    def _sort_results(self, record: Record) -> Record:
+        names: Record = {"output_file_id": None, "error_file_id": None}
+        output = self._store.content(record["id"])
+        counts = {"output": 0, "error": 0}
+        with TemporaryFile(dir=output.parent) as answers, TemporaryFile(dir=output.parent) as errors:
+            with output.open("rb") as file:
+                for line in file:
+                    failed = json.loads(line)["error"] is not None
+                    (errors if failed else answers).write(line)
+                    counts["error" if failed else "output"] += 1
+            for kind, content in (("output", answers), ("error", errors)):
+                if counts[kind]:
+                    content.seek(0)
+                    digest = hashlib.sha256(f"{record['id']}/{kind}".encode()).hexdigest()
+                    name = f"file-{digest[:32]}"  # the same when this is repeated
+                    self._store.add_file(
+                        content, f"{record['id']}_{kind}.jsonl", "batch_output", record["tenant"], name
+                    )
+                    names[f"{kind}_file_id"] = name
+        total = counts["output"] + counts["error"]
+        names["request_counts"] = {"total": total, "completed": counts["output"], "failed": counts["error"]}
+        return names
+
+    async def _fail(self, record: Record, faults: list[Record]) -> None:
+        await self._update(
+            record,
+            status="failed",
+            failed_at=int(time.time()),
+            errors={"object": "list", "data": faults},
+        )
+
+    async def _update(self, record: Record, **changes: Any) -> None:
+        record.update(changes)
+        await self._on_disk(lambda: self._store.save(record))
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+
+_TIMES = (
+    *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at"),
+    "cancelled_at",
+)
+_MAX_METADATA = 16
+_MAX_METADATA_CHARS = 512
+
+
+def _is_metadata(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and len(value) <= _MAX_METADATA
+        and all(
+            isinstance(each, str) and len(each) <= _MAX_METADATA_CHARS for each in (*value, *value.values())
+        )
+    )
+
+
+def _error(code: str, message: str, line: int | None = None) -> Record:
+    return {"code": code, "message": message, "param": None, "line": line}
+
+
+def _next_open(lines: Iterator[RawLine], writer: ResultWriter) -> RawLine | None:
+    return next((raw for raw in lines if not writer.holds(raw.index)), None)
+
+
+def _raise(task: "asyncio.Task[None]") -> bool:
+    """Raise what a task raised; False, since it has ended."""
+    task.result()
+    return False
+
+
+def _as_prompt(prompt: Any) -> Any:
+    return prompt if isinstance(prompt, str) else list(prompt)

@@ -1,0 +1,168 @@
+"""/v1/chat/completions and /v1/completions."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from winnow.errors import WinnowError
+from winnow.json_values import dump_json
+from winnow.openai.errors import FAILED, ApiError
+from winnow.openai.request import CompletionRequest, Endpoint, read_body
+from winnow.openai.response import Echo, ResponseForm, completion_object
+from winnow.openai.stream import AnswerParser, ChunkStream
+from winnow.openai.tools import assistant_message
+from winnow.outputs import CompletionOutput, RequestOutput
+from winnow.server.http import EventStream, event, unless_disconnected
+from winnow.server.service import Service, Submitted, without_skipping
+
+
+class StrictResponse(JSONResponse):
+    """JSON without NaN and infinities."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the body."""
+        return dump_json(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+async def complete(
+    service: Service, request: Request, endpoint: Endpoint, body: Mapping[str, Any]
+) -> Response:
+    """Answer a body.
+
+    Raises:
+        ApiError, InvalidRequestError: it cannot be served; before anything has been sent.
+    """
+    asked = read_body(endpoint, body, service.llm.sampling_defaults, served=True)
+    model = service.check_model(asked.model)
+    if parses(service, asked) and "skip_special_tokens" not in body:
+        asked = without_skipping(asked)
+    tenant, request_id = request.state.tenant, request.state.request_id
+    form = response_form(service, asked, endpoint, model)
+    submitted = await unless_disconnected(
+        request, service.submit(asked, tenant, request_id, deltas=asked.stream)
+    )
+    if asked.stream:
+        chunks = new_chunks(service, asked, form)
+        return EventStream(
+            _events(service, submitted, chunks, tenant, include_usage=asked.include_usage),
+            lambda: service.engine.abandon(submitted.stream),
+        )
+    outputs = await unless_disconnected(request, collect(service, submitted, tenant))
+    return StrictResponse(completion_object(form, outputs))
+
+
+def new_chunks(service: Service, asked: CompletionRequest, form: ResponseForm) -> ChunkStream:
+    """What turns the deltas of a body's requests into chunks."""
+    return ChunkStream(
+        form,
+        include_usage=asked.include_usage,
+        continuous=asked.continuous_usage,
+        new_parser=(lambda output: _parser(service, asked, output)) if parses(service, asked) else None,
+    )
+
+
+def parses(service: Service, asked: CompletionRequest) -> bool:
+    """Whether answers are parsed into reasoning, content and tool calls."""
+    return service.response_template is not None and asked.messages is not None
+
+
+def response_form(service: Service, asked: CompletionRequest, endpoint: Endpoint, model: str) -> ResponseForm:
+    """What the objects that answer a body have in common."""
+    echo = None
+    if asked.echo:
+        echo = Echo(
+            lambda output: _prompt_text(service, output), lambda token: _name(service, token), asked.only_echo
+        )
+
+    def parse(output: RequestOutput, answer: CompletionOutput) -> Mapping[str, Any]:
+        parser = _parser(service, asked, output)
+        try:
+            parser.feed(answer.text)
+            return assistant_message(parser.finalize()[0])
+        except Exception:  # the model broke its own rules: the text as it is
+            return {"role": "assistant", "content": answer.text}
+
+    return ResponseForm(
+        endpoint,
+        uuid.uuid4().hex,
+        model,
+        int(time.time()),
+        asked.params.n,
+        echo,
+        parse if parses(service, asked) else None,
+        asked.return_token_ids,
+    )
+
+
+async def collect(service: Service, submitted: Submitted, tenant: str | None) -> list[RequestOutput]:
+    """Wait for the outputs of requests, in the order of their prompts.
+
+    Raises:
+        ApiError: one of them failed.
+    """
+    found: dict[str, RequestOutput] = {}
+    try:
+        async for output in submitted.stream:
+            found[output.request_id] = output
+            if output.error is not None:
+                raise ApiError(FAILED, output.error)
+    finally:
+        service.engine.abandon(submitted.stream)
+        service.finished(tenant, list(found.values()))
+    return [found[name] for name in submitted.ids]
+
+
+async def _events(
+    service: Service, submitted: Submitted, chunks: ChunkStream, tenant: str | None, *, include_usage: bool
+) -> AsyncIterator[str]:
+    tokens, seen = 0, set[str]()
+    try:
+        async for output in submitted.stream:
+            if output.request_id not in seen:
+                seen.add(output.request_id)
+                tokens += len(output.prompt_token_ids)
+            tokens += sum(len(answer.token_ids) for answer in output.outputs)
+            if output.error is not None:
+                raise ApiError(FAILED, output.error)
+            text = "".join(event(chunk) for chunk in chunks.push(submitted.place(output), output))
+            if text:
+                yield text
+        if include_usage:
+            yield event(chunks.usage_chunk())
+    except Exception as error:
+        # The status is out: the error goes where the next chunk would.
+        yield event(stream_error(error).body())
+    finally:
+        service.charge(tenant, tokens)
+    yield event("[DONE]")
+
+
+def stream_error(error: Exception) -> ApiError:
+    """What a client is told of an error in the middle of a stream: nothing of the server's inside."""
+    if isinstance(error, WinnowError):
+        return ApiError.wrap(error)
+    return ApiError("internal_error", "the server failed while it wrote the answer")
+
+
+def _parser(service: Service, asked: CompletionRequest, output: RequestOutput) -> AnswerParser:
+    parser = service.new_parser(output.prompt or "", asked)
+    assert parser is not None, "answers are parsed only where there are rules"
+    return parser
+
+
+def _prompt_text(service: Service, output: RequestOutput) -> str:
+    if output.prompt is not None:
+        return output.prompt
+    tokenizer = service.llm.tokenizer
+    if tokenizer is None:
+        return ""
+    return str(tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False))
+
+
+def _name(service: Service, token: int) -> str:
+    tokenizer = service.llm.tokenizer
+    return "" if tokenizer is None else str(tokenizer.decode([token], skip_special_tokens=False))

@@ -1,0 +1,113 @@
+"""Every option of the server, once: the flags of `winnow serve` come from here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from winnow.checks import check_choice, check_integer, check_number
+from winnow.config import Effect, option, optional_int
+from winnow.errors import ConfigError
+from winnow.units import parse_bytes
+
+METRICS_COMPAT = ("none", "vllm")
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+
+
+def _served(default: Any, help: str, **extra: Any) -> Any:
+    """An option of the server: none changes an answer."""
+    return option(default, help, effect=Effect.NEVER, **extra)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Where the server listens, whom it serves, and how much it takes."""
+
+    host: str = _served("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    port: int = _served(8000, "TCP port; 0 for any free one")
+    uds: str | None = _served(None, "path of a Unix socket to listen on, in place of host and port")
+    api_key: tuple[str, ...] = _served(
+        (), "key that clients must send as a bearer token; may be repeated; also from WINNOW_API_KEY"
+    )
+    api_keys_file: str | None = _served(
+        None, "JSON file {tenant: key}: whose requests run on whose account; read once, at start"
+    )
+    served_model_name: tuple[str, ...] = _served(
+        (), "what clients call the model; may be repeated; left out: the model's own name"
+    )
+    max_num_queued_reqs: int | None = _served(
+        1024,
+        "most answers that wait for a place in the batch; more are refused with 503; none: no limit",
+        parse=optional_int,
+    )
+    max_num_queued_tokens: int | None = _served(
+        None,
+        "most prompt tokens of answers that wait; more are refused with 503; none: no limit",
+        parse=optional_int,
+    )
+    max_reqs_per_tenant: int | None = _served(
+        None,
+        "most answers of one tenant in progress at a time; more are refused with 429; none: no limit",
+        parse=optional_int,
+    )
+    max_tokens_per_minute: int | None = _served(
+        None,
+        "most tokens of one tenant in a minute, prompts and answers; more are refused with 429; none: no limit",
+        parse=optional_int,
+    )
+    max_body: int = _served(
+        16 * 2**20,
+        "largest body of a request, such as 16MiB; larger ones are refused with 413",
+        parse=parse_bytes,
+    )
+    max_file: int = _served(
+        512 * 2**20, "largest file that /v1/files takes, such as 512MiB", parse=parse_bytes
+    )
+    files_dir: str | None = _served(
+        None,
+        "directory of uploaded files and of batches, which are finished after a restart; left out: no /v1/files "
+        "and no /v1/batches",
+    )
+    response_template: str | None = _served(
+        None,
+        "JSON file that says how the model writes reasoning and tool calls, as transformers' response_template; left "
+        "out: the tokenizer's own, where it has one",
+    )
+    open_metrics: bool = _served(False, "let /metrics be read without a key")
+    metrics_compat: str = _served(
+        "none", "serve metrics under another system's names too", choices=METRICS_COMPAT
+    )
+    docs: bool = _served(True, "serve /docs and /openapi.json")
+    dashboard: bool = _served(True, "serve the dashboard at /")
+    shutdown_timeout: float = _served(
+        30.0, "seconds that requests in progress are given at SIGTERM; then they end with an error"
+    )
+    step_timeout: float = _served(
+        300.0, "seconds after which a step that does not end counts as a failure of the engine in /health"
+    )
+    log_level: str = _served("info", "what is logged", choices=LOG_LEVELS)
+
+    def __post_init__(self) -> None:
+        check_integer("port", self.port, 0, 65535)
+        for name in (
+            "max_num_queued_reqs",
+            "max_num_queued_tokens",
+            "max_reqs_per_tenant",
+            "max_tokens_per_minute",
+        ):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 0 if name == "max_num_queued_reqs" else 1)
+        for name in ("max_body", "max_file"):
+            object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
+        for name in ("api_key", "served_model_name"):
+            values = getattr(self, name)
+            object.__setattr__(self, name, (values,) if isinstance(values, str) else tuple(values))
+            if not all(getattr(self, name)):
+                raise ConfigError(f"{name} must not be empty, got ''")
+        for name in ("api_keys_file", "response_template"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise ConfigError(f"{name} must be a file, got {path!r}")
+        check_number("shutdown_timeout", self.shutdown_timeout, 0)
+        check_number("step_timeout", self.step_timeout, 0.001)
+        check_choice("metrics_compat", self.metrics_compat, METRICS_COMPAT)
+        check_choice("log_level", self.log_level, LOG_LEVELS)

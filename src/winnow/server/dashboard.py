@@ -1,0 +1,97 @@
+"""The page at `/`, and the numbers that it shows as they change."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from winnow import __version__
+from winnow.server.http import EventStream, event
+from winnow.server.service import Service
+
+INTERVAL = 1.0
+"""Seconds between two events."""
+# The page loads nothing from anywhere, and may not be framed.
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def add_dashboard(app: FastAPI, service: Service) -> None:
+    """Add the page and its stream to the app."""
+    page = files("winnow.server").joinpath("dashboard.html").read_text(encoding="utf-8")
+
+    async def dashboard(request: Request) -> Response:
+        """A page that shows what the server does. It holds no numbers itself."""
+        return HTMLResponse(
+            page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
+        )
+
+    async def stats(request: Request) -> Response:
+        """The numbers of the dashboard, once a second, as server-sent events."""
+        return EventStream(_events(service))
+
+    app.add_api_route("/", dashboard, methods=["GET"], response_class=HTMLResponse, include_in_schema=False)
+    app.add_api_route(
+        "/stats/stream", stats, methods=["GET"], response_class=Response, include_in_schema=False
+    )
+
+
+async def _events(service: Service) -> AsyncIterator[str]:
+    before, since = await service.stats(), time.monotonic()
+    while service.engine.failure is None:
+        snapshot = await _snapshot(service)
+        now, stats = time.monotonic(), await service.stats()
+        seconds = max(now - since, 1e-3)
+        snapshot["generated_per_second"] = (stats.generated_tokens - before.generated_tokens) / seconds
+        snapshot["prompt_per_second"] = (stats.prompt_tokens - before.prompt_tokens) / seconds
+        before, since = stats, now
+        yield event(snapshot)
+        await asyncio.sleep(INTERVAL)
+    yield event({"failure": "the engine has failed"})
+
+
+async def _snapshot(service: Service) -> dict[str, Any]:
+    stats = await service.stats()
+    occupancy = await service.occupancy()
+    answers = service.engine.by_tenant()
+    names = sorted({tenant or "" for tenant in answers} | set(occupancy.tenants))
+    return {
+        "model": service.names[0],
+        "version": __version__,
+        "draining": service.engine.draining,
+        "running": stats.num_running,
+        "waiting": stats.num_waiting,
+        "batch_answers": service.engine.background,
+        "kv_bytes_used": stats.kv_bytes_used - stats.cached_bytes,
+        "kv_bytes_cached": stats.cached_bytes,
+        "kv_bytes_peak": stats.kv_bytes_peak,
+        "kv_bytes_budget": stats.kv_bytes_budget,
+        "prompt_tokens": stats.prompt_tokens,
+        "generated_tokens": stats.generated_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "prefix_queries": service.metrics.prefix_queries,
+        "preemptions": {"out of KV memory": stats.num_preemptions},
+        "steps": stats.num_steps,
+        "rounds": stats.num_rounds,
+        "evicted_kvs": service.metrics.evicted_kvs,
+        "kv_bytes_freed": stats.kv_bytes_freed,
+        "seconds": {phase: max(0.0, seconds) for phase, seconds in stats.elapsed.items()},
+        "finished": service.metrics.finished,
+        "tenants": [
+            {
+                "name": name,
+                "bytes": occupancy.tenants.get(name, 0),
+                "running": answers.get(name or None, (0, 0))[0],
+                "waiting": answers.get(name or None, (0, 0))[1],
+            }
+            for name in names
+        ],
+        "kept": occupancy.kept,
+    }

@@ -1,0 +1,118 @@
+"""/v1/files and /v1/batches."""
+
+import asyncio
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from winnow.openai.errors import ApiError
+from winnow.server.batches import Batches
+from winnow.server.http import read_json
+from winnow.server.routes import add_route
+from winnow.server.store import Record, Store, public
+
+_PURPOSES = ("batch",)
+_MAX_FIELDS = 8
+_MAX_PAGE = 10_000
+
+
+def add_file_routes(app: FastAPI, store: Store, batches: Batches) -> None:
+    """Add them to the app."""
+
+    async def upload(request: Request) -> Response:
+        """Keep a file of requests."""
+        async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
+            file, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(file, UploadFile):
+                raise ApiError("invalid_request", "file must be a file in multipart/form-data", "file")
+            if purpose not in _PURPOSES:
+                raise ApiError(
+                    "invalid_request",
+                    f"purpose must be {', '.join(_PURPOSES)}, got {purpose!r:.80}",
+                    "purpose",
+                )
+            name = (file.filename or "upload.jsonl")[:255]
+            record = await asyncio.to_thread(
+                store.add_file, file.file, name, str(purpose), request.state.tenant
+            )
+        return JSONResponse(public(record))
+
+    async def list_files(request: Request) -> Response:
+        """List the tenant's files, newest first."""
+        purpose = request.query_params.get("purpose")
+        found = store.records("file", request.state.tenant)
+        return _page(request, [each for each in found if purpose in (None, each["purpose"])])
+
+    async def get_file(request: Request) -> Response:
+        """Describe a file."""
+        return JSONResponse(public(store.get(request.path_params["name"], "file", request.state.tenant)))
+
+    async def delete_file(request: Request) -> Response:
+        """Delete a file."""
+        name = request.path_params["name"]
+        await asyncio.to_thread(store.delete_file, name, request.state.tenant)
+        return JSONResponse({"id": name, "object": "file", "deleted": True})
+
+    async def file_content(request: Request) -> Response:
+        """Return a file's content."""
+        record = store.get(request.path_params["name"], "file", request.state.tenant)
+        return FileResponse(store.content(record["id"]), media_type="application/jsonl")
+
+    async def create_batch(request: Request) -> Response:
+        """Answer every line of a file."""
+        return JSONResponse(public(await batches.create(await read_json(request), request.state.tenant)))
+
+    async def list_batches(request: Request) -> Response:
+        """List the tenant's batches, newest first."""
+        return _page(request, store.records("batch", request.state.tenant))
+
+    async def get_batch(request: Request) -> Response:
+        """Describe a batch."""
+        return JSONResponse(public(store.get(request.path_params["name"], "batch", request.state.tenant)))
+
+    async def cancel_batch(request: Request) -> Response:
+        """End a batch early."""
+        return JSONResponse(public(await batches.cancel(request.path_params["name"], request.state.tenant)))
+
+    routes: list[tuple[str, str, Any]] = [
+        ("POST", "/v1/files", upload),
+        ("GET", "/v1/files", list_files),
+        ("GET", "/v1/files/{name}", get_file),
+        ("DELETE", "/v1/files/{name}", delete_file),
+        ("GET", "/v1/files/{name}/content", file_content),
+        ("POST", "/v1/batches", create_batch),
+        ("GET", "/v1/batches", list_batches),
+        ("GET", "/v1/batches/{name}", get_batch),
+        ("POST", "/v1/batches/{name}/cancel", cancel_batch),
+    ]
+    for method, path, route in routes:
+        add_route(app, method, path, route)
+
+
+def _page(request: Request, records: list[Record]) -> Response:
+    """The part of a list that the query asks for."""
+    query = request.query_params
+    text = query.get("limit", "100")
+    if not text.isdecimal() or not 1 <= int(text[:10]) <= _MAX_PAGE:
+        raise ApiError(
+            "invalid_request", f"limit must be between 1 and {_MAX_PAGE}, got {text!r:.80}", "limit"
+        )
+    after = query.get("after")
+    if after is not None:
+        places = [index for index, each in enumerate(records) if each["id"] == after]
+        if not places:
+            raise ApiError("invalid_request", f"after must be an id of the list, got {after!r:.80}", "after")
+        records = records[places[0] + 1 :]
+    shown = [public(each) for each in records[: int(text)]]
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": shown,
+            "first_id": shown[0]["id"] if shown else None,
+            "last_id": shown[-1]["id"] if shown else None,
+            "has_more": len(records) > len(shown),
+        }
+    )

@@ -1,0 +1,269 @@
+"""Forms of requests, for /openapi.json. What a field may hold is checked in `winnow.openai`; the limits are its own.
+
+tests/server/test_openapi.py holds these fields against what is read.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from winnow.checks import MAX_COUNT
+from winnow.openai.request import MAX_MESSAGES, MAX_PRIORITY, MAX_SEQUENCES
+from winnow.openai.tools import MAX_TOOLS
+from winnow.sampling.params import (
+    MAX_COMPRESSION,
+    MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIAS_ENTRIES,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_PENALTY,
+    MAX_PROTECT,
+    MAX_REPETITION_PENALTY,
+    MAX_SEED,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+)
+
+
+class Form(BaseModel):
+    """An object without other fields than those named."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class StreamOptions(Form):
+    include_usage: bool | None = Field(None, description="end with a chunk that counts tokens")
+    continuous_usage_stats: bool | None = Field(None, description="count tokens in every chunk")
+    include_obfuscation: bool | None = None
+
+
+class StructuredForm(Form):
+    """Exactly one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(None, description="in Lark's syntax, as llguidance reads it")
+    json_object: bool | None = None
+
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class SamplingForm(Form):
+    """What chats and completions share."""
+
+    model: str | None = None
+    n: int | None = Field(None, ge=1, le=MAX_N)
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=MAX_COUNT)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)
+    presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    logit_bias: dict[str, float] | None = Field(
+        None,
+        max_length=MAX_LOGIT_BIAS_ENTRIES,
+        description=f"token id -> added to its logit, between -{MAX_LOGIT_BIAS} and {MAX_LOGIT_BIAS}",
+    )
+    seed: int | None = Field(None, ge=-MAX_SEED, le=MAX_SEED)
+    stop: str | list[str] | None = Field(
+        None, description=f"at most {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_LENGTH} characters"
+    )
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    skip_special_tokens: bool | None = None
+    detokenize: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredForm | None = None
+    priority: int | None = Field(
+        None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="lower is served first, as in vLLM"
+    )
+    return_token_ids: bool | None = None
+    eviction: str | None = Field(
+        None, description="what decides which KVs stay: a preset of `winnow policies`"
+    )
+    compression: float | list[float] | None = Field(
+        None, description=f"tokens of the prompt per KV kept, 1 to {MAX_COMPRESSION:g}; or a list of n"
+    )
+    kv_budget: int | list[int] | None = Field(None, description="KVs kept per row on average; or a list of n")
+    context_tokens: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="tokens at the front that are judged without the rest"
+    )
+    template_tail: int | None = Field(None, ge=0, le=MAX_COUNT)
+    protect: list[list[int]] | None = Field(
+        None, max_length=MAX_PROTECT, description="pairs [start, end] of positions that are never evicted"
+    )
+    forced_tokens: list[TokenId] | list[list[TokenId]] | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class CompletionForm(SamplingForm):
+    """Continue one prompt or several."""
+
+    prompt: Text | TokenIds | list[Text] | list[TokenIds] = Field(
+        min_length=1, description=f"at most {MAX_SEQUENCES} prompts, and prompts times n"
+    )
+    max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="default 16; 0 with echo alone")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+
+
+class MessageForm(BaseModel):
+    """A message; fields beside these reach the model's template."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = Field(None, description="null beside tool_calls alone")
+
+
+class ToolForm(Form):
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
+class ChatForm(SamplingForm):
+    """Answer a conversation."""
+
+    messages: list[MessageForm] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="needs logprobs")
+    tools: list[ToolForm] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ResponsesForm(BaseModel):
+    """Answer a conversation, as the Responses API asks. Sampling parameters of chats may stand beside these."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stream: bool | None = None
+    text: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto"] | None = None
+
+
+class TokenizeForm(Form):
+    """Text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[MessageForm] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeForm(Form):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class BatchForm(Form):
+    """Answer every line of a file."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    completion_window: Literal["24h"]
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+    output_expires_after: dict[str, Any] | None = None
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorForm(BaseModel):
+    """What every error says."""
+
+    error: ErrorBody
+
+
+FORMS: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatForm,
+    "/v1/completions": CompletionForm,
+    "/v1/responses": ResponsesForm,
+    "/tokenize": TokenizeForm,
+    "/detokenize": DetokenizeForm,
+    "/v1/batches": BatchForm,
+}
+"""The form of what is posted, by path."""
+
+
+def describe_body(path: str) -> dict[str, Any] | None:
+    """What /openapi.json says of a path beside its name: the form of its body; None: there is none."""
+    if path == "/v1/files":
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": {
+                "file": {"type": "string", "format": "binary"},
+                "purpose": {"type": "string", "enum": ["batch"]},
+            },
+            "required": ["file", "purpose"],
+        }
+        return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+    if path not in FORMS:
+        return describe_parameters(path)
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _inlined(FORMS[path].model_json_schema())}},
+        }
+    }
+
+
+def describe_parameters(path: str) -> dict[str, Any] | None:
+    """As `describe_body`, for what stands in a path and behind it."""
+    names = [part[1:-1].partition(":")[0] for part in path.split("/") if part.startswith("{")]
+    found: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+    ]
+    if path in ("/v1/files", "/v1/batches"):
+        found += [
+            {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 10000}},
+            {"name": "after", "in": "query", "schema": {"type": "string"}},
+        ]
+    return {"parameters": found} if found else None
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema with its definitions in place of references to them: these forms nest, and do not recur."""
+    definitions = schema.pop("$defs", {})
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, dict):
+            if "$ref" in value:
+                return resolve(definitions[value["$ref"].rpartition("/")[2]])
+            return {name: resolve(each) for name, each in value.items()}
+        return [resolve(each) for each in value] if isinstance(value, list) else value
+
+    found: dict[str, Any] = resolve(schema)
+    return found

@@ -1,0 +1,193 @@
+"""What stands between the socket and the routes: request ids, limits, keys, JSON, server-sent events."""
+
+import asyncio
+import math
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from winnow.json_values import dump_json, json_kind, parse_strict
+from winnow.openai.errors import QUOTA, ApiError
+from winnow.server.keys import Keys
+from winnow.units import format_bytes
+
+T = TypeVar("T")
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def error_response(error: ApiError) -> Response:
+    """The response that says an error, in OpenAI's envelope."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    if error.code == QUOTA:
+        headers["x-should-retry"] = "false"
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(error.body(), error.status, headers)
+
+
+class Gate:
+    """ASGI middleware: gives every request an id, checks its key, and bounds its body.
+
+    Args:
+        keys: who may ask.
+        is_open: whether a path is served without a key.
+        max_body: most bytes of a body, by path.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: Keys, is_open: Callable[[str], bool], max_body: Callable[[str], int]
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._is_open = is_open
+        self._max_body = max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        state = scope.setdefault("state", {})
+        state["request_id"], state["tenant"] = request_id, None
+        started = False
+
+        async def send_named(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        path, most = scope["path"], self._max_body(scope["path"])
+        try:
+            if not self._is_open(path):
+                state["tenant"] = self._keys.tenant(headers.get("authorization"))
+            length = headers.get("content-length", "0")
+            if length.isdigit() and int(length[:20]) > most:
+                raise _too_large(most)
+            await self._app(scope, _bounded(receive, most), send_named)
+        except ApiError as error:
+            if started:
+                raise
+            await error_response(error)(scope, receive, send_named)
+
+
+def _bounded(receive: Receive, most: int) -> Receive:
+    """`receive`, up to so many bytes: a body need not say how long it is."""
+    taken = 0
+
+    async def receive_bounded() -> Message:
+        nonlocal taken
+        message = await receive()
+        if message["type"] == "http.request":
+            taken += len(message.get("body", b""))
+            if taken > most:
+                raise _too_large(most)
+        return message
+
+    return receive_bounded
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError("request_too_large", f"the body must be at most {format_bytes(most)}")
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The JSON object of a body.
+
+    Raises:
+        ApiError: it is none, or not strict JSON.
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError("unsupported_media_type", f"content-type must be application/json, got {kind!r:.80}")
+    data = await request.body()
+    try:
+        body = parse_strict(data)
+    except ValueError as error:
+        raise ApiError("invalid_json", f"the body: {error}") from None
+    if not isinstance(body, dict):
+        raise ApiError("invalid_request", f"the body must be an object, got {json_kind(body)}")
+    return body
+
+
+class ClientLeft(Exception):  # noqa: N818 (no error: nobody is there to be told)
+    """The client has closed its connection."""
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do `work`, and cancel it when the client leaves.
+
+    Raises:
+        ClientLeft: it has left.
+    """
+    task = asyncio.create_task(work)
+    listener = asyncio.create_task(_disconnected(request.receive))
+    try:
+        await asyncio.wait({task, listener}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientLeft
+        return task.result()
+    finally:
+        for each in (task, listener):
+            each.cancel()
+        await asyncio.gather(task, listener, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events. Ends at once when the client leaves, also while there is nothing to send.
+
+    Args:
+        events: the data of each event.
+        close: called when the stream has ended, however that came about.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], close: Callable[[], None] = lambda: None) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = asyncio.create_task(self._send(send))
+        listener = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({sender, listener}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            listener.cancel()
+            if not sender.done():
+                sender.cancel()
+            results = await asyncio.gather(sender, listener, return_exceptions=True)
+            self._close()
+        if isinstance(results[0], Exception) and not isinstance(results[0], OSError):
+            raise results[0]
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self._events:
+            await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def event(data: dict[str, Any] | str, name: str | None = None) -> str:
+    """One server-sent event."""
+    text = data if isinstance(data, str) else dump_json(data, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"

@@ -1,0 +1,142 @@
+"""The routes that every server has."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from winnow import __version__
+from winnow.openai.errors import SHUTTING_DOWN, UNHEALTHY, ApiError
+from winnow.openai.request import Endpoint
+from winnow.server.completions import StrictResponse, complete
+from winnow.server.forms import ErrorForm, describe_body, describe_parameters
+from winnow.server.http import error_response, read_json
+from winnow.server.responses import respond
+from winnow.server.service import Service
+from winnow.server.tokens import detokenize, tokenize
+
+
+def add_routes(app: FastAPI, service: Service) -> None:
+    """Add them to the app."""
+
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        return await complete(service, request, Endpoint.CHAT, await read_json(request))
+
+    async def completions(request: Request) -> Response:
+        """Continue prompts."""
+        return await complete(service, request, Endpoint.COMPLETION, await read_json(request))
+
+    async def responses(request: Request) -> Response:
+        """Answer a conversation, in the form of the Responses API."""
+        return await respond(service, request, await read_json(request))
+
+    async def models(request: Request) -> Response:
+        """List the model under each of its names."""
+        return JSONResponse({"object": "list", "data": [_model(service, name) for name in service.names]})
+
+    async def model(request: Request) -> Response:
+        """Describe the model."""
+        name = request.path_params["name"]
+        service.check_model(name)
+        return JSONResponse(_model(service, name))
+
+    async def health(request: Request) -> Response:
+        """Whether the engine computes."""
+        error = _fault(service)
+        return Response(status_code=200) if error is None else error_response(error)
+
+    async def ready(request: Request) -> Response:
+        """Whether requests are taken."""
+        error = _fault(service)
+        if error is None and service.engine.draining:
+            error = ApiError(SHUTTING_DOWN, "the server is shutting down")
+        return Response(status_code=200) if error is None else error_response(error)
+
+    async def load(request: Request) -> Response:
+        """How much is in progress."""
+        queued, tokens = service.engine.num_queued()
+        total = service.engine.num_unfinished
+        return JSONResponse(
+            {
+                "server_load": total,
+                "num_requests_running": total - queued,
+                "num_requests_waiting": queued,
+                "num_tokens_waiting": tokens,
+            }
+        )
+
+    async def version(request: Request) -> Response:
+        """The version of Winnow."""
+        return JSONResponse({"version": __version__})
+
+    async def metrics(request: Request) -> Response:
+        """What Prometheus reads."""
+        text = service.metrics.render(await service.stats(), service.engine.by_tenant())
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    async def tokenize_route(request: Request) -> Response:
+        """Return the tokens of a text, or of a conversation."""
+        return StrictResponse(await tokenize(service, await read_json(request)))
+
+    async def detokenize_route(request: Request) -> Response:
+        """Return the text of tokens."""
+        return StrictResponse(await detokenize(service, await read_json(request)))
+
+    post: dict[str, Any] = {
+        "/v1/chat/completions": chat_completions,
+        "/v1/completions": completions,
+        "/v1/responses": responses,
+        "/tokenize": tokenize_route,
+        "/detokenize": detokenize_route,
+    }
+    get: dict[str, Any] = {
+        "/v1/models": models,
+        "/v1/models/{name:path}": model,
+        "/health": health,
+        "/ping": health,
+        "/ready": ready,
+        "/load": load,
+        "/version": version,
+        "/metrics": metrics,
+    }
+    for path, route in post.items():
+        add_route(app, "POST", path, route)
+    for path, route in get.items():
+        add_route(app, "GET", path, route)
+
+
+def add_route(app: FastAPI, method: str, path: str, route: Any) -> None:
+    """Add a route, with what /openapi.json says of it."""
+    errors = {code: {"model": ErrorForm, "description": "an error"} for code in ("4XX", "5XX")}
+    app.add_api_route(
+        path,
+        route,
+        methods=[method],
+        response_class=Response,
+        responses=errors,
+        openapi_extra=describe_body(path) if method == "POST" else describe_parameters(path),
+    )
+
+
+def _fault(service: Service) -> ApiError | None:
+    """Why the engine does not compute; None: it does."""
+    if service.engine.failure is not None:
+        return ApiError(UNHEALTHY, "the engine has failed")
+    if service.engine.stuck_for() > service.config.step_timeout:
+        return ApiError(UNHEALTHY, "a step of the engine does not end")
+    return None
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "winnow",
+        "root": service.names[0],
+        "parent": None,
+        "max_model_len": service.llm.max_model_len,
+    }

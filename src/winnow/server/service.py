@@ -1,0 +1,282 @@
+"""What the routes share: the engine, who may ask how much, names, and the way from a body to the engine."""
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from winnow.chat import TemplateOptions, TokenizedPrompt
+from winnow.engine.occupancy import Occupancy
+from winnow.json_values import json_kind
+from winnow.llm import LLM
+from winnow.openai.errors import OVERLOADED, RATE_LIMIT, ApiError
+from winnow.openai.request import CompletionRequest, Message, Prompt
+from winnow.outputs import EngineStats, RequestOutput
+from winnow.server.async_engine import AsyncEngine, RequestStream
+from winnow.server.config import ServerConfig
+from winnow.server.keys import Keys
+from winnow.server.metrics import Metrics
+from winnow.server.quota import TokenQuota
+
+if TYPE_CHECKING:
+    from winnow.openai.stream import AnswerParser
+
+T = TypeVar("T")
+
+# Seconds that a reader of counters waits for the step in progress.
+_STATS_WAIT = 1.0
+# Tokenisers take one text at a time, so more threads would wait for each other.
+_TOKENISING_THREADS = 2
+
+
+@dataclass
+class Submitted:
+    """A body's requests, in the engine."""
+
+    stream: RequestStream
+    ids: list[str]
+
+    def place(self, output: RequestOutput) -> int:
+        """The number of the prompt that an output answers."""
+        return self.ids.index(output.request_id)
+
+
+@dataclass
+class Service:
+    """One engine, served.
+
+    Attributes:
+        names: what clients may call the model; the first is its name in responses.
+        response_template: how the model writes reasoning and tool calls; None: it is not known.
+        created: Unix seconds.
+    """
+
+    llm: LLM
+    config: ServerConfig
+    keys: Keys
+    names: tuple[str, ...]
+    response_template: dict[str, Any] | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    exit: "asyncio.Event" = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.names[0], self.config.metrics_compat == "vllm")
+        self.engine = AsyncEngine(self.llm, self.metrics.observe, self.exit.set)
+        self.quota = TokenQuota(self.config.max_tokens_per_minute)
+        self._tokenising = ThreadPoolExecutor(_TOKENISING_THREADS, "winnow-tokenise")
+        self._numbers = itertools.count()
+        self._stats, self._occupancy = EngineStats(), Occupancy({}, [])
+
+    async def close(self) -> None:
+        """End the engine's thread and free the model."""
+        await self.engine.stop()
+        self._tokenising.shutdown(wait=False, cancel_futures=True)
+
+    # -- before the engine -----------------------------------------------------------------------------------------
+
+    def check_model(self, name: str | None) -> str:
+        """Return the name that the response gives the model.
+
+        Raises:
+            ApiError: no such model is served here.
+        """
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            raise ApiError(
+                "model_not_found", f"model {name!r:.200} is not served here; {self.names[0]!r} is", "model"
+            )
+        return name
+
+    def require_room(self, tenant: str | None, answers: int) -> None:
+        """Refuse answers that would wait too long, or that are beyond their tenant's share.
+
+        Raises:
+            ApiError: 503 where the server is full, 429 where the tenant has its share.
+        """
+        self.engine.require_usable()
+        self.quota.require(tenant)
+        share = self.config.max_reqs_per_tenant
+        if share is not None and self.engine.unfinished_of(tenant) + answers > share:
+            code, field_name = ("invalid_request", "n") if answers > share else (RATE_LIMIT, None)
+            raise ApiError(
+                code,
+                f"answers of a tenant in progress must be at most {share}, got {answers} more",
+                field_name,
+                retry_after=1,
+            )
+        queue = self.config.max_num_queued_reqs
+        if queue is None:
+            return
+        most = queue + self.llm.config.scheduler.max_num_seqs
+        if answers > most:
+            raise ApiError("invalid_request", f"prompts times n must be at most {most}, got {answers}", "n")
+        if self.engine.num_unfinished + answers > most:
+            raise ApiError(OVERLOADED, f"the queue is full: {queue} answers wait already", retry_after=1)
+
+    async def tokenize(self, prompt: Prompt, *, special: bool = True) -> TokenizedPrompt:
+        """Return a prompt as the engine takes it, made off the event loop.
+
+        Raises:
+            InvalidRequestError (or a subclass): it cannot be used.
+        """
+        self._require_short([prompt] if isinstance(prompt, str) else [])
+        return await self.off_loop(lambda: self.llm.tokenize(prompt, add_special_tokens=special))
+
+    async def tokenize_chat(self, messages: Sequence[Message], template: TemplateOptions) -> TokenizedPrompt:
+        """As `tokenize`, for a conversation."""
+        self._require_short([str(message["content"]) for message in messages])
+        return await self.off_loop(lambda: self.llm.tokenize_chat(messages, template))
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Run what takes a while on a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenising, work)
+
+    def _require_short(self, texts: Sequence[str]) -> None:
+        """Refuse texts that cannot fit into the context, however they are cut, before they cost any time."""
+        num_chars, most = sum(map(len, texts)), self.llm.max_model_len * self._longest_token
+        if num_chars > most:
+            raise ApiError(
+                "context_length_exceeded",
+                f"prompt must be shorter than the context of {self.llm.max_model_len} tokens (max_model_len), got "
+                f"{num_chars} characters",
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters of the longest token, at least 16."""
+        tokenizer = self.llm.tokenizer
+        return max(16, *(len(token) for token in tokenizer.get_vocab())) if tokenizer is not None else 16
+
+    async def submit(
+        self, asked: CompletionRequest, tenant: str | None, request_id: str, *, deltas: bool
+    ) -> Submitted:
+        """Tokenise what a body asks and hand it to the engine: all of it, or nothing.
+
+        Raises:
+            ApiError, InvalidRequestError: it cannot be served, or not now.
+        """
+        answers = max(len(asked.prompts), 1) * asked.params.n
+        self.require_room(tenant, answers)
+        if asked.messages is not None:
+            prompts = [await self.tokenize_chat(asked.messages, asked.template)]
+        else:
+            prompts = [await self.tokenize(prompt) for prompt in asked.prompts]
+        self._require_token_room(prompts, asked.params.n)
+        params = asked.params
+        if params.structured_outputs is not None:
+            await self.off_loop(lambda: self.llm.check_structured(params))
+        stem = f"{request_id}-{next(self._numbers)}"
+        requests = [
+            self.llm.new_request(
+                prompt,
+                params,
+                f"{stem}-{index}",
+                priority=asked.priority,
+                tenant=tenant,
+                final_only=not deltas,
+                deltas=deltas,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        stream = await self.engine.submit(requests)
+        return Submitted(stream, [request.request_id for request in requests])
+
+    def _require_token_room(self, prompts: Sequence[TokenizedPrompt], n: int) -> None:
+        most = self.config.max_num_queued_tokens
+        if most is None:
+            return
+        _, waiting = self.engine.num_queued()
+        if waiting and waiting + sum(len(prompt.token_ids) for prompt in prompts) > most:
+            raise ApiError(
+                OVERLOADED, f"the queue is full: {waiting} prompt tokens wait already", retry_after=1
+            )
+
+    async def stats(self) -> EngineStats:
+        """The engine's counters, as they were a step ago where one takes long."""
+        with suppress(TimeoutError):
+            self._stats = await asyncio.wait_for(self.engine.call(self.llm.stats), _STATS_WAIT)
+        return self._stats
+
+    async def occupancy(self) -> Occupancy:
+        """Who holds the KV memory; as `stats`."""
+        with suppress(TimeoutError):
+            self._occupancy = await asyncio.wait_for(self.engine.call(self.llm.occupancy), _STATS_WAIT)
+        return self._occupancy
+
+    # -- after the engine ------------------------------------------------------------------------------------------
+
+    def finished(self, tenant: str | None, outputs: Sequence[RequestOutput]) -> None:
+        """Charge a tenant for finished requests."""
+        self.charge(tenant, sum(_num_tokens(output) for output in outputs))
+
+    def charge(self, tenant: str | None, tokens: int) -> None:
+        """Charge a tenant for tokens."""
+        self.quota.charge(tenant, tokens)
+
+    def new_parser(self, prompt: str | None, asked: CompletionRequest) -> "AnswerParser | None":
+        """A parser of one answer by the model's own rules; None: there are none."""
+        if self.response_template is None or self.llm.tokenizer is None or prompt is None:
+            return None
+        parser: AnswerParser = self.llm.tokenizer.get_response_parser(
+            self.response_template, prefix=prompt, tools=[dict(tool) for tool in asked.template.tools] or None
+        )
+        return parser
+
+
+def _num_tokens(output: RequestOutput) -> int:
+    return len(output.prompt_token_ids) + sum(len(answer.token_ids) for answer in output.outputs)
+
+
+def model_names(model: str | Path | None, served: Sequence[str]) -> tuple[str, ...]:
+    """What clients may call a model."""
+    if served:
+        return tuple(served)
+    if model is None:
+        return ("winnow-demo",)
+    return tuple(dict.fromkeys((Path(model).resolve().name, str(model))))
+
+
+def load_template(path: str | None, tokenizer: Any) -> dict[str, Any] | None:
+    """How the model writes reasoning and tool calls: from a file, or the tokenizer's own.
+
+    Raises:
+        ConfigError: the file holds no such template.
+    """
+    import json
+
+    from winnow.errors import ConfigError
+
+    if not hasattr(tokenizer, "get_response_parser"):
+        if path is not None:
+            raise ConfigError(
+                "response_template needs a tokenizer, and a transformers that reads such templates"
+            )
+        return None
+    if path is None:
+        return getattr(tokenizer, "response_template", None)
+    try:
+        template = json.loads(Path(path).read_bytes())
+        if not isinstance(template, dict):
+            raise ValueError(f"it must be an object, got {json_kind(template)}")
+        tokenizer.get_response_parser(template, prefix="")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"response_template {path} cannot be used: {error}") from None
+    return template
+
+
+def new_id(prefix: str) -> str:
+    """An id that is nobody else's."""
+    return f"{prefix}{uuid.uuid4().hex}"
+
+
+def without_skipping(asked: CompletionRequest) -> CompletionRequest:
+    """The same request with special tokens in its text: response templates look for them."""
+    return replace(asked, params=replace(asked.params, skip_special_tokens=False))

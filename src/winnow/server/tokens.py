@@ -1,0 +1,80 @@
+"""/tokenize and /detokenize."""
+
+from typing import Any
+
+from winnow.json_values import json_kind
+from winnow.openai.errors import ApiError
+from winnow.openai.request import read_messages, read_prompt
+from winnow.openai.tools import read_template_options
+from winnow.server.service import Service
+
+_TEXT_FIELDS = {"model", "prompt", "add_special_tokens", "return_token_strs"}
+
+
+async def tokenize(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens of `prompt`, or of `messages` through the model's chat template.
+
+    Raises:
+        ApiError, InvalidRequestError: a field is wrong.
+    """
+    _check_model(service, body)
+    names = body.pop("return_token_strs", False)
+    if "messages" in body:
+        messages = read_messages(body.pop("messages"))
+        body.pop("model", None)
+        body.pop("add_special_tokens", None)
+        template = read_template_options(body)
+        _refuse(body, set())
+        prompt = await service.tokenize_chat(messages, template)
+        ids = prompt.token_ids
+    else:
+        _refuse(body, _TEXT_FIELDS)
+        text = body.get("prompt")
+        if not isinstance(text, str):
+            raise ApiError("invalid_request", f"prompt must be text, got {json_kind(text)}", "prompt")
+        special = body.get("add_special_tokens", True)
+        ids = (await service.tokenize(text, special=bool(special))).token_ids if text else []
+    found: dict[str, Any] = {"count": len(ids), "max_model_len": service.llm.max_model_len, "tokens": ids}
+    if names:
+        found["token_strs"] = (
+            service.llm.tokenizer.convert_ids_to_tokens(ids) if service.llm.tokenizer else []
+        )
+    return found
+
+
+async def detokenize(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the text of `tokens`.
+
+    Raises:
+        ApiError: a field is wrong, or the model has no tokenizer.
+    """
+    _check_model(service, body)
+    _refuse(body, {"model", "tokens"})
+    tokens, tokenizer = body.get("tokens"), service.llm.tokenizer
+    if tokenizer is None:
+        raise ApiError("invalid_request", "the model has no tokenizer")
+    if not isinstance(tokens, list):
+        raise ApiError(
+            "invalid_request", f"tokens must be a list of token ids, got {json_kind(tokens)}", "tokens"
+        )
+    ids = read_prompt(tokens) if tokens else []
+    assert not isinstance(ids, str)
+    if ids and max(ids) >= service.llm.vocab_size:
+        raise ApiError(
+            "invalid_request", f"tokens must be below {service.llm.vocab_size}, got {max(ids)}", "tokens"
+        )
+    text = await service.off_loop(lambda: tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+    return {"prompt": text}
+
+
+def _check_model(service: Service, body: dict[str, Any]) -> None:
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise ApiError("invalid_request", f"model must be a text, got {json_kind(model)}", "model")
+    service.check_model(model)
+
+
+def _refuse(body: dict[str, Any], known: set[str]) -> None:
+    for name in body:
+        if name not in known:
+            raise ApiError("invalid_request", f"{name!r:.80} is not a field of this request", name[:80])

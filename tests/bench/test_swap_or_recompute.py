@@ -1,0 +1,32 @@
+"""The break-even of copying and computing again, and a run of the benchmark on a tiny model."""
+
+from pathlib import Path
+
+import pytest
+from tiny_llama import save_tiny_llama
+
+from benchmarks.swap_or_recompute import Point, Preempted, break_even
+from winnow import LLM
+
+
+def point(length: int, swap: float, recompute: float) -> Point:
+    return Point(length, 0, swap, recompute, None, None)
+
+
+def test_break_even_is_where_the_lines_meet() -> None:
+    points = [point(n, 1.0 + 0.001 * n, 0.003 * n) for n in (100, 200, 1000, 2000)]
+    assert break_even(points) == pytest.approx(500)
+    assert break_even(points[2:]) == 0.0
+    assert break_even([point(100, 2.0, 1.0), point(200, 4.0, 2.0)]) is None
+
+
+def test_a_request_is_preempted_in_both_ways(tmp_path: Path) -> None:
+    directory = save_tiny_llama(tmp_path, seed=1)
+    with LLM(directory, kv_memory="8MiB", kv_offloading_size="8MiB", enable_prefix_caching=False) as llm:
+        found = Preempted(llm).measure(100, 2)
+        stats = llm.stats()
+        llm.check_integrity()
+    assert stats.num_swaps == 2 and stats.recomputed_tokens >= 200
+    assert found.nbytes == stats.swap_bytes_out // 2 == stats.swap_bytes_in // 2
+    assert found.swap_seconds > 0 and found.recompute_seconds > 0
+    assert found.expected_swap is not None and found.expected_recompute is not None

@@ -1,0 +1,117 @@
+"""The dashboard: offline, in both colour schemes, with numbers that move, in a real browser where there is one."""
+
+import json
+import re
+import threading
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.browser import BROWSER, open_browser
+from tests.server.running import Running, eventually, running
+
+from winnow import LLM
+
+PAGE = files("winnow.server").joinpath("dashboard.html").read_text(encoding="utf-8")
+
+
+def test_the_page_loads_nothing(server: Running) -> None:
+    response = server.client.get("/")
+    assert response.headers["content-type"].startswith("text/html") and response.text == PAGE
+    assert not re.search(r"https?://|@import|<link[^>]*stylesheet|src=", PAGE)
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "prefers-color-scheme: dark" in PAGE
+
+
+def snapshots(server: Running, count: int) -> list[dict[str, Any]]:
+    found = []
+    with server.client.stream("GET", "/stats/stream") as response:
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                found.append(json.loads(line[6:]))
+            if len(found) == count:
+                break
+    return found
+
+
+def busy(server: Running, stop: threading.Event) -> threading.Thread:
+    """Keep the server answering until `stop`."""
+
+    def ask() -> None:
+        while not stop.is_set():
+            body = {"prompt": list(range(100, 400)), "max_tokens": 150, "ignore_eos": True, "n": 2}
+            server.post(
+                "/v1/completions", body | {"eviction": "snapkv", "kv_budget": 64, "context_tokens": 250}
+            )
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def test_numbers_move(server: Running) -> None:
+    stop = threading.Event()
+    thread = busy(server, stop)
+    try:
+        eventually(lambda: server.client.get("/load").json()["server_load"] > 0, "nothing runs")
+        found = snapshots(server, 3)
+    finally:
+        stop.set()
+        thread.join()
+    assert found[-1]["generated_tokens"] > found[0]["generated_tokens"]
+    assert any(each["generated_per_second"] > 0 for each in found)
+    shown = [each for each in found if each["kept"]]
+    assert shown and all(0 < part <= 1 for layer in shown[0]["kept"] for part in layer)
+    assert any(tenant["bytes"] > 0 for each in found for tenant in each["tenants"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_in_a_browser(server: Running, tmp_path: Path, scheme: str) -> None:
+    """Texts, numbers that move, no fault in the console, and a screenshot in the scheme's colours."""
+    stop = threading.Event()
+    thread = busy(server, stop)
+    try:
+        with open_browser(tmp_path / "profile") as page:
+            page.open(server.address + "/", scheme)
+            eventually(lambda: page.text("state") == "live", "the page does not come alive", 60)
+            eventually(lambda: "% of the tokens computed" in page.text("kept-text"), "no KVs are shown", 60)
+            first = number(page.text("generated"))
+            eventually(lambda: number(page.text("generated")) > first, "numbers stand still", 60)
+            points = page.evaluate("document.getElementById('rate-line').getAttribute('points')")
+            assert len(points.split()) >= 2
+            assert "winnow-demo" in page.text("model") and page.text("budget") == "32.0 MiB"
+            cells = "document.querySelectorAll('#kept i').length"
+            eventually(lambda: page.evaluate(cells) > 4, "no layers and heads are shown", 60)
+            eventually(lambda: "everybody" in page.text("tenants"), "no tenant is shown", 60)
+            assert "out of KV memory" in page.text("preemptions")
+            assert number(page.text("evicted")) > 0 and page.text("used").endswith("iB")
+            picture = page.screenshot(tmp_path / "page.png")
+            assert page.faults == []
+    finally:
+        stop.set()
+        thread.join()
+    assert brightness(picture) > 180 if scheme == "light" else brightness(picture) < 80
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_the_page_asks_for_a_key(llm: LLM, tmp_path: Path) -> None:
+    with running(llm, {"alice": "key-a"}) as server, open_browser(tmp_path / "profile") as page:
+        page.open(server.address + "/", "light")
+        eventually(lambda: "key is needed" in page.text("state"), "the page asks for nothing", 60)
+        page.evaluate("document.getElementById('key').value = 'key-a'")
+        page.evaluate("document.querySelector('#login input[type=submit]').click()")
+        eventually(lambda: page.text("state") == "live", "the key is of no use", 60)
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", "")) if text.replace(",", "").isdigit() else 0
+
+
+def brightness(picture: Path) -> float:
+    """The mean of an image's pixels, 0 to 255."""
+    image = pytest.importorskip("PIL.Image").open(picture).convert("L")
+    return float(image.resize((1, 1), resample=4).getpixel((0, 0)))

@@ -1,0 +1,160 @@
+"""When the engine fails, or the server has to end."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from tests.server.running import Running, eventually, running
+
+from winnow import LLM
+
+TEXT = "/v1/completions"
+
+
+class Faulty:
+    """An `LLM` whose steps fail while `broken` says so."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.broken: Any = lambda: False
+        self.held: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    def submit_all(self, requests: Sequence[Any]) -> None:
+        self._llm.submit_all(requests)
+        self.held |= {request.request_id for request in requests}
+
+    def abort(self, request_id: str) -> Any:
+        self.held.discard(request_id)
+        return self._llm.abort(request_id)
+
+    def step(self) -> Sequence[Any]:
+        if self.broken():
+            raise RuntimeError("a kernel failed at 0x7f00dead")
+        return self._llm.step()
+
+
+@pytest.fixture
+def faulty(llm: LLM) -> Iterator[Faulty]:
+    yield Faulty(llm)
+    assert not llm.has_unfinished, "requests were left in the engine"
+
+
+def test_a_step_that_fails_once_is_tried_again(faulty: Faulty) -> None:
+    failures = iter([False, True] + [False] * 10_000)
+    with running(faulty) as server:
+        body = {"prompt": "a", "max_tokens": 8, "ignore_eos": True, "seed": 1}
+        expected = server.post(TEXT, body).json()["choices"][0]["text"]
+        faulty.broken = lambda: next(failures)
+        assert server.post(TEXT, body).json()["choices"][0]["text"] == expected
+        assert server.client.get("/health").status_code == 200
+
+
+def test_requests_that_break_the_engine_do_not_end_it(faulty: Faulty) -> None:
+    """What fails with its requests, and serves again without them, stays up."""
+    with running(faulty) as server:
+        faulty.broken = lambda: bool(faulty.held - {"probe"})
+        response = server.post(TEXT, {"prompt": "a", "max_tokens": 8})
+        assert response.status_code == 500
+        error = response.json()["error"]
+        assert error["code"] == "request_failed" and "0x7f" not in error["message"]
+        assert server.client.get("/health").status_code == 200
+        faulty.broken = lambda: False
+        assert server.post(TEXT, {"prompt": "a", "max_tokens": 8}).status_code == 200
+
+
+def test_an_engine_that_fails_ends_the_server(faulty: Faulty) -> None:
+    server_ended = threading.Event()
+    with running(faulty) as server:
+        body = {"prompt": "a", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        with server.client.stream("POST", TEXT, json=body) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            faulty.broken = lambda: True
+            rest = [line for line in lines if line]
+        assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "request_failed"
+        assert rest[-1] == "data: [DONE]"
+        health = server.client.get("/health")
+        assert health.status_code == 503 and health.json()["error"]["code"] == "engine_failed"
+        refused = server.post(TEXT, {"prompt": "a"})
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+        server.thread.join(30)
+        assert not server.thread.is_alive(), "the server goes on without an engine"
+        assert server.service.engine.failure is not None
+        server_ended.set()
+    faulty.broken = lambda: False
+
+
+def test_a_step_that_does_not_end_turns_health_red(faulty: Faulty) -> None:
+    hold = threading.Event()
+    with running(faulty, step_timeout=0.2) as server:
+        faulty.broken = lambda: hold.wait(30) and False
+        thread = threading.Thread(target=lambda: server.post(TEXT, {"prompt": "a", "max_tokens": 1}))
+        thread.start()
+        eventually(lambda: server.client.get("/health").status_code == 503, "health stays green")
+        assert server.client.get("/metrics").status_code == 200  # answers, with the counters of the last step
+        hold.set()
+        thread.join()
+        eventually(lambda: server.client.get("/health").status_code == 200, "health stays red")
+
+
+def drained(server: Running, body: dict[str, Any]) -> list[str]:
+    """Start a stream, tell the server to end, and return the rest of the stream."""
+    with server.client.stream("POST", TEXT, json=body) as response:
+        lines = response.iter_lines()
+        assert next(lines)
+        server.server.handle_exit(15, None)
+        time.sleep(0.05)
+        assert server.service.engine.draining
+        return [line for line in lines if line]
+
+
+def test_requests_in_progress_finish_before_the_end(llm: LLM) -> None:
+    with running(llm, shutdown_timeout=30) as server:
+        body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        rest = drained(server, body)
+        assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        server.thread.join(30)
+        assert not server.thread.is_alive()
+        assert server.service.engine.failure is None
+
+
+def test_requests_that_take_too_long_are_told(llm: LLM) -> None:
+    with running(llm, shutdown_timeout=0.2) as server:
+        body = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True, "n": 4}
+        rest = drained(server, body)
+        assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
+        server.thread.join(30)
+        assert not server.thread.is_alive()
+    eventually(lambda: not llm.has_unfinished or bool(llm.step()), "a request is left")
+
+
+def test_nothing_leaks_when_many_come_and_go(llm: LLM) -> None:
+    """Streams read slowly, left early, and read whole: afterwards nothing is held."""
+    before = llm.stats()
+    with running(llm) as server:
+
+        def ask(index: int) -> None:
+            body = {"prompt": f"Number {index}", "max_tokens": 40, "ignore_eos": True, "stream": True}
+            with server.client.stream("POST", TEXT, json=body) as response:
+                for place, _ in enumerate(response.iter_lines()):
+                    if index % 3 == 0 and place > index % 7:
+                        return
+                    if index % 3 == 1 and place % 10 == 0:
+                        time.sleep(0.01)
+
+        threads = [threading.Thread(target=ask, args=(index,)) for index in range(40)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        eventually(lambda: llm.stats().num_running == 0, "a request is stuck")
+        assert server.client.get("/load").json()["server_load"] == 0
+        after = llm.stats()
+        assert after.kv_bytes_used - after.cached_bytes <= before.kv_bytes_used
+        llm.check_integrity()

@@ -1,0 +1,71 @@
+"""/openapi.json says what is read: its fields and limits are those of the readers."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from tests.server.running import Running
+
+from winnow.openai.errors import ApiError
+from winnow.openai.request import Endpoint, read_body
+from winnow.sampling import SamplingParams
+from winnow.server.forms import FORMS, ChatForm, CompletionForm, SamplingForm
+
+SAMPLE: dict[str, Any] = {
+    "model": "m", "n": 2, "temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
+    "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1.0}, "seed": 1, "stop": ["a"],
+    "stop_token_ids": [5], "include_stop_str_in_output": True, "ignore_eos": True, "min_tokens": 1,
+    "prompt_logprobs": 1, "skip_special_tokens": False, "detokenize": True, "stream": True,
+    "stream_options": {"include_usage": True}, "response_format": {"type": "text"},
+    "structured_outputs": {"regex": "a"}, "priority": 1, "return_token_ids": True, "eviction": "snapkv",
+    "compression": 2.0, "kv_budget": 5, "context_tokens": 5, "template_tail": 1, "protect": [[0, 1]],
+    "forced_tokens": [5], "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
+    "safety_identifier": "s", "prompt_cache_key": "k", "max_tokens": 5, "logprobs": 1, "echo": True,
+    "max_completion_tokens": 5, "top_logprobs": 1, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True,
+    "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True,
+    "continue_final_message": True,
+}  # fmt: skip
+ALONE = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "form"), [(Endpoint.CHAT, ChatForm), (Endpoint.COMPLETION, CompletionForm)]
+)
+def test_every_field_is_read(endpoint: Endpoint, form: Any) -> None:
+    chat = endpoint is Endpoint.CHAT
+    question = {"messages": [{"role": "user", "content": "a"}]} if chat else {"prompt": "a"}
+    for name in form.model_fields:
+        if name in question:
+            continue
+        value = True if chat and name == "logprobs" else SAMPLE[name]
+        body = {**question, name: value, **ALONE.get(name, {})}
+        form.model_validate(body)
+        read_body(endpoint, body, {}, served=True)
+        with pytest.raises(ApiError):
+            read_body(
+                endpoint, {**question, name: object()}, {}, served=True
+            ) if name not in IGNORED else _refuse()
+
+
+IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "eviction",
+           "parallel_tool_calls")  # fmt: skip
+
+
+def _refuse() -> None:
+    raise ApiError("", "")
+
+
+def test_every_parameter_is_described() -> None:
+    described = set(SamplingForm.model_fields) | set(CompletionForm.model_fields)
+    assert {each.name for each in fields(SamplingParams)} <= described
+
+
+def test_every_route_is_described(server: Running) -> None:
+    found = server.client.get("/openapi.json").json()
+    for path in FORMS:
+        schema = found["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert schema["type"] == "object" and "$ref" not in str(schema)
+    assert {"/health", "/metrics", "/v1/models", "/v1/files/{name}/content", "/load"} <= set(found["paths"])

@@ -1,0 +1,151 @@
+"""Tool calls and reasoning, by transformers' own parser and the model's rules; and the Responses API."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.server.running import Running, events, running
+
+from winnow import LLM
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add numbers.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+        },
+    }
+]
+TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "\nAnswer:",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"content": "text"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def parsing(llm: LLM) -> Iterator[Running]:
+    if not hasattr(llm.tokenizer, "get_response_parser"):
+        pytest.skip("this transformers does not read response templates")
+    with running(llm, template=TEMPLATE) as server:
+        yield server
+
+
+def forced(llm: LLM, text: str) -> dict[str, Any]:
+    """Parameters that make the model say `text`."""
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode(text, add_special_tokens=False)
+    return {"forced_tokens": ids, "max_tokens": len(ids), "temperature": 0}
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 3}}</tool_call>'
+
+
+def test_calls_and_reasoning(parsing: Running, llm: LLM) -> None:
+    body = {"messages": MESSAGES, "tools": TOOLS, **forced(llm, f"<think>sum them</think>{CALL}{CALL}")}
+    [choice] = parsing.post(CHAT, body).json()["choices"]
+    message = choice["message"]
+    assert message["reasoning_content"] == "sum them" and message["content"] is None
+    assert [each["function"]["name"] for each in message["tool_calls"]] == ["add", "add"]
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"a": 3}
+    assert len({each["id"] for each in message["tool_calls"]}) == 2
+
+    chunks = events(parsing.post(CHAT, body | {"stream": True}).text)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "sum them"
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [call["index"] for call in calls] == [0, 1]
+    assert not any("<" in delta.get("content", "") for delta in deltas)
+
+
+def test_text_that_breaks_the_rules_is_text(parsing: Running, llm: LLM) -> None:
+    text = "<tool_call>{nope"
+    body = {"messages": MESSAGES, "tools": TOOLS, **forced(llm, text)}
+    for asked in (body, body | {"stream": True}):
+        response = parsing.post(CHAT, asked)
+        assert response.status_code == 200
+    assert parsing.client.get("/health").status_code == 200
+
+
+def test_tools_reach_the_template(server: Running, llm: LLM) -> None:
+    """The demo model's template knows no tools; what it renders is the same, and nothing is refused."""
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "auto", "max_tokens": 2}
+    assert server.post(CHAT, body).status_code == 200
+
+
+def test_responses(server: Running) -> None:
+    body: dict[str, Any] = {
+        "model": "winnow-demo",
+        "instructions": "Be short.",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],
+        "max_output_tokens": 6,
+        "temperature": 0,
+    }
+    whole = server.post("/v1/responses", body).json()
+    assert whole["object"] == "response" and whole["status"] in ("completed", "incomplete")
+    [item] = whole["output"]
+    text = item["content"][0]["text"]
+    chat = {
+        "messages": [{"role": "system", "content": "Be short."}, *MESSAGES],
+        "max_tokens": 6,
+        "temperature": 0,
+    }
+    assert text == server.post(CHAT, chat).json()["choices"][0]["message"]["content"]
+    assert whole["usage"]["output_tokens"] <= 6
+
+    stream = server.post("/v1/responses", body | {"stream": True}).text
+    found = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+    assert [each["sequence_number"] for each in found] == list(range(len(found)))
+    assert found[0]["type"] == "response.created"
+    assert found[-1]["type"] == f"response.{whole['status']}"
+    assert "".join(each["delta"] for each in found if each["type"] == "response.output_text.delta") == text
+    assert found[-1]["response"]["output"][0]["content"][0]["text"] == text
+
+
+def test_responses_with_calls(parsing: Running, llm: LLM) -> None:
+    tool = {"type": "function", **TOOLS[0]["function"]}  # type: ignore[dict-item]
+    extra = forced(llm, f"<think>why</think>ok {CALL}")
+    extra["max_output_tokens"] = extra.pop("max_tokens")
+    whole = parsing.post("/v1/responses", {"input": "Hi", "tools": [tool], **extra}).json()
+    assert [each["type"] for each in whole["output"]] == ["reasoning", "message", "function_call"]
+    history = [{"role": "user", "content": "Hi"}, *whole["output"]]
+    history.append({"type": "function_call_output", "call_id": whole["output"][2]["call_id"], "output": "4"})
+    assert parsing.post("/v1/responses", {"input": history, "max_output_tokens": 2}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"input": None},
+        {"input": 5},
+        {"input": []},
+        {"input": [{"type": "computer_call"}]},
+        {"previous_response_id": "resp_1"},
+        {"conversation": "c"},
+        {"background": True},
+        {"instructions": 5},
+        {"tools": [{"type": "web_search"}]},
+        {"text": {"format": {"type": "xml"}}},
+        {"n": 2},
+        {"bogus": 1},
+        {"max_output_tokens": 0},
+    ],
+)
+def test_responses_refuse(server: Running, change: dict[str, Any]) -> None:
+    response = server.post("/v1/responses", {"input": "Hi"} | change)
+    assert response.status_code == 400 and response.json()["error"]["message"]
