@@ -25,6 +25,7 @@ FULL, COMPRESSING = "full", "winnow"
 """Presets that stand for an `eviction` that was left out: without, and with, an amount to keep."""
 PREDICTOR = "kv_scores.safetensors"
 """What `winnow fit` adds to a model's directory."""
+KV_RESERVATIONS = ("on-demand", "prompt", "max")
 PADDED_MODES = ("embedding", "shaping", "pd", "static")
 SCHEDULING_POLICIES = ("fcfs", "priority", "srtf", "fair")
 BENCH_PADDED_MODES = ("shaping-gaps",)
@@ -156,8 +157,17 @@ class CacheConfig:
         effect=Effect.BATCHES,
         aliases=("swap_space",),
     )
+    kv_reservation: str = option(
+        "on-demand",
+        "blocks that a request holds from its start, as engines with contiguous caches do, to compare with: on-demand: "
+        "those of its first tokens; prompt: for its prompt and max_tokens; max: for max_model_len. With the last two "
+        "nothing is shared, and no prefix is kept",
+        choices=KV_RESERVATIONS,
+        effect=Effect.BATCHES,
+    )
 
     def __post_init__(self) -> None:
+        check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
         object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
         if self.kv_offloading_size is not None:
@@ -165,6 +175,10 @@ class CacheConfig:
             object.__setattr__(self, "kv_offloading_size", size)
         if self.prefix_store is not None and not self.enable_prefix_caching:
             raise ConfigError(f"prefix_store needs enable_prefix_caching, got {self.prefix_store} without it")
+        if self.prefix_store is not None and self.kv_reservation != "on-demand":
+            raise ConfigError(
+                f"prefix_store needs kv_reservation=on-demand, got {self.prefix_store} and {self.kv_reservation}"
+            )
         check_integer("block_size", self.block_size, 1, 1024)
 
 
@@ -376,7 +390,7 @@ class PaddedConfig:
 # What means nothing to an engine, so that giving it is a mistake.
 _ONLY_PAGED = {
     "model": ("attention_backend",),
-    "cache": ("block_size", "prefix_store"),
+    "cache": ("block_size", "prefix_store", "kv_reservation"),
     "scheduler": ("max_passes", "watermark_high", "watermark_low"),
     "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_accumulators", "max_round_kvs"),
 }

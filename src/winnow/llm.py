@@ -23,8 +23,8 @@ from winnow.fork import require_usable_torch
 from winnow.inspect import Held, Inspection, KeptTokens, read_tokens
 from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.options import EngineOptions
-from winnow.outputs import EngineStats, RequestOutput
-from winnow.sampling import SamplingParams
+from winnow.outputs import BeamSearchOutput, BeamSearchSequence, EngineStats, RequestOutput
+from winnow.sampling import BeamSearchParams, SamplingParams
 from winnow.threads import TeamWait, release_team, set_threads
 
 # Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
@@ -134,6 +134,24 @@ class LLM:
         self._require_usable()
         tokenized = [self.tokenize_chat(conversation) for conversation in conversations]
         return self._answer(tokenized, sampling_params, progress, priority=priority, tenant=tenant)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, progress: bool = False
+    ) -> list[BeamSearchOutput]:
+        """Search for the most probable answers to prompts. Returns those of each prompt, best first.
+
+        Tokens and scores are those of transformers' `generate` with `num_beams`. Beams share the blocks of what they
+        have in common. The same as `generate` with `use_beam_search`. Paged engine only.
+
+        Raises:
+            InvalidRequestError (or a subclass): a prompt or the parameters are invalid, or so many beams do not fit
+                into the KV memory together. Nothing has been computed.
+            RequestFailedError: a request failed while it was computed.
+        """
+        outputs = self.generate(prompts, params.to_sampling_params(), progress=progress)
+        for output in outputs:
+            output.raise_for_error()
+        return [_beam_output(output, params.length_penalty) for output in outputs]
 
     def stream(
         self,
@@ -359,6 +377,38 @@ class LLM:
         """Release what the calling thread holds for its steps; for a thread that will not step for a while."""
         release_team()
 
+    def fork(
+        self,
+        request_id: str,
+        sampling_params: SamplingParams | None = None,
+        *,
+        new_request_id: str | None = None,
+        index: int = 0,
+        final_only: bool = False,
+    ) -> str:
+        """Queue a request that goes on from where an unfinished one is, and return its id.
+
+        It has the same prompt and the answer so far, and shares the KVs: both copy a block only when they write into
+        it, or a policy changes it. Limits such as `max_tokens` count the whole answer. Paged engine only.
+
+        Args:
+            sampling_params: for the tokens to come; None: those of the other request, its seed included, so both
+                answers are the same. What its KVs depend on (`eviction`, `compression` and the like) cannot change.
+            new_request_id: unique among unfinished requests; None: one is generated.
+            index: which of the other request's samples.
+            final_only: see `submit`.
+
+        Raises:
+            InvalidRequestError (or a subclass): no such request or sample is unfinished, or the parameters do not fit
+                what is computed; names field, value and limit.
+        """
+        self._require_usable()
+        new_id = self._shared.new_id() if new_request_id is None else new_request_id
+        self._shared.change(
+            lambda engine: engine.fork(request_id, new_id, sampling_params, index, final_only)
+        )
+        return new_id
+
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns its output so far; None: there is no such unfinished request."""
         return self._shared.abort(request_id)
@@ -486,6 +536,23 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:
     policy = resolve_policy(config.eviction).policy
     loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
     return loaded, build_engine(loaded, config, policy, time.monotonic)
+
+
+def _beam_output(output: RequestOutput, length_penalty: float) -> BeamSearchOutput:
+    sequences = []
+    for answer in output.outputs:
+        assert answer.cumulative_logprob is not None and answer.finish_reason is not None, "it has finished"
+        sequences.append(
+            BeamSearchSequence(
+                [*output.prompt_token_ids, *answer.token_ids],
+                answer.text,
+                answer.cumulative_logprob,
+                answer.cumulative_logprob / len(answer.token_ids) ** length_penalty,
+                answer.finish_reason,
+                answer.stop_reason if isinstance(answer.stop_reason, int) else None,
+            )
+        )
+    return BeamSearchOutput(sequences)
 
 
 def _is_token_ids(value: Any) -> bool:

@@ -34,6 +34,7 @@ class EngineOptions(TypedDict, total=False):
     enable_prefix_caching: bool
     prefix_store: str | Path | None
     kv_offloading_size: int | str | None
+    kv_reservation: str
     # SchedulerConfig
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -155,6 +155,31 @@ class TenantStats:
 
 
 @dataclass(frozen=True)
+class BeamSearchSequence:
+    """One answer of a beam search."""
+
+    tokens: list[int]
+    """Prompt and answer, the token that ended it included."""
+    text: str
+    """Of the answer."""
+    cum_logprob: float
+    """Logprob of the answer."""
+    score: float
+    """`cum_logprob` over the answer's length in tokens to the power of `length_penalty`."""
+    finish_reason: str
+    """"stop" or "length"."""
+    stop_reason: int | None = None
+    """The stop token id that ended it; None for the model's end-of-text token."""
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """The answers of a beam search to one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Statistics of an engine; counters run from its start."""
 
@@ -165,6 +190,10 @@ class EngineStats:
     kv_bytes_used: int = 0
     kv_bytes_peak: int = 0
     kv_bytes_budget: int = 0
+    kv_bytes_held: int = 0
+    """Of the blocks that sequences hold."""
+    kv_bytes_filled: int = 0
+    """Of the slots in these blocks that hold KVs; the rest is reserved, or the end of a row's last block."""
     prompt_tokens: int = 0
     """Prompt tokens computed; recomputed ones count again."""
     cached_tokens: int = 0

@@ -96,7 +96,7 @@ class Entry:
         blocks = pages = 0
         reclaiming = self._guaranteed(running)
         for sequence in dict.fromkeys(reclaiming + self._outranking(running)):
-            need = self._ledger.layout.pages_for(sequence.longest_row)
+            need = self._ledger.layout.pages_for(sequence.longest_row(self._ledger.layout))
             shortage = _Shortage(
                 len(urgent) + 1 - self._ledger.num_free_slots,
                 min(need, self._ledger.size.num_pages) + pages - self._ledger.pages.num_free,

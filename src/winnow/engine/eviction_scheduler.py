@@ -139,7 +139,7 @@ class EvictionScheduler:
                 continue
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
-            if sequence.prefix is not None and not self._own(sequence):
+            if sequence.may_share_outside and not self._own(sequence):
                 continue
             leaders.append(sequence)
             same[sequence] = siblings(self._ledger, sequence, running)

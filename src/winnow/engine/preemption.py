@@ -199,7 +199,9 @@ class Preemption:
         self._ledger.discard(host_id)
 
     def _prefers_swap(self, sequence: Sequence) -> bool:
-        slot, tenant = sequence.kv.running_slot, sequence.request.tenant
+        request, slot, tenant = sequence.request, sequence.kv.running_slot, sequence.request.tenant
+        if request.beams is not None or request.reserved_tokens is not None:
+            return False  # beams share what they have in common; copies come back without what was reserved
         allowed = self._accounts.host_limit(tenant, self._ledger.host.limit)
         if self._accounts.host_bytes[tenant] + self._copies.nbytes(slot) > allowed:
             return False

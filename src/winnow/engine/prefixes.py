@@ -62,7 +62,10 @@ class PrefixSharing:
         sequence.prefix.extend(sequence.token_ids)
         if sequence.request.wants_prompt_logprobs:
             return FoundPrefix()
-        keys = self._ledger.prefixes.match(sequence.prefix, _num_shareable(sequence, sequence.num_tokens - 1))
+        most = sequence.num_tokens - 1  # logits come from the last one
+        if sequence.forks:
+            most = min(most, sequence.request.fork_at - 1)
+        keys = self._ledger.prefixes.match(sequence.prefix, _num_shareable(sequence, most))
         computed, snapshot = len(keys) * self._ledger.layout.block_size, self._snapshot(sequence)
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens
@@ -87,6 +90,8 @@ class PrefixSharing:
             sequence.rounds.rounds += found.snapshot.num_rounds
         else:
             self._ledger.adopt(slot, found.keys)
+            if sequence.eviction is None:
+                self._ledger.drop_unseen([slot])
         if request.metrics.first_scheduled_time is None and sequence.prefix is not None:
             request.num_cached_tokens = sequence.kv.num_computed
             index.num_asked_tokens += sequence.prompt_len
@@ -111,13 +116,14 @@ class PrefixSharing:
         size, chain, eviction = self._ledger.layout.block_size, sequence.prefix, sequence.eviction
         if chain is None or start // size == end // size:
             return
+        num_computed = end
         if eviction is not None:
             if sequence.kv.last_round or _observes(sequence, start, end - start):
                 return
             end = min(end, eviction.num_shareable)
         chain.extend(sequence.token_ids)
         for index in range(start // size, end // size):
-            self._ledger.remember(sequence.kv.running_slot, index, *chain.links[index])
+            self._ledger.remember(sequence.kv.running_slot, index, *chain.links[index], num_computed)
 
     def remember_round(self, sequence: Sequence) -> None:
         """Let later requests find what a round has just left of a sequence, if it has left them the same."""
@@ -131,7 +137,7 @@ class PrefixSharing:
     def is_about_to_change(self, sequence: Sequence, most: int) -> bool:
         """Whether a replay or queries of the next tokens, at most so many, may add to accumulators of shared blocks."""
         eviction = sequence.eviction
-        if sequence.prefix is None or eviction is None:
+        if not sequence.may_share_outside or eviction is None:
             return False
         changes = sequence.before_replay_round or eviction.may_observe(sequence.kv.num_computed, most)
         return changes and self._ledger.is_shared(sequence.kv.running_slot)

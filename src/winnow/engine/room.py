@@ -92,6 +92,6 @@ class Room:
         # The peak of its prompt is behind it.
         num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
         most = (
-            layout.blocks_for(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
+            layout.blocks_seen(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
         )
         return min(max(most - held, 0), layout.rows_per_seq)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.config import SchedulerConfig
 from winnow.engine.accounts import TenantAccounts
+from winnow.engine.beams import Continuation
 from winnow.engine.entry import Entry
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.kv_state import KVState
 from winnow.engine.orders import build_order
-from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
+from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
 from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.prefix_store import PrefixStore
@@ -26,6 +27,7 @@ from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.engine.room import Room
 from winnow.engine.saved_prefixes import SavedPrefixes
+from winnow.engine.sequence_forks import SequenceForks, fork_slot, group, new_sequence, share_prefix
 from winnow.units import format_bytes
 
 
@@ -85,6 +87,7 @@ class Scheduler:
         )
         self._room = Room(config, self.ledger, self.prefixes)
         self._entry_rules = Entry(self.waiting, self.accounts, self.ledger, self._room, config.max_passes)
+        self._forks = SequenceForks(self.ledger, executor, self.running, self.waiting)
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
 
@@ -104,6 +107,26 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         self.waiting.add(request)
+
+    def fork(self, parent: Sequence, request: Request) -> None:
+        """Start a request of one sequence that goes on from what `parent` has computed so far.
+
+        It computes its tokens itself, later, where `parent` has no slot or there is none for it.
+        """
+        [child] = request.sequences
+        self.waiting.add(request)
+        if self._forks.fork(parent, child):
+            self.waiting.remove(child)
+            parent.request.forked = request.forked = True
+            request.num_cached_tokens = min(child.kv.num_computed, child.prompt_len)
+            request.update_metrics(first_scheduled_time=self._clock())
+
+    def continue_beams(self, request: Request, chosen: list[Continuation]) -> None:
+        """Let beams of a request go on, and those that were not chosen end."""
+        assert request.beams is not None, "only beams are chosen"
+        for sequence in request.sequences:
+            self._rounds.forget(sequence)
+        request.beams.go_on(self._forks.continue_beams(request, chosen))
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         """End a sequence, running or waiting, and give back what it holds."""
@@ -143,6 +166,7 @@ class Scheduler:
         while True:
             self._resume_next()
             drop_finished(self.ledger, self.running)
+            self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.eviction is None])
             self._unshare_samples(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
             self._unshare_samples(budgets_differ=False)
@@ -181,7 +205,7 @@ class Scheduler:
         for sequence in rest:
             if sequence in missing:
                 count = min(missing[sequence], budget, self._config.prefill_chunk or budget)
-            elif sequence.is_decoding or sequence in waits:
+            elif sequence.is_decoding or sequence in waits or not sequence.num_to_compute:
                 continue
             else:
                 count = self._chunk(sequence, budget)
@@ -202,7 +226,7 @@ class Scheduler:
         entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)
         if not entries:
             return ScheduledStep(StepPlan(()), (), ())
-        new, self._new = [_new_sequence(s) for s in self._new if s.kv.slot is not None], {}
+        new, self._new = [new_sequence(s) for s in self._new if s.kv.slot is not None], {}
         plan = StepPlan(entries, self.ledger.take_update(), tuple(new))
         return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
 
@@ -226,7 +250,7 @@ class Scheduler:
         if not able or not self.waiting:
             return
         first = next(iter(self._entry_rules.candidates(self.running)), None)
-        if first is None or not self.ledger.can_open(first.longest_row):
+        if first is None or not self.ledger.can_open(first.longest_row(self.ledger.layout)):
             return
         lacking = self._room.lacking(first, self.running)
         if lacking > 0 and sum(self._room.yields(sequence) for sequence in able) >= lacking:
@@ -261,6 +285,8 @@ class Scheduler:
                 most = wanted
         else:
             most = min(budget, self._config.prefill_chunk)
+        if sequence.forks:
+            wanted = min(wanted, sequence.request.fork_at - sequence.kv.num_computed)
         eviction = sequence.eviction
         if eviction is not None:
             kvs = 0.0 if sequence.kv.slot is None else self._rounds.mean_kvs(sequence)
@@ -306,7 +332,7 @@ class Scheduler:
         """Start a waiting sequence if it fits. Returns the tokens it computes in this step, or 0."""
         if sequence.kv.host_id is not None:
             return 0  # a swapped one resumes before the next step is planned
-        if not self.ledger.can_open(sequence.longest_row):
+        if not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
             return 0
         prefix = self.prefixes.find(sequence)
         sequence.kv = prefix.state
@@ -320,6 +346,8 @@ class Scheduler:
             return 0
         self.waiting.remove(sequence)
         sequence.kv.slot = self.ledger.open()
+        if sequence.request.reserved_tokens is not None:
+            self.ledger.reserve(sequence.kv.slot, sequence.request.reserved_tokens)
         self.prefixes.adopt(sequence, prefix, count)
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
@@ -399,9 +427,10 @@ class Scheduler:
 
     def _fork(self, parent: Sequence, child: Sequence, num_computed: int) -> bool:
         """Let `child` hold what `parent` has after this step, `num_computed` tokens. False: there is no slot for it."""
-        if not self.ledger.can_fork(parent.kv.running_slot):
+        slot = fork_slot(self.ledger, parent.kv.running_slot, child)
+        if slot is None:
             return False
-        child.kv = parent.kv.fork(self.ledger.fork(parent.kv.running_slot))
+        child.kv = parent.kv.fork(slot)
         child.kv.num_computed = num_computed
         self._new[child] = None
         self.running.append(child)
@@ -422,7 +451,7 @@ class Scheduler:
                 self._fail(first)
             return
         victim = victim or self._victims.choose(self.accounts.borrowers(self.running))
-        alone = len(self.running) == 1
+        alone = all(sequence in group(victim) for sequence in self.running)
         if alone:
             if victim.lonely_at == victim.num_tokens:
                 self._fail(victim)
@@ -437,10 +466,15 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _put_back(self, sequence: Sequence) -> None:
-        """A running sequence has lost its slot."""
-        self._rounds.forget(sequence)
-        self.running.remove(sequence)
-        self.waiting.put_back(sequence)
+        """A running sequence has lost its slot. Beams beside it, which cannot go on without it, lose theirs."""
+        for each in group(sequence):
+            if each.kv.slot is not None:
+                self._preemption.drop(each)
+            if each in self.running:
+                self.running.remove(each)
+            self._rounds.forget(each)
+            self.waiting.remove(each)
+        self.waiting.put_back(share_prefix(sequence))
 
     def _fail(self, sequence: Sequence) -> None:
         """End a sequence that the cache does not hold even alone."""
@@ -451,18 +485,21 @@ class Scheduler:
             f"{blocks} blocks ({format_bytes(blocks * layout.block_bytes)}) and {pages} table pages, and there are "
             f"{size.num_blocks} ({format_bytes(size.num_blocks * layout.block_bytes)}) and {size.num_pages}"
         )
-        # Other samples were to share its prompt, and may fit where it does not.
+        # Other samples were to share its prompt, and may fit where it does not. Beams do not.
         forks, sequence.forks = sequence.forks, []
-        for fork in forks:
-            self.waiting.put_back(fork)
-        self.finish(sequence, "error")
-        self._failed.append(sequence)
+        if sequence.request.beams is None:
+            for fork in forks:
+                self.waiting.put_back(fork)
+        for each in [sequence] if sequence.request.beams is None else sequence.request.sequences:
+            each.error = sequence.error
+            self.finish(each, "error")
+            self._failed.append(each)
 
     def _needs(self, sequence: Sequence) -> tuple[int, int]:
         """Blocks and table pages for the next token of a sequence, at least."""
         layout, slot = self.ledger.layout, sequence.kv.slot
         if slot is None:
-            return sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row)
+            return sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row(layout))
         more = self.ledger.demand([slot], [1])
         held = len(self.ledger.pages.of(slot))
         return self.ledger.blocks_held(slot) + more.blocks, held + more.pages
@@ -471,8 +508,9 @@ class Scheduler:
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
         self.ledger.prefixes.clear()
         for sequence in list(reversed(self.running)):
-            self._preemption.drop(sequence)
-            self._put_back(sequence)
+            if sequence.kv.slot is not None:  # it may have been put back with another beam
+                self._preemption.drop(sequence)
+                self._put_back(sequence)
 
     def record_copies(self, nbytes: int, out: float, back: float) -> None:
         """Learn how long copies of `nbytes` to the host and back took, in seconds."""
@@ -498,17 +536,6 @@ class Scheduler:
         tenant = sequence.request.tenant
         self.accounts.charge(tenant, prompt_tokens, output_tokens)
         self.waiting.order.charge(tenant, prompt_tokens, output_tokens)
-
-
-def _new_sequence(sequence: Sequence) -> NewSequence:
-    return NewSequence(
-        sequence.kv.running_slot,
-        list(sequence.token_ids),
-        sequence.prompt_len,
-        sequence.request.params,
-        sequence.index,
-        sequence.eviction,
-    )
 
 
 def _wanted_logprobs(sequence: Sequence, start: int, count: int) -> tuple[int, int] | None:

@@ -41,7 +41,7 @@ def build_engine(
         executor,
         clock,
         max_round_kvs=config.eviction.max_round_kvs,
-        prefix_caching=config.cache.enable_prefix_caching,
+        prefix_caching=config.cache.enable_prefix_caching and config.cache.kv_reservation == "on-demand",
         host_bytes=config.cache.kv_offloading_size or 0,
         prefix_store=store,
     )

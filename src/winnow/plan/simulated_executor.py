@@ -16,7 +16,7 @@ from winnow.cache import (
     RowsSaved,
 )
 from winnow.cache.layout import IntArray, ceil_div
-from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
+from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy, SequenceEviction
 from winnow.plan.step_time import StepWork
 from winnow.sampling import SamplingParams
@@ -74,6 +74,9 @@ class SimulatedExecutor:
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
         return params
+
+    def fork(self, slot: int, child: NewSequence) -> None:
+        self.evictions[child.slot] = child.eviction
 
     def prepare(self, policy: EvictionPolicy) -> None:
         pass
