@@ -5,6 +5,7 @@ step's token budget is spent. Nothing here knows a model: the simulator runs the
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from winnow.engine.entry import Entry
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.kv_state import KVState
-from winnow.engine.orders import build_order
+from winnow.engine.orders import TenantName, build_order
 from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
 from winnow.engine.preemption_costs import PreemptionCosts
@@ -324,7 +325,7 @@ class Scheduler:
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
-            self._charge(sequence, sequence.prompt_len - sequence.kv.num_computed, 0)
+            self._charge(sequence.request.tenant, sequence.prompt_len - sequence.kv.num_computed, 0)
         self.running.append(sequence)
         return count
 
@@ -490,12 +491,11 @@ class Scheduler:
             else:
                 sequence.kv.num_computed = entry.end
                 self.prefixes.remember(sequence, entry.start, entry.end)
-        for sequence in step.samplers:
-            self._charge(sequence, 0, 1)
+        for tenant, count in Counter([sequence.request.tenant for sequence in step.samplers]).items():
+            self._charge(tenant, 0, count)
 
-    def _charge(self, sequence: Sequence, prompt_tokens: int, output_tokens: int) -> None:
-        """Put tokens on the account of a sequence's tenant."""
-        tenant = sequence.request.tenant
+    def _charge(self, tenant: TenantName, prompt_tokens: int, output_tokens: int) -> None:
+        """Put tokens on a tenant's account."""
         self.accounts.charge(tenant, prompt_tokens, output_tokens)
         self.waiting.order.charge(tenant, prompt_tokens, output_tokens)
 
