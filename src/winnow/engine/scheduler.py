@@ -27,7 +27,6 @@ from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.engine.room import Room
 from winnow.engine.saved_prefixes import SavedPrefixes
-from winnow.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -445,28 +444,13 @@ class Scheduler:
 
     def _fail(self, sequence: Sequence) -> None:
         """End a sequence that the cache does not hold even alone."""
-        blocks, pages = self._needs(sequence)
-        layout, size = self.ledger.layout, self.ledger.size
-        sequence.error = (
-            f"kv_memory is too small for this request alone: with {sequence.num_tokens} tokens it needs at least "
-            f"{blocks} blocks ({format_bytes(blocks * layout.block_bytes)}) and {pages} table pages, and there are "
-            f"{size.num_blocks} ({format_bytes(size.num_blocks * layout.block_bytes)}) and {size.num_pages}"
-        )
+        sequence.error = self._room.explain_lack(sequence)
         # Other samples were to share its prompt, and may fit where it does not.
         forks, sequence.forks = sequence.forks, []
         for fork in forks:
             self.waiting.put_back(fork)
         self.finish(sequence, "error")
         self._failed.append(sequence)
-
-    def _needs(self, sequence: Sequence) -> tuple[int, int]:
-        """Blocks and table pages for the next token of a sequence, at least."""
-        layout, slot = self.ledger.layout, sequence.kv.slot
-        if slot is None:
-            return sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row)
-        more = self.ledger.demand([slot], [1])
-        held = len(self.ledger.pages.of(slot))
-        return self.ledger.blocks_held(slot) + more.blocks, held + more.pages
 
     def start_anew(self) -> None:
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
