@@ -71,7 +71,7 @@ class Room:
         return peak - self._prefixes.num_held(newcomer, prefix)
 
     def explain_lack(self, sequence: Sequence) -> str:
-        """Say what a sequence needs for its next token at least, and what there is, where it does not fit even alone."""
+        """Say what a sequence that does not fit even alone needs for its next token, and what there is."""
         ledger, layout, slot, size = self._ledger, self._ledger.layout, sequence.kv.slot, self._ledger.size
         blocks, pages = sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row)
         if slot is not None:
