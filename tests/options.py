@@ -50,5 +50,6 @@ def _other(field: "Field[Any]", hint: Any) -> Any:
         "eviction": "snapkv",
         "device": "cpu",
         "generation_config": "winnow",
+        "prefix_store": "elsewhere",
     }
     return others[field.name]

@@ -21,8 +21,8 @@ LAYERS = [
     ["executor", "inspect"],
     ["padded"],
     ["llm"],
-    ["bench", "evaluate", "plan"],
-    ["batch", "fitting"],
+    ["bench", "evaluate"],
+    ["batch", "fitting", "plan"],
     ["server"],
     ["cli"],
 ]

@@ -115,6 +115,28 @@ def apply_template(
     )
 
 
+def document_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, *, chat: bool = False) -> list[int]:
+    """The tokens that prompts begin with which have this text first and anything behind it.
+
+    A token that the text would share with what follows is none of them.
+
+    Args:
+        chat: the prompts are a user's messages in the model's chat template.
+
+    Raises:
+        InvalidRequestError: as `apply_template`.
+    """
+    prompts = []
+    for behind in ("\n\nWhat", " 1", "."):
+        if chat:
+            message = {"role": "user", "content": text + behind}
+            prompts.append(apply_template(tokenizer, [message]).token_ids)
+        else:
+            prompts.append(tokenizer.encode(text + behind))
+    alike = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*prompts, strict=False))
+    return [tokens[0] for tokens in alike]
+
+
 def tail_tokens(tokenizer: Any, token_ids: Sequence[int], tail: str) -> int:
     """How many tokens at the end of a prompt are those of `tail`, the text that it ends with.
 

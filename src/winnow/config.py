@@ -141,7 +141,11 @@ class CacheConfig:
         "keep the KVs of prompts while memory lasts, and let later requests that begin alike take them",
         effect=Effect.BATCHES,
     )
-
+    prefix_store: str | Path | None = option(
+        None,
+        "directory of compressed prefixes that `winnow prefix save` wrote; prompts that begin so start from them",
+        effect=Effect.BATCHES,
+    )
     kv_offloading_size: int | None = option(
         None,
         "host memory for the KVs of preempted requests, which come back as they were, such as 4GiB; left out: none, "
@@ -157,6 +161,8 @@ class CacheConfig:
         if self.kv_offloading_size is not None:
             size = parse_bytes(self.kv_offloading_size, "kv_offloading_size")
             object.__setattr__(self, "kv_offloading_size", size)
+        if self.prefix_store is not None and not self.enable_prefix_caching:
+            raise ConfigError(f"prefix_store needs enable_prefix_caching, got {self.prefix_store} without it")
         check_integer("block_size", self.block_size, 1, 1024)
 
 
@@ -301,7 +307,7 @@ class PaddedConfig:
 # What means nothing to an engine, so that giving it is a mistake.
 _ONLY_PAGED = {
     "model": ("attention_backend",),
-    "cache": ("block_size",),
+    "cache": ("block_size", "prefix_store"),
     "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_accumulators", "max_round_kvs"),
 }
 _ONLY_PADDED = {"padded": tuple(each.name for each in fields(PaddedConfig))}

@@ -32,6 +32,10 @@ class UnsupportedModelError(WinnowError):
     """The model directory is missing, incomplete, or asks for something Winnow does not compute."""
 
 
+class PrefixStoreError(WinnowError):
+    """A prefix cannot be saved: nothing was compressed, or the disk refuses it."""
+
+
 class ClosedError(WinnowError):
     """The `LLM` was closed."""
 

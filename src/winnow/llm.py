@@ -175,6 +175,45 @@ class LLM:
             report=answer.eviction,
         )
 
+    def save_prefix(
+        self, prompt: Prompt, directory: str | Path, sampling_params: SamplingParams | None = None
+    ) -> Path:
+        """Compress a document as if questions followed it, and write what is left to a directory.
+
+        Another `LLM` of the same model with `prefix_store=directory` starts from there wherever a prompt begins with
+        these tokens, under the same policy and amount and with `context_tokens` their number.
+
+        Args:
+            sampling_params: policy, amount and what is protected; the rest does not matter. None: the engine's.
+
+        Returns:
+            The path of the file, whose name follows from model, tokens and policy.
+
+        Raises:
+            InvalidRequestError: as `generate`.
+            PrefixStoreError: the policy leaves everything, or what it leaves cannot be saved; or the disk refuses the
+                file, of which nothing is left then.
+        """
+        self._require_usable()
+        token_ids = self.tokenize(prompt).token_ids
+        asked = sampling_params or SamplingParams()
+        params = SamplingParams(
+            temperature=0.0,
+            seed=0,
+            max_tokens=1,
+            eviction=asked.eviction,
+            compression=asked.compression,
+            kv_budget=asked.kv_budget,
+            protect=asked.protect,
+            context_tokens=len(token_ids),
+        )
+        # Some token must follow the document; what it is changes nothing.
+        followed = TokenizedPrompt(None, [*token_ids, *token_ids[-1:]])
+        request = self.new_request(followed, params, final_only=True)
+        [output] = self._finish([request])
+        output.raise_for_error()
+        return self._shared.call(lambda engine: engine.save_prefix(request, Path(directory)))
+
     # -- step by step --------------------------------------------------------------------------------------------
 
     def submit(

@@ -4,6 +4,7 @@ Checkers cannot read dataclasses' fields into a signature, so each option stands
 tests/test_engine_options.py fails where the two differ, and prints the line to add.
 """
 
+from pathlib import Path
 from typing import TypedDict
 
 from winnow.eviction import EvictionPolicy
@@ -29,6 +30,7 @@ class EngineOptions(TypedDict, total=False):
     kv_memory: int | str
     block_size: int
     enable_prefix_caching: bool
+    prefix_store: str | Path | None
     kv_offloading_size: int | str | None
     # SchedulerConfig
     max_num_seqs: int

@@ -10,14 +10,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from winnow.cache import CacheLayout, CacheSize, Ledger, OutOfBlocksError
-from winnow.cache.prefix_index import PrefixChain
+from winnow.cache.layout import IntArray
+from winnow.cache.prefix_index import PrefixChain, Snapshot
 
 LAYOUT = CacheLayout(2, 2, 4, 4, "float32")
 SIZE, ROWS, MAX_SEQS, MAX_LEN = 4, 4, 5, 60
+SALTS, RULE = ["", "other"], b"rule"
 
 
 class PrefixMachine(RuleBasedStateMachine):
-    """The naive model notes for each block of the pool which tokens its KVs follow from; a change makes them unique."""
+    """The naive model notes for each block of the pool what its KVs follow from; a change makes them unique.
+
+    What a round leaves follows from salt, tokens and rule alone, and is never seen to differ where it is shared.
+    """
 
     @initialize(num_blocks=st.integers(ROWS * 8, ROWS * 40))
     def start(self, num_blocks: int) -> None:
@@ -26,17 +31,32 @@ class PrefixMachine(RuleBasedStateMachine):
         self.tokens: dict[int, list[int]] = {}
         self.chains: dict[int, PrefixChain] = {}
         self.changed: set[int] = set()
+        self.compressed: set[int] = set()
         self.unique = count()
         self.ever: set[tuple[object, ...]] = set()
 
+    def follow(self) -> None:
+        """Make the copies of the ledger's update."""
+        for copies in self.ledger.take_update().copies:
+            for source, target in zip(copies.source.tolist(), copies.target.tolist(), strict=True):
+                self.content[target] = self.content[source]
+
     @precondition(lambda self: self.ledger.num_free_slots)
-    @rule(salt=st.sampled_from(["", "other"]), seed=st.integers(0, 5), length=st.integers(1, 40))
-    def open(self, salt: str, seed: int, length: int) -> None:
+    @rule(
+        salt=st.sampled_from(SALTS),
+        seed=st.integers(0, 5),
+        length=st.integers(1, 40),
+        compresses=st.booleans(),
+    )
+    def open(self, salt: str, seed: int, length: int, compresses: bool) -> None:
         """A prompt that begins like others, after what is known of it."""
         tokens = random.Random(seed % 3).choices([1, 2], k=min(length, 16))
         tokens += random.Random(seed).choices([1, 2], k=max(length - 16, 0))
         slot, chain = self.ledger.open(), PrefixChain(salt, SIZE)
         chain.extend(tokens)
+        if compresses and (found := self._longest_snapshot(chain, tokens)) is not None:
+            self._resume(slot, chain, tokens, found)
+            return
         keys = self.ledger.prefixes.match(chain, length - 1)
         held = len(keys) * SIZE
         assert held < length
@@ -49,6 +69,76 @@ class PrefixMachine(RuleBasedStateMachine):
             assert [self.content[block] for block in self._column(slot, index)] == [known] * ROWS
         self.tokens[slot] = tokens[:held]
         self._append(slot, tokens[held:])
+
+    def _longest_snapshot(self, chain: PrefixChain, tokens: list[int]) -> Snapshot | None:
+        for n in range(len(tokens) - 1, 0, -1):
+            key = chain.snapshot_key(tokens[:n], RULE)
+            found = self.ledger.prefixes.snapshot(key, tokens[:n], "rule")
+            assert self.ledger.prefixes.snapshot(key, tokens[:n], "other rule") is None
+            if found is not None and self.ledger.has_pages_for(found):
+                return found
+        return None
+
+    def _resume(self, slot: int, chain: PrefixChain, tokens: list[int], found: Snapshot) -> None:
+        state = (chain.salt, *tokens[: found.num_tokens])
+        self.ledger.resume(slot, found)
+        self.follow()
+        assert self.ledger.lengths[slot].tolist() == left_of(state).tolist()
+        assert [self.content[block] for block in self.ledger.blocks_of(slot).tolist()] == self._kept(state)
+        self.tokens[slot], self.chains[slot] = tokens[: found.num_tokens], chain
+        self.compressed.add(slot)
+        self._append_to_compressed(slot, tokens[found.num_tokens :])
+
+    def _kept(self, state: tuple[object, ...]) -> list[tuple[object, ...]]:
+        """What stands in the blocks, row by row, that a round left."""
+        counts = (-(-left_of(state) // SIZE)).ravel().tolist()
+        return [("kept", state, row, index) for row, n in enumerate(counts) for index in range(n)]
+
+    def _append_to_compressed(self, slot: int, tokens: list[int]) -> None:
+        before = self.ledger.lengths[slot] // SIZE
+        try:
+            self.ledger.append([slot], [len(tokens)])
+        except OutOfBlocksError:
+            self.close(slot)
+            return
+        self.follow()
+        self.tokens[slot] += tokens
+        for index in range(-(-int(self.ledger.lengths[slot].max()) // SIZE)):
+            for block, whole in zip(
+                self._column(slot, index, missing=True), before.ravel().tolist(), strict=True
+            ):
+                if block is not None and index >= whole:
+                    assert self.ledger.allocator.holders[block] == 1
+                    self.content[block] = ("own", next(self.unique))
+
+    @precondition(lambda self: set(self.tokens) - self.changed - self.compressed)
+    @rule(data=st.data())
+    def compress(self, data: st.DataObject) -> None:
+        """A round that every prompt has there, and what it leaves is remembered."""
+        slot = data.draw(st.sampled_from(sorted(set(self.tokens) - self.changed - self.compressed)))
+        if not self.ledger.own_or_forget(slot):
+            return
+        self.follow()
+        state = (self._salt(slot), *self.tokens[slot])
+        self.ledger.shrink([slot], left_of(state)[None])
+        for block, content in zip(self.ledger.blocks_of(slot).tolist(), self._kept(state), strict=True):
+            self.content[block] = content
+        self.compressed.add(slot)
+        key = self.chains[slot].snapshot_key(self.tokens[slot], RULE)
+        used, known = self.ledger.allocator.num_used, self.ledger.prefixes.knows(key)
+        room = int((left_of(state) % SIZE > 0).sum()) <= self.ledger.allocator.num_free
+        self.ledger.take_snapshot(slot, key, self.tokens[slot], "rule")
+        assert self.ledger.prefixes.knows(key) == (known or room)
+        assert self.ledger.allocator.num_used == used
+
+    @precondition(lambda self: self.compressed)
+    @rule(data=st.data(), more=st.integers(1, 9))
+    def go_on(self, data: st.DataObject, more: int) -> None:
+        """A question behind what a round left, or an answer."""
+        slot = data.draw(st.sampled_from(sorted(self.compressed)))
+        more = min(more, MAX_LEN - len(self.tokens[slot]))
+        if more:
+            self._append_to_compressed(slot, [1] * more)
 
     def _append(self, slot: int, tokens: list[int]) -> None:
         try:
@@ -71,17 +161,17 @@ class PrefixMachine(RuleBasedStateMachine):
     def _salt(self, slot: int) -> str:
         return self.chains[slot].salt
 
-    def _column(self, slot: int, index: int) -> list[int]:
-        """Block `index` of each row."""
+    def _column(self, slot: int, index: int, missing: bool = False) -> list[int | None]:
+        """Block `index` of each row; None where a row is `missing` it."""
         blocks = iter(self.ledger.blocks_of(slot).tolist())
         counts = (-(-self.ledger.lengths[slot] // SIZE)).ravel().tolist()
         rows = [[next(blocks) for _ in range(n)] for n in counts]
-        return [row[index] for row in rows]
+        return [row[index] if index < len(row) or not missing else None for row in rows]
 
-    @precondition(lambda self: set(self.tokens) - self.changed)
+    @precondition(lambda self: set(self.tokens) - self.changed - self.compressed)
     @rule(data=st.data(), more=st.integers(1, 9))
     def decode(self, data: st.DataObject, more: int) -> None:
-        slot = data.draw(st.sampled_from(sorted(set(self.tokens) - self.changed)))
+        slot = data.draw(st.sampled_from(sorted(set(self.tokens) - self.changed - self.compressed)))
         more = min(more, MAX_LEN - len(self.tokens[slot]))
         if more:
             self._append(slot, data.draw(st.lists(st.sampled_from([1, 2]), min_size=more, max_size=more)))
@@ -98,9 +188,11 @@ class PrefixMachine(RuleBasedStateMachine):
             return
         assert not self.ledger.is_shared(slot)
         assert (self.ledger.allocator.holders[self.ledger.blocks_of(slot)] == 1).all()
+        self.follow()
         for block in self.ledger.blocks_of(slot).tolist():
             self.content[block] = ("changed", next(self.unique))
         self.changed.add(slot)
+        self.compressed.discard(slot)
         kept = np.array([data.draw(st.integers(0, n)) for n in self.ledger.lengths[slot].ravel().tolist()])
         self.ledger.shrink([slot], kept.reshape(1, 2, 2).astype(np.int32))
 
@@ -113,6 +205,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.ledger.close(slot)
         del self.tokens[slot], self.chains[slot]
         self.changed.discard(slot)
+        self.compressed.discard(slot)
 
     @rule(n=st.integers(1, 40))
     def take_all(self, n: int) -> None:
@@ -127,10 +220,25 @@ class PrefixMachine(RuleBasedStateMachine):
     def is_sound(self) -> None:
         if not hasattr(self, "ledger"):
             return
-        self.ledger.take_update()
+        self.follow()
         self.ledger.check_integrity()
+        for snapshot in self.ledger.prefixes.snapshots:
+            salts = [salt for salt in SALTS if self._is_of(snapshot, salt)]
+            [state] = [(salt, *snapshot.token_ids.tolist()) for salt in salts]
+            assert [self.content[block] for block in snapshot.blocks.tolist()] == self._kept(state)
         held = {block for slot in self.tokens for block in self.ledger.blocks_of(slot).tolist()}
         assert self.ledger.allocator.num_used == len(held)
+
+    def _is_of(self, snapshot: Snapshot, salt: str) -> bool:
+        chain = PrefixChain(salt, SIZE)
+        chain.extend(snapshot.token_ids.tolist())
+        return chain.snapshot_key(snapshot.token_ids.tolist(), RULE) == snapshot.key
+
+
+def left_of(state: tuple[object, ...]) -> IntArray:
+    """KVs of each row that a round leaves, int32 [2, 2]: it depends on what it sees alone."""
+    drawn = random.Random(repr(state))
+    return np.array([drawn.randint(0, len(state) - 1) for _ in range(ROWS)], dtype=np.int32).reshape(2, 2)
 
 
 TestPrefixes = PrefixMachine.TestCase

@@ -63,14 +63,7 @@ class HostTier:
         nbytes = self._pool.layout.host_bytes(len(blocks))
         if self.nbytes + nbytes > self.limit:
             raise MemoryError(f"{nbytes} bytes asked for, {self.nbytes} of {self.limit} in use")
-        pinned = self._pool.device.type == "cuda"
-        copy = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
-        for part, there, index in self._pieces(copy, blocks):
-            if part.device.type == "cpu":
-                torch.index_select(part, 0, index, out=there)
-            else:
-                there.copy_(part.index_select(0, index))
-        self._copies[host_id] = copy
+        self._copies[host_id] = self.read(blocks)
         self.nbytes += nbytes
 
     def load(self, host_id: int, blocks: IntArray) -> None:
@@ -80,7 +73,30 @@ class HostTier:
             KeyError: there is no such copy.
             RuntimeError: memory lacks; the blocks may be half written.
         """
-        for part, there, index in self._pieces(self._copies[host_id], blocks):
+        self.write(blocks, self._copies[host_id])
+
+    def read(self, blocks: IntArray) -> Tensor:
+        """All that blocks, int32 [n], hold: uint8 [`CacheLayout.host_bytes` of n], in host memory of the caller's.
+
+        Raises:
+            MemoryError, RuntimeError: memory lacks.
+        """
+        nbytes = self._pool.layout.host_bytes(len(blocks))
+        copy = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=self._pool.device.type == "cuda")
+        for part, there, index in self._pieces(copy, blocks):
+            if part.device.type == "cpu":
+                torch.index_select(part, 0, index, out=there)
+            else:
+                there.copy_(part.index_select(0, index))
+        return copy
+
+    def write(self, blocks: IntArray, copy: Tensor) -> None:
+        """Fill blocks, int32 [n], with what `read` returned for as many.
+
+        Raises:
+            RuntimeError: memory lacks; the blocks may be half written.
+        """
+        for part, there, index in self._pieces(copy, blocks):
             part.index_copy_(0, index, there.to(part.device))
 
     def discard(self, host_id: int) -> None:

@@ -4,7 +4,7 @@ Host arithmetic: it moves no KVs, knows no device and no model, so the scheduler
 The owner of the memory follows its updates.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.host_ledger import HostLedger
 from winnow.cache.layout import CacheLayout, CacheSize, IntArray
-from winnow.cache.prefix_index import PrefixIndex, PrefixKey
+from winnow.cache.prefix_index import PrefixIndex, PrefixKey, Snapshot
 from winnow.cache.table_pages import TablePages
 from winnow.cache.update import (
     BlockCopies,
@@ -338,6 +338,84 @@ class Ledger:
         self.prefixes.put(key, token_ids, self._blocks([slot], first, first + 1))
         self._sharing.add(slot)
 
+    def take_snapshot(
+        self,
+        slot: int,
+        key: PrefixKey,
+        token_ids: Sequence[int],
+        rule: Hashable,
+        position_offset: int = 0,
+    ) -> None:
+        """Let the index hold the rows of a sequence as they are, which hold all that stays of `token_ids`.
+
+        The index gets copies of partly filled blocks, since the sequence goes on to fill them. No effect if memory
+        lacks for these, or if a snapshot of that key is known.
+        """
+        if self.prefixes.knows(key):
+            self.prefixes.touch([key])
+            return
+        blocks, tails = self.blocks_of(slot), self._tails(self.lengths[slot])
+        source = blocks[tails]
+        if len(source) > self.allocator.num_free:
+            return
+        if len(source):
+            blocks[tails] = target = self.allocator.allocate(len(source))
+            self._copies.append(BlockCopies(source, target))
+        snapshot = Snapshot.of(key, token_ids, rule, self.lengths[slot], blocks, position_offset)
+        self.prefixes.put_snapshot(snapshot)
+        self.allocator.release(blocks[tails])
+        self._sharing.add(slot)
+
+    def take_blocks_for(self, lengths: IntArray) -> IntArray | None:
+        """Blocks for rows of `lengths` KVs, [layers, heads], that come from elsewhere.
+
+        They go to `keep_snapshot`, or back to the allocator.
+
+        Returns:
+            int32 [n]; None: memory lacks.
+        """
+        count = int(self._blocks_for(lengths).sum())
+        return self.allocator.allocate(count) if count <= self.allocator.num_free else None
+
+    def keep_snapshot(self, snapshot: Snapshot) -> None:
+        """Let the index alone hold a snapshot whose blocks `take_blocks_for` gave, and which are filled now."""
+        self.prefixes.put_snapshot(snapshot)
+        self.allocator.release(snapshot.blocks)
+
+    def has_pages_for(self, snapshot: Snapshot) -> bool:
+        """Whether a new sequence finds table pages for its rows."""
+        return self.layout.pages_for(int(snapshot.lengths.max())) <= self.pages.num_free
+
+    def resume(self, slot: int, snapshot: Snapshot) -> None:
+        """Let an open, empty sequence begin with a known snapshot, with copies of the partly filled blocks.
+
+        Raises:
+            OutOfBlocksError: there are not enough table pages; nothing has changed.
+        """
+        assert not self.lengths[slot].any(), "only an empty sequence resumes"
+        slots, want = np.array([slot], dtype=np.int64), self._blocks_for(snapshot.lengths)[None]
+        pages = self.pages.missing(slots, want.max(axis=(1, 2)))
+        if int(pages.sum()) > self.pages.num_free:
+            raise OutOfBlocksError(
+                f"no table pages for rows of up to {snapshot.lengths.max()} KVs in slot {slot}"
+            )
+        blocks, tails = snapshot.blocks.copy(), self._tails(snapshot.lengths)
+        source = blocks[tails]
+        self.prefixes.touch([snapshot.key])
+        self.allocator.share(blocks)
+        if len(source) > self.allocator.num_free:
+            self.prefixes.drop_snapshot(snapshot)  # so that the sequence has these blocks for itself
+        elif len(source):
+            blocks[tails] = target = self.allocator.allocate(len(source))
+            self.allocator.release(source)
+            self._copies.append(BlockCopies(source, target))
+        self._paged.update(self.pages.grow(slots, pages))
+        self._enter(self.pages.index(slots, np.zeros_like(want), want), blocks)
+        self.lengths[slot] = snapshot.lengths
+        self._lengths.append(RowLengths(slots, self.lengths[slots]))
+        self._sharing.add(slot)
+        self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
+
     def own_or_forget(self, slot: int) -> bool:
         """Let a sequence have its blocks for itself, since they will change: copy those that others hold.
 
@@ -345,7 +423,7 @@ class Ledger:
         sequences hold so many that copies find no room.
         """
         if not self.can_own(slot):
-            self.prefixes.forget(self.blocks_of(slot)[: self._num_blocks(slot).flat[0]])
+            self.prefixes.forget(self.blocks_of(slot))
         if not self.can_own(slot):
             return False
         self.own(slot)
@@ -395,6 +473,12 @@ class Ledger:
 
     def _blocks_for(self, lengths: IntArray) -> IntArray:
         return -(-lengths // self.layout.block_size)
+
+    def _tails(self, lengths: IntArray) -> IntArray:
+        """Which blocks of rows of `lengths`, [layers, heads], are partly filled: int64 [n], counted row by row."""
+        ends = self._blocks_for(lengths).ravel().cumsum() - 1
+        tails: IntArray = ends[lengths.ravel() % self.layout.block_size > 0]
+        return tails
 
     def _num_blocks(self, slot: int) -> IntArray:
         """Of each row of a sequence, [layers, heads]."""

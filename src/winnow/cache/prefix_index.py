@@ -2,12 +2,17 @@
 
 A prefix is a chain of blocks of tokens. Each has a key: SHA-256 over the key before it and the block's token ids. The
 first key comes from a salt, so requests share nothing unless they share a salt. For each block of tokens the index
-holds the block of every row. What no sequence holds counts as free memory: when blocks run short, the least recently
-used prefixes are forgotten.
+holds the block of every row.
+
+Rounds of eviction leave rows of uneven length, which no chain describes. A snapshot holds all of them: the state of a
+sequence after a round, under a key of its tokens and of the rule by which KVs went.
+
+What no sequence holds counts as free memory: when blocks run short, the least recently used prefixes are forgotten.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -29,17 +34,70 @@ class PrefixChain:
     def __init__(self, salt: str, block_size: int) -> None:
         self.salt = salt
         self._block_size = block_size
-        self._last = sha256(salt.encode()).digest()
+        self._seed = self._last = sha256(salt.encode()).digest()
         self.links: list[tuple[PrefixKey, tuple[int, ...]]] = []
         """Of each block, its key and its tokens."""
+        self.snapshots: dict[int, tuple[PrefixKey, Hashable]] = {}
+        """By number of tokens, those with most first: key and rule of a snapshot that may be there."""
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take in what `token_ids`, which begin with the tokens of before, have more."""
         size = self._block_size
         for start in range(len(self.links) * size, len(token_ids) - size + 1, size):
             tokens = tuple(token_ids[start : start + size])
-            self._last = sha256(self._last + np.array(tokens, dtype="<i8").tobytes()).digest()
+            self._last = _digest(self._last, tokens)
             self.links.append((self._last, tokens))
+
+    def snapshot_key(self, token_ids: Sequence[int], rule: bytes) -> PrefixKey:
+        """The key of the state after `token_ids`, which the chain begins with, under a rule of this digest."""
+        whole = len(token_ids) // self._block_size
+        last = self.links[whole - 1][0] if whole else self._seed
+        rest = token_ids[whole * self._block_size :]
+        return sha256(
+            b"snapshot" + _digest(last, rest) + len(token_ids).to_bytes(8, "little") + rule
+        ).digest()
+
+
+def _digest(before: PrefixKey, tokens: Sequence[int]) -> PrefixKey:
+    return sha256(before + np.array(tokens, dtype="<i8").tobytes()).digest()
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The KVs of a sequence right after a round. Nobody changes them: who begins with them copies what it changes.
+
+    Attributes:
+        key: `PrefixChain.snapshot_key` of tokens and rule.
+        token_ids: int64 [n], all that are computed.
+        rule: all that the KVs follow from besides them.
+        lengths: int32 [layers, heads], KVs of each row.
+        blocks: int32 [m], row by row. No sequence holds those that are partly filled.
+        position_offset: token index minus stored position.
+    """
+
+    key: PrefixKey
+    token_ids: IntArray
+    rule: Hashable
+    lengths: IntArray
+    blocks: IntArray
+    position_offset: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        key: PrefixKey,
+        token_ids: Sequence[int],
+        rule: Hashable,
+        lengths: IntArray,
+        blocks: IntArray,
+        position_offset: int,
+    ) -> "Snapshot":
+        """A snapshot with arrays of its own."""
+        return cls(key, np.array(token_ids, dtype=np.int64), rule, lengths.copy(), blocks, position_offset)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
 
 class _Entry(NamedTuple):
@@ -48,10 +106,11 @@ class _Entry(NamedTuple):
 
 
 class PrefixIndex:
-    """Chains of blocks by their tokens.
+    """Chains of blocks by their tokens, and snapshots by their tokens and rules.
 
-    Only blocks whose KVs follow from the tokens before them alone may enter: no round has changed them, and no query
-    has added to their accumulators.
+    Only blocks whose KVs follow from the tokens before them alone may enter a chain: no round has changed them, and no
+    query has added to their accumulators. What rounds and queries of the prefix itself, and no others, have changed
+    may enter as a snapshot. A block is held by one of all these at most.
 
     Attributes:
         num_asked_tokens: of prompts that were looked up.
@@ -63,18 +122,24 @@ class PrefixIndex:
         self._allocator = allocator
         allocator.reclaim = self.reclaim
         # Least recently used first. A chain's end stands before its front, and is taken back first.
-        self._entries: OrderedDict[PrefixKey, _Entry] = OrderedDict()
+        self._entries: OrderedDict[PrefixKey, _Entry | Snapshot] = OrderedDict()
         self._key_of: dict[int, PrefixKey] = {}  # by a chain link's block in the first row
+        self._snapshots: dict[PrefixKey, Snapshot] = {}
         self.num_asked_tokens = self.num_hit_tokens = 0
 
     def __len__(self) -> int:
-        """Blocks of tokens that are known."""
+        """Blocks of tokens that are known, and snapshots."""
         return len(self._entries)
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """All that are known."""
+        return list(self._snapshots.values())
 
     @property
     def nbytes(self) -> int:
         """Of the blocks that the index holds, whoever else holds them."""
-        return len(self._entries) * self._layout.rows_per_seq * self._layout.block_bytes
+        return sum(len(entry.blocks) for entry in self._entries.values()) * self._layout.block_bytes
 
     def match(self, chain: PrefixChain, limit: int) -> list[PrefixKey]:
         """The keys of the longest known prefix of at most `limit` tokens.
@@ -84,7 +149,7 @@ class PrefixIndex:
         found = []
         for key, tokens in chain.links[: max(limit, 0) // self._layout.block_size]:
             entry = self._entries.get(key)
-            if entry is None or entry.token_ids != tokens:
+            if not isinstance(entry, _Entry) or entry.token_ids != tokens:
                 break
             found.append(key)
         return found
@@ -106,10 +171,36 @@ class PrefixIndex:
             self._key_of[int(blocks[0])] = key
             self._allocator.index(blocks)
 
-    def num_held(self, keys: Sequence[PrefixKey]) -> int:
-        """Blocks of a matched prefix that sequences hold."""
+    def knows(self, key: PrefixKey) -> bool:
+        """Whether there is a block of tokens or a snapshot of that key."""
+        return key in self._entries
+
+    def snapshot(self, key: PrefixKey, token_ids: Sequence[int], rule: Hashable) -> Snapshot | None:
+        """The snapshot of that key, if it is of these tokens and this rule: both are compared."""
+        found = self._snapshots.get(key)
+        if found is None or found.rule != rule or not np.array_equal(found.token_ids, token_ids):
+            return None
+        return found
+
+    def put_snapshot(self, snapshot: Snapshot) -> None:
+        """Learn of a snapshot that is not known. The index holds its blocks too, and held none of them before."""
+        assert snapshot.key not in self._entries, "whoever makes a snapshot asks first"
+        assert not self._allocator.indexed[snapshot.blocks].any(), "two prefixes would hold a block"
+        self._entries[snapshot.key] = self._snapshots[snapshot.key] = snapshot
+        self._allocator.index(snapshot.blocks)
+
+    def drop_snapshot(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot that is known."""
+        self._forget(snapshot.key)
+
+    def num_held(self, blocks: IntArray) -> int:
+        """How many of `blocks`, all of which the index holds, sequences hold too."""
+        return int((self._allocator.holders[blocks] > 1).sum())
+
+    def blocks_of(self, keys: Sequence[PrefixKey]) -> IntArray:
+        """Of a matched prefix, int32 [n]."""
         blocks = [self._entries[key].blocks for key in keys]
-        return int((self._allocator.holders[np.concatenate(blocks)] > 1).sum()) if blocks else 0
+        return np.concatenate(blocks) if blocks else np.empty(0, dtype=np.int32)
 
     def touch(self, keys: Sequence[PrefixKey]) -> None:
         """The prefix was used."""
@@ -118,21 +209,29 @@ class PrefixIndex:
                 self._entries.move_to_end(key)
 
     def reclaim(self, num_blocks: int) -> None:
-        """Forget prefixes that nobody else holds, until at least `num_blocks` blocks are free again."""
-        for _ in range(len(self._entries)):
-            if num_blocks <= 0:
-                return
-            key = next(iter(self._entries))
-            if (self._allocator.holders[self._entries[key].blocks] > 1).any():
-                self._entries.move_to_end(key)  # in use now
-            else:
-                num_blocks -= self._forget(key)
+        """Forget prefixes that nobody else holds, until at least `num_blocks` blocks are free again.
+
+        Only then those that somebody uses: of a snapshot some blocks may be the index's alone.
+        """
+        for in_use in (False, True):
+            for _ in range(len(self._entries)):
+                if num_blocks <= 0:
+                    return
+                key = next(iter(self._entries))
+                holders = self._allocator.holders[self._entries[key].blocks]
+                if (holders == 1).any() if in_use else (holders == 1).all():
+                    num_blocks -= self._forget(key)
+                else:
+                    self._entries.move_to_end(key)
 
     def forget(self, blocks: IntArray) -> None:
-        """Forget the prefixes that some of `blocks`, those of the first row of a sequence, are of."""
-        for block in blocks.tolist():
-            if block in self._key_of:
-                self._forget(self._key_of[block])
+        """Forget the prefixes that some of `blocks`, all those of a sequence, are of."""
+        keys = {self._key_of[block] for block in blocks.tolist() if block in self._key_of}
+        mine = np.zeros(self._allocator.num_blocks, dtype=np.bool_)
+        mine[blocks] = True
+        keys.update(key for key, snapshot in self._snapshots.items() if mine[snapshot.blocks].any())
+        for key in keys:
+            self._forget(key)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -147,9 +246,12 @@ class PrefixIndex:
         assert np.array_equal(np.sort(held), np.flatnonzero(self._allocator.indexed)), (
             "a held block is not marked"
         )
-        assert len(self._key_of) == len(self._entries), "a prefix is not found by its block"
+        assert len(self._key_of) + len(self._snapshots) == len(self._entries), (
+            "a prefix is not found by its block"
+        )
 
     def _forget(self, key: PrefixKey) -> int:
         entry = self._entries.pop(key)
-        del self._key_of[int(entry.blocks[0])]
+        if self._snapshots.pop(key, None) is None:
+            del self._key_of[int(entry.blocks[0])]
         return self._allocator.unindex(entry.blocks)

@@ -32,10 +32,14 @@ COMMANDS = {
     "inspect": "show which tokens of a prompt survive eviction, in which layer and head",
     "pack": "keep a model as this processor reads it, to start in a second and with less memory",
     "check": "load a model and compare it with its own code",
+    "prefix": "save a compressed document, so that prompts that begin with it start from there",
     "fit": "learn to predict which KVs matter to a model, for the policies fitted and fitted-pd",
     "policies": "list the eviction policies, or show one in full",
     "eval": "measure what eviction costs in accuracy, on tasks with right answers",
     "bench": "measure how fast it is here, beside the machine's limits",
+    "plan": "tell what fits on which hardware, how fast it is there, and what binds",
+    "tune": "find the policy that keeps your prompts' answers at the highest throughput",
+    "simulate": "serve a trace of requests on hardware that is not there",
 }
 
 

@@ -1,6 +1,7 @@
 """The paged engine: a scheduler plans steps over the blocks of a KV cache, an executor computes them."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winnow.engine.admission import Admission
@@ -9,6 +10,7 @@ from winnow.engine.executor import Executor
 from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.new_request import KeptPositions, NewRequest
 from winnow.engine.occupancy import Occupancy, measure_occupancy
+from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.request import ReplayTally, Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
 from winnow.errors import InvalidRequestError
@@ -30,12 +32,14 @@ class Engine(RequestLoop):
         admission: Admission,
         kv_memory: int,
         clock: Callable[[], float],
+        open_store: Callable[[Path], PrefixStore],
     ) -> None:
         super().__init__(tokenizer, eos_token_ids, clock)
         self._executor = executor
         self._scheduler = scheduler
         self._admission = admission
         self._kv_memory = kv_memory
+        self._open_store = open_store
         self._replay = ReplayTally()
         self._seconds = {"schedule": 0.0, "execute": 0.0}
 
@@ -84,6 +88,15 @@ class Engine(RequestLoop):
         """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
         layout = self._executor.layout
         return layout.blocks_for(num_kvs) * layout.block_bytes
+
+    def save_prefix(self, new: NewRequest, directory: Path) -> Path:
+        """Write the compressed context of a request that was answered to a directory. Returns the file's path.
+
+        Raises:
+            PrefixStoreError: it is not in the cache, or the disk refuses it.
+        """
+        [sequence] = self._admit(new).sequences
+        return self._scheduler.prefixes.save(sequence, self._open_store(directory))
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""

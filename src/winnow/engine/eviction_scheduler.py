@@ -28,12 +28,15 @@ class EvictionScheduler:
         clock: Callable[[], float],
         max_kvs: int | None,
         own: Callable[[Sequence], bool],
+        remember: Callable[[Sequence], None],
     ) -> None:
-        """`own` lets a sequence have its blocks for itself, or preempts it and returns False."""
+        """`own` lets a sequence have its blocks for itself, or preempts it and returns False; `remember` learns who has
+        had a round."""
         self._executor = executor
         self._ledger = ledger
         self._clock = clock
         self._own = own
+        self._remember = remember
         self._max_kvs = max_kvs
         self.total = RoundTally()
         self._num_steps = 0
@@ -169,6 +172,7 @@ class EvictionScheduler:
         for leader, blocks in zip(leaders, freed, strict=True):
             for sequence in (leader, *same[leader]):
                 self._note(sequence, blocks, seconds / len(leaders))
+            self._remember(leader)
 
     def _note(self, sequence: Sequence, freed_blocks: int, seconds: float) -> None:
         sequence.kv.last_round = sequence.kv.num_computed

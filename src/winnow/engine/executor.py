@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray
 from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
@@ -50,6 +53,12 @@ class Executor(Protocol):
         Returns:
             KVs of each of their rows, int32 [B, layers, heads]; what lies behind them is free.
         """
+
+    def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
+        """All that blocks, int32 [n], hold: uint8 [`CacheLayout.host_bytes` of n]."""
+
+    def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
+        """Fill blocks, which no sequence holds, with what `read_blocks` returned for as many."""
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """Token positions whose KVs a slot holds, ascending, by layer and head. Reads them back from the device."""

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winnow.engine.new_request import KeptPositions, NewRequest
@@ -11,7 +12,7 @@ from winnow.engine.occupancy import Occupancy
 from winnow.engine.output_state import FinishReason
 from winnow.engine.request import Request, Sequence
 from winnow.engine.request_table import RequestTable
-from winnow.errors import describe_error
+from winnow.errors import PrefixStoreError, describe_error
 from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
 
 if TYPE_CHECKING:
@@ -160,6 +161,10 @@ class RequestLoop(ABC):
     def _take_failed(self) -> Iterable[Sequence]:
         """Return the sequences that ended by an error outside of sampling since the last call."""
         return ()
+
+    def save_prefix(self, new: NewRequest, directory: Path) -> Path:
+        """See `LLM.save_prefix`."""
+        raise PrefixStoreError("engine must be paged to save a prefix")
 
     def _kept_positions(self, sequence: Sequence) -> KeptPositions:
         """Return which positions of a running sequence have KVs, for observers."""

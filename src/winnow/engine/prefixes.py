@@ -1,51 +1,109 @@
 """WHO begins with KVs that another has computed, and who must have its blocks for itself."""
 
+from collections.abc import Sequence as SequenceType
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
 from winnow.cache import Ledger
-from winnow.cache.prefix_index import PrefixChain, PrefixKey
+from winnow.cache.prefix_index import PrefixChain, PrefixKey, Snapshot
+from winnow.engine.kv_state import KVState
+from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.request import Sequence
+from winnow.engine.saved_prefixes import SavedPrefixes, is_portable
+from winnow.errors import PrefixStoreError
+from winnow.eviction import SequenceEviction
+from winnow.json_values import dump_json, json_value
+
+
+@dataclass(frozen=True)
+class FoundPrefix:
+    """The KVs with which a waiting sequence may begin.
+
+    Attributes:
+        state: of the sequence then, less its slot.
+        keys: of the blocks that hold them as they were computed.
+        snapshot: what rounds left of them, in place of `keys`.
+    """
+
+    state: KVState = field(default_factory=KVState)
+    keys: tuple[PrefixKey, ...] = ()
+    snapshot: Snapshot | None = None
+
+    def __bool__(self) -> bool:
+        return self.state.num_computed > 0
 
 
 class PrefixSharing:
     """Which sequences take part in the ledger's prefix index, and with how many tokens.
 
-    KVs are shared as they were computed. A policy's sequence takes them up to its first round, or up to the first query
-    that adds to accumulators, and has copies of its own before either. Samples of one prompt under a policy share among
-    themselves alone.
+    KVs are shared as they were computed, or as a round left them that every prompt that begins alike has there too
+    (`SequenceEviction.snapshots`). A policy's sequence has copies of its own before its first round, and before the
+    first query that adds to accumulators. Samples of one prompt share with others only where all rounds come before
+    they part.
 
     Args:
         enabled: False: no sequence takes part.
+        saved: compressed prefixes on disk; None: there are none.
     """
 
-    def __init__(self, ledger: Ledger, enabled: bool) -> None:
+    def __init__(self, ledger: Ledger, enabled: bool, saved: SavedPrefixes | None = None) -> None:
         self._ledger = ledger
         self._enabled = enabled
+        self._saved = saved
 
-    def find(self, sequence: Sequence) -> list[PrefixKey]:
-        """The keys of the blocks with which a waiting sequence may begin."""
-        request, eviction = sequence.request, sequence.eviction
-        if not self._enabled or (eviction is not None and len(request.sequences) > 1):
-            return []
+    def find(self, sequence: Sequence) -> FoundPrefix:
+        """What a waiting sequence may begin with."""
+        if not self._enabled or not _takes_part(sequence):
+            return FoundPrefix()
         if sequence.prefix is None:
-            sequence.prefix = PrefixChain(request.tenant or "", self._ledger.layout.block_size)
+            sequence.prefix = self._chain(sequence)
+            self._load(sequence)
         sequence.prefix.extend(sequence.token_ids)
-        if request.wants_prompt_logprobs:
-            return []
-        most = sequence.num_tokens - 1  # logits come from the last one
-        if eviction is not None:
-            most = min(most, eviction.num_shareable)
-        return self._ledger.prefixes.match(sequence.prefix, most)
+        if sequence.request.wants_prompt_logprobs:
+            return FoundPrefix()
+        keys = self._ledger.prefixes.match(sequence.prefix, _num_shareable(sequence, sequence.num_tokens - 1))
+        computed, snapshot = len(keys) * self._ledger.layout.block_size, self._snapshot(sequence)
+        if snapshot is not None and snapshot.num_tokens > computed:
+            computed = snapshot.num_tokens
+            state = KVState(None, computed, computed, snapshot.position_offset)
+            return FoundPrefix(state, snapshot=snapshot)
+        return FoundPrefix(KVState(None, computed), tuple(keys))
 
-    def adopt(self, sequence: Sequence, keys: list[PrefixKey], count: int) -> None:
-        """Let a sequence begin with a known prefix: it has just got its slot, and computes `count` tokens next."""
-        request, index = sequence.request, self._ledger.prefixes
-        self._ledger.adopt(sequence.kv.running_slot, keys)
+    def is_worth_waiting(
+        self, sequence: Sequence, found: FoundPrefix, count: int, running: SequenceType[Sequence]
+    ) -> bool:
+        """Whether running sequences compute, of what a waiting one could begin with, at least half as much as the
+        `count` tokens that it would compute next itself."""
+        if sequence.prefix is None or sequence.request.wants_prompt_logprobs:
+            return False
+        return any(2 * self._to_be_found(sequence, found, other) >= count for other in running)
+
+    def adopt(self, sequence: Sequence, found: FoundPrefix, count: int) -> None:
+        """Let a sequence begin with what was found: it has just got its slot, and computes `count` tokens next."""
+        request, index, slot = sequence.request, self._ledger.prefixes, sequence.kv.running_slot
+        if found.snapshot is not None:
+            self._ledger.resume(slot, found.snapshot)
+        else:
+            self._ledger.adopt(slot, found.keys)
         if request.metrics.first_scheduled_time is None and sequence.prefix is not None:
             request.num_cached_tokens = sequence.kv.num_computed
             index.num_asked_tokens += sequence.prompt_len
             index.num_hit_tokens += sequence.kv.num_computed
-        if keys and _observes(sequence, sequence.kv.num_computed, count):
-            owns = self._ledger.own_or_forget(sequence.kv.running_slot)
+        if found and _observes(sequence, sequence.kv.num_computed, count):
+            owns = self._ledger.own_or_forget(slot)
             assert owns, "there is room for all of its blocks"
+
+    def num_held(self, sequence: Sequence, found: FoundPrefix) -> int:
+        """Blocks of what was found that running sequences hold, and that the sequence will not change."""
+        index = self._ledger.prefixes
+        if sequence.eviction is None:
+            return index.num_held(index.blocks_of(found.keys))
+        if found.snapshot is None or sequence.owns_blocks:
+            return 0
+        # Without rounds while it decodes, the one after the context was the last.
+        is_last = found.snapshot.num_tokens == sequence.eviction.context_len
+        return index.num_held(found.snapshot.blocks) if is_last else 0
 
     def remember(self, sequence: Sequence, start: int, end: int) -> None:
         """Let later requests find the blocks that tokens start..end - 1 of a sequence have filled."""
@@ -60,6 +118,16 @@ class PrefixSharing:
         for index in range(start // size, end // size):
             self._ledger.remember(sequence.kv.running_slot, index, *chain.links[index])
 
+    def remember_round(self, sequence: Sequence) -> None:
+        """Let later requests find what a round has just left of a sequence, if it has left them the same."""
+        if sequence.prefix is None or sequence.kv.num_computed not in sequence.prefix.snapshots:
+            return
+        computed = sequence.kv.num_computed
+        key, rule = sequence.prefix.snapshots[computed]
+        self._ledger.take_snapshot(
+            sequence.kv.running_slot, key, sequence.token_ids[:computed], rule, sequence.kv.position_offset
+        )
+
     def is_about_to_change(self, sequence: Sequence, most: int) -> bool:
         """Whether a replay or queries of the next tokens, at most so many, may add to accumulators of shared blocks."""
         eviction = sequence.eviction
@@ -67,6 +135,105 @@ class PrefixSharing:
             return False
         changes = sequence.before_replay_round or eviction.may_observe(sequence.kv.num_computed, most)
         return changes and self._ledger.is_shared(sequence.kv.running_slot)
+
+    def save(self, sequence: Sequence, store: PrefixStore) -> Path:
+        """Write to a store what the round after a sequence's context has left, which an earlier request computed.
+
+        Raises:
+            PrefixStoreError: there is no such snapshot, or the disk refuses it.
+        """
+        eviction = sequence.eviction
+        if eviction is None or eviction.target >= eviction.context_len:
+            raise PrefixStoreError(
+                "eviction must leave less than all of the prompt, or there is nothing to save"
+            )
+        if not is_portable(eviction.policy):
+            raise PrefixStoreError(
+                "eviction must be a policy of Winnow's own without a fitted predictor: what another keeps, another "
+                "process cannot check"
+            )
+        if not self._enabled or self._saved is None:
+            raise PrefixStoreError("enable_prefix_caching must be on to save a prefix, got False")
+        chain = self._chain(sequence)
+        if eviction.context_len not in chain.snapshots:
+            raise PrefixStoreError(
+                "eviction must be a policy with a round after the prompt that learns nothing of its queries for later "
+                f"rounds, got {type(eviction.policy.score).__name__} with {type(eviction.policy.budget).__name__}"
+            )
+        key, rule = chain.snapshots[eviction.context_len]
+        found = self._ledger.prefixes.snapshot(key, sequence.token_ids[: eviction.context_len], rule)
+        if found is None:
+            raise PrefixStoreError(
+                "kv_memory is too small to keep the compressed prefix beside other requests"
+            )
+        return self._saved.save(found, eviction, store)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _chain(self, sequence: Sequence) -> PrefixChain:
+        """The keys of a sequence's prefixes, those of its snapshots included."""
+        chain = PrefixChain(sequence.request.tenant or "", self._ledger.layout.block_size)
+        chain.extend(sequence.token_ids)
+        if sequence.eviction is not None:
+            digests: dict[SequenceEviction, bytes] = {}
+            for computed, rule in sequence.eviction.snapshots():
+                if rule not in digests:
+                    digests[rule] = sha256(dump_json(json_value(rule)).encode()).digest()
+                key = chain.snapshot_key(sequence.token_ids[:computed], digests[rule])
+                chain.snapshots[computed] = (key, rule)
+        return chain
+
+    def _load(self, sequence: Sequence) -> None:
+        """Look on disk, once for each sequence, for more than the index knows."""
+        if self._saved is None or sequence.prefix is None:
+            return
+        for computed, (key, rule) in sequence.prefix.snapshots.items():
+            assert isinstance(rule, SequenceEviction), "made by `_chain`"
+            known = self._ledger.prefixes.knows(key)
+            if known or self._saved.load(key, sequence.token_ids[:computed], rule):
+                return
+
+    def _to_be_found(self, sequence: Sequence, found: FoundPrefix, other: Sequence) -> int:
+        """Tokens beyond those found that a waiting sequence will find when a running one has computed them."""
+        mine, theirs, known = sequence.prefix, other.prefix, found.state.num_computed
+        if mine is None or theirs is None or other.is_decoding:
+            return 0
+        for computed, (key, _) in mine.snapshots.items():
+            is_theirs = theirs.snapshots.get(computed, (b"",))[0] == key
+            if is_theirs and computed > max(known, other.kv.last_round):
+                return computed - known
+        if other.kv.last_round:
+            return 0
+        size = self._ledger.layout.block_size
+        most = min(_num_shareable(sequence, sequence.num_tokens - 1), _num_shareable(other, other.num_tokens))
+        first = max(known, other.kv.num_computed) // size
+        end = first
+        while end < most // size and mine.links[end][0] == theirs.links[end][0]:
+            end += 1
+        return end * size - known if end > first else 0
+
+    def _snapshot(self, sequence: Sequence) -> Snapshot | None:
+        """The known snapshot of most tokens of a waiting sequence."""
+        assert sequence.prefix is not None, "who looks for a prefix has a chain"
+        for computed, (key, rule) in sequence.prefix.snapshots.items():
+            found = self._ledger.prefixes.snapshot(key, sequence.token_ids[:computed], rule)
+            if found is not None and self._ledger.has_pages_for(found):
+                return found
+        return None
+
+
+def _takes_part(sequence: Sequence) -> bool:
+    """Whether a sequence's blocks may be found by others, and it may find theirs."""
+    request, eviction = sequence.request, sequence.eviction
+    if eviction is None or len(request.sequences) == 1:
+        return True
+    # Samples share what they hold among themselves, so no round may come when they are already several.
+    return not sequence.owns_blocks and eviction.context_len < eviction.prompt_len
+
+
+def _num_shareable(sequence: Sequence, num_tokens: int) -> int:
+    """How many of a sequence's first `num_tokens` tokens may be shared as they were computed."""
+    return num_tokens if sequence.eviction is None else min(num_tokens, sequence.eviction.num_shareable)
 
 
 def _observes(sequence: Sequence, start: int, count: int) -> bool:

@@ -236,9 +236,17 @@ class Sequence:
         """KVs of its longest row, about, until all its tokens are computed."""
         return self.num_tokens if self.eviction is None else self.eviction.longest_row(self.num_tokens)
 
-    def peak_blocks(self, layout: CacheLayout, ahead: int = 0) -> int:
-        """Most blocks that it holds until all its tokens and `ahead` further ones are computed."""
-        num_tokens = self.num_tokens + ahead
+    def peak_blocks(self, layout: CacheLayout, ahead: int = 0, state: KVState | None = None) -> int:
+        """Most blocks that it holds until all its tokens and `ahead` further ones are computed.
+
+        Args:
+            state: from which it goes on; None: its own.
+        """
+        num_tokens, state = self.num_tokens + ahead, state or self.kv
         if self.eviction is None:
             return layout.blocks_for(num_tokens)
+        if (
+            state.last_round >= self.eviction.context_len
+        ):  # the whole context, and a replay behind it, is over
+            return self.eviction.decode_blocks(layout, num_tokens)
         return self.eviction.peak_blocks(layout, num_tokens)

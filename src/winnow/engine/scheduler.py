@@ -12,13 +12,16 @@ from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.config import SchedulerConfig
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
+from winnow.engine.kv_state import KVState
 from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
 from winnow.engine.preemption_costs import PreemptionCosts
-from winnow.engine.prefixes import PrefixSharing
+from winnow.engine.prefix_store import PrefixStore
+from winnow.engine.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.queue import PriorityQueue, WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
+from winnow.engine.saved_prefixes import SavedPrefixes
 from winnow.units import format_bytes
 
 
@@ -41,6 +44,7 @@ class Scheduler:
 
     Attributes:
         ledger: the accounting of the cache, which is the scheduler's own; the executor follows it.
+        prefixes: who shares what with whom.
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
     """
@@ -56,6 +60,7 @@ class Scheduler:
         waiting: WaitingQueue | None = None,
         prefix_caching: bool = False,
         host_bytes: int = 0,
+        prefix_store: PrefixStore | None = None,
     ) -> None:
         self.waiting = PriorityQueue() if waiting is None else waiting
         self.running: list[Sequence] = []
@@ -66,8 +71,11 @@ class Scheduler:
         self._clock = clock
         self._preemption = Preemption(executor, self.ledger, clock, costs)
         self._victims = victims or LeastLoss(self._preemption.loss, self._preemption.has_progressed)
-        self._rounds = EvictionScheduler(executor, self.ledger, clock, max_round_kvs, self._own)
-        self._prefixes = PrefixSharing(self.ledger, prefix_caching)
+        saved = SavedPrefixes(executor, self.ledger, prefix_store)
+        self.prefixes = PrefixSharing(self.ledger, prefix_caching, saved)
+        self._rounds = EvictionScheduler(
+            executor, self.ledger, clock, max_round_kvs, self._own, self.prefixes.remember_round
+        )
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
 
@@ -126,9 +134,9 @@ class Scheduler:
             self._resume()
             drop_finished(self.ledger, self.running)
             self._unshare_samples(budgets_differ=True)
-            self._own_before_change()
             waits = self._rounds.shrink_due(self.running)
             self._unshare_samples(budgets_differ=False)
+            self._own_before_change()  # after rounds, of which the index may hold what they left
             self._make_room()
             step = self._plan(waits | replaying(self.ledger, self.running)[0])
             if step.sequences or not self.has_unfinished:
@@ -254,15 +262,16 @@ class Scheduler:
             return 0  # a swapped one resumes before the next step is planned
         if not self.ledger.can_open(sequence.longest_row):
             return 0
-        prefix = self._prefixes.find(sequence)
-        sequence.kv.num_computed = len(prefix) * self.ledger.layout.block_size
+        prefix = self.prefixes.find(sequence)
+        sequence.kv = prefix.state
         count = self._chunk(sequence, budget)
-        if not count or self._lacking(sequence) > 0:
-            sequence.kv.num_computed = 0
+        waits = self.prefixes.is_worth_waiting(sequence, prefix, count, self.running)
+        if not count or waits or self._lacking(sequence, prefix) > 0:
+            sequence.kv = KVState()
             return 0
         self.waiting.remove(sequence)
         sequence.kv.slot = self.ledger.open()
-        self._prefixes.adopt(sequence, prefix, count)
+        self.prefixes.adopt(sequence, prefix, count)
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
@@ -286,7 +295,7 @@ class Scheduler:
             return
         most = self._config.prefill_chunk or sys.maxsize
         for sequence in list(self.running):
-            if self._prefixes.is_about_to_change(sequence, most):
+            if self.prefixes.is_about_to_change(sequence, most):
                 self._own(sequence)
 
     def _own(self, sequence: Sequence) -> bool:
@@ -297,7 +306,7 @@ class Scheduler:
             return False
         return True
 
-    def _lacking(self, newcomer: Sequence) -> int:
+    def _lacking(self, newcomer: Sequence, prefix: FoundPrefix | None = None) -> int:
         """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
 
         Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
@@ -312,10 +321,10 @@ class Scheduler:
         if newcomer.kv.host_id is not None:
             blocks = self._preemption.blocks_after(newcomer)
             return blocks + self._soon_needed(newcomer, blocks) + promised - self.ledger.allocator.num_free
-        # What a policy will change is copied; what it is not, others have paid for.
-        prefix = self._prefixes.find(newcomer) if newcomer.eviction is None else []
-        held = self.ledger.prefixes.num_held(prefix)
-        return newcomer.peak_blocks(layout) + promised - held - self.ledger.allocator.num_free
+        if prefix is None:
+            prefix = self.prefixes.find(newcomer)
+        peak = newcomer.peak_blocks(layout, state=prefix.state)
+        return peak + promised - self.prefixes.num_held(newcomer, prefix) - self.ledger.allocator.num_free
 
     def _soon_needed(self, sequence: Sequence, held: int) -> int:
         """Blocks that a running sequence takes until its known tokens and another block of them are computed.
@@ -450,7 +459,7 @@ class Scheduler:
                 sequence.kv.replayed += entry.count
             else:
                 sequence.kv.num_computed = entry.end
-                self._prefixes.remember(sequence, entry.start, entry.end)
+                self.prefixes.remember(sequence, entry.start, entry.end)
 
 
 def _new_sequence(sequence: Sequence) -> NewSequence:

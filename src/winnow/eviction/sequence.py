@@ -1,6 +1,7 @@
 """A policy bound to one sequence: when its rounds run, and how many blocks it may hold. Host arithmetic only."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from winnow.attention import AttentionObserver
 from winnow.cache import CacheLayout
@@ -156,6 +157,32 @@ class SequenceEviction:
             return max(self._round_end(0) - 1, 0)
         window = policy.score.window
         return 0 if window is None else max(self._observed_end(0) - window, 0)
+
+    def snapshots(self) -> Iterator[tuple[int, "SequenceEviction"]]:
+        """The rounds whose outcome other prompts share that begin alike, the last one first.
+
+        Rounds within the prompt are so many tokens apart that their snapshots take no more memory than its KVs did.
+        All follows from policy and prompt, so that who looks for a snapshot knows where to look.
+
+        Yields:
+            Tokens computed, and what the KVs then follow from besides these: the same for all prompts that share them.
+        """
+        policy = self.policy
+        signals = policy.score.needs.queries or policy.budget.needs_similarity
+        # What the engine learnt of the context's queries is no part of a snapshot; after the last round nobody asks.
+        is_known = not (signals and policy.when.in_decode)
+        if policy.when.after_prefill and self.context_len < self.prompt_len and is_known:
+            yield self.context_len, replace(self, prompt_len=0)
+        if not self._step or signals:
+            return
+        apart = self._step * ceil_div(self.target, self._step)
+        last = min(self.question_end, self.context_len - 1, self.prompt_len - 1)
+        for computed in reversed(range(self.limit, last + 1, apart)):
+            spans = tuple(span for span in self.spans if span[0] < computed)
+            yield (
+                computed,
+                replace(self, prompt_len=0, context_len=0, template_tail=0, spans=spans, passes=()),
+            )
 
     def may_observe(self, computed: int, most: int) -> bool:
         """Whether queries of the next tokens, `most` of them or fewer, may add to accumulators."""

@@ -1,16 +1,21 @@
 """From a configuration to a paged engine ready to run."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from winnow.attention import open_backend
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
 from winnow.engine.instructor import Instructor
+from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.scheduler import Scheduler
 from winnow.eviction import EvictionPolicy
 from winnow.executor.torch_executor import TorchExecutor
+from winnow.json_values import dump_json
 from winnow.models import LoadedModel
+from winnow.models.hub import locate_model
+from winnow.report.fingerprint import model_digest
 
 
 def build_engine(
@@ -26,6 +31,11 @@ def build_engine(
         num_accumulators = max(policy.score.num_accumulators, 1)
     backend = open_backend(config.model.attention_backend, loaded.device)
     executor = TorchExecutor(loaded, config, backend, num_accumulators)
+
+    def open_store(directory: Path) -> PrefixStore:
+        return PrefixStore(directory, _identity(loaded, config), executor.layout)
+
+    store = None if config.cache.prefix_store is None else open_store(Path(config.cache.prefix_store))
     scheduler = Scheduler(
         config.scheduler,
         executor,
@@ -33,6 +43,7 @@ def build_engine(
         max_round_kvs=config.eviction.max_round_kvs,
         prefix_caching=config.cache.enable_prefix_caching,
         host_bytes=config.cache.kv_offloading_size or 0,
+        prefix_store=store,
     )
     if config.cache.kv_offloading_size is not None:
         scheduler.record_copies(*executor.time_copies(clock))
@@ -52,4 +63,11 @@ def build_engine(
         admission,
         config.cache.kv_memory,
         clock,
+        open_store,
     )
+
+
+def _identity(loaded: LoadedModel, config: EngineConfig) -> str:
+    """What identifies a model whose KVs are the same: its files, and the format in which it computes."""
+    weights = config.model.load_format, config.model.seed if config.model.load_format == "dummy" else None
+    return dump_json([model_digest(locate_model(config.model)), str(loaded.dtype), weights])

@@ -5,6 +5,7 @@ from collections.abc import Sequence as SequenceType
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionObserver, PagedCache, Spans
@@ -176,6 +177,16 @@ class TorchExecutor:
                 self._model.rotation if policy.reassign_positions else None,
             )
         return lengths
+
+    @torch.inference_mode()
+    def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
+        assert self.cache.host is not None, "allocated with the cache"
+        return self.cache.host.read(blocks).numpy()
+
+    @torch.inference_mode()
+    def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
+        assert self.cache.host is not None, "allocated with the cache"
+        self.cache.host.write(blocks, torch.from_numpy(data))
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """Positions of the KVs in the rows of a slot, ascending, by layer and head. Reads them from the device."""

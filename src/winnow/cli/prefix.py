@@ -1,0 +1,73 @@
+"""`winnow prefix`: compressed documents on disk."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from winnow.cli.engine import add_engine_flags, check_written, engine_options, open_llm
+from winnow.cli.prompt import read_prompt
+from winnow.errors import UsageError
+from winnow.units import format_bytes
+
+DESCRIPTION = """\
+Save what eviction leaves of a document, computed before any question is known. Prompts that begin
+with the document then start from there, in any process that opens the same model with
+--prefix-store DIR: nothing of the document is computed again, no replay either.
+"""
+EPILOG = """\
+examples:
+  winnow prefix save handbook.txt -o prefixes --eviction kvzip --compression 8
+  winnow run questions.jsonl -o answers.jsonl --prefix-store prefixes --eviction kvzip --compression 8
+
+A prompt takes what was saved if its first tokens are the document's, "context_tokens" is their
+number (which `save` prints), and policy and amount are the same.
+"""
+_UNUSED = ("prefix_store", "enable_prefix_caching")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the commands and their arguments."""
+    parser.usage = "winnow prefix save DOC -o DIR [options]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", dest="prefix_command", required=True, prog="winnow prefix"
+    )
+    save = commands.add_parser("save", help="compress a document and write what is left")
+    save.usage = "winnow prefix save DOC -o DIR [options]"
+    save.description, save.epilog = DESCRIPTION, EPILOG
+    save.add_argument("document", metavar="DOC", help="a text file; - reads standard input")
+    save.add_argument(
+        "-o", "--out", metavar="DIR", type=Path, required=True, help="directory to write to, made if missing"
+    )
+    save.add_argument(
+        "--chat", action="store_true", help="the prompts will be messages in the model's chat template"
+    )
+    add_engine_flags(save, skip=_UNUSED)
+    save.set_defaults(parser=save)
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Save, print what prompts need to take it, and return the exit code."""
+    options = engine_options(namespace)
+    out: Path = namespace.out
+    check_written({"--out": out}, options)
+    text = read_prompt(None, namespace.document)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write --out {out}: {error.strerror}") from error
+    with open_llm(options) as llm:
+        if llm.tokenizer is None:
+            raise UsageError(
+                f"model: {options.get('model')} has no tokenizer, and DOC cannot be read without one"
+            )
+        from winnow.chat import document_tokens
+
+        token_ids = document_tokens(llm.tokenizer, text, chat=namespace.chat)
+        if not token_ids:
+            raise UsageError("DOC must hold at least 1 token")
+        path = llm.save_prefix(token_ids, out)
+        whole, saved = llm.kv_bytes(len(token_ids)), path.stat().st_size
+    print(f"{path}: {len(token_ids)} tokens in {format_bytes(saved)}; uncompressed {format_bytes(whole)}")
+    print(f"prompts that begin with them take it with context_tokens={len(token_ids)}", file=sys.stderr)
+    return 0

@@ -1,0 +1,60 @@
+"""WHEN compressed prefixes go to disk and come from there: between steps, by way of the prefix index."""
+
+from pathlib import Path
+
+from winnow.cache import Ledger
+from winnow.cache.prefix_index import PrefixKey, Snapshot
+from winnow.engine.executor import Executor
+from winnow.engine.prefix_store import PrefixStore
+from winnow.eviction import EvictionPolicy, SequenceEviction
+from winnow.json_values import json_value
+
+
+class SavedPrefixes:
+    """Moves snapshots between the index and a store.
+
+    Args:
+        store: where prompts look for prefixes; None: nowhere.
+    """
+
+    def __init__(self, executor: Executor, ledger: Ledger, store: PrefixStore | None) -> None:
+        self._executor = executor
+        self._ledger = ledger
+        self._store = store
+
+    def load(self, key: PrefixKey, token_ids: list[int], rule: SequenceEviction) -> bool:
+        """Let the index know a saved snapshot. False: there is none, or memory lacks."""
+        if self._store is None or not is_portable(rule.policy):
+            return False
+        found = self._store.load(key, token_ids, rule.policy.score.num_accumulators)
+        if found is None:
+            return False
+        blocks = self._ledger.take_blocks_for(found.lengths)
+        if blocks is None:
+            return False
+        try:
+            # What the ledger has done so far may still read or write these blocks.
+            self._executor.apply(self._ledger.take_update())
+            self._executor.write_blocks(blocks, found.data)
+        except BaseException:
+            self._ledger.allocator.release(blocks)
+            raise
+        self._ledger.keep_snapshot(
+            Snapshot.of(key, token_ids, rule, found.lengths, blocks, found.position_offset)
+        )
+        return True
+
+    def save(self, snapshot: Snapshot, rule: SequenceEviction, store: PrefixStore) -> Path:
+        """Write a snapshot of the index. Raises as `PrefixStore.save`."""
+        self._executor.apply(self._ledger.take_update())
+        notes = {"policy": json_value(rule.policy), "kv_budget": rule.budget, "tokens": snapshot.num_tokens}
+        data = self._executor.read_blocks(snapshot.blocks)
+        return store.save(snapshot, data, rule.policy.score.num_accumulators, notes)
+
+
+def is_portable(policy: EvictionPolicy) -> bool:
+    """Whether what a policy keeps follows from its description in every process: all of it is Winnow's own, and none of
+    it comes from another file."""
+    parts = (policy, policy.score, policy.budget, policy.keep, policy.when)
+    own = all(type(part).__module__.partition(".")[0] == "winnow" for part in parts)
+    return own and policy.score.needs.predictor is None
