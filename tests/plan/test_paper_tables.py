@@ -91,3 +91,12 @@ def test_layout_fills_the_cards() -> None:
     for column in (0, 2):
         total = sum(float(entries[column]) for entries in rows("layout").values())
         assert total == pytest.approx(320, abs=1.5)
+
+
+def test_each_step_of_the_stack_pays() -> None:
+    table = rows("stack")
+    assert [entries[3] for entries in table.values()] == ["420", "780", "1050", "1180", "1420"]
+    gains = [float(entries[4].rstrip("x")) for entries in table.values() if entries[4]]
+    printed = [float(entries[5].rstrip("x")) for entries in table.values() if entries[5]]
+    assert printed == [1.86, 1.35, 1.12, 1.2]
+    assert all(gain > 1 for gain in gains)
