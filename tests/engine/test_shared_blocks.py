@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated import BLOCK, RecordingExecutor
 
-from winnow.cache import CacheUpdate
+from winnow.cache import BlockCopies, CacheUpdate
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import PlannedSequence, StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
@@ -56,6 +56,7 @@ class ShapedExecutor(RecordingExecutor):
     def apply(self, update: CacheUpdate) -> None:
         super().apply(update)
         for copies in update.copies:
+            assert isinstance(copies, BlockCopies), "there is no host tier"
             for source, target in zip(copies.source.tolist(), copies.target.tolist(), strict=True):
                 self.written[target] = dict(self.written[source])
                 self.observed[target] = list(self.observed[source])
@@ -75,7 +76,7 @@ class ShapedExecutor(RecordingExecutor):
         """Write an entry's tokens, then let its queries add to what the rows hold."""
         tenant, eviction = sequence.request.tenant or "", sequence.eviction
         own = tenant, tuple(sequence.token_ids[: entry.end]), entry.start
-        for row, length in self._rows(entry.slot):
+        for row, length in self._blocks_by_row(entry.slot):
             for place in range(length - entry.count, length):
                 block = row[place // BLOCK]
                 self._may_change(block, entry, sequence)
@@ -91,12 +92,12 @@ class ShapedExecutor(RecordingExecutor):
             own = tenant, tuple(sequence.token_ids[: sequence.kv.num_computed]), -1 - entry.start
         elif eviction.observe(entry.start, entry.end)[0] is None:
             return
-        for row, _ in self._rows(entry.slot):
+        for row, _ in self._blocks_by_row(entry.slot):
             for block in row:
                 self._may_change(block, entry, sequence)
                 self.observed[block].append(own)
 
-    def _rows(self, slot: int) -> list[tuple[list[int], int]]:
+    def _blocks_by_row(self, slot: int) -> list[tuple[list[int], int]]:
         """The blocks and the length of each row."""
         ledger = self.scheduler.ledger
         blocks = iter(ledger.blocks_of(slot).tolist())
@@ -119,7 +120,7 @@ class ShapedExecutor(RecordingExecutor):
         """Assert that what running sequences hold was shaped by tokens that they share, each once."""
         for sequence in self.scheduler.running:
             own, tenant = sequence.token_ids, sequence.request.tenant or ""
-            for row, length in self._rows(sequence.kv.running_slot):
+            for row, length in self._blocks_by_row(sequence.kv.running_slot):
                 written = [self.written[row[place // BLOCK]].get(place % BLOCK) for place in range(length)]
                 observed = [shape for block in row for shape in self.observed[block]]
                 for shape in (*filter(None, written), *observed):

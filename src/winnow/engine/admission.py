@@ -7,6 +7,8 @@ from typing import Any
 
 from winnow.cache import CacheLayout, Ledger
 from winnow.config import EngineConfig, EvictionConfig
+from winnow.engine.accounts import TenantAccounts
+from winnow.engine.orders import TenantName
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
     Instruction,
@@ -73,6 +75,7 @@ class Admission:
         trained_len: longest sequence that the model was trained for; `max_model_len` exceeds it only where positions
             are re-assigned.
         instruct: the words of a replay as tokens, for a prompt; None: it goes without words.
+        accounts: what tenants may hold; None: as much as there is.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Admission:
         max_model_len: int,
         trained_len: int,
         instruct: Callable[[Replay, list[int]], Instruction] | None = None,
+        accounts: TenantAccounts | None = None,
     ) -> None:
         self._ledger = ledger
         self._config = config
@@ -90,8 +94,9 @@ class Admission:
         self._max_model_len = max_model_len
         self._trained_len = trained_len
         self._instruct = instruct or (lambda replay, token_ids: Instruction())
+        self._accounts = accounts or TenantAccounts((), ledger)
 
-    def admit(self, token_ids: list[int], params: SamplingParams) -> Admitted:
+    def admit(self, token_ids: list[int], params: SamplingParams, tenant: TenantName = None) -> Admitted:
         """Check a request.
 
         `params.max_tokens` is cut to what the context leaves. Without one, the answer may fill context and KV memory.
@@ -100,14 +105,15 @@ class Admission:
             InvalidRequestError: an empty prompt, token ids that the model does not have, no such policy, or one that
                 does not go with the prompt or the engine.
             ContextLengthError: the prompt leaves no room for an answer, or not for the tokens that it must begin with.
-            CapacityError: prompt and answer could not fit into the KV memory even alone.
+            CapacityError: prompt and answer could not fit into the KV memory, or what the tenant may hold of it,
+                even alone.
         """
         try:
-            return self._admit(token_ids, params)
+            return self._admit(token_ids, params, tenant)
         except ConfigError as error:  # what is a setting of the engine elsewhere is the request's own here
             raise InvalidRequestError(str(error)) from None
 
-    def _admit(self, token_ids: list[int], params: SamplingParams) -> Admitted:
+    def _admit(self, token_ids: list[int], params: SamplingParams, tenant: TenantName) -> Admitted:
         check_tokens(token_ids, params, self._vocab_size)
         asked = requested_eviction(self._config.eviction, params)
         policy = asked[0].policy
@@ -144,14 +150,15 @@ class Admission:
             if eviction is not None:
                 self._check_policy(eviction)
         hungriest = max(evictions, key=lambda each: _blocks(each, layout, total))
-        left = self._room(hungriest, prompt_len, context)
+        there = self._accounts.limit(tenant)
+        left = self._room(hungriest, prompt_len, context, there)
         if left < max(params.num_forced, 1) or (params.max_tokens is not None and max_tokens > left):
             peak = total
             if hungriest is not None:
                 peak = hungriest.peak_blocks(layout, total) * layout.block_size // layout.rows_per_seq
             raise CapacityError(
                 f"prompt of {prompt_len} tokens with max_tokens {max_tokens} needs room for {peak} KVs a row, "
-                f"kv_memory {format_bytes(self._config.cache.kv_memory)} holds {self._ledger.capacity}"
+                f"{self._limit_text(tenant)} holds {layout.block_size * (there // layout.rows_per_seq)}"
             )
         name = None if policy.when.never else asked[0].name
         return Admitted(min(max_tokens, left), tuple(evictions), name)
@@ -201,9 +208,14 @@ class Admission:
                 f"positions reach {eviction.limit} before a round, and the model was trained up to {self._trained_len}"
             )
 
-    def _room(self, eviction: SequenceEviction | None, prompt_len: int, context: int) -> int:
-        """Most tokens of an answer for which the KV memory suffices; 0: none."""
-        layout, there = self._ledger.layout, self._ledger.size.num_blocks
+    def _limit_text(self, tenant: TenantName) -> str:
+        memory = f"kv_memory {format_bytes(self._config.cache.kv_memory)}"
+        limit = self._accounts.of(tenant).limit
+        return memory if limit >= 1 else f"tenant {tenant}'s limit {limit:g} of {memory}"
+
+    def _room(self, eviction: SequenceEviction | None, prompt_len: int, context: int, there: int) -> int:
+        """Most tokens of an answer for which `there` blocks suffice; 0: none."""
+        layout = self._ledger.layout
 
         def exceeds(num_tokens: int) -> bool:
             return _blocks(eviction, layout, num_tokens) > there

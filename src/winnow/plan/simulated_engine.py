@@ -137,8 +137,25 @@ class EngineSetup:
             self.scheduler,
             self.eviction,
         )
-        admission = Admission(scheduler.ledger, config, VOCAB, self.max_model_len, self.max_model_len)
-        engine = Engine(executor, scheduler, None, frozenset(), admission, self.kv_memory, clock, _no_store)
+        admission = Admission(
+            scheduler.ledger,
+            config,
+            VOCAB,
+            self.max_model_len,
+            self.max_model_len,
+            accounts=scheduler.accounts,
+        )
+        engine = Engine(
+            executor,
+            scheduler,
+            None,
+            frozenset(),
+            admission,
+            self.kv_memory,
+            clock,
+            config.scheduler,
+            _no_store,
+        )
         return SimulatedEngine(engine, scheduler, executor, clock, rows, table_bytes)
 
     def _max_round_kvs(self, rows: int) -> int | None:
