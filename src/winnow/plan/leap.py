@@ -62,8 +62,12 @@ class Leaper:
         """See `leap`; notes what runs now."""
         (before, waited), now = self._before, list(running)
         self._before = now, num_waiting
+        scheduler = self._simulated.scheduler
+        if scheduler.accounts.has_quotas:  # limits are kept in every step
+            return False
         if num_waiting:
-            return (before, waited) == (now, num_waiting)
+            # Who is next of several tenants may change with every token.
+            return (before, waited) == (now, num_waiting) and len(scheduler.waiting.tenants) == 1
         known = set(before)
         return all(sequence.eviction is None or sequence in known for sequence in now)
 
@@ -123,7 +127,9 @@ class Leaper:
             order = sorted(order, key=lambda index: -entries[index].start % size)  # type: ignore[assignment]
         update = scheduler.ledger.take_update()
         plan = StepPlan(tuple(entries[index] for index in order), update)
-        scheduler.advance(ScheduledStep(plan, tuple(running[index] for index in order), ()))
+        # Tokens go on the account of tenants; where there are none, nobody looks at it.
+        billed = tuple(running) * steps if any(s.request.tenant is not None for s in running) else ()
+        scheduler.advance(ScheduledStep(plan, tuple(running[index] for index in order), billed))
         executor.apply(update)
         executor.spend(_decoding(len(slots), held, steps))
         self.num_steps += steps
