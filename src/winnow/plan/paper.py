@@ -10,7 +10,7 @@ from winnow.cache import CacheLayout
 from winnow.cache.layout import ceil_div
 from winnow.plan.hardware import GB, GIB, HARDWARE
 from winnow.plan.models import MODELS, ModelShape
-from winnow.plan.paper_serving import stack
+from winnow.plan.paper_serving import stack, tenants, watermark
 from winnow.report.tables import TextTable
 
 _BLOCK = 16
@@ -413,5 +413,7 @@ TABLES: Mapping[str, Callable[[], TextTable]] = {
     "swap": swap,
     "small": small,
     "stack": stack,
+    "watermark": watermark,
+    "tenants": tenants,
 }
 """The tables by the name of their command."""
