@@ -148,7 +148,7 @@ def watermark() -> TextTable:
         ("batch", "printed", "tokens/s", "printed", "preempted/min", "printed", "p99 ms/token", "printed"),
         tuple(rows),
         (
-            f"Simulated, uncalibrated: {_REQUESTS} requests, {_LOAD:g} a second, in the memory of the text's contiguous",
+            f"Simulated, uncalibrated: {_REQUESTS} requests, {_LOAD:g} a second, in the memory of its contiguous",
             "ones. Requests join up to the watermark; in the text's code the names of the two are swapped. This",
             "scheduler promises running requests their next blocks, so fewer are preempted than printed; and with so",
             "many running the products of prompts bind, so that the watermark costs no throughput.",
