@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "winnow"
 LAYERS = [
     ["errors", "_native", "lazy", "resources"],
     ["native", "units", "checks", "json_values", "fork"],
+    ["tenants"],
     ["threads", "config", "chat"],
     ["cache", "sampling"],
     ["attention", "outputs"],
@@ -21,8 +22,8 @@ LAYERS = [
     ["executor", "inspect"],
     ["padded"],
     ["llm"],
-    ["bench", "evaluate", "plan"],
-    ["batch", "fitting"],
+    ["bench", "evaluate"],
+    ["batch", "fitting", "plan"],
     ["server"],
     ["cli"],
 ]

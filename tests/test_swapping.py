@@ -256,6 +256,20 @@ def test_an_aborted_swapped_request_returns_its_host_memory(directory: Path) -> 
         llm.check_integrity()
 
 
+def test_the_last_one_aborted_returns_its_host_memory_though_no_step_follows(directory: Path) -> None:
+    with swapping(directory) as llm:
+        scheduler = scheduler_of(llm)
+        first, second = (llm.submit(prompt(60, seed), SamplingParams(max_tokens=20)) for seed in (1, 2))
+        llm.step()
+        llm.step()
+        scheduler._preempt()
+        tier = llm._engine._executor.cache.host  # type: ignore[attr-defined]
+        assert tier.nbytes > 0
+        llm.abort(first)
+        llm.abort(second)
+        assert tier.nbytes == 0 and not len(tier)
+
+
 def test_sizes_are_read_as_elsewhere(directory: Path) -> None:
     with LLM(directory, swap_space="1MiB", **OPTIONS) as llm:
         assert llm.config.cache.kv_offloading_size == 2**20 == llm.stats().host_bytes_budget

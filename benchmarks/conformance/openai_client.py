@@ -1,4 +1,7 @@
-"""What the `openai` client can ask, unmodified: `openai_client.py URL MODEL`. Prints each case; exit code 1 if one fails."""
+"""What the `openai` client can ask, unmodified. Exit code 1 if a case fails.
+
+Usage: openai_client.py URL MODEL
+"""
 
 import io
 import json

@@ -32,7 +32,7 @@ def test_help_teaches_by_example(command: tuple[str, ...], capsys: pytest.Captur
 
 @pytest.mark.parametrize(
     ("words", "names"),
-    [("", COMMANDS), ("bench", BENCHES), ("eval", ("demo", "lm-eval", "perplexity"))],
+    [("", COMMANDS), ("bench", BENCHES), ("eval", ("demo", "lm-eval", "perplexity")), ("prefix", ("save",))],
 )
 def test_every_command_has_help(words: str, names: Iterable[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Also where a command's own flags stand beside those of the engine."""
@@ -257,6 +257,7 @@ def test_what_is_read_is_never_written_over(
         "eval longbench --data data -o link --overwrite": "-o must not be --data",
         "eval demo -o model --overwrite --model model": "-o must not be --model",
         "eval lm-eval --tasks x -o model --overwrite --model model": "-o must not be --model",
+        "prefix save data/test.txt -o model --model model": "--out must not be --model",
         "bench throughput --json model/config.json --model model": "--json must not be a file of --model",
     }
     check_refused(main, commands, tmp_path, capsys)

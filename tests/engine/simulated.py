@@ -1,7 +1,8 @@
-"""An executor that only tells time, and a clock that it moves: the scheduler runs without any model."""
+"""The scheduler without any model: the planner's executor that only tells time, with a record of what it was told."""
 
 from collections.abc import Sequence as SequenceType
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from winnow.cache import (
 )
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
-from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
+from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
 from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
@@ -32,106 +33,77 @@ from winnow.eviction import (
     resolve_policy,
 )
 from winnow.outputs import RequestMetrics
+from winnow.plan.simulated_executor import SimulatedExecutor, VirtualClock
+from winnow.plan.step_time import StepWork
 from winnow.sampling import SamplingParams
 
 ROWS = 4  # 2 layers x 2 heads
 BLOCK = 4
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
+class RecordingExecutor(SimulatedExecutor):
+    """A step takes 1 ms and 10 us per token, a round 0.5 ms; both are recorded.
 
-    def __call__(self) -> float:
-        return self.now
+    Where rows compete for a budget, the first ones keep all of it.
+    """
 
-
-class SimulatedExecutor:
-    """A step takes 1 ms and 10 us per token, and samples token 5."""
-
-    def __init__(self, num_blocks: int, max_num_seqs: int, clock: Clock, max_model_len: int = 400) -> None:
-        self.layout = CacheLayout(2, 2, 4, BLOCK, torch.float32)
-        self.size = CacheSize.of_blocks(self.layout, num_blocks, max_num_seqs, max_model_len)
-        self.lengths = np.zeros((max_num_seqs, 2, 2), dtype=np.int32)
-        self.clock = clock
+    def __init__(
+        self, num_blocks: int, max_num_seqs: int, clock: VirtualClock, max_model_len: int = 400
+    ) -> None:
+        layout = CacheLayout(2, 2, 4, BLOCK, torch.float32)
+        size = CacheSize.of_blocks(layout, num_blocks, max_num_seqs, max_model_len)
+        super().__init__(layout, size, clock, self._time)
         self.plans: list[StepPlan] = []
         self.closed: list[int] = []
-        self.evictions: dict[int, SequenceEviction | None] = {}
         self.rounds: list[list[EvictionTarget]] = []
         self.num_copied = 0
         self.saved: dict[int, int] = {}
-        self.saved_evictions: dict[int, SequenceEviction | None] = {}
         self.seconds_per_byte = 1e-9
         self.fails = 0
-
-    def with_seed(self, params: SamplingParams) -> SamplingParams:
-        return params
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        self.plans.append(plan)
-        self.apply(plan.update)
-        self.evictions |= {new.slot: new.eviction for new in plan.new_sequences}
-        self.clock.now += 0.001 + 1e-5 * plan.num_tokens
-        samplers = plan.samplers
-        return StepResult([5] * len(samplers), [None] * len(samplers), {})
-
-    def fork(self, slot: int, child: NewSequence) -> None:
-        assert self.evictions[slot] == child.eviction
-        self.evictions[child.slot] = child.eviction
-
-    def prepare(self, policy: EvictionPolicy) -> None:
-        pass
 
     def state_bytes(self, slot: int) -> int:
         return 100
 
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        return super().execute(plan)
+
     def apply(self, update: CacheUpdate) -> None:
         self.num_copied += sum(len(c.source) for c in update.copies if isinstance(c, BlockCopies))
         for each in update.copies:
-            if isinstance(each, RowsSaved | RowsRestored):
-                self.clock.now += len(each.blocks) * self.layout.block_bytes * self.seconds_per_byte
             if isinstance(each, RowsSaved):
                 self.saved[each.host_id] = len(each.blocks)
-                self.saved_evictions[each.host_id] = self.evictions[each.slot]
             elif isinstance(each, RowsRestored):
                 assert self.saved[each.host_id] == len(each.blocks)
-                self.evictions[each.slot] = self.saved_evictions[each.host_id]
             elif isinstance(each, CopyDiscarded):
                 del self.saved[each.host_id]
         self.closed += update.closed
-        for each in update.lengths:
-            self.lengths[each.slots] = each.lengths
+        super().apply(update)
         if self.fails and (copied := [c for c in update.copies if isinstance(c, RowsSaved | RowsRestored)]):
             self.fails -= 1
             raise HostTierError([each.host_id for each in copied], "not enough memory")
 
     def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
-        """Rows shrink alike, to the target, or the first ones keep all of a budget that rows compete for.
-
-        Which KVs stay is of no matter here.
-        """
         members = []
         for each in planned:
             eviction = self.evictions[each.slot]
             assert eviction is not None
             members.append(EvictionTarget(each.slot, eviction, each.computed, each.position_offset))
         self.rounds.append(members)
-        self.clock.now += 0.0005
-        for member in members:
-            held, target = self.lengths[member.slot], member.eviction.target
-            if member.eviction.policy.budget.equal_rows:
-                self.lengths[member.slot] = np.minimum(held, target)
-            else:
-                self.lengths[member.slot] = _first_rows(held, ceil_div(target * ROWS, BLOCK))
-        return self.lengths[[member.slot for member in members]]
+        return super().evict(planned)
 
-    def kept_positions(self, slot: int) -> list[list[list[int]]]:
-        """The simulation knows lengths only; it says that the oldest tokens stayed."""
-        return [[list(range(length)) for length in heads] for heads in self.lengths[slot].tolist()]
+    def kept(self, held: IntArray, eviction: SequenceEviction) -> IntArray:
+        if eviction.policy.budget.equal_rows:
+            return super().kept(held, eviction)
+        return _first_rows(held, ceil_div(eviction.target * ROWS, BLOCK))
 
     def check_integrity(self, ledger: Ledger) -> None:
-        assert np.array_equal(self.lengths, ledger.lengths)
+        super().check_integrity(ledger)
         assert {i: copy.num_blocks for i, copy in ledger.host.copies.items()} == self.saved
+
+    def _time(self, work: StepWork) -> float:
+        seconds = 0.001 * work.steps + 1e-5 * work.tokens + 0.0005 * work.rounds
+        return seconds + work.link_bytes * self.seconds_per_byte
 
 
 def _first_rows(held: IntArray, blocks: int) -> IntArray:
@@ -155,16 +127,20 @@ class Simulation:
         max_round_kvs: int | None = None,
         host_bytes: int = 0,
         costs: PreemptionCosts | None = None,
+        prefix_caching: bool = False,
+        **options: Any,
     ) -> None:
-        self.clock = Clock()
-        self.executor = SimulatedExecutor(num_blocks, max_num_seqs, self.clock)
-        config = SchedulerConfig(max_num_seqs, tokens, chunk)
+        """`options` are further fields of the scheduler's configuration."""
+        self.clock = VirtualClock()
+        self.executor = RecordingExecutor(num_blocks, max_num_seqs, self.clock)
+        config = SchedulerConfig(max_num_seqs, tokens, chunk, **options)
         self.scheduler = Scheduler(
             config,
             self.executor,
             self.clock,
             costs=costs,
             max_round_kvs=max_round_kvs,
+            prefix_caching=prefix_caching,
             host_bytes=host_bytes,
         )
         self.steps: list[ScheduledStep] = []
@@ -179,6 +155,7 @@ class Simulation:
         policy: EvictionPolicy | None = None,
         budget: int = 8,
         priority: int = 0,
+        tenant: str | None = None,
     ) -> Request:
         """Queue a request, under a policy that keeps `budget` KVs per row."""
         eviction = None
@@ -198,6 +175,7 @@ class Simulation:
             RequestMetrics(self.clock()),
             (eviction,),
             priority=priority,
+            tenant=tenant,
         )
         self.num_requests += 1
         self.scheduler.add(request)

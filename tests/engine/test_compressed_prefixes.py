@@ -60,7 +60,7 @@ def observe(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[Reques
     """Answer a prompt, and say what it kept, where that can be said."""
     observer = KeptTokens()
     watched = None if getattr(params.eviction, "reassign_positions", False) else observer
-    request = llm._request(llm._tokenize(prompt), params, observer=watched, final_only=True)
+    request = llm.new_request(llm.tokenize(prompt), params, observer=watched, final_only=True)
     [output] = llm._finish([request])
     output.raise_for_error()
     llm.check_integrity()
@@ -74,6 +74,9 @@ def assert_same(warm: LLM, cold: LLM, prompt: list[int], params: SamplingParams)
     for ours, theirs in zip(found.outputs, expected.outputs, strict=True):
         assert ours.token_ids == theirs.token_ids
         assert ours.logprobs == theirs.logprobs
+        reports = ours.eviction, theirs.eviction
+        assert reports[0] is not None and reports[1] is not None
+        assert (reports[0].kept, reports[0].rounds) == (reports[1].kept, reports[1].rounds)
     assert kept.after_prompt == kept_cold.after_prompt
     assert kept.at_end == kept_cold.at_end
     assert expected.num_cached_tokens == 0
@@ -155,8 +158,8 @@ def test_another_tenant_or_policy_finds_no_compressed_document(warm: LLM) -> Non
     document, params = tokens(149, seed=78), greedy(eviction="h2o", kv_budget=48, context_tokens=149)
 
     def hits(tenant: str | None, params: SamplingParams) -> int:
-        prompt = warm._tokenize(document + tokens(9, seed=1))
-        [output] = warm._finish([warm._request(prompt, params, tenant=tenant, final_only=True)])
+        prompt = warm.tokenize(document + tokens(9, seed=1))
+        [output] = warm._finish([warm.new_request(prompt, params, tenant=tenant, final_only=True)])
         return output.num_cached_tokens
 
     assert hits("a", params) == 0

@@ -107,8 +107,8 @@ def test_another_model_finds_nothing(directory: Path, saved: Path, tmp_path: Pat
 def test_another_tenant_finds_nothing(directory: Path, saved: Path) -> None:
     with open_llm(directory, prefix_store=saved.parent) as llm:
         for tenant, hits in (("other", 0), (None, LENGTH)):
-            prompt = llm._tokenize([*DOCUMENT, 5, 6, 7])
-            [output] = llm._finish([llm._request(prompt, greedy(), tenant=tenant, final_only=True)])
+            prompt = llm.tokenize([*DOCUMENT, 5, 6, 7])
+            [output] = llm._finish([llm.new_request(prompt, greedy(), tenant=tenant, final_only=True)])
             assert output.num_cached_tokens == hits
 
 

@@ -5,15 +5,16 @@ from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulated import BLOCK, Clock, SimulatedExecutor
+from simulated import BLOCK, RecordingExecutor
 
-from winnow.cache import CacheUpdate
+from winnow.cache import BlockCopies, CacheUpdate
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import PlannedSequence, StepPlan, StepResult
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import Scheduler
 from winnow.eviction import PRESETS, Instruction, replay_passes, resolve_policy
 from winnow.outputs import RequestMetrics
+from winnow.plan.simulated_executor import VirtualClock
 from winnow.sampling import SamplingParams
 
 Shape = tuple[str, tuple[int, ...], int]
@@ -40,13 +41,13 @@ POLICIES["windows"] = replace(
 )
 
 
-class ShapedExecutor(SimulatedExecutor):
+class ShapedExecutor(RecordingExecutor):
     """Notes for each block by which queries its accumulators and by which tokens its KVs came to be.
 
     Rounds leave the first KVs of each row, and so move none.
     """
 
-    def __init__(self, num_blocks: int, max_num_seqs: int, clock: Clock) -> None:
+    def __init__(self, num_blocks: int, max_num_seqs: int, clock: VirtualClock) -> None:
         super().__init__(num_blocks, max_num_seqs, clock)
         self.written: dict[int, dict[int, Shape]] = defaultdict(dict)
         self.observed: dict[int, list[Shape]] = defaultdict(list)
@@ -55,6 +56,7 @@ class ShapedExecutor(SimulatedExecutor):
     def apply(self, update: CacheUpdate) -> None:
         super().apply(update)
         for copies in update.copies:
+            assert isinstance(copies, BlockCopies), "there is no host tier"
             for source, target in zip(copies.source.tolist(), copies.target.tolist(), strict=True):
                 self.written[target] = dict(self.written[source])
                 self.observed[target] = list(self.observed[source])
@@ -74,7 +76,7 @@ class ShapedExecutor(SimulatedExecutor):
         """Write an entry's tokens, then let its queries add to what the rows hold."""
         tenant, eviction = sequence.request.tenant or "", sequence.eviction
         own = tenant, tuple(sequence.token_ids[: entry.end]), entry.start
-        for row, length in self._rows(entry.slot):
+        for row, length in self._blocks_by_row(entry.slot):
             for place in range(length - entry.count, length):
                 block = row[place // BLOCK]
                 self._may_change(block, entry, sequence)
@@ -90,12 +92,12 @@ class ShapedExecutor(SimulatedExecutor):
             own = tenant, tuple(sequence.token_ids[: sequence.kv.num_computed]), -1 - entry.start
         elif eviction.observe(entry.start, entry.end)[0] is None:
             return
-        for row, _ in self._rows(entry.slot):
+        for row, _ in self._blocks_by_row(entry.slot):
             for block in row:
                 self._may_change(block, entry, sequence)
                 self.observed[block].append(own)
 
-    def _rows(self, slot: int) -> list[tuple[list[int], int]]:
+    def _blocks_by_row(self, slot: int) -> list[tuple[list[int], int]]:
         """The blocks and the length of each row."""
         ledger = self.scheduler.ledger
         blocks = iter(ledger.blocks_of(slot).tolist())
@@ -118,7 +120,7 @@ class ShapedExecutor(SimulatedExecutor):
         """Assert that what running sequences hold was shaped by tokens that they share, each once."""
         for sequence in self.scheduler.running:
             own, tenant = sequence.token_ids, sequence.request.tenant or ""
-            for row, length in self._rows(sequence.kv.running_slot):
+            for row, length in self._blocks_by_row(sequence.kv.running_slot):
                 written = [self.written[row[place // BLOCK]].get(place % BLOCK) for place in range(length)]
                 observed = [shape for block in row for shape in self.observed[block]]
                 for shape in (*filter(None, written), *observed):
@@ -170,7 +172,7 @@ DOCUMENTS = [[10 + i % 3 for i in range(90)], [20 + i % 2 for i in range(90)]]
 def test_no_block_that_other_queries_shaped_is_shared(
     arriving: list[tuple[int, int, int, str | None, bool, str, int, int]], columns: int, chunk: int
 ) -> None:
-    clock = Clock()
+    clock = VirtualClock()
     executor = ShapedExecutor(4 * columns, 6, clock)
     scheduler = Scheduler(SchedulerConfig(6, 64, chunk), executor, clock, prefix_caching=True)
     executor.scheduler = scheduler

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.server.running import Running, eventually, running
 
-from winnow import LLM
+from winnow import LLM, SamplingParams
 
 TEXT = "/v1/completions"
 
@@ -25,18 +25,18 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llm, name)
 
-    def submit_all(self, requests: Sequence[Any]) -> None:
-        self._llm.submit_all(requests)
+    def submit_all(self, requests: Sequence[Any], box: Any) -> None:
+        self._llm.submit_all(requests, box)
         self.held |= {request.request_id for request in requests}
 
     def abort(self, request_id: str) -> Any:
         self.held.discard(request_id)
         return self._llm.abort(request_id)
 
-    def step(self) -> Sequence[Any]:
+    def step(self, box: Any) -> Sequence[Any]:
         if self.broken():
             raise RuntimeError("a kernel failed at 0x7f00dead")
-        return self._llm.step()
+        return self._llm.step(box)
 
 
 @pytest.fixture
@@ -158,3 +158,23 @@ def test_nothing_leaks_when_many_come_and_go(llm: LLM) -> None:
         after = llm.stats()
         assert after.kv_bytes_used - after.cached_bytes <= before.kv_bytes_used
         llm.check_integrity()
+
+
+def test_two_callers_of_one_engine_get_their_own(llm: LLM) -> None:
+    """A server takes nobody else's outputs, and nobody takes its own."""
+    body = {"prompt": "a", "max_tokens": 300, "ignore_eos": True}
+    with running(llm) as first, running(llm) as second:
+        results: list[int] = []
+        servers = [first, second] * 4
+        threads = [
+            threading.Thread(target=lambda server=server: results.append(server.post(TEXT, body).status_code))
+            for server in servers
+        ]
+        for thread in threads:
+            thread.start()
+        name = llm.submit("b", SamplingParams(max_tokens=50, ignore_eos=True))
+        while not any(output.finished and output.request_id == name for output in llm.step()):
+            pass
+        for thread in threads:
+            thread.join()
+    assert results == [200] * 8

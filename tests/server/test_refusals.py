@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -214,6 +215,15 @@ def test_a_full_queue(llm: LLM) -> None:
             assert refused(response, 503, "queue is full")["code"] == "server_overloaded"
             assert int(response.headers["retry-after"]) >= 1
         refused(server.post(TEXT, {"prompt": "a", "n": 19}), 400)
+
+
+def test_a_crowd_does_not_slip_through_while_it_is_tokenised(llm: LLM) -> None:
+    """Of many that come at once only as many are let in as the queue has room for."""
+    body = {"prompt": "word " * 1000, "max_tokens": 300, "ignore_eos": True}
+    with running(llm, max_num_queued_reqs=0) as server, ThreadPoolExecutor(40) as pool:
+        codes = [each.status_code for each in pool.map(lambda _: server.post(TEXT, body), range(40))]
+    assert set(codes) == {200, 503} and codes.count(200) >= 16
+    assert codes.count(503) >= 1
 
 
 def test_tokens_per_minute(llm: LLM) -> None:

@@ -425,6 +425,7 @@ class Ledger:
         key: PrefixKey,
         token_ids: Sequence[int],
         rule: Hashable,
+        num_rounds: int = 1,
         position_offset: int = 0,
     ) -> None:
         """Let the index hold the rows of a sequence as they are, which hold all that stays of `token_ids`.
@@ -442,7 +443,7 @@ class Ledger:
         if len(source):
             blocks[tails] = target = self.allocator.allocate(len(source))
             self._copies.append(BlockCopies(source, target))
-        snapshot = Snapshot.of(key, token_ids, rule, self.lengths[slot], blocks, position_offset)
+        snapshot = Snapshot.of(key, token_ids, rule, self.lengths[slot], blocks, num_rounds, position_offset)
         self.prefixes.put_snapshot(snapshot)
         self.allocator.release(blocks[tails])
         self._sharing.add(slot)

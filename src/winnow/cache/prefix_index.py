@@ -78,6 +78,7 @@ class Snapshot:
         rule: all that the KVs follow from besides them.
         lengths: int32 [layers, heads], KVs of each row.
         blocks: int32 [m], row by row. No sequence holds those that are partly filled.
+        num_rounds: how many rounds the KVs have seen.
         position_offset: token index minus stored position.
     """
 
@@ -86,6 +87,7 @@ class Snapshot:
     rule: Hashable
     lengths: IntArray
     blocks: IntArray
+    num_rounds: int = 1
     position_offset: int = 0
 
     @classmethod
@@ -96,10 +98,19 @@ class Snapshot:
         rule: Hashable,
         lengths: IntArray,
         blocks: IntArray,
-        position_offset: int,
+        num_rounds: int = 1,
+        position_offset: int = 0,
     ) -> "Snapshot":
         """A snapshot with arrays of its own."""
-        return cls(key, np.array(token_ids, dtype=np.int64), rule, lengths.copy(), blocks, position_offset)
+        return cls(
+            key,
+            np.array(token_ids, dtype=np.int64),
+            rule,
+            lengths.copy(),
+            blocks,
+            num_rounds,
+            position_offset,
+        )
 
     @property
     def num_tokens(self) -> int:

@@ -37,6 +37,9 @@ COMMANDS = {
     "policies": "list the eviction policies, or show one in full",
     "eval": "measure what eviction costs in accuracy, on tasks with right answers",
     "bench": "measure how fast it is here, beside the machine's limits",
+    "plan": "tell what fits on which hardware, how fast it is there, and what binds",
+    "tune": "find the policy that keeps your prompts' answers at the highest throughput",
+    "simulate": "serve a trace of requests on hardware that is not there",
 }
 
 

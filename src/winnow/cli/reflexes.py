@@ -47,7 +47,6 @@ REFLEXES: Mapping[str, Reflex] = {
     "kv-cache-dtype": Reflex(
         "KVs are stored as --dtype says; --compression keeps fewer of them", _is("auto")
     ),
-    "swap-space": Reflex("KVs that do not fit are computed again; --kv-memory gives more room", _is("0")),
     "cpu-offload-gb": Reflex("weights stay on their device", _is("0")),
     "tokenizer": Reflex("the tokenizer is the one in the model's directory"),
     "tokenizer-mode": Reflex("tokenizers are transformers' own", _is("auto")),

@@ -5,6 +5,7 @@ from collections.abc import Sequence as SequenceType
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winnow.config import SchedulerConfig
 from winnow.engine.admission import Admission
 from winnow.engine.beams import BeamSearch, Continuation
 from winnow.engine.eviction_report import eviction_report
@@ -14,6 +15,7 @@ from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.new_request import KeptPositions, NewRequest
 from winnow.engine.occupancy import Occupancy, measure_occupancy
 from winnow.engine.prefix_store import PrefixStore
+from winnow.engine.queue import WaitingQueue
 from winnow.engine.request import ReplayTally, Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
 from winnow.errors import InvalidRequestError
@@ -36,9 +38,10 @@ class Engine(RequestLoop):
         admission: Admission,
         kv_memory: int,
         clock: Callable[[], float],
+        limits: SchedulerConfig,
         open_store: Callable[[Path], PrefixStore],
     ) -> None:
-        super().__init__(tokenizer, eos_token_ids, clock)
+        super().__init__(tokenizer, eos_token_ids, clock, limits)
         self._executor = executor
         self._scheduler = scheduler
         self._admission = admission
@@ -56,6 +59,7 @@ class Engine(RequestLoop):
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
+            num_queued_tokens=self._scheduler.waiting.num_tokens,
             kv_bytes_used=ledger.used_bytes,
             kv_bytes_peak=ledger.peak_bytes,
             kv_bytes_held=ledger.allocator.num_used * ledger.layout.block_bytes,
@@ -86,6 +90,7 @@ class Engine(RequestLoop):
                 "evict": rounds.seconds,
                 "swap": swaps.swap_seconds,
             },
+            tenants=self._scheduler.accounts.stats(self._scheduler.running, self._scheduler.waiting),
         )
 
     def occupancy(self) -> Occupancy:
@@ -152,8 +157,12 @@ class Engine(RequestLoop):
 
     # -- hooks of the loop -----------------------------------------------------------------------------------------
 
+    @property
+    def _waiting(self) -> WaitingQueue:
+        return self._scheduler.waiting
+
     def _admit(self, new: NewRequest) -> Request:
-        granted = self._admission.admit(new.token_ids, new.params)
+        granted = self._admission.admit(new.token_ids, new.params, new.tenant)
         for eviction in granted.evictions:
             if eviction is not None:
                 self._executor.prepare(eviction.policy)

@@ -176,6 +176,7 @@ class EvictionScheduler:
 
     def _note(self, sequence: Sequence, freed_blocks: int, seconds: float) -> None:
         sequence.kv.last_round = sequence.kv.num_computed
+        sequence.kv.num_rounds += 1
         sequence.rounds.add(freed_blocks, seconds)
         if _eviction(sequence).policy.reassign_positions:
             sequence.kv.position_offset = sequence.kv.num_computed - int(

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winnow.config import SchedulerConfig
 from winnow.engine.beams import Continuation
 from winnow.engine.new_request import KeptPositions, NewRequest
 from winnow.engine.occupancy import Occupancy
 from winnow.engine.output_state import FinishReason
+from winnow.engine.queue import WaitingQueue
 from winnow.engine.request import Request, Sequence
 from winnow.engine.request_table import RequestTable
 from winnow.errors import InvalidRequestError, PrefixStoreError, describe_error
@@ -51,6 +53,7 @@ class RequestLoop(ABC):
         tokenizer: for the text of answers; None: they have none.
         eos_token_ids: tokens that end an answer.
         clock: seconds, monotonic; intervals in metrics are differences of it.
+        limits: how much may wait; the rest of the configuration is the subclass's.
     """
 
     def __init__(
@@ -58,8 +61,10 @@ class RequestLoop(ABC):
         tokenizer: "PreTrainedTokenizerBase | None",
         eos_token_ids: frozenset[int],
         clock: Callable[[], float],
+        limits: SchedulerConfig,
     ) -> None:
         self._clock = clock
+        self._limits = limits
         self._requests = RequestTable(tokenizer, eos_token_ids, clock)
         # Requests that have changed since their last output; after a failed step the next one returns them.
         self._touched: dict[Request, None] = {}
@@ -78,9 +83,12 @@ class RequestLoop(ABC):
 
         Raises:
             InvalidRequestError (or a subclass): the request cannot be served. Other requests are unaffected.
+            QueueFullError: too much waits already.
         """
         self._requests.require_new(new.request_id)
         request = self._admit(new)
+        limits = self._limits
+        self._waiting.require_room(len(new.token_ids), limits.max_queued_requests, limits.max_queued_tokens)
         self._requests.add(request)
         self._enqueue(request)
 
@@ -146,6 +154,11 @@ class RequestLoop(ABC):
         """Assert the engine's invariants. Slow: may read tables back from the device."""
 
     # -- for subclasses --------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _waiting(self) -> WaitingQueue:
+        """What waits for its turn."""
 
     @abstractmethod
     def _admit(self, new: NewRequest) -> Request:

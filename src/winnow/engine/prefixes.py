@@ -1,7 +1,7 @@
 """WHO begins with KVs that another has computed, and who must have its blocks for itself."""
 
 from collections.abc import Sequence as SequenceType
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -69,7 +69,7 @@ class PrefixSharing:
         computed, snapshot = len(keys) * self._ledger.layout.block_size, self._snapshot(sequence)
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens
-            state = KVState(None, computed, computed, snapshot.position_offset)
+            state = KVState(None, computed, computed, snapshot.num_rounds, snapshot.position_offset)
             return FoundPrefix(state, snapshot=snapshot)
         return FoundPrefix(KVState(None, computed), tuple(keys))
 
@@ -87,6 +87,7 @@ class PrefixSharing:
         request, index, slot = sequence.request, self._ledger.prefixes, sequence.kv.running_slot
         if found.snapshot is not None:
             self._ledger.resume(slot, found.snapshot)
+            sequence.rounds.rounds += found.snapshot.num_rounds
         else:
             self._ledger.adopt(slot, found.keys)
             if sequence.eviction is None:
@@ -128,11 +129,10 @@ class PrefixSharing:
         """Let later requests find what a round has just left of a sequence, if it has left them the same."""
         if sequence.prefix is None or sequence.kv.num_computed not in sequence.prefix.snapshots:
             return
-        computed = sequence.kv.num_computed
-        key, rule = sequence.prefix.snapshots[computed]
-        self._ledger.take_snapshot(
-            sequence.kv.running_slot, key, sequence.token_ids[:computed], rule, sequence.kv.position_offset
-        )
+        kv = sequence.kv
+        key, rule = sequence.prefix.snapshots[kv.num_computed]
+        token_ids = sequence.token_ids[: kv.num_computed]
+        self._ledger.take_snapshot(kv.running_slot, key, token_ids, rule, kv.num_rounds, kv.position_offset)
 
     def is_about_to_change(self, sequence: Sequence, most: int) -> bool:
         """Whether a replay or queries of the next tokens, at most so many, may add to accumulators of shared blocks."""
@@ -186,7 +186,8 @@ class PrefixSharing:
                 if rule not in digests:
                     digests[rule] = sha256(dump_json(json_value(rule)).encode()).digest()
                 key = chain.snapshot_key(sequence.token_ids[:computed], digests[rule])
-                chain.snapshots[computed] = (key, rule)
+                # The passes follow from the rest, and are as long as the context.
+                chain.snapshots[computed] = (key, replace(rule, passes=()))
         return chain
 
     def _load(self, sequence: Sequence) -> None:

@@ -10,18 +10,22 @@ from dataclasses import dataclass
 
 from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.config import SchedulerConfig
+from winnow.engine.accounts import TenantAccounts
 from winnow.engine.beams import Continuation
+from winnow.engine.entry import Entry
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.kv_state import KVState
+from winnow.engine.orders import build_order
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
 from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.prefix_store import PrefixStore
-from winnow.engine.prefixes import FoundPrefix, PrefixSharing
-from winnow.engine.queue import PriorityQueue, WaitingQueue
+from winnow.engine.prefixes import PrefixSharing
+from winnow.engine.queue import WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
+from winnow.engine.room import Room
 from winnow.engine.saved_prefixes import SavedPrefixes
 from winnow.engine.sequence_forks import SequenceForks, fork_slot, group, new_sequence, share_prefix
 from winnow.units import format_bytes
@@ -49,6 +53,7 @@ class Scheduler:
         prefixes: who shares what with whom.
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
+        accounts: what tenants may hold, hold and got.
     """
 
     def __init__(
@@ -59,26 +64,30 @@ class Scheduler:
         victims: VictimPolicy | None = None,
         costs: PreemptionCosts | None = None,
         max_round_kvs: int | None = None,
-        waiting: WaitingQueue | None = None,
         prefix_caching: bool = False,
         host_bytes: int = 0,
         prefix_store: PrefixStore | None = None,
     ) -> None:
-        self.waiting = PriorityQueue() if waiting is None else waiting
+        self.waiting = WaitingQueue(build_order(config))
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._config = config
         self._executor = executor
         self.ledger = Ledger(executor.layout, executor.size, host_bytes)
         self._clock = clock
-        self._preemption = Preemption(executor, self.ledger, clock, costs)
-        self._victims = victims or LeastLoss(self._preemption.loss, self._preemption.has_progressed)
+        self.accounts = TenantAccounts(config.tenants, self.ledger)
+        self._preemption = Preemption(executor, self.ledger, clock, costs, self.accounts)
+        self._victims = victims or LeastLoss(
+            self._preemption.loss, self._preemption.has_progressed, self.waiting.order
+        )
         saved = SavedPrefixes(executor, self.ledger, prefix_store)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, saved)
         self._rounds = EvictionScheduler(
             executor, self.ledger, clock, max_round_kvs, self._own, self.prefixes.remember_round
         )
         self._forks = SequenceForks(self.ledger, executor, self.running, self.waiting)
+        self._room = Room(config, self.ledger, self.prefixes)
+        self._entry_rules = Entry(self.waiting, self.accounts, self.ledger, self._room, config.max_passes)
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
 
@@ -134,8 +143,8 @@ class Scheduler:
             self.ledger.close(sequence.kv.slot)
             sequence.kv.slot = None
             self.running.remove(sequence)
-            if not self.running:  # no step may follow that would tell the executor
-                self._executor.apply(self.ledger.take_update())
+        if not self.running:  # no step may follow that would tell the executor
+            self._executor.apply(self.ledger.take_update())
 
     def take_failed(self) -> list[Sequence]:
         """Sequences that planning ended since the last call, since they fit nowhere; they say why."""
@@ -153,8 +162,9 @@ class Scheduler:
 
     def _schedule(self) -> ScheduledStep:
         self._rounds.start_step()
+        self._entry_rules.keep_limits(self.running, self._victims.choose, self._park)
         while True:
-            self._resume()
+            self._resume_next()
             drop_finished(self.ledger, self.running)
             self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.eviction is None])
             self._unshare_samples(budgets_differ=True)
@@ -162,7 +172,10 @@ class Scheduler:
             self._unshare_samples(budgets_differ=False)
             self._own_before_change()  # after rounds, of which the index may hold what they left
             self._make_room()
-            step = self._plan(waits | replaying(self.ledger, self.running)[0])
+            urgent = self._make_way()
+            if any([self._resume(sequence) for sequence in urgent]):
+                continue  # a round of theirs may be due
+            step = self._plan(waits | replaying(self.ledger, self.running)[0], urgent)
             if step.sequences or not self.has_unfinished:
                 return step
             if waits or self._rounds.relieve(self.running):
@@ -170,16 +183,25 @@ class Scheduler:
             # Only prompts in progress are left, and together they hold all blocks: one gives way.
             self._preempt()
 
-    def _plan(self, waits: set[Sequence]) -> ScheduledStep:
-        """Plan the sequences that need not wait for a round, and passes of the replays that come before one."""
+    def _plan(self, waits: set[Sequence], urgent: list[Sequence]) -> ScheduledStep:
+        """Plan the sequences that need not wait for a round, and passes of the replays that come before one.
+
+        Args:
+            urgent: waiting sequences that start before prompts in progress go on.
+        """
         budget = self._config.max_num_batched_tokens
         planned = self._append_decodes(waits, budget)
         budget -= len(planned)
+        # In most steps everybody decodes, and nobody else need be looked at again.
+        rest = list(self.running) if len(planned) < len(self.running) else ()
+        for sequence in urgent:
+            if sequence in self.waiting and (first := self._start(sequence, budget)):
+                planned.append((sequence, first))
+                self._append(planned[-1:])
+                budget -= first
         # Found anew: to make room for the decoding ones, others may have been preempted.
         missing = replaying(self.ledger, self.running)[1] if waits else {}
         taken, chunks = Demand(), []
-        # In most steps everybody decodes, and nobody need be looked at again.
-        rest = self.running if len(planned) < len(self.running) else ()
         for sequence in rest:
             if sequence in missing:
                 count = min(missing[sequence], budget, self._config.prefill_chunk or budget)
@@ -195,7 +217,7 @@ class Scheduler:
                 taken, budget = more, budget - count
         self._append(chunks)
         planned += chunks
-        while first := self._admit(budget):
+        while first := self._admit_next(budget):
             planned.append((self.running[-1], first))
             self._append(planned[-1:])
             budget -= first
@@ -225,19 +247,14 @@ class Scheduler:
     def _make_room(self) -> None:
         """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted."""
         able = self._rounds.making_room(self.running)
-        first = self.waiting.first
-        if not able or first is None or not self.ledger.can_open(first.longest_row(self.ledger.layout)):
+        if not able or not self.waiting:
             return
-        lacking = self._lacking(first)
-        if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
+        first = next(iter(self._entry_rules.candidates(self.running)), None)
+        if first is None or not self.ledger.can_open(first.longest_row(self.ledger.layout)):
+            return
+        lacking = self._room.lacking(first, self.running)
+        if lacking > 0 and sum(self._room.yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
-
-    def _yields(self, sequence: Sequence) -> int:
-        """Blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""
-        assert sequence.eviction is not None, "only policies make room"
-        held = self.ledger.blocks_held(sequence.kv.running_slot)
-        left = min(sequence.eviction.blocks_after(self.ledger.layout, sequence.num_tokens), held)
-        return held - left + self._soon_needed(sequence, held) - self._soon_needed(sequence, left)
 
     def _unshare_samples(self, *, budgets_differ: bool) -> None:
         """Give samples of one prompt KVs of their own, where their policies will act on each of them apart.
@@ -278,13 +295,42 @@ class Scheduler:
             return wanted if wanted <= most else 0
         return min(wanted, most)
 
-    def _admit(self, budget: int) -> int:
-        """Start the first waiting sequence if it fits. Returns the tokens it computes in this step, or 0.
+    def _make_way(self) -> list[Sequence]:
+        """Park running sequences for waiting ones that outrank them. Returns those that enter in this step."""
+        if not self.waiting or not self.running:
+            return []
+        return self._entry_rules.make_way(self.running, self._lacking_for_urgent, self._park)
 
-        Nobody is served before the first, however little it needs: room comes free until that fits.
-        """
-        sequence = self.waiting.first
-        if sequence is None or sequence.kv.host_id is not None:
+    def _lacking_for_urgent(self, sequence: Sequence, leaving: int) -> int:
+        """Blocks that a waiting sequence lacks once `leaving` running ones are parked; endless if it cannot start."""
+        whole = self._config.prefill_chunk is None
+        if whole and sequence.num_tokens + len(self.running) > self._config.max_num_batched_tokens:
+            return sys.maxsize  # the step would have no tokens for it
+        # Decoding sequences take their next KVs before it starts, and then others are promised to them.
+        decoding = [s.kv.running_slot for s in self.running if s.is_decoding]
+        coming = self.ledger.demand(decoding, [1] * len(decoding)).blocks
+        found = self.prefixes.find(sequence)
+        most = self._config.prefill_chunk or self._config.max_num_batched_tokens
+        if self.prefixes.is_worth_waiting(sequence, found, min(sequence.num_tokens, most), self.running):
+            return sys.maxsize
+        return coming + self._room.lacking(sequence, self.running, leaving, found)
+
+    def _admit_next(self, budget: int) -> int:
+        """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
+        if not self.waiting or not self._room.is_open(self.running):
+            return 0
+        passed: list[Sequence] = []
+        for sequence in self._entry_rules.candidates(self.running):
+            if count := self._start(sequence, budget):
+                for each in passed:
+                    each.num_passed += 1
+                return count
+            passed.append(sequence)
+        return 0
+
+    def _start(self, sequence: Sequence, budget: int) -> int:
+        """Start a waiting sequence if it fits. Returns the tokens it computes in this step, or 0."""
+        if sequence.kv.host_id is not None:
             return 0  # a swapped one resumes before the next step is planned
         if not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
             return 0
@@ -292,8 +338,11 @@ class Scheduler:
         sequence.kv = prefix.state
         count = self._chunk(sequence, budget)
         waits = self.prefixes.is_worth_waiting(sequence, prefix, count, self.running)
-        if not count or waits or self._lacking(sequence, prefix) > 0:
+        lacking = 0 if waits or not count else self._room.lacking(sequence, self.running, prefix=prefix)
+        if waits or not count or lacking > 0:
             sequence.kv = KVState()
+            if lacking > 0:
+                self._room.hold_back()
             return 0
         self.waiting.remove(sequence)
         sequence.kv.slot = self.ledger.open()
@@ -303,19 +352,32 @@ class Scheduler:
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
+            self._charge(sequence, sequence.prompt_len - sequence.kv.num_computed, 0)
         self.running.append(sequence)
         return count
 
-    def _resume(self) -> None:
+    def _resume_next(self) -> None:
         """Let swapped sequences go on that are next in turn, before rounds: one of theirs may be due."""
-        while (sequence := self.waiting.first) is not None and sequence.kv.host_id is not None:
-            # Beside others, no sooner than there is room for what all need soon.
-            if not self._preemption.fits(sequence) or (self.running and self._lacking(sequence) > 0):
+        while self.waiting and self._room.is_open(self.running):
+            sequence = next(iter(self._entry_rules.candidates(self.running)), None)
+            if sequence is None or not self._resume(sequence):
                 return
-            if self._preemption.resume(sequence):
-                self.waiting.remove(sequence)
-                self.running.append(sequence)
-                self._new[sequence] = None
+
+    def _resume(self, sequence: Sequence) -> bool:
+        """Let a swapped sequence go on if it fits. Returns False if nothing was done; without its copy it waits on."""
+        if sequence.kv.host_id is None:
+            return False
+        # Beside others, no sooner than there is room for what all need soon.
+        if not self._preemption.fits(sequence) or (
+            self.running and self._room.lacking(sequence, self.running) > 0
+        ):
+            self._room.hold_back()
+            return False
+        if self._preemption.resume(sequence):
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            self._new[sequence] = None
+        return True
 
     def _own_before_change(self) -> None:
         """Let sequences have their blocks for themselves before a query or a replay adds to accumulators."""
@@ -333,42 +395,6 @@ class Scheduler:
             self._preempt(sequence)
             return False
         return True
-
-    def _lacking(self, newcomer: Sequence, prefix: FoundPrefix | None = None) -> int:
-        """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
-
-        Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
-        in every row, unless its policy shrinks it first; admitting into that room would only mean preempting right
-        after.
-        """
-        layout = self.ledger.layout
-        promised = sum(
-            self._soon_needed(sequence, self.ledger.blocks_held(sequence.kv.running_slot))
-            for sequence in self.running
-        )
-        if newcomer.kv.host_id is not None:
-            blocks = self._preemption.blocks_after(newcomer)
-            return blocks + self._soon_needed(newcomer, blocks) + promised - self.ledger.allocator.num_free
-        if prefix is None:
-            prefix = self.prefixes.find(newcomer)
-        peak = newcomer.peak_blocks(layout, state=prefix.state)
-        return peak + promised - self.prefixes.num_held(newcomer, prefix) - self.ledger.allocator.num_free
-
-    def _soon_needed(self, sequence: Sequence, held: int) -> int:
-        """Blocks that a running sequence takes until its known tokens and another block of them are computed.
-
-        Args:
-            held: blocks that it has.
-        """
-        layout = self.ledger.layout
-        if not sequence.is_decoding or sequence.before_replay_round:
-            return max(sequence.peak_blocks(layout, ahead=layout.block_size) - held, 0)
-        # The peak of its prompt is behind it.
-        num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
-        most = (
-            layout.blocks_seen(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
-        )
-        return min(max(most - held, 0), layout.rows_per_seq)
 
     def _entry(self, sequence: Sequence, count: int, sampling: list[Sequence]) -> PlannedSequence:
         """Plan the next `count` tokens of a sequence.
@@ -424,13 +450,19 @@ class Scheduler:
             else:
                 self._fail(first)
             return
-        victim = victim or self._victims.choose(self.running)
+        victim = victim or self._victims.choose(self.accounts.borrowers(self.running))
         alone = all(sequence in group(victim) for sequence in self.running)
         if alone:
             if victim.lonely_at == victim.num_tokens:
                 self._fail(victim)
                 return
             victim.lonely_at = victim.num_tokens
+        self._park(victim, alone=alone)
+
+    def _park(self, victim: Sequence, *, alone: bool = False) -> None:
+        """Let a running sequence wait, until its turn comes again."""
+        if victim.kv.slot is None:  # it went with another beam
+            return
         self._preemption.preempt(victim, alone=alone)
         self._put_back(victim)
         self.num_preemptions += 1
@@ -498,6 +530,14 @@ class Scheduler:
             else:
                 sequence.kv.num_computed = entry.end
                 self.prefixes.remember(sequence, entry.start, entry.end)
+        for sequence in step.samplers:
+            self._charge(sequence, 0, 1)
+
+    def _charge(self, sequence: Sequence, prompt_tokens: int, output_tokens: int) -> None:
+        """Put tokens on the account of a sequence's tenant."""
+        tenant = sequence.request.tenant
+        self.accounts.charge(tenant, prompt_tokens, output_tokens)
+        self.waiting.order.charge(tenant, prompt_tokens, output_tokens)
 
 
 def _wanted_logprobs(sequence: Sequence, start: int, count: int) -> tuple[int, int] | None:

@@ -54,6 +54,7 @@ def build_engine(
         loaded.max_model_len,
         loaded.trained_len,
         None if loaded.tokenizer is None else Instructor(loaded.tokenizer),
+        scheduler.accounts,
     )
     return Engine(
         executor,
@@ -63,6 +64,7 @@ def build_engine(
         admission,
         config.cache.kv_memory,
         clock,
+        config.scheduler,
         open_store,
     )
 

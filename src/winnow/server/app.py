@@ -46,14 +46,13 @@ def create_app(service: Service) -> FastAPI:
                 await batches.stop()
             await service.close()
 
-    docs = service.config.docs
     app = FastAPI(
         title="Winnow",
         description="The OpenAI API over an engine that runs large language models on little memory.",
         lifespan=lifespan,
-        docs_url="/docs" if docs else None,
+        docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
-        openapi_url="/openapi.json" if docs else None,
+        openapi_url="/openapi.json" if service.config.docs else None,
     )
     app.state.service = service
     add_routes(app, service)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from winnow.engine.new_request import NewRequest
+from winnow.engine.shared import Mailbox
 from winnow.errors import describe_error
 from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.outputs import EngineStats, RequestOutput
@@ -33,11 +34,14 @@ _GENERIC = "the engine failed while it computed this request; the server's log s
 class ServedEngine(Protocol):
     """What the thread needs of `winnow.LLM`."""
 
-    def submit_all(self, requests: Sequence[NewRequest]) -> None:
+    def mailbox(self) -> Mailbox:
+        """Make a mailbox."""
+
+    def submit_all(self, requests: Sequence[NewRequest], box: Mailbox) -> None:
         """Queue requests, all of them or none."""
 
-    def step(self) -> list[RequestOutput]:
-        """Compute one step; return the requests that have output."""
+    def step(self, box: Mailbox) -> list[RequestOutput]:
+        """Compute one step; return the outputs of the mailbox's requests."""
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once."""
@@ -47,10 +51,6 @@ class ServedEngine(Protocol):
 
     def rest(self) -> None:
         """No step will follow soon: release what the calling thread holds for its computation."""
-
-    @property
-    def has_unfinished(self) -> bool:
-        """Whether a step has anything to compute."""
 
 
 @dataclass(eq=False)
@@ -135,7 +135,8 @@ class AsyncEngine:
 
     Args:
         engine: only the thread started here uses it from now on.
-        observe: called on the loop with each step's outputs, and the seconds since the step before; for metrics.
+        observe: called on the loop with each step's outputs; for metrics.
+        forget: called on the loop with the ids of requests whose last output will not come.
         on_failure: called on the loop once, when the engine has failed for good.
     """
 
@@ -143,10 +144,13 @@ class AsyncEngine:
         self,
         engine: ServedEngine,
         observe: Callable[[list[RequestOutput]], None] = lambda outputs: None,
+        forget: Callable[[Sequence[str]], None] = lambda names: None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
+        self._box = engine.mailbox()
         self._observe = observe
+        self._forget = forget
         self._on_failure = on_failure
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[Callable[[], None]] = deque()
@@ -180,7 +184,7 @@ class AsyncEngine:
         for request in requests:
             self._streams[request.request_id] = stream
         try:
-            await self.call(lambda: self._engine.submit_all(requests))
+            await self.call(lambda: self._engine.submit_all(requests, self._box))
         except BaseException:
             # Also where the caller has left: what was queued meanwhile is of no use to anybody.
             self.abandon(stream)
@@ -208,7 +212,8 @@ class AsyncEngine:
         """End a stream's unfinished requests before the next step. No effect on one that has ended."""
         ids = [request.request_id for request in stream.requests]
         known = [name for name in ids if self._streams.pop(name, None) is not None]
-        if known and stream.unfinished:
+        if known:
+            self._forget(known)
             self._send(lambda: self._abort(known))
 
     def abort_all(self, error: ApiError) -> None:
@@ -293,6 +298,7 @@ class AsyncEngine:
         self._wake.set()
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
+        delivered = []
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
@@ -300,9 +306,11 @@ class AsyncEngine:
             if output.finished:
                 del self._streams[output.request_id]
             stream.put(output)
-        self._observe(outputs)
+            delivered.append(output)
+        self._observe(delivered)
 
     def _fail_all(self, reason: str, *, for_good: bool) -> None:
+        self._forget(list(self._streams))
         streams, self._streams = set(self._streams.values()), {}
         if for_good:
             self.failure = reason
@@ -319,7 +327,7 @@ class AsyncEngine:
             self._wake.clear()
             while self._inbox:
                 self._inbox.popleft()()
-            if self._stopping or self.failure is not None or not self._has_work():
+            if self._stopping or self.failure is not None or not self._box.unfinished:
                 if not self._inbox and not self._stopping:
                     self._engine.rest()
                     self._wake.wait(_IDLE_WAIT)
@@ -335,19 +343,13 @@ class AsyncEngine:
             if outputs:
                 self._post(self._deliver, outputs)
 
-    def _has_work(self) -> bool:
-        try:
-            return self._engine.has_unfinished
-        except Exception:  # closed, or worse: a step will say it
-            return True
-
     def _step(self) -> list[RequestOutput]:
         """Compute a step; once more if it fails, since an engine whose step failed is whole again."""
         try:
-            return self._engine.step()
+            return self._engine.step(self._box)
         except Exception as error:
             log.warning("a step failed, and is tried again: %s", describe_error(error), exc_info=True)
-            return self._engine.step()
+            return self._engine.step(self._box)
 
     def _give_up(self, error: BaseException) -> None:
         """After a step that failed twice: end its requests, and find out whether the engine can serve others."""
@@ -372,9 +374,9 @@ class AsyncEngine:
         """Whether the engine computes a token for a request of its own."""
         params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
         try:
-            self._engine.submit_all([NewRequest(_PROBE, None, [0], params, final_only=True)])
+            self._engine.submit_all([NewRequest(_PROBE, None, [0], params, final_only=True)], self._box)
             for _ in range(_PROBE_STEPS):
-                for output in self._engine.step():
+                for output in self._engine.step(self._box):
                     if output.request_id == _PROBE:
                         return output.error is None
         except Exception as error:

@@ -29,6 +29,7 @@ from winnow.engine.new_request import NewRequest
 from winnow.errors import WinnowError, describe_error
 from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.openai.request import Endpoint
+from winnow.openai.response import usage
 from winnow.outputs import RequestOutput
 from winnow.report.fingerprint import INPUT_BYTES
 from winnow.server.service import Service
@@ -286,7 +287,8 @@ class Batches:
                 continue
             if output.error is not None:
                 raise ApiError(FAILED, output.error)
-            service.finished(record["tenant"], [output])
+            used = usage([output])
+            service.charge(record["tenant"], used["prompt_tokens"], used["completion_tokens"])
             return answer_record(job, output, model, int(time.time()))
         raise AssertionError("the last attempt raises")
 

@@ -12,7 +12,7 @@ from winnow.errors import WinnowError
 from winnow.json_values import dump_json
 from winnow.openai.errors import FAILED, ApiError
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
-from winnow.openai.response import Echo, ResponseForm, completion_object
+from winnow.openai.response import Echo, ResponseForm, completion_object, usage
 from winnow.openai.stream import AnswerParser, ChunkStream
 from winnow.openai.tools import assistant_message
 from winnow.outputs import CompletionOutput, RequestOutput
@@ -112,20 +112,16 @@ async def collect(service: Service, submitted: Submitted, tenant: str | None) ->
                 raise ApiError(FAILED, output.error)
     finally:
         service.engine.abandon(submitted.stream)
-        service.finished(tenant, list(found.values()))
+        used = usage(list(found.values()))
+        service.charge(tenant, used["prompt_tokens"], used["completion_tokens"])
     return [found[name] for name in submitted.ids]
 
 
 async def _events(
     service: Service, submitted: Submitted, chunks: ChunkStream, tenant: str | None, *, include_usage: bool
 ) -> AsyncIterator[str]:
-    tokens, seen = 0, set[str]()
     try:
         async for output in submitted.stream:
-            if output.request_id not in seen:
-                seen.add(output.request_id)
-                tokens += len(output.prompt_token_ids)
-            tokens += sum(len(answer.token_ids) for answer in output.outputs)
             if output.error is not None:
                 raise ApiError(FAILED, output.error)
             text = "".join(event(chunk) for chunk in chunks.push(submitted.place(output), output))
@@ -137,7 +133,8 @@ async def _events(
         # The status is out: the error goes where the next chunk would.
         yield event(stream_error(error).body())
     finally:
-        service.charge(tenant, tokens)
+        used = chunks.usage()
+        service.charge(tenant, used["prompt_tokens"], used["completion_tokens"])
     yield event("[DONE]")
 
 

@@ -77,7 +77,12 @@ async def _snapshot(service: Service) -> dict[str, Any]:
         "generated_tokens": stats.generated_tokens,
         "cached_tokens": stats.cached_tokens,
         "prefix_queries": service.metrics.prefix_queries,
-        "preemptions": {"out of KV memory": stats.num_preemptions},
+        "host_bytes_used": stats.host_bytes_used,
+        "host_bytes_budget": stats.host_bytes_budget,
+        "preemptions": {
+            "out of KV memory, copied to host memory": stats.num_swaps,
+            "out of KV memory, computed again": stats.num_preemptions - stats.num_swaps,
+        },
         "steps": stats.num_steps,
         "rounds": stats.num_rounds,
         "evicted_kvs": service.metrics.evicted_kvs,

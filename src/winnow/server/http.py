@@ -109,7 +109,8 @@ async def read_json(request: Request) -> dict[str, Any]:
     Raises:
         ApiError: it is none, or not strict JSON.
     """
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    # Also where there is none: a page of another site could send that without asking.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError("unsupported_media_type", f"content-type must be application/json, got {kind!r:.80}")
     data = await request.body()

@@ -133,11 +133,11 @@ class Metrics:
             if output.finished:
                 self._count_finished(output)
 
-    def forget(self, request_ids: Iterable[str], tenant: str | None) -> None:
+    def forget(self, request_ids: Iterable[str]) -> None:
         """Count requests whose client has left, or that the engine gave up."""
         for name in request_ids:
-            if self._seen.pop(name, None) is not None:
-                self._last_token.pop(name, None)
+            self._seen.pop(name, None)
+            self._last_token.pop(name, None)
             self.finished["abort"] = self.finished.get("abort", 0) + 1
 
     def count_tokens(self, tenant: str | None, prompt: int, answers: int) -> None:
@@ -204,12 +204,18 @@ class Metrics:
             "kv_bytes_used": ("bytes of KV memory in use", stats.kv_bytes_used),
             "kv_bytes_peak": ("most bytes of KV memory in use so far", stats.kv_bytes_peak),
             "kv_bytes_budget": ("bytes of KV memory", stats.kv_bytes_budget),
+            "host_bytes_used": ("bytes of KVs in host memory", stats.host_bytes_used),
+            "host_bytes_budget": ("bytes that KVs may take in host memory", stats.host_bytes_budget),
             "kv_bytes_cached": ("bytes that only the prefix cache holds, free for use", stats.cached_bytes),
         }
         own_counters: dict[str, tuple[str, float]] = {
             "steps": ("steps of the engine", stats.num_steps),
             "eviction_rounds": ("rounds of eviction", stats.num_rounds),
             "kv_bytes_freed": ("bytes freed by eviction", stats.kv_bytes_freed),
+            "swaps": ("preemptions that copied KVs to host memory", stats.num_swaps),
+            "swap_out_bytes": ("bytes copied to host memory", stats.swap_bytes_out),
+            "swap_in_bytes": ("bytes copied back", stats.swap_bytes_in),
+            "recomputed_tokens": ("tokens computed again after a preemption", stats.recomputed_tokens),
             "evicted_kvs": ("KVs of finished answers that were evicted", self.evicted_kvs),
             "replay_tokens": ("tokens computed to judge KVs by a replay", stats.replay_tokens),
         }

@@ -58,7 +58,8 @@ async def _whole(
                     pass
     finally:
         service.engine.abandon(submitted.stream)
-        service.charge(tenant, chunks.usage()["total_tokens"])
+        used = chunks.usage()
+        service.charge(tenant, used["prompt_tokens"], used["completion_tokens"])
     response: dict[str, Any] = list(writer.end(chunks.usage()))[-1]["response"]
     return response
 
@@ -83,4 +84,5 @@ async def _events(
     except Exception as error:
         yield text(writer.fail(stream_error(error)))
     finally:
-        service.charge(tenant, chunks.usage()["total_tokens"])
+        used = chunks.usage()
+        service.charge(tenant, used["prompt_tokens"], used["completion_tokens"])

@@ -110,7 +110,9 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
 def add_route(app: FastAPI, method: str, path: str, route: Any) -> None:
     """Add a route, with what /openapi.json says of it."""
-    errors = {code: {"model": ErrorForm, "description": "an error"} for code in ("4XX", "5XX")}
+    errors: dict[int | str, dict[str, Any]] = {
+        code: {"model": ErrorForm, "description": "an error"} for code in ("4XX", "5XX")
+    }
     app.add_api_route(
         path,
         route,

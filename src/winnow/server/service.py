@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from winnow.chat import TemplateOptions, TokenizedPrompt
+from winnow.engine.new_request import NewRequest
 from winnow.engine.occupancy import Occupancy
 from winnow.json_values import json_kind
 from winnow.llm import LLM
@@ -68,10 +69,11 @@ class Service:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.names[0], self.config.metrics_compat == "vllm")
-        self.engine = AsyncEngine(self.llm, self.metrics.observe, self.exit.set)
+        self.engine = AsyncEngine(self.llm, self.metrics.observe, self.metrics.forget, self.exit.set)
         self.quota = TokenQuota(self.config.max_tokens_per_minute)
         self._tokenising = ThreadPoolExecutor(_TOKENISING_THREADS, "winnow-tokenise")
         self._numbers = itertools.count()
+        self._admitting: dict[str | None, int] = {}  # answers on their way to the engine, by tenant
         self._stats, self._occupancy = EngineStats(), Occupancy({}, [])
 
     async def close(self) -> None:
@@ -104,7 +106,8 @@ class Service:
         self.engine.require_usable()
         self.quota.require(tenant)
         share = self.config.max_reqs_per_tenant
-        if share is not None and self.engine.unfinished_of(tenant) + answers > share:
+        own = self.engine.unfinished_of(tenant) + self._admitting.get(tenant, 0)
+        if share is not None and own + answers > share:
             code, field_name = ("invalid_request", "n") if answers > share else (RATE_LIMIT, None)
             raise ApiError(
                 code,
@@ -118,7 +121,7 @@ class Service:
         most = queue + self.llm.config.scheduler.max_num_seqs
         if answers > most:
             raise ApiError("invalid_request", f"prompts times n must be at most {most}, got {answers}", "n")
-        if self.engine.num_unfinished + answers > most:
+        if self.engine.num_unfinished + sum(self._admitting.values()) + answers > most:
             raise ApiError(OVERLOADED, f"the queue is full: {queue} answers wait already", retry_after=1)
 
     async def tokenize(self, prompt: Prompt, *, special: bool = True) -> TokenizedPrompt:
@@ -165,6 +168,20 @@ class Service:
         """
         answers = max(len(asked.prompts), 1) * asked.params.n
         self.require_room(tenant, answers)
+        # Counted from here on: others may come while this one is tokenised.
+        self._admitting[tenant] = self._admitting.get(tenant, 0) + answers
+        try:
+            requests = await self._new_requests(asked, tenant, request_id, deltas=deltas)
+        finally:
+            self._admitting[tenant] -= answers
+            if not self._admitting[tenant]:
+                del self._admitting[tenant]
+        stream = await self.engine.submit(requests)  # which counts them before anybody else can come
+        return Submitted(stream, [request.request_id for request in requests])
+
+    async def _new_requests(
+        self, asked: CompletionRequest, tenant: str | None, request_id: str, *, deltas: bool
+    ) -> list[NewRequest]:
         if asked.messages is not None:
             prompts = [await self.tokenize_chat(asked.messages, asked.template)]
         else:
@@ -174,7 +191,7 @@ class Service:
         if params.structured_outputs is not None:
             await self.off_loop(lambda: self.llm.check_structured(params))
         stem = f"{request_id}-{next(self._numbers)}"
-        requests = [
+        return [
             self.llm.new_request(
                 prompt,
                 params,
@@ -186,8 +203,6 @@ class Service:
             )
             for index, prompt in enumerate(prompts)
         ]
-        stream = await self.engine.submit(requests)
-        return Submitted(stream, [request.request_id for request in requests])
 
     def _require_token_room(self, prompts: Sequence[TokenizedPrompt], n: int) -> None:
         most = self.config.max_num_queued_tokens
@@ -213,13 +228,10 @@ class Service:
 
     # -- after the engine ------------------------------------------------------------------------------------------
 
-    def finished(self, tenant: str | None, outputs: Sequence[RequestOutput]) -> None:
-        """Charge a tenant for finished requests."""
-        self.charge(tenant, sum(_num_tokens(output) for output in outputs))
-
-    def charge(self, tenant: str | None, tokens: int) -> None:
-        """Charge a tenant for tokens."""
-        self.quota.charge(tenant, tokens)
+    def charge(self, tenant: str | None, prompt: int, answers: int) -> None:
+        """Charge a tenant for the tokens of a request, and count them."""
+        self.quota.charge(tenant, prompt + answers)
+        self.metrics.count_tokens(tenant, prompt, answers)
 
     def new_parser(self, prompt: str | None, asked: CompletionRequest) -> "AnswerParser | None":
         """A parser of one answer by the model's own rules; None: there are none."""
@@ -229,10 +241,6 @@ class Service:
             self.response_template, prefix=prompt, tools=[dict(tool) for tool in asked.template.tools] or None
         )
         return parser
-
-
-def _num_tokens(output: RequestOutput) -> int:
-    return len(output.prompt_token_ids) + sum(len(answer.token_ids) for answer in output.outputs)
 
 
 def model_names(model: str | Path | None, served: Sequence[str]) -> tuple[str, ...]:

@@ -79,7 +79,9 @@ class Store:
     def records(self, kind: str, tenant: str | None) -> list[Record]:
         """A tenant's records of one kind, newest first."""
         own = [
-            each for each in self._records.values() if each["object"] == kind and each.get("tenant") == tenant
+            each
+            for each in list(self._records.values())
+            if each["object"] == kind and each.get("tenant") == tenant
         ]
         return sorted(own, key=lambda each: (-each["created_at"], each["id"]))
 

@@ -1,0 +1,178 @@
+"""What serving costs beside the offline engine, and whether a crowd leaves anything behind.
+
+python -m benchmarks.serving overhead                     the same requests by `LLM` and through HTTP, in turn
+python -m benchmarks.serving soak [--streams 200] [--minutes 10]   slow readers and clients that leave
+
+One process holds both the engine and the clients of `soak`; `overhead` loads from a process of its own.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import httpx
+
+from winnow import LLM, SamplingParams
+from winnow.bench.serve import ServeLoad, random_requests
+from winnow.server.config import ServerConfig
+from winnow.server.keys import Keys
+from winnow.server.run import Server
+from winnow.server.service import Service, model_names
+
+
+class Background:
+    """A server in a thread of this process."""
+
+    def __init__(self, llm: LLM, **options: Any) -> None:
+        self._ready = threading.Event()
+        self.address = ""
+
+        def run() -> None:
+            config = ServerConfig(port=0, log_level="warning", **options)
+            self.service = Service(llm, config, Keys({}), model_names(llm.config.model.model, ()))
+            self._server = Server(self.service, self._started)
+            self._server.run()
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+        self._ready.wait()
+
+    def _started(self, address: str) -> None:
+        self.address = address
+        self._ready.set()
+
+    def stop(self) -> None:
+        """End it."""
+        self._server.should_exit = True
+        self._thread.join()
+
+
+def overhead(llm: LLM, arguments: argparse.Namespace) -> int:
+    """Tokens per second offline and served, in turn, and what a token waits longer."""
+    load = ServeLoad(
+        num_prompts=arguments.requests, random_input_len=arguments.input, random_output_len=arguments.output
+    )
+    requests = random_requests(load)
+    prompts: list[Any] = [each.prompt for each in requests]
+    params = [
+        SamplingParams(temperature=0, ignore_eos=True, max_tokens=each.output_tokens) for each in requests
+    ]
+    tokens = sum(each.output_tokens for each in requests)
+    server = Background(llm, max_num_queued_reqs=None)
+    rates: dict[str, list[float]] = {"offline": [], "served": []}
+    gaps = []
+    try:
+        for _ in range(arguments.repeat):
+            began = time.perf_counter()
+            llm.generate(prompts, params)
+            rates["offline"].append(tokens / (time.perf_counter() - began))
+            command = [sys.executable, "-m", "winnow", "bench", "serve", "--base-url", server.address]
+            command += ["--num-prompts", str(arguments.requests), "--random-input-len", str(arguments.input)]
+            command += ["--random-output-len", str(arguments.output), "--json", "/dev/stdout"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+            found = json.loads(done.stdout[done.stdout.index("{") :])
+            rates["served"].append(found["output_throughput"])
+            gaps.append(found["median_itl_ms"])
+    finally:
+        server.stop()
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    for name, values in rates.items():
+        print(f"{name:8} {medians[name]:8.1f} tokens/s  ({', '.join(f'{value:.1f}' for value in values)})")
+    print(
+        f"served / offline {medians['served'] / medians['offline']:.3f}, median ITL {statistics.median(gaps):.2f} ms"
+    )
+    return 0
+
+
+def soak(llm: LLM, arguments: argparse.Namespace) -> int:
+    """Let many streams come and go, and look for what is left."""
+    server = Background(llm, max_num_queued_reqs=None)
+    try:
+        firsts, counts = asyncio.run(_crowd(server.address, arguments))
+        end = time.monotonic() + 60
+        while llm.has_unfinished and time.monotonic() < end:
+            time.sleep(0.05)
+    finally:
+        server.stop()
+    stats = llm.stats()
+    left = stats.kv_bytes_used - stats.cached_bytes
+    llm.check_integrity()
+    firsts.sort()
+    print(
+        f"{counts}, time to first token p50 {firsts[len(firsts) // 2]:.3f} s, p99 {firsts[-len(firsts) // 100]:.3f} s"
+    )
+    print(f"left: {stats.num_running} running, {stats.num_waiting} waiting, {left} bytes of KVs")
+    return 1 if stats.num_running or stats.num_waiting or counts.get("failed") else 0
+
+
+async def _crowd(address: str, arguments: argparse.Namespace) -> tuple[list[float], dict[str, int]]:
+    firsts: list[float] = []
+    counts: dict[str, int] = {"read": 0, "left": 0, "failed": 0}
+    end = time.monotonic() + 60 * arguments.minutes
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as client:
+
+        async def one(number: int) -> None:
+            generator = random.Random(number)  # noqa: S311
+            while time.monotonic() < end:
+                body = {
+                    "prompt": [generator.randrange(100, 1000) for _ in range(generator.randrange(1, 300))],
+                    "max_tokens": generator.randrange(1, 200),
+                    "ignore_eos": True,
+                    "stream": True,
+                }
+                leaves = generator.random() < 0.3
+                began = time.monotonic()
+                try:
+                    async with client.stream("POST", "/v1/completions", json=body) as response:
+                        seen = 0
+                        async for line in response.aiter_lines():
+                            if not line.startswith("data: {"):
+                                continue
+                            if "error" in json.loads(line[6:]):
+                                counts["failed"] += 1
+                            if not seen:
+                                firsts.append(time.monotonic() - began)
+                            seen += 1
+                            if leaves and seen > generator.randrange(1, 50):
+                                break
+                            if number % 5 == 0:
+                                await asyncio.sleep(0.02)  # reads slowly
+                    counts["left" if leaves else "read"] += 1
+                except httpx.HTTPError:
+                    counts["failed"] += 1
+
+        await asyncio.gather(*(one(number) for number in range(arguments.streams)))
+    return firsts, counts
+
+
+def main() -> int:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("overhead", "soak"))
+    parser.add_argument("--model", help="directory or GGUF file; left out: the demo model")
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--input", type=int, default=128)
+    parser.add_argument("--output", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--max-num-seqs", type=int, default=32)
+    arguments = parser.parse_args()
+    with LLM(
+        arguments.model, kv_memory="256MiB", max_num_seqs=arguments.max_num_seqs, enable_prefix_caching=False
+    ) as llm:
+        return {"overhead": overhead, "soak": soak}[arguments.what](llm, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

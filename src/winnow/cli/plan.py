@@ -1,0 +1,211 @@
+"""`winnow plan`: what fits on which hardware, and how fast it is there."""
+
+import argparse
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winnow.checks import check_integer
+from winnow.cli.options import add_flags, given
+from winnow.cli.paths import check_json_path, require_writable, write_json
+from winnow.config import EvictionConfig, SchedulerConfig, option
+from winnow.errors import UsageError, known_names
+from winnow.report.console import console, print_tables
+from winnow.report.provenance import typed_command
+
+if TYPE_CHECKING:
+    from winnow.plan.deployment import Deployment
+
+DESCRIPTION = """\
+Tell what a model needs, before anything is bought: memory, the largest batch, the longest context,
+the fewest devices, tokens per second, and what binds. Reads config.json or a GGUF file's metadata;
+nothing is downloaded and no weights are read.
+
+MODEL is a directory, a config.json, a GGUF file, or a name such as llama-3-70b. Two more words give
+tables: `winnow plan paper TABLE` those of the text on KV cache memory, corrected, and `winnow plan
+papers NAME` what KV-Compress, Batch-Max, BATON and KCache print for their machines, predicted.
+"""
+EPILOG = """\
+examples:
+  winnow plan llama-3-8b --gpu L4 --context 8192
+  winnow plan llama-3-70b --gpu A100,H100 --gpus 4 --batch 64 --context 4096 --json plan.json
+  winnow plan llama-3-8b --gpu L4 --eviction full,snapkv,kv-compress-pd --compression 4 --price 0.8
+  winnow plan ./model --hardware this --calibrate bench.json
+  winnow plan paper memory
+  winnow plan papers kcache
+"""
+PAPER, PAPERS = "paper", "papers"
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What is planned for; lists take commas."""
+
+    gpu: str = option(
+        "A100", "devices, commas between: names of data sheets, or this for the machine at hand"
+    )
+    gpus: int = option(1, "devices that the model is spread over")
+    batch: int | None = option(None, "requests at the same time; left out: as many as fit")
+    context: int | None = option(None, "tokens of prompt and answer; left out: the model's, 4096 at most")
+    new_tokens: int | None = option(
+        None, "tokens of each answer, of the context; left out: 256, half of it at most"
+    )
+    dtype: str = option("auto", "of weights; auto: float32 on a CPU, else the model's own")
+    kv_cache_dtype: str = option("auto", "how KVs are stored; auto: as dtype")
+    weight_bits: float | None = option(None, "bits of one weight, for quantized weights")
+    block_size: int = option(16, "slots of one block")
+    utilization: float = option(0.9, "part of the devices' memory that may be used")
+    price: float | None = option(None, "of one device for an hour, for the cost of a million tokens")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.usage = "winnow plan MODEL [options] | winnow plan paper|papers [TABLE]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("model", metavar="MODEL", help="model, or one of the words paper and papers")
+    parser.add_argument("table", metavar="TABLE", nargs="?", help="of paper or papers; all: each of them")
+    parser.add_argument("--hardware", dest="gpu", default=argparse.SUPPRESS, help="the same as --gpu")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything planned as JSON too")
+    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        help="JSON of `winnow bench throughput` on the hardware, to fit the times to; may be repeated",
+    )
+    parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.png and STEM.svg")
+    add_flags(parser, PlanOptions, "what is planned for")
+    add_flags(parser, EvictionConfig, "eviction; several policies: commas between")
+    add_flags(parser, SchedulerConfig, "a step")
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Plan, show, and return the exit code."""
+    check_json_path(namespace.json)
+    if namespace.model in (PAPER, PAPERS):
+        return _paper(namespace)
+    if namespace.table is not None:
+        raise UsageError(
+            f"unknown argument {namespace.table!r}: only `winnow plan paper` and `papers` take a table"
+        )
+    options = PlanOptions(**given(namespace, PlanOptions))
+    if options.context is not None:
+        check_integer("context", options.context, 1)
+    if options.new_tokens is not None:
+        check_integer("new_tokens", options.new_tokens, 1)
+    if options.batch is not None:
+        check_integer("batch", options.batch, 1, 1_000_000)
+    if namespace.plot is not None:
+        require_writable(namespace.plot.with_suffix(".png"), f"--plot {namespace.plot}")
+    found = deployments(namespace, options)
+    from winnow.plan.report import plan_of, plan_tables
+
+    request = _request(options, found[0])
+    plans = [plan_of(each, request, options.batch) for each in found]
+    _print(plan_tables(plans), markdown=namespace.markdown)
+    if namespace.plot is not None:
+        from winnow.plan.plots import plan_figure
+        from winnow.report.plots import save_figure
+
+        save_figure(plan_figure(plans), namespace.plot)
+    head: dict[str, Any] = {"command": typed_command()}
+    if len(plans) == 1:
+        head |= plans[0].to_json()
+    write_json(namespace.json, head | {"plans": [plan.to_json() for plan in plans]})
+    return 0
+
+
+def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[Deployment]":
+    """One per device and policy that was named."""
+    from winnow.plan.calibrate import calibrate
+    from winnow.plan.deployment import Deployment
+    from winnow.plan.hardware import find_hardware
+    from winnow.plan.models import find_model
+    from winnow.plan.step_time import Factors
+
+    model = find_model(namespace.model)
+    typed = given(namespace, EvictionConfig)
+    names = str(typed.pop("eviction", "")).split(",")
+    configs = [_eviction(name.strip(), typed) for name in names]
+    scheduler = SchedulerConfig(**given(namespace, SchedulerConfig))
+    found = []
+    for device in options.gpu.split(","):
+        hardware = find_hardware(device.strip())
+        factors = Factors()
+        if namespace.calibrate:
+            calibration = calibrate(namespace.calibrate, hardware)
+            factors = calibration.factors
+            for source, whole, first in calibration.errors:
+                print(
+                    f"calibrated to {source}: off by {whole:+.1%} of the run, {first:+.1%} of the first token",
+                    file=sys.stderr,
+                )
+        found += [
+            Deployment(
+                model,
+                hardware,
+                options.gpus,
+                options.dtype,
+                options.kv_cache_dtype,
+                options.weight_bits,
+                options.block_size,
+                config,
+                scheduler,
+                options.utilization,
+                options.price,
+                factors,
+            )
+            for config in configs
+        ]
+    return found
+
+
+def _eviction(name: str, amounts: dict[str, Any]) -> EvictionConfig:
+    """A policy with the amounts that were typed; the full cache, which takes none, stands beside others without."""
+    from winnow.eviction import resolve_policy
+
+    if not name:
+        return EvictionConfig(**amounts)
+    plain = EvictionConfig(eviction=name)
+    if not resolve_policy(plain).takes_amount:
+        amounts = {key: value for key, value in amounts.items() if key not in ("compression", "kv_budget")}
+    return replace(plain, **amounts)
+
+
+def _request(options: PlanOptions, deployment: "Deployment") -> Any:
+    from winnow.plan.occupancy import Request
+
+    context = options.context or min(deployment.model.max_model_len or 4096, 4096)
+    new_tokens = options.new_tokens
+    if new_tokens is None:
+        new_tokens = max(min(256, context // 2), 1)
+    elif new_tokens >= context:
+        raise UsageError(
+            f"new_tokens must be below context ({context}), which holds the prompt too, got {new_tokens}"
+        )
+    return Request(max(context - new_tokens, 1), new_tokens)
+
+
+def _paper(namespace: argparse.Namespace) -> int:
+    from winnow.plan import paper, papers
+
+    known = paper.TABLES if namespace.model == PAPER else papers.PAPERS
+    name = namespace.table or "all"
+    if name != "all" and name not in known:
+        raise UsageError(
+            f"winnow plan {namespace.model} knows no table {name!r}; {known_names(name, (*known, 'all'))}"
+        )
+    tables = [make() for make in (known.values() if name == "all" else [known[name]])]
+    _print(tables, markdown=namespace.markdown)
+    values = [{"title": t.title, "columns": [t.corner, *t.columns], "rows": t.rows} for t in tables]
+    write_json(namespace.json, {"command": typed_command(), "tables": values})
+    return 0
+
+
+def _print(tables: Any, *, markdown: bool) -> None:
+    if markdown:
+        print("\n".join(line for table in tables for line in table.markdown()))
+    else:
+        print_tables(console(), tables, dense=True)

@@ -1,0 +1,156 @@
+"""Factors of the step-time model, fitted to what `winnow bench throughput` measured.
+
+Which steps a run takes does not depend on how long they take, since all its requests are there from the start. So the
+run is simulated, its work summed up, and the factors follow from linear equations: one for the run's seconds, and one
+for those to the median first token. What the runs do not tell stays near the defaults.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winnow.bench.workload import Workload
+from winnow.config import EngineConfig
+from winnow.engine.new_request import NewRequest
+from winnow.errors import ConfigError
+from winnow.plan.deployment import Deployment
+from winnow.plan.hardware import Hardware
+from winnow.plan.models import find_model
+from winnow.plan.simulated_engine import EngineSetup
+from winnow.plan.step_time import PARTS, Factors, StepWork
+from winnow.sampling import SamplingParams
+
+_PRIOR = 3e-4
+"""Weight of the defaults beside one measurement."""
+_SWEEPS = 2000
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run of `winnow bench throughput`.
+
+    Attributes:
+        seconds: of the whole run; `first_token_seconds` until half of the requests had their first token.
+    """
+
+    source: str
+    deployment: Deployment
+    setup: EngineSetup
+    workload: Workload
+    seconds: float
+    first_token_seconds: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Fitted factors, and how well they fit.
+
+    Attributes:
+        errors: of each run, predicted over measured seconds less 1: of the whole, and of the first token.
+    """
+
+    factors: Factors
+    errors: tuple[tuple[str, float, float], ...]
+
+
+def calibrate(paths: Sequence[Path], hardware: Hardware) -> Calibration:
+    """Fit the factors to measured runs on this hardware.
+
+    Raises:
+        ConfigError: a file is no report of `winnow bench throughput`, or names a model that is not here.
+    """
+    runs = [read_run(path, hardware) for path in paths]
+    rows, seconds = [], []
+    for run in runs:
+        whole, first = work_of(run)
+        for work, value in ((whole, run.seconds), (first, run.first_token_seconds)):
+            rows.append([run.deployment.times.ideal(work)[part] for part in PARTS])
+            seconds.append(value)
+    factors = fit(np.array(rows), np.array(seconds), Factors())
+    predicted = np.array(rows) @ [getattr(factors, part) for part in PARTS] / np.array(seconds) - 1
+    errors = tuple(
+        (run.source, float(predicted[2 * index]), float(predicted[2 * index + 1]))
+        for index, run in enumerate(runs)
+    )
+    return Calibration(factors, errors)
+
+
+def fit(rows: NDArray[np.float64], seconds: NDArray[np.float64], prior: Factors) -> Factors:
+    """Factors of at least 0 with the least squared relative errors, drawn to the prior's where rows do not tell.
+
+    Args:
+        rows: ideal times by measurement and part of `Factors`, [M, P]; seconds: measured, [M].
+    """
+    before = np.array([getattr(prior, part) for part in PARTS])
+    # In units of the prior, and relative to what was measured.
+    matrix = np.vstack([rows * before / seconds[:, None], np.sqrt(_PRIOR) * np.eye(len(before))])
+    target = np.concatenate([np.ones(len(seconds)), np.full(len(before), np.sqrt(_PRIOR))])
+    gram, pull = matrix.T @ matrix, matrix.T @ target
+    found = np.ones(len(before))
+    for _ in range(_SWEEPS):  # coordinate descent; the problem is convex and has few unknowns
+        for index in range(len(found)):
+            rest = pull[index] - gram[index] @ found + gram[index, index] * found[index]
+            found[index] = max(rest / gram[index, index], 0.0)
+    return Factors(**dict(zip(PARTS, (found * before).tolist(), strict=True)))
+
+
+def read_run(path: Path, hardware: Hardware) -> Measured:
+    """A report of `winnow bench throughput --json`.
+
+    Raises:
+        ConfigError: it is none, or names a model that is not here.
+    """
+    try:
+        report: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        options = dict(report["engine"])
+        workload = Workload(**report["workload"])
+        seconds = statistics.median(float(each["seconds"]) for each in report["passes"])
+        first = statistics.median(float(each["first_token_seconds"]) for each in report["passes"])
+        kv_memory = int(report["kv_bytes_budget"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"calibrate must name JSON files of `winnow bench throughput`, got {str(path)!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    config = EngineConfig.from_options(options | {"kv_memory": kv_memory})
+    model = find_model(config.model.model or _demo_model())
+    deployment = Deployment(
+        model,
+        hardware,
+        dtype=config.model.dtype,
+        block_size=config.cache.block_size,
+        eviction=config.eviction,
+        scheduler=config.scheduler,
+    )
+    setup = EngineSetup.of(deployment, kv_memory, config.model.max_model_len, prefix_caching=False)
+    return Measured(str(path), deployment, setup, workload, seconds, first)
+
+
+def work_of(run: Measured) -> tuple[StepWork, StepWork]:
+    """The work of a run, and that until half of its requests have their first token."""
+    simulated = run.setup.open(run.deployment)
+    engine, workload = simulated.engine, run.workload
+    params = SamplingParams(
+        temperature=0.0, max_tokens=workload.new_tokens, ignore_eos=True, detokenize=False
+    )
+    for number in range(workload.requests):
+        engine.add(NewRequest(str(number), None, [0] * workload.prompt_tokens, params))
+    first: StepWork | None = None
+    started: set[str] = set()
+    while engine.has_unfinished:
+        started.update(output.request_id for output in engine.step())
+        if first is None and 2 * len(started) > workload.requests:
+            first = simulated.executor.total
+    return simulated.executor.total, first or simulated.executor.total
+
+
+def _demo_model() -> Path:
+    from winnow.models.hub import DEMO_MODEL
+
+    return DEMO_MODEL

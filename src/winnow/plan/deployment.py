@@ -1,0 +1,275 @@
+"""A model on hardware: how its memory is shared out, and what follows for batches, contexts, speed and cost."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from winnow.cache import CacheLayout
+from winnow.checks import check_integer, check_number
+from winnow.config import EvictionConfig, SchedulerConfig
+from winnow.errors import CapacityError, ConfigError
+from winnow.eviction import SequenceEviction
+from winnow.plan.hardware import Hardware
+from winnow.plan.models import DTYPE_BYTES, ModelShape
+from winnow.plan.occupancy import Held, Request, bind_policy, cache_bytes, held_blocks, num_accumulators
+from winnow.plan.step_time import Factors, StepTimes, StepWork
+from winnow.units import format_bytes
+
+_MOST_TOKENS = 2**24
+_MOST_GPUS = 4096
+_ACTIVATIONS = 12
+"""Tensors of the hidden size that live at once while a layer is computed, about: its input, MLP and output."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on some devices, with its weights and KVs spread evenly over them.
+
+    Attributes:
+        dtype: of weights and, unless `kv_format` says otherwise, of KVs; auto: float32 on a CPU, else the model's own.
+        weight_bits: bits of one weight, for quantized ones; None: those of `dtype`.
+        utilization: part of the devices' memory that may be used.
+        price: of one device for an hour, in any currency; None: unknown.
+    """
+
+    model: ModelShape
+    hardware: Hardware
+    gpus: int = 1
+    dtype: str = "auto"
+    kv_format: str = "auto"
+    weight_bits: float | None = None
+    block_size: int = 16
+    eviction: EvictionConfig = field(default_factory=EvictionConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    utilization: float = 0.9
+    price: float | None = None
+    factors: Factors = field(default_factory=Factors)
+
+    def __post_init__(self) -> None:
+        check_integer("gpus", self.gpus, 1, _MOST_GPUS)
+        check_integer("block_size", self.block_size, 1, 1024)
+        check_number("utilization", self.utilization, 0.01, 1.0)
+        if self.weight_bits is not None:
+            check_number("weight_bits", self.weight_bits, 1.0, 32.0)
+        if self.price is not None:
+            check_number("price", self.price, 0.0)
+        if self.dtype not in ("auto", *DTYPE_BYTES):
+            raise ConfigError(f"dtype must be one of auto, {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
+        _ = self.layout  # names an unknown KV format
+
+    @property
+    def weight_dtype(self) -> str:
+        """`dtype`, with auto resolved as the engine does."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "float32" if self.hardware.kind == "cpu" else self.model.dtype
+
+    @cached_property
+    def layout(self) -> CacheLayout:
+        """The shape of the engine's cache."""
+        model = self.model
+        return CacheLayout(
+            model.num_layers,
+            model.num_kv_heads,
+            model.head_dim,
+            self.block_size,
+            self.weight_dtype if self.kv_format == "auto" else self.kv_format,
+            num_accumulators(self.eviction),
+        )
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights, in all devices together."""
+        bits = self.weight_bits or 8 * DTYPE_BYTES[self.weight_dtype]
+        return round(self.model.num_params * bits / 8)
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Keys and values of one token, over all layers and heads."""
+        slot = sum(each.slot_bytes for each in self.layout.codec.fields(self.model.head_dim))
+        return slot * self.model.rows
+
+    @property
+    def activation_bytes(self) -> int:
+        """What a step needs beside: hidden states of its tokens and logits of its sequences; an estimate."""
+        hidden = _ACTIVATIONS * self.model.hidden_size * DTYPE_BYTES[self.weight_dtype]
+        logits = self.model.vocab_size * 4
+        scheduler = self.scheduler
+        return scheduler.max_num_batched_tokens * hidden + scheduler.max_num_seqs * logits
+
+    @property
+    def usable_bytes(self) -> int:
+        """Of the devices' memory together."""
+        return int(self.hardware.memory * self.utilization) * self.gpus
+
+    @property
+    def kv_room(self) -> int:
+        """Bytes left for the KV cache; below 0: the weights do not fit."""
+        return self.usable_bytes - self.weight_bytes - self.activation_bytes * self.gpus
+
+    def bound(self, request: Request) -> SequenceEviction | None:
+        """The policy of a request of these lengths."""
+        return bind_policy(self.eviction, request, self.model.max_model_len)
+
+    def held(self, request: Request) -> Held:
+        """Blocks of one sequence."""
+        return held_blocks(self.layout, self.bound(request), request)
+
+    def cache_bytes(self, request: Request, batch: int) -> int:
+        """All memory of a cache for `batch` such requests, tables included."""
+        return cache_bytes(self.layout, self.held(request).of_batch(batch), batch, request.computed)
+
+    # -- inverses ------------------------------------------------------------------------------------------------
+
+    def largest_batch(self, request: Request) -> int:
+        """Most such requests at the same time; 0: not even one."""
+        if self.kv_room <= 0:
+            return 0
+        low, high = 0, self.held(request).largest_batch(self.kv_room // self.layout.block_bytes)
+        while low < high:  # tables take some of the room
+            middle = (low + high + 1) // 2
+            if self.cache_bytes(request, middle) <= self.kv_room:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def longest_context(self, batch: int, new_tokens: int) -> int:
+        """Most tokens of prompt and answer with which `batch` requests fit; 0: none. Beyond the model's limit too."""
+
+        def fits(total: int) -> bool:
+            request = Request(total - new_tokens, new_tokens)
+            return self.cache_bytes(request, batch) <= self.kv_room
+
+        low, high = new_tokens, _MOST_TOKENS
+        if self.kv_room <= 0:
+            return 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            if _is_allowed(fits, middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low if low > new_tokens else 0
+
+    def fewest_gpus(self, request: Request, batch: int) -> int:
+        """Devices of this kind for `batch` such requests.
+
+        Raises:
+            CapacityError: no number up to 4096 suffices, since each needs room for activations.
+        """
+        needed = self.weight_bytes + self.cache_bytes(request, batch)
+        each = int(self.hardware.memory * self.utilization) - self.activation_bytes
+        if each <= 0 or -(-needed // each) > _MOST_GPUS:
+            raise CapacityError(
+                f"no number of {self.hardware.name} holds {format_bytes(needed)}: {format_bytes(max(each, 0))} of each "
+                "are left beside activations"
+            )
+        return -(-needed // each)
+
+    def needed_compression(self, request: Request, batch: int) -> float | None:
+        """Tokens of the context per KV kept, at which `batch` requests fit while they decode; None: at no rate."""
+        full = replace(self, eviction=EvictionConfig())
+        blocks = batch * full.layout.blocks_for(request.computed)
+        needed = cache_bytes(full.layout, blocks, batch, request.computed)
+        if self.kv_room <= 0:
+            return None
+        rate = needed / self.kv_room
+        return None if request.computed / max(rate, 1e-9) < self.block_size and rate > 1 else max(rate, 1.0)
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def times(self) -> StepTimes:
+        """The step-time model of this deployment."""
+        return StepTimes(
+            self.model, self.hardware, self.weight_bytes, self.kv_token_bytes, self.gpus, self.factors
+        )
+
+    def kvs_decoding(self, request: Request) -> float:
+        """KVs per row that a decoding sequence holds, in the middle of its answer."""
+        middle = Request(request.prompt_tokens, max(request.new_tokens // 2, 1))
+        eviction = self.bound(request)
+        if eviction is None or not (eviction.policy.when.after_prefill or eviction.policy.when.prefill_every):
+            return float(middle.computed)
+        blocks = eviction.decode_blocks(self.layout, middle.computed)
+        return min(float(middle.computed), blocks * self.block_size / self.layout.rows_per_seq)
+
+    def performance(self, request: Request, batch: int) -> "Performance":
+        """Speed with `batch` such requests decoding at all times."""
+        kvs = self.kvs_decoding(request)
+        decode = StepWork.decode(batch, kvs)
+        chunk = self.scheduler.prefill_chunk or request.prompt_tokens
+        prefill, start = 0.0, 0
+        work = StepWork()
+        while start < request.prompt_tokens:
+            count = min(chunk, request.prompt_tokens - start)
+            step = StepWork.prefill(
+                count, self._held_at(request, start), int(start + count == request.prompt_tokens)
+            )
+            work, start = work.plus(step), start + count
+        prefill = self.times.seconds(work)
+        step_seconds = self.times.seconds(decode)
+        # Each request of the batch computes a prompt once in the time in which it decodes its answer.
+        cycle = request.new_tokens * step_seconds + batch * prefill
+        rate = batch * request.new_tokens / cycle if cycle else 0.0
+        return Performance(
+            batch,
+            prefill,
+            step_seconds,
+            rate,
+            self.times.binds(decode),
+            self.times.binds(work),
+            None if self.price is None or not rate else self.price * self.gpus / 3600 / rate * 1e6,
+        )
+
+    def _held_at(self, request: Request, computed: int) -> float:
+        """KVs per row while a prompt is taken in, `computed` tokens of it done."""
+        eviction = self.bound(request)
+        if eviction is None or eviction.policy.when.prefill_every is None:
+            return computed
+        return min(computed, eviction.limit)
+
+    def to_json(self) -> dict[str, Any]:
+        """What was planned for."""
+        return {
+            "model": self.model.to_json(),
+            "hardware": self.hardware.to_json(),
+            "gpus": self.gpus,
+            "dtype": self.weight_dtype,
+            "kv_format": self.layout.codec.name,
+            "block_size": self.block_size,
+            "utilization": self.utilization,
+            "factors": self.factors.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Performance:
+    """Predicted speed.
+
+    Attributes:
+        prefill_seconds: of one prompt alone.
+        step_seconds: of a step in which the batch decodes: time per output token.
+        output_rate: new tokens per second, prompts computed between.
+        binds: what takes longest while decoding; `prefill_binds` while prompts are computed.
+        cost: per million new tokens, in the currency of the price; None: no price.
+    """
+
+    batch: int
+    prefill_seconds: float
+    step_seconds: float
+    output_rate: float
+    binds: str
+    prefill_binds: str
+    cost: float | None
+
+
+def _is_allowed(fits: Any, total: int) -> bool:
+    """Whether a length fits; a policy whose protected set exceeds its budget allows none."""
+    try:
+        return bool(fits(total))
+    except ConfigError:
+        return False

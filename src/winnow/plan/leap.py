@@ -1,0 +1,131 @@
+"""Many decode steps at once, where each would do the same: what makes long simulations short.
+
+While all running sequences decode, nobody arrives, ends, is admitted, evicted or preempted, a step changes nothing but
+lengths. A leap lengthens rows, tokens and the clock by all these steps together, through the engine's own ledger and
+scheduler, and stops before the step in which anything else could happen. Schedules are those of single steps.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+from winnow.engine.plan import PlannedSequence, StepPlan
+from winnow.engine.scheduler import ScheduledStep
+from winnow.plan.simulated_executor import SAMPLED
+from winnow.plan.step_time import StepWork
+
+if TYPE_CHECKING:
+    from winnow.engine.request import Sequence
+    from winnow.plan.simulated_engine import SimulatedEngine
+
+_FEWEST = 2
+"""A leap costs about as much as so many steps."""
+
+
+class Leaper:
+    """Leaps between the steps of a simulated engine.
+
+    Attributes:
+        num_steps: steps that leaps stood for.
+    """
+
+    def __init__(self, simulated: "SimulatedEngine", prefix_caching: bool) -> None:
+        self._simulated = simulated
+        self._prefix_caching = prefix_caching
+        self._before: tuple[list[Sequence], int] = ([], 0)
+        self.num_steps = 0
+
+    def leap(self, until: float) -> int:
+        """Pass over the steps that start before `until` and change lengths alone. Returns their number, or 0.
+
+        Call it before each step. The step before must have run the same sequences with the same number waiting: then
+        what a first decode step does, such as copying shared blocks, is done, and who waits has found no room.
+        """
+        scheduler = self._simulated.scheduler
+        running = scheduler.running
+        now = (list(running), len(scheduler.waiting))
+        if not running or self._before != now:
+            self._before = now
+            return 0
+        steps = self._most_steps(running)
+        if steps < _FEWEST:
+            return 0
+        slots = [sequence.kv.running_slot for sequence in running]
+        held = float(self._simulated.executor.lengths[slots].mean(axis=(1, 2)).sum())
+        steps = min(steps, self._steps_until(until, len(running), held, steps))
+        ledger = scheduler.ledger
+        while steps >= _FEWEST and not ledger.has_room_for(ledger.demand(slots, [steps] * len(slots))):
+            steps //= 2
+        if steps < _FEWEST:
+            return 0
+        self._advance(running, slots, held, steps)
+        return steps
+
+    def _most_steps(self, running: "list[Sequence]") -> int:
+        """Steps in which, for all that the sequences themselves say, each computes one token."""
+        scheduler, most = self._simulated.scheduler, math.inf
+        waits = len(scheduler.waiting) > 0
+        if self._prefix_caching:
+            most = (
+                scheduler.ledger.layout.block_size
+            )  # blocks enter the index in the order in which they fill
+        for sequence in running:
+            if not sequence.is_decoding or sequence.forks:
+                return 0
+            most = min(most, sequence.request.max_tokens - sequence.num_output_tokens - 1)
+            eviction = sequence.eviction
+            if eviction is None:
+                continue
+            when = eviction.policy.when
+            if when.every_steps or when.uncompressed_tokens is not None or (waits and when.make_room):
+                return 0
+            kvs = float(self._simulated.executor.lengths[sequence.kv.running_slot].mean())
+            ahead = eviction.tokens_to_round(sequence.kv.num_computed, sequence.kv.last_round, kvs)
+            if eviction.round_due(sequence.kv.num_computed, sequence.kv.last_round, kvs):
+                return 0
+            most = min(most, math.inf if ahead is None else ahead)
+        return 0 if most is math.inf else int(most)
+
+    def _steps_until(self, until: float, count: int, held: float, most: int) -> int:
+        """How many of the next steps start before `until`."""
+        clock = self._simulated.clock
+        if until == math.inf:
+            return most
+        executor = self._simulated.executor
+        low, high = 1, most
+        if clock.now + executor.seconds(_decoding(count, held, most - 1)) < until:
+            return most
+        while low < high:  # the last step starts when those before it are over
+            middle = (low + high + 1) // 2
+            if clock.now + executor.seconds(_decoding(count, held, middle - 1)) < until:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _advance(self, running: "list[Sequence]", slots: list[int], held: float, steps: int) -> None:
+        scheduler, executor = self._simulated.scheduler, self._simulated.executor
+        scheduler.ledger.append(slots, [steps] * len(slots))
+        entries = []
+        size = scheduler.ledger.layout.block_size
+        for sequence, slot in zip(running, slots, strict=True):
+            start = sequence.kv.num_computed
+            sequence.token_ids.extend([SAMPLED] * steps)
+            entries.append(PlannedSequence(slot, start, sequence.token_ids[start : start + steps], 0))
+        order = range(len(entries))
+        if self._prefix_caching:
+            order = sorted(order, key=lambda index: -entries[index].start % size)  # type: ignore[assignment]
+        update = scheduler.ledger.take_update()
+        plan = StepPlan(tuple(entries[index] for index in order), update)
+        scheduler.advance(ScheduledStep(plan, tuple(running[index] for index in order), ()))
+        executor.apply(update)
+        executor.spend(_decoding(len(slots), held, steps))
+        self.num_steps += steps
+
+
+def _decoding(count: int, held: float, steps: int) -> StepWork:
+    """Steps in which `count` sequences decode that hold `held` KVs a row together before the first."""
+    if not steps:
+        return StepWork()
+    tokens = count * steps
+    kvs = steps * held + count * steps * (steps + 1) / 2
+    return StepWork(steps, tokens, tokens, kvs, kvs - tokens / 2, tokens)

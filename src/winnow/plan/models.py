@@ -1,0 +1,242 @@
+"""The numbers of a model that memory and time depend on: from a configuration, a GGUF file, or a row of presets."""
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from winnow.errors import ConfigError, UnsupportedModelError, known_names
+
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one weight, by dtype of the model."""
+_SAFETENSORS_HEADER = 8
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder of equal layers.
+
+    Attributes:
+        num_params: weights in all; `active_params` those that one token multiplies with, fewer in a mixture of experts;
+            `lookup_params` those of an embedding that only looks rows up.
+        vocab_size: tokens of the vocabulary; logits of a step are as wide.
+        dtype: that the configuration names, of weights and of KVs.
+        windows: sliding window of each layer; None: it attends to everything.
+        file_bytes: of the weights as they lie on disk; None: they are not there.
+    """
+
+    name: str
+    num_layers: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    num_params: int
+    active_params: int
+    lookup_params: int = 0
+    max_model_len: int | None = None
+    dtype: str = "bfloat16"
+    windows: tuple[int | None, ...] = ()
+    file_bytes: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of a sequence: one per layer and KV head."""
+        return self.num_layers * self.num_kv_heads
+
+    def kv_elements(self, num_tokens: int = 1) -> int:
+        """Elements of the keys and values of so many tokens."""
+        return 2 * self.rows * self.head_dim * num_tokens
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _LlamaRow:
+    """A preset: the numbers of config.json that the published model has."""
+
+    layers: int
+    hidden: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    context: int
+    tied: bool = False
+    gated: bool = True
+
+    def shape(self, name: str) -> ModelShape:
+        params = llama_params(self)
+        embedding = 0 if self.tied else self.vocab * self.hidden
+        return ModelShape(
+            name,
+            self.layers,
+            self.query_heads,
+            self.kv_heads,
+            self.head_dim,
+            self.hidden,
+            self.vocab,
+            params,
+            params - embedding,
+            embedding,
+            self.context,
+            "bfloat16",
+        )
+
+
+def llama_params(row: _LlamaRow) -> int:
+    """Weights of a Llama: embeddings, projections, MLPs of three matrices (two if not gated), norms."""
+    attention = row.hidden * row.head_dim * (2 * row.query_heads + 2 * row.kv_heads)
+    mlp = (3 if row.gated else 2) * row.hidden * row.intermediate
+    layer = attention + mlp + 2 * row.hidden
+    return row.vocab * row.hidden * (1 if row.tied else 2) + row.layers * layer + row.hidden
+
+
+_PRESETS: Mapping[str, _LlamaRow] = {
+    "llama-2-7b": _LlamaRow(32, 4096, 32, 32, 128, 11008, 32000, 4096),
+    "llama-2-13b": _LlamaRow(40, 5120, 40, 40, 128, 13824, 32000, 4096),
+    "llama-2-70b": _LlamaRow(80, 8192, 64, 8, 128, 28672, 32000, 4096),
+    "llama-3-8b": _LlamaRow(32, 4096, 32, 8, 128, 14336, 128256, 8192),
+    "llama-3.1-8b": _LlamaRow(32, 4096, 32, 8, 128, 14336, 128256, 131072),
+    "llama-3-70b": _LlamaRow(80, 8192, 64, 8, 128, 28672, 128256, 8192),
+    "llama-3.1-70b": _LlamaRow(80, 8192, 64, 8, 128, 28672, 128256, 131072),
+    "llama-3.1-405b": _LlamaRow(126, 16384, 128, 8, 128, 53248, 128256, 131072),
+    "llama-3.2-1b": _LlamaRow(16, 2048, 32, 8, 64, 8192, 128256, 131072, tied=True),
+    "mistral-7b": _LlamaRow(32, 4096, 32, 8, 128, 14336, 32000, 32768),
+    "vicuna-7b": _LlamaRow(32, 4096, 32, 32, 128, 11008, 32000, 4096),
+    "opt-6.7b": _LlamaRow(32, 4096, 32, 32, 128, 16384, 50272, 2048, tied=True, gated=False),
+    "smollm2-135m": _LlamaRow(30, 576, 9, 3, 64, 1536, 49152, 8192, tied=True),
+}
+MODELS: Mapping[str, ModelShape] = {name: row.shape(name) for name, row in _PRESETS.items()} | {
+    # What the paper guesses, and no more: its weights are 800 GB.
+    "gpt-4-class": ModelShape(
+        "gpt-4-class", 120, 128, 16, 128, 16384, 100_000, 400_000_000_000, 400_000_000_000
+    )
+}
+"""Models by name: those of the papers, and a few that people ask about."""
+
+
+def find_model(model: str | Path) -> ModelShape:
+    """The shape of a preset, a directory with config.json, a config.json, or a GGUF file. Nothing is fetched.
+
+    Raises:
+        UnsupportedModelError: the file is damaged, or its model has no attention layers of one kind.
+        ConfigError: there is neither a preset of that name nor such a file.
+    """
+    path = Path(model)
+    if str(model).lower() in MODELS and not path.exists():
+        return MODELS[str(model).lower()]
+    if path.is_dir() and (path / "config.json").is_file():
+        return replace(_of_config(path / "config.json"), file_bytes=_stored_bytes(path))
+    if path.is_file():
+        return _of_config(path) if path.suffix == ".json" else _of_gguf(path)
+    raise ConfigError(
+        "model must be a directory with config.json, a config.json, a GGUF file or a preset, "
+        f"got {str(model)!r}; {known_names(str(model), MODELS)}"
+    )
+
+
+def _of_config(path: Path) -> ModelShape:
+    from winnow.models.json_files import read_object
+
+    return shape_of_config(read_object(path), path.parent.name or path.name)
+
+
+def _of_gguf(path: Path) -> ModelShape:
+    from winnow.models.gguf_file import GgufFile
+
+    file = GgufFile.open(path)
+    return replace(shape_of_config(file.config_values(), path.name), file_bytes=path.stat().st_size)
+
+
+def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
+    """The shape that a configuration describes; its weights are counted on a model without memory.
+
+    Raises:
+        UnsupportedModelError: transformers knows no causal model of that kind, or has numbers that make none.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind = values.get("model_type")
+    if not isinstance(kind, str):
+        raise UnsupportedModelError(f"model: {name}: config.json names no model_type")
+    rest = {key: value for key, value in values.items() if key not in ("model_type", "quantization_config")}
+    try:
+        config = AutoConfig.for_model(kind, **rest)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # configurations are strangers' files, and each class fails in its own way
+        raise UnsupportedModelError(
+            f"model: {name}: {kind!r} is not a causal model that transformers can build from this config.json: "
+            f"{' '.join(str(error).split()):.200}"
+        ) from error
+    text = config.get_text_config()
+    num_params = sum(parameter.numel() for parameter in model.parameters())  # shared ones once
+    query_heads = text.num_attention_heads
+    layers = text.num_hidden_layers
+    embedding = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings() is None or model.get_output_embeddings().weight is embedding
+    lookup = 0 if tied else embedding.numel()
+    dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+    return ModelShape(
+        name,
+        layers,
+        query_heads,
+        getattr(text, "num_key_value_heads", None) or query_heads,
+        getattr(text, "head_dim", None) or text.hidden_size // query_heads,
+        text.hidden_size,
+        text.vocab_size,
+        num_params,
+        _active(model, text, num_params) - lookup,
+        lookup,
+        getattr(text, "max_position_embeddings", None),
+        dtype if dtype in DTYPE_BYTES else "float32",
+        _windows(text, layers),
+    )
+
+
+def _active(model: Any, text: Any, num_params: int) -> int:
+    """Weights that one token multiplies with: of a mixture, those of the experts that it is sent to."""
+    named = (getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+    experts, chosen = next(filter(None, named), None), getattr(text, "num_experts_per_tok", None)
+    if not experts or not chosen:
+        return num_params
+    routed = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    return num_params - routed + routed * chosen // experts
+
+
+def _windows(text: Any, layers: int) -> tuple[int | None, ...]:
+    window, kinds = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
+    if window is None:
+        return ()
+    if kinds is None:
+        return (window,) * layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _stored_bytes(directory: Path) -> int | None:
+    """Bytes of the tensors in a directory's safetensors files, by their headers alone; None: there are none."""
+    total = 0
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(_SAFETENSORS_HEADER))
+                header = json.loads(file.read(length))
+            total += sum(
+                math.prod(each["shape"]) and each["data_offsets"][1] - each["data_offsets"][0]
+                for name, each in header.items()
+                if name != "__metadata__"
+            )
+        except (OSError, ValueError, KeyError, struct.error, TypeError) as error:
+            raise UnsupportedModelError(
+                f"model: cannot read the header of {path}: {type(error).__name__}"
+            ) from error
+    return total or None

@@ -1,0 +1,192 @@
+"""A plan: one deployment with one kind of request, all its numbers, and tables that hold several beside each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from winnow.errors import CapacityError
+from winnow.plan.deployment import Deployment, Performance
+from winnow.plan.occupancy import Request
+from winnow.plan.step_time import Factors
+from winnow.report.tables import TextTable
+from winnow.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `plan_of` finds.
+
+    Attributes:
+        batch: requests at the same time: as asked for, or as many as fit; 0: none fit.
+        longest_context: tokens of prompt and answer at that batch.
+        fewest_gpus: None: no number suffices.
+        compression: tokens per KV kept at which the batch fits; None: at no rate.
+        performance: None: nothing fits.
+    """
+
+    deployment: Deployment
+    request: Request
+    batch: int
+    largest_batch: int
+    longest_context: int
+    fewest_gpus: int | None
+    compression: float | None
+    performance: Performance | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the batch fits on the devices."""
+        return 0 < self.batch <= self.largest_batch
+
+    @property
+    def kv_blocks(self) -> int:
+        """Blocks of the batch."""
+        return self.deployment.held(self.request).of_batch(self.batch)
+
+    @property
+    def policy(self) -> str:
+        """The policy's name."""
+        chosen = self.deployment.eviction.chosen
+        return chosen if isinstance(chosen, str) else "own"
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers by name, in bytes and seconds.
+
+        `kv_bytes` are keys and values of the batch, in whole blocks; `kv_bytes_used` those with positions and
+        accumulators, as `EngineStats.kv_bytes_used` counts; `cache_bytes` tables too: the `kv_memory` that provides it.
+        """
+        deployment, layout = self.deployment, self.deployment.layout
+        blocks = self.kv_blocks
+        held = deployment.held(self.request)
+        return deployment.to_json() | {
+            "eviction": self.policy,
+            "prompt_tokens": self.request.prompt_tokens,
+            "new_tokens": self.request.new_tokens,
+            "context": self.request.prompt_tokens + self.request.new_tokens,
+            "batch": self.batch,
+            "kv_bytes_per_token": deployment.kv_token_bytes,
+            "kv_bytes_per_request": held.decoding * layout.block_format.nbytes,
+            "kv_bytes_per_request_peak": held.peak * layout.block_format.nbytes,
+            "kv_bytes": blocks * layout.block_format.nbytes,
+            "kv_bytes_used": blocks * layout.block_bytes,
+            "cache_bytes": deployment.cache_bytes(self.request, self.batch) if self.batch else 0,
+            "weight_bytes": deployment.weight_bytes,
+            "file_bytes": deployment.model.file_bytes,
+            "activation_bytes": deployment.activation_bytes,
+            "kv_room": deployment.kv_room,
+            "fits": self.fits,
+            "largest_batch": self.largest_batch,
+            "longest_context": self.longest_context,
+            "fewest_gpus": self.fewest_gpus,
+            "needed_compression": self.compression,
+            "performance": None if self.performance is None else vars(self.performance),
+            "binds": binds(self),
+        }
+
+
+def plan_of(deployment: Deployment, request: Request, batch: int | None) -> Plan:
+    """Plan a deployment for requests of these lengths; `batch` None: as many as fit."""
+    largest = deployment.largest_batch(request)
+    count = largest if batch is None else batch
+    try:
+        fewest: int | None = deployment.fewest_gpus(request, max(count, 1))
+    except CapacityError:
+        fewest = None
+    return Plan(
+        deployment,
+        request,
+        count,
+        largest,
+        deployment.longest_context(max(count, 1), request.new_tokens),
+        fewest,
+        deployment.needed_compression(request, max(count, 1)),
+        deployment.performance(request, count) if count else None,
+    )
+
+
+def binds(plan: Plan) -> str:
+    """What limits throughput: memory where a larger batch would pay and does not fit, else what a step waits for."""
+    if not plan.largest_batch:
+        return "memory"
+    assert plan.performance is not None, "a batch fits"
+    if plan.batch < plan.largest_batch:
+        return plan.performance.binds
+    larger = plan.deployment.performance(plan.request, 2 * plan.batch)
+    gains = larger.output_rate > 1.1 * plan.performance.output_rate
+    return "memory" if gains else plan.performance.binds
+
+
+def plan_tables(plans: Sequence[Plan]) -> list[TextTable]:
+    """Memory, limits and speed, a column for each plan."""
+    first = plans[0]
+    columns = tuple(_label(plan, plans) for plan in plans)
+    total = first.request.prompt_tokens + first.request.new_tokens
+    about = f"{first.deployment.model.name}, {total} tokens ({first.request.new_tokens} new)"
+    factors = first.deployment.factors
+    warning = (
+        ("Uncalibrated: step times may be off by half; --calibrate fits them to `winnow bench throughput`.",)
+        if factors == Factors()
+        else ()
+    )
+    return [
+        TextTable(f"Memory: {about}", "", columns, _memory(plans)),
+        TextTable("Limits", "", columns, _limits(plans)),
+        TextTable("Speed", "", columns, _speed(plans), warning),
+    ]
+
+
+def _label(plan: Plan, plans: Sequence[Plan]) -> str:
+    deployment = plan.deployment
+    device = (
+        f"{deployment.gpus} x {deployment.hardware.name}" if deployment.gpus > 1 else deployment.hardware.name
+    )
+    policies = {each.policy for each in plans}
+    return f"{device}, {plan.policy}" if len(policies) > 1 else device
+
+
+def _memory(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def row(name: str, read: Any) -> tuple[str, tuple[str, ...]]:
+        return name, tuple(format_bytes(read(plan)) for plan in plans)
+
+    return (
+        row("device memory, usable", lambda p: p.deployment.usable_bytes),
+        row("weights", lambda p: p.deployment.weight_bytes),
+        row("activations (estimate)", lambda p: p.deployment.activation_bytes * p.deployment.gpus),
+        row("left for KVs", lambda p: p.deployment.kv_room),
+        row("KVs per token", lambda p: p.deployment.kv_token_bytes),
+        row("KVs per request", lambda p: p.to_json()["kv_bytes_per_request"]),
+        row("  at its peak", lambda p: p.to_json()["kv_bytes_per_request_peak"]),
+        ("batch", tuple(str(plan.batch) for plan in plans)),
+        row("KVs of the batch", lambda p: p.to_json()["kv_bytes"]),
+        row("kv_memory for it", lambda p: p.to_json()["cache_bytes"]),
+        ("fits", tuple("yes" if plan.fits else "no" for plan in plans)),
+    )
+
+
+def _limits(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def number(value: float | None, form: str = "d") -> str:
+        return "none" if value is None else format(value, form)
+
+    return (
+        ("largest batch", tuple(number(plan.largest_batch) for plan in plans)),
+        ("longest context at the batch", tuple(number(plan.longest_context) for plan in plans)),
+        ("fewest devices for the batch", tuple(number(plan.fewest_gpus) for plan in plans)),
+        ("compression for the batch", tuple(number(plan.compression, ".2f") for plan in plans)),
+    )
+
+
+def _speed(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def row(name: str, read: Any) -> tuple[str, tuple[str, ...]]:
+        return name, tuple("" if p.performance is None else read(p.performance) for p in plans)
+
+    rows = [
+        row("prompt, s", lambda p: f"{p.prefill_seconds:.3f}"),
+        row("step, ms", lambda p: f"{p.step_seconds * 1e3:.2f}"),
+        row("new tokens/s", lambda p: f"{p.output_rate:.1f}"),
+        row("a step waits for", lambda p: p.binds),
+        row("a prompt waits for", lambda p: p.prefill_binds),
+        ("throughput is bound by", tuple(binds(plan) for plan in plans)),
+    ]
+    if any(plan.performance is not None and plan.performance.cost is not None for plan in plans):
+        rows.append(row("cost of 1M new tokens", lambda p: "" if p.cost is None else f"{p.cost:.2f}"))
+    return tuple(rows)

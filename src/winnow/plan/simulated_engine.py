@@ -1,0 +1,167 @@
+"""The engine as it is, with an executor that only tells time."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from winnow.cache import CacheLayout, CacheSize
+from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
+from winnow.engine.admission import Admission
+from winnow.engine.engine import Engine
+from winnow.engine.prefix_store import PrefixStore
+from winnow.engine.scheduler import Scheduler
+from winnow.errors import CapacityError, ConfigError
+from winnow.plan.deployment import Deployment
+from winnow.plan.simulated_executor import SimulatedExecutor, VirtualClock
+from winnow.units import format_bytes
+
+VOCAB = 2**31
+"""Token ids name blocks of prompts here, so any will do."""
+
+
+@dataclass
+class SimulatedEngine:
+    """An engine, with what a simulation drives and reads.
+
+    Attributes:
+        rows: rows of the model that one row of the ledger stands for.
+        table_bytes: of the real ledger's tables.
+    """
+
+    engine: Engine
+    scheduler: Scheduler
+    executor: SimulatedExecutor
+    clock: VirtualClock
+    rows: int
+    table_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """What `EngineStats.kv_bytes_used` says of a real engine."""
+        return self._bytes(self.scheduler.ledger.allocator.num_used)
+
+    @property
+    def peak_bytes(self) -> int:
+        """What `EngineStats.kv_bytes_peak` says of a real engine."""
+        return self._bytes(self.scheduler.ledger.peak_blocks)
+
+    def _bytes(self, num_blocks: int) -> int:
+        return num_blocks * self.scheduler.ledger.layout.block_bytes * self.rows + self.table_bytes
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """What an engine is opened with."""
+
+    layout: CacheLayout
+    kv_memory: int
+    max_model_len: int
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    eviction: EvictionConfig = field(default_factory=EvictionConfig)
+    prefix_caching: bool = True
+    host_bytes: int = 0
+    """Of the host tier, for KVs of preempted requests."""
+    fold: bool = True
+    """Let one row stand for all, which alike rows allow; where rows compete, each is taken to keep the average."""
+
+    @classmethod
+    def of(
+        cls,
+        deployment: Deployment,
+        kv_memory: int | None = None,
+        max_model_len: int | None = None,
+        prefix_caching: bool = True,
+        host_bytes: int = 0,
+        fold: bool = True,
+    ) -> "EngineSetup":
+        """As a deployment has it; `kv_memory` None: all the room that there is.
+
+        Raises:
+            CapacityError: the weights leave no room.
+        """
+        if kv_memory is None:
+            kv_memory = deployment.kv_room
+            if kv_memory <= 0:
+                raise CapacityError(
+                    f"{deployment.model.name} leaves no room for KVs: {format_bytes(deployment.usable_bytes)} can be "
+                    f"used, its weights take {format_bytes(deployment.weight_bytes)}"
+                )
+        return cls(
+            deployment.layout,
+            kv_memory,
+            max_model_len or deployment.model.max_model_len or 131072,
+            deployment.scheduler,
+            deployment.eviction,
+            prefix_caching,
+            host_bytes,
+            fold,
+        )
+
+    def size(self) -> CacheSize:
+        """The engine's cache.
+
+        Raises:
+            ConfigError: not even one sequence of one block per row fits.
+        """
+        return CacheSize.fit(self.layout, self.kv_memory, self.scheduler.max_num_seqs, self.max_model_len)
+
+    def open(self, deployment: Deployment, clock: VirtualClock | None = None) -> SimulatedEngine:
+        """Set up the engine; times are the deployment's.
+
+        Raises:
+            ConfigError: the memory holds no sequence.
+        """
+        layout, size, rows = self.layout, self.size(), 1
+        table_bytes = size.nbytes(layout) - size.num_blocks * layout.block_bytes
+        if self.fold:
+            rows = layout.rows_per_seq
+            layout = CacheLayout(
+                1, 1, layout.head_dim, layout.block_size, layout.codec, layout.num_accumulators
+            )
+            size = CacheSize(size.num_blocks // rows, size.num_pages, size.max_num_seqs, size.pages_per_seq)
+        clock = clock or VirtualClock()
+        executor = SimulatedExecutor(layout, size, clock, deployment.times.seconds, rows)
+        scheduler = Scheduler(
+            self.scheduler,
+            executor,
+            clock,
+            max_round_kvs=self._max_round_kvs(rows),
+            prefix_caching=self.prefix_caching,
+            host_bytes=self.host_bytes // rows,
+        )
+        if self.host_bytes:  # as an engine measures it when it opens
+            seconds = deployment.times.seconds(executor.copy_work(1))
+            scheduler.record_copies(layout.block_bytes, seconds, seconds)
+        config = EngineConfig(
+            ModelConfig(max_model_len=self.max_model_len),
+            CacheConfig(kv_memory=self.kv_memory, block_size=self.layout.block_size),
+            self.scheduler,
+            self.eviction,
+        )
+        admission = Admission(
+            scheduler.ledger,
+            config,
+            VOCAB,
+            self.max_model_len,
+            self.max_model_len,
+            accounts=scheduler.accounts,
+        )
+        engine = Engine(
+            executor,
+            scheduler,
+            None,
+            frozenset(),
+            admission,
+            self.kv_memory,
+            clock,
+            config.scheduler,
+            _no_store,
+        )
+        return SimulatedEngine(engine, scheduler, executor, clock, rows, table_bytes)
+
+    def _max_round_kvs(self, rows: int) -> int | None:
+        most = self.eviction.max_round_kvs
+        return None if most is None else max(most // rows, 1)
+
+
+def _no_store(directory: Path) -> PrefixStore:
+    raise ConfigError(f"a simulated engine has no KVs that could be saved to {directory}")

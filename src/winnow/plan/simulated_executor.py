@@ -1,0 +1,168 @@
+"""An executor that only tells time, and the clock that it moves: the engine runs without any model."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winnow.cache import (
+    CacheLayout,
+    CacheSize,
+    CacheUpdate,
+    CopyDiscarded,
+    Ledger,
+    RowsRestored,
+    RowsSaved,
+)
+from winnow.cache.layout import IntArray, ceil_div
+from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
+from winnow.eviction import EvictionPolicy, SequenceEviction
+from winnow.plan.step_time import StepWork
+from winnow.sampling import SamplingParams
+
+SAMPLED = 5
+"""The token that every sequence samples."""
+
+
+class VirtualClock:
+    """Seconds that pass when somebody says so.
+
+    Attributes:
+        now: seconds.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SimulatedExecutor:
+    """Follows plans as an executor does, moves the clock by what a step takes, and samples `SAMPLED`.
+
+    Rounds of eviction keep what the budget leaves, spread evenly over the rows: which KVs stay is of no matter here.
+    A budget without a bound keeps everything, which is the most that it may.
+
+    Args:
+        rows: rows of the model that one row stands for.
+
+    Attributes:
+        seconds: time of a step, or of a round, that does some work.
+        lengths: KVs of each row, int32 [slots, layers, heads].
+        total: all work so far.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        size: CacheSize,
+        clock: VirtualClock,
+        seconds: Callable[[StepWork], float],
+        rows: int = 1,
+    ) -> None:
+        self.layout, self.size, self.clock = layout, size, clock
+        self.lengths: IntArray = np.zeros(
+            (size.max_num_seqs, layout.num_layers, layout.num_kv_heads), dtype=np.int32
+        )
+        self.evictions: dict[int, SequenceEviction | None] = {}
+        self.total = StepWork()
+        self.seconds = seconds
+        self._rows_each = rows
+        self._saved: dict[int, SequenceEviction | None] = {}
+
+    def with_seed(self, params: SamplingParams) -> SamplingParams:
+        return params
+
+    def fork(self, slot: int, child: NewSequence) -> None:
+        assert self.evictions[slot] == child.eviction, "a fork is under the policy of what it goes on from"
+        self.evictions[child.slot] = child.eviction
+
+    def prepare(self, policy: EvictionPolicy) -> None:
+        pass
+
+    def state_bytes(self, slot: int) -> int:
+        return 0
+
+    def copy_work(self, num_blocks: int) -> StepWork:
+        """Copying blocks to the host, or back."""
+        return StepWork(link_bytes=num_blocks * self.layout.block_bytes * self._rows_each)
+
+    def apply(self, update: CacheUpdate) -> None:
+        for copied in update.copies:
+            if isinstance(copied, RowsSaved | RowsRestored):
+                self.spend(self.copy_work(len(copied.blocks)))
+            if isinstance(copied, RowsSaved):
+                self._saved[copied.host_id] = self.evictions[copied.slot]
+            elif isinstance(copied, RowsRestored):
+                self.evictions[copied.slot] = self._saved[copied.host_id]
+            elif isinstance(copied, CopyDiscarded):
+                self._saved.pop(copied.host_id, None)
+        for each in update.lengths:
+            self.lengths[each.slots] = each.lengths
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.apply(plan.update)
+        for new in plan.new_sequences:
+            self.evictions[new.slot] = new.eviction
+        self.spend(self.work(plan))
+        samplers = len(plan.samplers)
+        return StepResult([SAMPLED] * samplers, [None] * samplers, {})
+
+    def work(self, plan: StepPlan) -> StepWork:
+        """What computing a plan takes; the update is applied."""
+        entries = plan.entries
+        counts = np.array([len(entry.token_ids) for entry in entries])
+        held = self.lengths[[entry.slot for entry in entries]].mean(axis=(1, 2))
+        return StepWork(
+            steps=1,
+            tokens=float(counts.sum()),
+            sequences=len(entries),
+            kv_tokens=float(held.sum()),
+            # Causal: of the step's own tokens each sees half of them on average.
+            attended=float((counts * (held - counts / 2)).sum()),
+            samples=len(plan.samplers),
+        )
+
+    def spend(self, work: StepWork) -> None:
+        """Let the time of some work pass."""
+        self.total = self.total.plus(work)
+        self.clock.now += self.seconds(work)
+
+    def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
+        slots = [each.slot for each in planned]
+        self.spend(StepWork(round_kvs=float(self.lengths[slots].mean(axis=(1, 2)).sum()), rounds=1))
+        for slot in slots:
+            eviction = self.evictions[slot]
+            assert eviction is not None, "only sequences under a policy take part in rounds"
+            self.lengths[slot] = self.kept(self.lengths[slot], eviction)
+        kept: IntArray = self.lengths[slots]
+        return kept
+
+    def kept(self, held: IntArray, eviction: SequenceEviction) -> IntArray:
+        """KVs that a round leaves of rows of `held` KVs, [layers, heads]."""
+        target, budget = eviction.target, eviction.policy.budget
+        if not budget.bounded:
+            return held
+        size, rows = self.layout.block_size, self.layout.rows_per_seq
+        if budget.equal_rows or budget.blocks_after(self.layout, target, 0) > ceil_div(target * rows, size):
+            return np.minimum(held, target)
+        # Rows that compete for blocks keep whole ones.
+        least, more = divmod(ceil_div(target * rows, size), rows)
+        blocks = np.full(rows, least)
+        blocks[:more] += 1
+        return np.minimum(held, (blocks * size).reshape(held.shape).astype(held.dtype))
+
+    def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
+        return np.zeros(self.layout.host_bytes(len(blocks)), dtype=np.uint8)
+
+    def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
+        pass
+
+    def kept_positions(self, slot: int) -> list[list[list[int]]]:
+        """The simulation knows lengths only; it says that the oldest tokens stayed."""
+        return [[list(range(length)) for length in heads] for heads in self.lengths[slot].tolist()]
+
+    def check_integrity(self, ledger: Ledger) -> None:
+        assert np.array_equal(self.lengths, ledger.lengths)

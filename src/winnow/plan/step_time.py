@@ -1,0 +1,169 @@
+"""How long a step takes: work over what the hardware can do, times factors that a calibration fits.
+
+A step's time is taken as a sum, each part an ideal time of the hardware times its factor: products of matrices,
+reading the weights, reading KVs; and constants per step, layer, sequence, token, round and byte over the link. The
+sum is linear in the factors, so that they can be fitted to whole runs. What binds is the largest ideal time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from winnow.errors import ConfigError
+from winnow.plan.hardware import Hardware
+from winnow.plan.models import ModelShape
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What a step does, or many steps together.
+
+    Attributes:
+        steps: how many.
+        tokens: computed.
+        sequences: that take part; over many steps, the sum.
+        kv_tokens: KVs per row that attention reads, summed over sequences.
+        attended: pairs of query and KV per query head, summed over tokens.
+        samples: tokens sampled, whose logits are computed.
+        round_kvs: KVs per row that rounds of eviction ranked.
+        rounds: of eviction.
+        link_bytes: between host and device.
+    """
+
+    steps: float = 0.0
+    tokens: float = 0.0
+    sequences: float = 0.0
+    kv_tokens: float = 0.0
+    attended: float = 0.0
+    samples: float = 0.0
+    round_kvs: float = 0.0
+    rounds: float = 0.0
+    link_bytes: float = 0.0
+
+    def plus(self, other: "StepWork") -> "StepWork":
+        """Both together."""
+        return StepWork(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    @classmethod
+    def decode(cls, batch: int, kvs: float) -> "StepWork":
+        """One step in which `batch` sequences of `kvs` KVs a row each compute a token."""
+        return cls(1, batch, batch, batch * kvs, batch * kvs, batch)
+
+    @classmethod
+    def prefill(cls, count: int, kvs: float, samples: int = 0) -> "StepWork":
+        """One step in which a sequence that holds `kvs` KVs a row computes `count` tokens of its prompt."""
+        return cls(1, count, 1, kvs + count, count * (kvs + count / 2), samples)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What multiplies the ideal times, and what comes on top.
+
+    The defaults are usual ones of GPU engines: products reach 45 % of the data sheet, reading weights 70 % and KVs
+    53 %; the constants are of the order of launch times. An uncalibrated prediction is off by tens of percent.
+    """
+
+    compute: float = 2.2
+    weights: float = 1.4
+    kv: float = 1.9
+    link: float = 1.25
+    layer: float = 12e-6
+    """Seconds per layer of a step."""
+    sequence: float = 4e-6
+    """Seconds per sequence of a step."""
+    step: float = 130e-6
+    """Seconds per step."""
+    ranked: float = 4.0
+    """Times of reading the KVs that a round of eviction ranks."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+                raise ConfigError(f"factor {each.name} must be a number of at least 0, got {value!r}")
+
+    def to_json(self) -> dict[str, float]:
+        """The factors by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Factors":
+        """What `to_json` gave.
+
+        Raises:
+            ConfigError: a name is unknown or a value is no number.
+        """
+        unknown = values.keys() - {each.name for each in fields(cls)}
+        if unknown:
+            raise ConfigError(f"unknown factors {', '.join(sorted(unknown))}")
+        return cls(**values)
+
+
+IDEAL = Factors(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0)
+"""What the data sheet says: a bound from below."""
+PARTS = tuple(each.name for each in fields(Factors))
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The time of a step on some hardware, with the model's weights spread evenly over `gpus` devices.
+
+    Attributes:
+        weight_bytes: of all devices together.
+        kv_token_bytes: keys and values of one token, over all rows.
+    """
+
+    model: ModelShape
+    hardware: Hardware
+    weight_bytes: float
+    kv_token_bytes: float
+    gpus: int = 1
+    factors: Factors = Factors()
+
+    def ideal(self, work: StepWork) -> dict[str, float]:
+        """Seconds by part of `Factors`: what its factor multiplies; of the constants, how many there are."""
+        model, hardware = self.model, self.hardware
+        head = model.hidden_size * model.vocab_size  # computed for tokens that sample alone
+        flops = 2.0 * (max(model.active_params - head, 0) * work.tokens + head * work.samples)
+        flops += 4.0 * model.num_layers * model.num_query_heads * model.head_dim * work.attended
+        bandwidth = hardware.bandwidth * self.gpus
+        return {
+            "compute": flops / (hardware.compute * self.gpus),
+            "weights": work.steps * self._read_weights(work) / bandwidth,
+            "kv": work.kv_tokens * self.kv_token_bytes / bandwidth,
+            "link": work.link_bytes / (hardware.link * self.gpus),
+            "layer": work.steps * model.num_layers,
+            "sequence": work.sequences,
+            "step": work.steps,
+            "ranked": work.round_kvs * self.kv_token_bytes / bandwidth,
+        }
+
+    def seconds(self, work: StepWork) -> float:
+        """The predicted time."""
+        return sum(getattr(self.factors, part) * value for part, value in self.ideal(work).items())
+
+    def binds(self, work: StepWork) -> str:
+        """What takes longest: compute, bandwidth (weights), bandwidth (KVs), link, or overhead."""
+        times = {part: getattr(self.factors, part) * value for part, value in self.ideal(work).items()}
+        overhead = sum(times.pop(part) for part in ("layer", "sequence", "step"))
+        names = {
+            "compute": "compute",
+            "weights": "bandwidth (weights)",
+            "kv": "bandwidth (KVs)",
+            "link": "link to the host",
+            "ranked": "rounds of eviction",
+        }
+        most = max(times, key=lambda part: times[part])
+        return names[most] if times[most] >= overhead else "overhead of a step"
+
+    def with_factors(self, factors: Factors) -> "StepTimes":
+        """The same with other factors."""
+        return replace(self, factors=factors)
+
+    def _read_weights(self, work: StepWork) -> float:
+        """Bytes of weights that one of the steps reads: of a mixture, what its tokens are sent to."""
+        model = self.model
+        read = model.num_params - model.lookup_params
+        tokens = work.tokens / work.steps if work.steps else 0.0
+        touched = 1 - (1 - model.active_params / read) ** max(tokens, 1.0)
+        return self.weight_bytes * read / model.num_params * touched

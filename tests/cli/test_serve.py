@@ -1,0 +1,117 @@
+"""The flags of `winnow serve`, before anything is loaded."""
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from winnow.cli import serve
+from winnow.cli.main import Parser
+from winnow.cli.reflexes import REFLEXES
+from winnow.errors import ConfigError, UsageError
+from winnow.server.config import ServerConfig
+from winnow.server.keys import Keys
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = Parser()
+    serve.configure(parser)
+    return parser.parse_args(arguments)
+
+
+def test_every_option_has_a_flag() -> None:
+    parser = Parser()
+    serve.configure(parser)
+    text = parser.format_help()
+    for field in fields(ServerConfig):
+        assert f"--{field.name.replace('_', '-')}" in text
+    assert "--kv-memory" in text and "--tensor-parallel-size" not in text
+
+
+def test_model_and_options(model_dir: Path) -> None:
+    options, config = serve._options(
+        parsed(
+            str(model_dir), "--port", "9", "--api-key", "a", "--api-key", "b", "--max-num-queued-reqs", "none"
+        )
+    )
+    assert options["model"] == str(model_dir)
+    assert (config.port, config.api_key, config.max_num_queued_reqs) == (9, ("a", "b"), None)
+    with pytest.raises(UsageError, match="twice"):
+        serve._options(parsed(str(model_dir), "--model", "other"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--tensor-parallel-size", "1"),
+        ("--kv-cache-dtype", "auto"),
+        ("--scheduling-policy", "priority"),
+        ("--enforce-eager",),
+        ("--enable-chunked-prefill",),
+        ("--swap-space", "4GiB"),
+        ("--max-num-seqs", "8"),
+        ("--enable-prefix-caching",),
+    ],
+)
+def test_reflexes_that_are_taken(arguments: tuple[str, ...]) -> None:
+    serve._options(parsed(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (("--gpu-memory-utilization", "0.9"), "--kv-memory"),
+        (("--tensor-parallel-size", "2"), "one device"),
+        (("--kv-cache-dtype", "fp8"), "--compression"),
+        (("--trust-remote-code",), "no code"),
+        (("--chat-template", "x.jinja"), "model's directory"),
+        (("--tool-call-parser", "hermes"), "--response-template"),
+    ],
+)
+def test_reflexes_that_are_refused_say_what_to_do(arguments: tuple[str, ...], instead: str) -> None:
+    with pytest.raises(UsageError, match=instead):
+        serve._options(parsed(*arguments))
+
+
+def test_bytes_may_be_given_as_vllm_does() -> None:
+    options, _ = serve._options(parsed("--kv-cache-memory-bytes", "64MiB"))
+    assert options["kv_memory"] == "64MiB"
+    with pytest.raises(UsageError, match="mean the same"):
+        serve._options(parsed("--kv-cache-memory-bytes", "1GiB", "--kv-memory", "1GiB"))
+
+
+def test_every_refusal_has_a_reason() -> None:
+    for name, reflex in REFLEXES.items():
+        takes_anything = reflex.option is not None or (reflex.switch and not reflex.reason)
+        assert takes_anything or reflex.reason, name
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"port": 70000},
+        {"max_body": "x"},
+        {"api_key": ("",)},
+        {"api_keys_file": "nowhere.json"},
+        {"shutdown_timeout": -1},
+    ],
+)
+def test_values_are_checked(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        ServerConfig(**values)  # type: ignore[arg-type]
+
+
+def test_key_files(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text('{"alice": "secret"}')
+    keys = Keys.of(["other"], str(path))
+    assert keys.tenant("Bearer secret") == "alice"
+    assert (keys.tenant("bearer other") or "").startswith("key-")
+    assert "secret" not in repr(vars(keys))
+    for text in ("[]", "{", '{"a": 5}', '{"a": ""}', '{"a": "x", "b": "x"}', '{"a": "\\u00e9"}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError):
+            Keys.of([], str(path))

@@ -1,0 +1,93 @@
+"""The tables of the text on KV cache memory: our numbers, and what the text prints beside them."""
+
+import pytest
+
+from winnow.plan import paper
+from winnow.plan.models import MODELS
+
+
+def rows(name: str) -> dict[str, tuple[str, ...]]:
+    return dict(paper.TABLES[name]().rows)
+
+
+def test_memory_follows_the_formula_and_shows_what_is_printed() -> None:
+    table = rows("memory")
+    kvs = {name: (entries[4], entries[5]) for name, entries in table.items()}
+    assert kvs == {
+        "Llama 3 8B": ("16", "4"),
+        "Mistral 7B": ("16", "4"),
+        "Llama 3 70B": ("40", "10"),
+        "Llama 3 70B (batch=64)": ("80", "20"),
+        "Llama 3 70B (batch=128)": ("160", "40"),
+        "Llama 3 405B": ("63", "15.8"),
+        "GPT-4 class (est.)": ("120", "30"),
+    }
+    weights = [entries[3] for entries in table.values()]
+    assert weights == ["16", "14", "141", "141", "141", "812", "800"]
+
+
+def test_the_worked_example() -> None:
+    model = MODELS["llama-3-70b"]
+    assert model.kv_elements() == 163_840
+    assert model.kv_elements(4096) * 64 * 2 == 85_899_345_920
+
+
+def test_batch_is_four_times_what_is_printed() -> None:
+    for kvs, printed, _ in rows("batch").values():
+        assert float(kvs) == pytest.approx(4 * float(printed), rel=0.01)
+
+
+def test_waste() -> None:
+    table = rows("waste")
+    printed = {name: (entries[3], entries[4]) for name, entries in table.items() if name != "mean"}
+    assert all(ours == said for ours, said in printed.values())
+    assert table["mean"][3] == "66%"  # equal weights; the printed mean is weighted, and does not say how
+
+
+def test_copy_on_write_beams() -> None:
+    table = rows("beams")
+    assert table["copies"] == ("512", "4.00x", "4x")
+    assert table["copy-on-write"] == ("140", "1.09x", "1.05x")
+
+
+def test_quantized_sizes_are_as_printed() -> None:
+    for _, plain, printed, *_ in rows("quantization").values():
+        assert plain == printed
+
+
+def test_eviction_memory_is_as_printed() -> None:
+    for _, _, share, printed, *_ in rows("eviction").values():
+        assert share == printed
+
+
+def test_bandwidth_over_the_gpus_that_hold_the_weights() -> None:
+    table = rows("bandwidth")
+    assert [entries[1] for entries in table.values()] == ["0.6", "5.0", "20.0", "40.0", "80.0", "160.0"]
+    # One device's time, as printed, is four times as long.
+    for entries in table.values():
+        assert float(entries[4]) == pytest.approx(float(entries[5]) / 4, rel=0.04)
+
+
+def test_halving_the_kvs_pays_as_the_text_says() -> None:
+    fp16, _, int8, _, int4, _ = map(float, rows("throughput")["256"])
+    assert int8 / fp16 == pytest.approx(1.37, abs=0.02)  # 27 % fewer bytes
+    assert int4 / fp16 == pytest.approx(1.70, abs=0.02)
+
+
+def test_swap_sizes_are_eight_times_the_printed() -> None:
+    table = rows("swap")
+    assert table["2048"][0] == "0.625"
+    assert table["2048"][2] == "26.8"
+    for size, printed, _, printed_ms, *_ in table.values():
+        assert float(size) == pytest.approx(8 * float(printed), rel=0.03)
+        assert printed_ms
+
+
+def test_small_cases() -> None:
+    assert [entries[0] for entries in rows("small").values()] == ["2", "8"]
+
+
+def test_layout_fills_the_cards() -> None:
+    for column in (0, 2):
+        total = sum(float(entries[column]) for entries in rows("layout").values())
+        assert total == pytest.approx(320, abs=1.5)

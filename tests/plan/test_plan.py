@@ -1,0 +1,158 @@
+"""What a deployment needs: bytes as the engine counts them, and inverses that invert."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from winnow.cache import CacheSize
+from winnow.config import EvictionConfig, SchedulerConfig
+from winnow.errors import CapacityError, ConfigError, UnsupportedModelError
+from winnow.plan.deployment import Deployment
+from winnow.plan.hardware import HARDWARE, find_hardware
+from winnow.plan.models import MODELS, find_model, shape_of_config
+from winnow.plan.occupancy import Held, Request
+from winnow.plan.report import plan_of
+from winnow.plan.step_time import IDEAL, StepWork
+
+
+def deployment(model: str = "llama-3-8b", gpu: str = "L4", **options: object) -> Deployment:
+    return Deployment(MODELS[model], HARDWARE[gpu], **options)  # type: ignore[arg-type]
+
+
+def test_bytes_of_the_70b_model() -> None:
+    plan = plan_of(deployment("llama-3-70b", "A100", gpus=4), Request(4096 - 256, 256), 64).to_json()
+    assert plan["kv_bytes_per_token"] == 327_680
+    assert plan["kv_bytes"] == 85_899_345_920
+    assert plan["weight_bytes"] == 2 * MODELS["llama-3-70b"].num_params
+    assert plan["weight_bytes"] == pytest.approx(141e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("llama-2-7b", 6.74),
+        ("llama-3-8b", 8.03),
+        ("llama-3-70b", 70.55),
+        ("llama-3.2-1b", 1.236),
+        ("mistral-7b", 7.24),
+    ],
+)
+def test_presets_have_as_many_weights_as_the_published_models(name: str, billions: float) -> None:
+    assert MODELS[name].num_params == pytest.approx(billions * 1e9, rel=0.001)
+
+
+def test_a_configuration_counts_as_the_model_built_from_it() -> None:
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    shape = shape_of_config(config.to_dict(), "tiny")
+    model = AutoModelForCausalLM.from_config(config)
+    assert shape.num_params == model.num_parameters()
+    assert (shape.rows, shape.head_dim, shape.lookup_params) == (4, 8, 97 * 32)
+
+
+def test_a_directory_is_read_without_weights(tmp_path: Path) -> None:
+    config = LlamaConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=8)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    assert find_model(tmp_path).num_layers == 2
+    assert find_model(tmp_path / "config.json").file_bytes is None
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"model_type": "no-such-kind"}', '{"model_type": "llama", "hidden_size": -1}']
+)
+def test_unusable_configurations_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UnsupportedModelError):
+        find_model(tmp_path)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="llama-3-8b"):
+        find_model("llama-3-8")
+    with pytest.raises(ConfigError, match="L4"):
+        find_hardware("L44")
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    planned, request = deployment(), Request(1920, 128)
+    batch = planned.largest_batch(request)
+    assert planned.cache_bytes(request, batch) <= planned.kv_room < planned.cache_bytes(request, batch + 1)
+
+
+@settings(max_examples=25)
+@given(
+    prompt=st.integers(1, 4000),
+    new=st.integers(1, 500),
+    name=st.sampled_from(["full", "snapkv", "batch-max"]),
+)
+def test_inverses_agree(prompt: int, new: int, name: str) -> None:
+    planned, request = deployment(eviction=EvictionConfig(eviction=name)), Request(prompt, new)
+    batch = planned.largest_batch(request)
+    assert batch > 0
+    assert planned.longest_context(batch, new) >= prompt + new
+    assert planned.fewest_gpus(request, batch) == 1
+
+
+def test_the_batch_is_what_an_engine_of_that_memory_admits() -> None:
+    planned, request = deployment(), Request(1000, 24)
+    layout = planned.layout
+    size = CacheSize.fit(layout, planned.cache_bytes(request, 7), 7, request.computed)
+    assert size.num_blocks == 7 * layout.blocks_for(request.computed)
+
+
+def test_compression_is_what_lets_the_batch_fit() -> None:
+    planned, request = deployment(), Request(8000, 192)
+    batch = 3 * planned.largest_batch(request)
+    rate = planned.needed_compression(request, batch)
+    assert rate is not None and rate == pytest.approx(3, rel=0.15)
+    compressed = deployment(eviction=EvictionConfig(eviction="batch-max", compression=1.3 * rate))
+    assert compressed.largest_batch(request) >= batch
+
+
+def test_weights_that_do_not_fit_leave_no_batch() -> None:
+    planned, request = deployment("llama-3-70b"), Request(100, 20)
+    assert planned.kv_room < 0
+    assert planned.largest_batch(request) == planned.longest_context(1, 20) == 0
+    assert planned.needed_compression(request, 1) is None
+    assert planned.fewest_gpus(request, 1) > 1
+    assert plan_of(planned, request, None).to_json()["binds"] == "memory"
+
+
+def test_activations_that_fill_a_card_leave_no_number_of_cards() -> None:
+    with pytest.raises(CapacityError, match="L4"):
+        deployment(utilization=0.01, scheduler=SchedulerConfig(64, 65536)).fewest_gpus(Request(10, 1), 1)
+
+
+def test_what_binds() -> None:
+    times = deployment("llama-3-8b", "A100").times.with_factors(IDEAL)
+    assert times.binds(StepWork.decode(1, 100)) == "bandwidth (weights)"
+    assert times.binds(StepWork.decode(256, 8000)) == "bandwidth (KVs)"
+    assert times.binds(StepWork.prefill(4096, 0)) == "compute"
+    assert times.binds(StepWork(link_bytes=1e9)) == "link to the host"
+
+
+def test_a_cpu_takes_float32_and_a_gpu_what_the_model_says() -> None:
+    assert deployment(gpu="epyc-9654").weight_bytes == 2 * deployment().weight_bytes
+
+
+def test_held_of_no_sequence() -> None:
+    assert Held(10, 4).of_batch(0) == 0
+    assert Held(10, 4).largest_batch(9) == 0
+    assert Held(10, 4).largest_batch(18) == 3
+
+
+def test_the_ideal_step_is_the_papers_bandwidth_model() -> None:
+    times = deployment("llama-3-70b", "A100", gpus=4).times.with_factors(IDEAL)
+    ideal = times.ideal(StepWork.decode(64, 2048))
+    assert ideal["kv"] == pytest.approx(40 * 2**30 / (4 * 2039e9))
+    assert ideal["weights"] == pytest.approx(139e9 / (4 * 2039e9), rel=0.01)
