@@ -132,7 +132,8 @@ def test_what_only_the_index_holds_can_always_be_had(case: tuple[Path, Any]) -> 
         assert [output.outputs[0].token_ids for output in outputs] == wanted
 
 
-def test_samples_forks_and_preemption(case: tuple[Path, Any]) -> None:
+@pytest.mark.parametrize("host_memory", [None, "8MiB"], ids=["recompute", "swap"])
+def test_samples_forks_and_preemption(case: tuple[Path, Any], host_memory: str | None) -> None:
     path, model = case
     params = replace(GREEDY, n=3)
     with open_llm(path) as llm:
@@ -146,11 +147,13 @@ def test_samples_forks_and_preemption(case: tuple[Path, Any]) -> None:
             llm.check_integrity()
         assert found[child] == found[parent] == generate_alone(model, PROMPTS[3], 40)
     size = CacheSize.of_blocks(layout, layout.blocks_seen(241) + layout.rows_per_seq * 2, 12, 512)
-    with open_llm(path, kv_memory=size.nbytes(layout), max_num_seqs=12) as llm:
+    options = {"max_num_seqs": 12, "kv_offloading_size": host_memory}
+    with open_llm(path, kv_memory=size.nbytes(layout), **options) as llm:
         outputs = run(llm, PROMPTS[2:], params)
         for output, prompt in zip(outputs, PROMPTS[2:], strict=True):
             assert [each.token_ids for each in output.outputs] == [generate_alone(model, prompt, 40)] * 3
         assert llm.stats().num_preemptions > 0, "the pool was meant to be too small"
+        assert host_memory is None or llm.stats().num_swaps > 0
 
 
 def test_under_a_policy_the_policy_decides(mistral: tuple[Path, Any]) -> None:

@@ -134,27 +134,6 @@ class RequestOutput:
 
 
 @dataclass(frozen=True)
-class TenantStats:
-    """What a tenant holds and got since the engine's start."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    blocks: int = 0
-    """That its running requests hold; those shared among them count once."""
-    guaranteed_blocks: int = 0
-    limit_blocks: int = 0
-    borrowed_blocks: int = 0
-    """Above the guarantee: given back when the tenants that they are guaranteed to ask for them."""
-    host_bytes: int = 0
-    """Of its swapped requests."""
-    prompt_tokens: int = 0
-    """Computed for it when its requests were first scheduled, without those found in the prefix cache."""
-    output_tokens: int = 0
-    virtual_tokens: float = 0.0
-    """Its counter under scheduling_policy=fair: prices of its tokens by its weight."""
-
-
-@dataclass(frozen=True)
 class BeamSearchSequence:
     """One answer of a beam search."""
 
@@ -177,6 +156,27 @@ class BeamSearchOutput:
     """The answers of a beam search to one prompt, best first."""
 
     sequences: list[BeamSearchSequence]
+
+
+@dataclass(frozen=True)
+class TenantStats:
+    """What a tenant holds and got since the engine's start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    blocks: int = 0
+    """That its running requests hold; those shared among them count once."""
+    guaranteed_blocks: int = 0
+    limit_blocks: int = 0
+    borrowed_blocks: int = 0
+    """Above the guarantee: given back when the tenants that they are guaranteed to ask for them."""
+    host_bytes: int = 0
+    """Of its swapped requests."""
+    prompt_tokens: int = 0
+    """Computed for it when its requests were first scheduled, without those found in the prefix cache."""
+    output_tokens: int = 0
+    virtual_tokens: float = 0.0
+    """Its counter under scheduling_policy=fair: prices of its tokens by its weight."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from winnow.cache import (
 )
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
-from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
+from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
 from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
@@ -60,10 +60,6 @@ class RecordingExecutor(SimulatedExecutor):
         self.saved: dict[int, int] = {}
         self.seconds_per_byte = 1e-9
         self.fails = 0
-
-    def fork(self, slot: int, child: NewSequence) -> None:
-        assert self.evictions[slot] == child.eviction
-        super().fork(slot, child)
 
     def state_bytes(self, slot: int) -> int:
         return 100

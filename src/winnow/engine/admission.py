@@ -173,7 +173,7 @@ class Admission:
                 f"{self._limit_text(tenant)} holds {layout.block_size * (there // layout.rows_per_seq)}"
             )
         if params.use_beam_search:
-            self._check_beams(params.n, prompt_len, hungriest, prompt_len + min(max_tokens, left) - 1)
+            self._check_beams(params.n, prompt_len, hungriest, prompt_len + min(max_tokens, left) - 1, there)
         name = None if policy.when.never else asked[0].name
         granted = min(max_tokens, left)
         reserved = {"prompt": prompt_len + granted - 1, "max": self._max_model_len}
@@ -224,22 +224,21 @@ class Admission:
                 f"positions reach {eviction.limit} before a round, and the model was trained up to {self._trained_len}"
             )
 
-    def _limit_text(self, tenant: TenantName) -> str:
-        memory = f"kv_memory {format_bytes(self._config.cache.kv_memory)}"
-        limit = self._accounts.of(tenant).limit
-        return memory if limit >= 1 else f"tenant {tenant}'s limit {limit:g} of {memory}"
-
     def _check_beams(
-        self, width: int, prompt_len: int, eviction: SequenceEviction | None, num_tokens: int
+        self, width: int, prompt_len: int, eviction: SequenceEviction | None, num_tokens: int, blocks: int
     ) -> None:
-        """Raise CapacityError if `width` beams, which share whole blocks of the prompt at most, do not fit together."""
+        """Raise CapacityError if `width` beams, which share whole blocks of the prompt at most, do not fit together.
+
+        Args:
+            blocks: that there are for them.
+        """
         layout, size = self._ledger.layout, self._ledger.size
         shared = layout.rows_per_seq * (prompt_len // layout.block_size)
         if eviction is not None or self._config.cache.kv_reservation != "on-demand" or layout.has_windows:
             shared = 0
         needed = {
             "sequences at a time (max_num_seqs)": (width, size.max_num_seqs),
-            "blocks": (shared + width * (self._blocks(eviction, num_tokens) - shared), size.num_blocks),
+            "blocks": (shared + width * (self._blocks(eviction, num_tokens) - shared), blocks),
             "table pages": (width * layout.pages_for(max(layout.seen(num_tokens))), size.num_pages),
         }
         for what, (need, there) in needed.items():
@@ -247,6 +246,11 @@ class Admission:
                 raise CapacityError(
                     f"n: {width} beams of up to {num_tokens} tokens need {need} {what}, and there are {there}"
                 )
+
+    def _limit_text(self, tenant: TenantName) -> str:
+        memory = f"kv_memory {format_bytes(self._config.cache.kv_memory)}"
+        limit = self._accounts.of(tenant).limit
+        return memory if limit >= 1 else f"tenant {tenant}'s limit {limit:g} of {memory}"
 
     def _room(self, eviction: SequenceEviction | None, prompt_len: int, context: int, there: int) -> int:
         """Most tokens of an answer for which `there` blocks suffice; 0: none."""

@@ -199,9 +199,11 @@ class Preemption:
         self._ledger.discard(host_id)
 
     def _prefers_swap(self, sequence: Sequence) -> bool:
-        request, slot, tenant = sequence.request, sequence.kv.running_slot, sequence.request.tenant
+        request = sequence.request
         if request.beams is not None or request.reserved_tokens is not None:
-            return False  # beams share what they have in common; copies come back without what was reserved
+            # Beams share what they have in common, and a copy comes back without what was reserved.
+            return False
+        slot, tenant = sequence.kv.running_slot, request.tenant
         allowed = self._accounts.host_limit(tenant, self._ledger.host.limit)
         if self._accounts.host_bytes[tenant] + self._copies.nbytes(slot) > allowed:
             return False

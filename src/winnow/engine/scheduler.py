@@ -85,9 +85,9 @@ class Scheduler:
         self._rounds = EvictionScheduler(
             executor, self.ledger, clock, max_round_kvs, self._own, self.prefixes.remember_round
         )
+        self._forks = SequenceForks(self.ledger, executor, self.running, self.waiting)
         self._room = Room(config, self.ledger, self.prefixes)
         self._entry_rules = Entry(self.waiting, self.accounts, self.ledger, self._room, config.max_passes)
-        self._forks = SequenceForks(self.ledger, executor, self.running, self.waiting)
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
 
@@ -461,6 +461,8 @@ class Scheduler:
 
     def _park(self, victim: Sequence, *, alone: bool = False) -> None:
         """Let a running sequence wait, until its turn comes again."""
+        if victim.kv.slot is None:  # it went with another beam
+            return
         self._preemption.preempt(victim, alone=alone)
         self._put_back(victim)
         self.num_preemptions += 1

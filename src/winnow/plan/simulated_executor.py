@@ -76,6 +76,7 @@ class SimulatedExecutor:
         return params
 
     def fork(self, slot: int, child: NewSequence) -> None:
+        assert self.evictions[slot] == child.eviction, "a fork is under the policy of what it goes on from"
         self.evictions[child.slot] = child.eviction
 
     def prepare(self, policy: EvictionPolicy) -> None:

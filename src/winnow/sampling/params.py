@@ -116,7 +116,6 @@ class SamplingParams:
             logprob is the model's. Nothing ends the answer before the last of them; `max_tokens` counts them.
         structured_outputs: the form of the answer: a JSON schema, a regular expression, a choice or a grammar, as a
             `StructuredOutputs` or a mapping of its fields.
-
         use_beam_search: search for the `n` most probable answers with as many beams, and return them best first, as
             transformers' `generate` does with `num_beams`. Needs temperature 0; see `BeamSearchParams`.
         length_penalty: beam search divides an answer's logprob by its length to this power: above 0 favours longer

@@ -12,6 +12,7 @@ from winnow.openai.request import MAX_MESSAGES, MAX_PRIORITY, MAX_SEQUENCES
 from winnow.openai.tools import MAX_TOOLS
 from winnow.sampling.params import (
     MAX_COMPRESSION,
+    MAX_LENGTH_PENALTY,
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIAS_ENTRIES,
     MAX_LOGPROBS,
@@ -106,6 +107,9 @@ class SamplingForm(Form):
         None, max_length=MAX_PROTECT, description="pairs [start, end] of positions that are never evicted"
     )
     forced_tokens: list[TokenId] | list[list[TokenId]] | None = None
+    use_beam_search: bool | None = Field(None, description="search for the n most probable answers")
+    length_penalty: float | None = Field(None, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
+    early_stopping: bool | Literal["never"] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
