@@ -42,6 +42,8 @@ def _other(field: "Field[Any]", hint: Any) -> Any:
         return not field.default
     if float in kinds:
         return 2.0 if field.default is None else field.default * 0.95
+    if field.name == "kv_group":
+        return 64
     if int in kinds:
         return 2 if field.default is None else field.default + 1
     others = {
@@ -50,5 +52,6 @@ def _other(field: "Field[Any]", hint: Any) -> Any:
         "eviction": "snapkv",
         "device": "cpu",
         "generation_config": "winnow",
+        "kv_cache_dtype": "k=int8,v=int4",
     }
     return others[field.name]

@@ -14,6 +14,7 @@ from winnow.checks import MAX_COUNT as MAX_COUNT
 from winnow.checks import check_choice, check_integer, check_number
 from winnow.errors import ConfigError
 from winnow.json_values import json_value
+from winnow.kv_dtype import ROTATIONS, KVDtype, check_group
 from winnow.units import parse_bytes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -136,11 +137,31 @@ class CacheConfig:
         effect=Effect.MEMORY,
     )
     block_size: int = option(16, "slots of one block; memory is handed out and given back in blocks")
+    kv_cache_dtype: str = option(
+        "auto",
+        "format of stored KVs: auto (as dtype), float32, bfloat16, float16, fp8_e4m3, int8, int4, int4-outlier, int3, "
+        "int2; or one each for keys and values, such as k=int8,v=int4",
+        aliases=("kv_dtype",),
+    )
+    kv_group: int | None = option(
+        None,
+        "channels that share a scale, which takes 2 bytes, or 4 at 4 bits and below; left out: a head at 8 bits, 32 "
+        "(or the most below that divide a head) at 4 bits and below",
+    )
+    kv_rotate: str = option(
+        "auto",
+        "what a Hadamard transform spreads over the channels of a head before it is quantized: none, k (keys), kv; "
+        "auto: keys of 4 bits and below",
+        choices=ROTATIONS,
+    )
 
     def __post_init__(self) -> None:
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
         object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
         check_integer("block_size", self.block_size, 1, 1024)
+        KVDtype.parse(self.kv_cache_dtype)
+        check_group("kv_group", self.kv_group)
+        check_choice("kv_rotate", self.kv_rotate, ROTATIONS)
 
 
 @dataclass(frozen=True)
@@ -284,7 +305,7 @@ class PaddedConfig:
 # What means nothing to an engine, so that giving it is a mistake.
 _ONLY_PAGED = {
     "model": ("attention_backend",),
-    "cache": ("block_size",),
+    "cache": ("block_size", "kv_cache_dtype", "kv_group", "kv_rotate"),
     "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_accumulators", "max_round_kvs"),
 }
 _ONLY_PADDED = {"padded": tuple(each.name for each in fields(PaddedConfig))}

@@ -28,6 +28,9 @@ class EngineOptions(TypedDict, total=False):
     # CacheConfig
     kv_memory: int | str
     block_size: int
+    kv_cache_dtype: str
+    kv_group: int | None
+    kv_rotate: str
     # SchedulerConfig
     max_num_seqs: int
     max_num_batched_tokens: int

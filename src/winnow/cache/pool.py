@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from winnow.cache.codec import Field
+from winnow.cache.formats import Field
 from winnow.cache.layout import CacheLayout
 from winnow.cache.memory import empty_in_large_pages
 

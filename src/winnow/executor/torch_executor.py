@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionObserver, PagedCache, Spans
-from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
+from winnow.cache import CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray
 from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig
@@ -33,14 +33,7 @@ class TorchExecutor:
         self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend, num_accumulators: int = 1
     ) -> None:
         geometry = model.geometry
-        layout = CacheLayout(
-            geometry.num_layers,
-            geometry.num_kv_heads,
-            geometry.head_dim,
-            config.cache.block_size,
-            model.dtype,
-            num_accumulators,
-        )
+        layout = model.kv_layout(config.cache, num_accumulators)
         size = CacheSize.fit(
             layout,
             config.cache.kv_memory,

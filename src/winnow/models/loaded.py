@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from winnow.cache import CacheLayout, make_codec
+from winnow.config import CacheConfig
+from winnow.kv_dtype import KVDtype
 from winnow.models.geometry import ModelGeometry
 from winnow.models.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.tokens import token_kinds
@@ -63,6 +66,24 @@ class LoadedModel(PlainModel):
     """The parts of `model` without transformers' code between them, where they compute the same."""
     verified: Verified | None = None
     """How far what answers is from the model's own code; None: it was not compared at load."""
+
+    def kv_layout(self, config: CacheConfig, num_accumulators: int) -> CacheLayout:
+        """The shape of a cache for this model.
+
+        Raises:
+            ConfigError: KVs of the model's head_dim cannot be stored as `config` says.
+        """
+        kind = KVDtype.parse(config.kv_cache_dtype).resolved(str(self.dtype).removeprefix("torch."))
+        layout = CacheLayout(
+            self.geometry.num_layers,
+            self.geometry.num_kv_heads,
+            self.geometry.head_dim,
+            config.block_size,
+            make_codec(kind, config.kv_group, config.kv_rotate),
+            num_accumulators,
+        )
+        _ = layout.block_format
+        return layout
 
     @property
     def forward_model(self) -> "ServedModel":
