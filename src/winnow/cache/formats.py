@@ -282,7 +282,9 @@ class OutlierFormat(AffineFormat):
 
     def decode(self, *fields: "Tensor") -> "Tensor":
         *coded, outlier, channel = fields
-        return super().decode(*coded).scatter_add(-1, channel.long(), outlier.float())
+        x = super().decode(*coded)
+        # A slot that was never written holds any index.
+        return x.scatter_add(-1, channel.long().clamp_max(x.shape[-1] - 1), outlier.float())
 
 
 def make_format(name: str, group: int | None = None) -> VectorFormat:
