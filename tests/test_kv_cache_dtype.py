@@ -142,10 +142,23 @@ def test_refused_by_name(options: dict[str, Any], message: str, model: Path) -> 
         open_llm(model, **options)
 
 
-def test_positions_do_not_change_where_kvs_are_found_by_them(model: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"kv_cache_dtype": "v=int8", "kv_wide": "sinks=4"},
+            "beside kv_wide=sinks=4, which finds KVs by position",
+        ),
+        (
+            {"kv_cache_dtype": "int8"},
+            r"in KVs stored as int8 \(kv_cache_dtype\): every round would round keys anew",
+        ),
+    ],
+)
+def test_positions_are_not_reassigned(options: dict[str, Any], message: str, model: Path) -> None:
     with (
-        open_llm(model, kv_cache_dtype="int8", kv_wide="sinks=4", max_model_len=2048) as llm,
-        pytest.raises(InvalidRequestError, match=r"positions cannot be re-assigned beside kv_wide=sinks=4"),
+        open_llm(model, max_model_len=2048, **options) as llm,
+        pytest.raises(InvalidRequestError, match=f"positions cannot be re-assigned {message}"),
     ):
         llm.generate(PROMPTS, SamplingParams(max_tokens=4, eviction="streaming-shift", kv_budget=20))
 
