@@ -52,6 +52,8 @@ class ReferenceBackend(TorchBackend):
         pool.write(slot, k, v, spans.position[:, None].expand_as(index))
         window = cache.window(layer)
         if window is not None:
+            if not pool.layout.codec.movable:
+                _encode_full_blocks(cache, spans, layer, blocks.long(), k)
             window.write(spans.token_slots, layer, k, v, spans.position, spans.tokens_after)
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
@@ -82,6 +84,25 @@ class ReferenceBackend(TorchBackend):
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         pool.move(source, target)
+
+
+def _encode_full_blocks(cache: PagedCache, spans: Spans, layer: int, blocks: Tensor, k: Tensor) -> None:
+    """Encode the keys of blocks that the batch's tokens fill, where that needs all of a block's keys.
+
+    Such KVs never move, so a KV's place in its row is its position. Earlier keys come from the window, and those of
+    the batch are rounded as it does.
+    """
+    window, size = cache.window(layer), cache.pool.layout.block_size
+    assert window is not None, "keys wait there for their block to be full"
+    for i, (slot, count) in enumerate(zip(spans.slots.tolist(), spans.counts.tolist(), strict=True)):
+        end = int(spans.lengths[i])
+        start, tokens = end - count, slice(int(spans.starts[i]), int(spans.starts[i]) + count)
+        first, last = start // size, end // size
+        if first < last:
+            earlier = window.keys(slot, layer, first * size, start)
+            keys = torch.cat([earlier, k[tokens].transpose(0, 1).to(earlier.dtype)], dim=1)
+            whole = keys[:, : (last - first) * size].unflatten(1, (-1, size))
+            cache.pool.set_block_keys(blocks[i, :, first:last], whole)
 
 
 @dataclass(frozen=True)

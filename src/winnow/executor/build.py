@@ -8,6 +8,7 @@ from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
 from winnow.engine.instructor import Instructor
 from winnow.engine.scheduler import Scheduler
+from winnow.errors import ConfigError
 from winnow.eviction import EvictionPolicy
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel
@@ -25,6 +26,10 @@ def build_engine(
     if num_accumulators is None:
         num_accumulators = max(policy.score.num_accumulators, 1)
     layout = loaded.kv_layout(config.cache, num_accumulators)
+    if not (layout.codec.movable or policy.when.never):
+        raise ConfigError(
+            f"kv_cache_dtype {layout.codec.name} cannot be evicted, as keys of a block share scales: give eviction=full"
+        )
     backend = open_backend(config.model.attention_backend, loaded.device, layout)
     executor = TorchExecutor(loaded, config, backend, num_accumulators)
     scheduler = Scheduler(config.scheduler, executor, clock, max_round_kvs=config.eviction.max_round_kvs)

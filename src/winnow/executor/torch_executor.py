@@ -140,10 +140,15 @@ class TorchExecutor:
         ]
 
     def prepare(self, policy: EvictionPolicy) -> None:
+        if not (self.layout.codec.movable or policy.when.never):
+            raise InvalidRequestError(
+                f"KVs stored as {self.layout.codec.name} (kv_cache_dtype) cannot be evicted, as keys of a block share "
+                "scales"
+            )
         if policy.reassign_positions and not self.layout.codec.keys_can_turn:
             raise InvalidRequestError(
-                f"positions cannot be re-assigned in KVs stored as {self.layout.codec.name} (kv_cache_dtype): every round "
-                "would round keys anew, and the errors add up; give keys 16 bits or more, such as k=auto,v=int4"
+                f"positions cannot be re-assigned in KVs stored as {self.layout.codec.name} (kv_cache_dtype): every "
+                "round would round keys anew, and the errors add up; give keys 16 bits or more, such as k=auto,v=int4"
             )
         if policy.reassign_positions and self.cache.windows:
             raise InvalidRequestError(
