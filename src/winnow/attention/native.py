@@ -10,7 +10,7 @@ from winnow.attention.observer import AttentionObserver
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool, PagedCache
-from winnow.cache.codec import PlainCodec, plain_format
+from winnow.cache.codec import KVCodec, PlainCodec, plain_format
 from winnow.cache.layout import PAGE_ENTRIES
 
 
@@ -216,6 +216,11 @@ class NativeBackend(AttentionBackend):
             smoothing_per_query_head=smoothing is not None and smoothing.per_query_head,
             smoothing_skip_window=smoothing is not None and smoothing.skip_window,
         )
+
+
+def reads(codec: KVCodec) -> bool:
+    """Whether the kernels read KVs that the codec stores."""
+    return isinstance(codec, PlainCodec)
 
 
 def key_rows(pool: KVPool, slot: Tensor, length: Tensor) -> native.KeyRows:
