@@ -1,0 +1,409 @@
+#include "coded_direct.h"
+
+#include <algorithm>
+
+#include "attend.h"
+#include "lane_sums.h"
+
+namespace winnow::WINNOW_ISA {
+
+namespace {
+
+// A step decodes the vectors of channels that lie in the same bytes: one, or two where a byte has more than one code.
+
+constexpr int vectors_of_step(Format format) { return format >= Format::int4 ? 2 : 1; }
+
+/// Bytes from one step to the next.
+constexpr int step_bytes(Format format) {
+  switch (format) {
+    case Format::f32: return 4 * WIDTH;
+    case Format::bf16:
+    case Format::f16: return 2 * WIDTH;
+    case Format::int3: return 12;
+    case Format::int2: return 8;
+    default: return WIDTH;
+  }
+}
+
+inline vi widen_signed(const uint8_t *code) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepi8_epi32(load_vector<__m128i>(code));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(code)));
+#else
+  vi out;
+  for (int i = 0; i < WIDTH; ++i) out[i] = static_cast<int8_t>(code[i]);
+  return out;
+#endif
+}
+
+inline vi widen(const uint8_t *code) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepu8_epi32(load_vector<__m128i>(code));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(code)));
+#else
+  vi out;
+  for (int i = 0; i < WIDTH; ++i) out[i] = code[i];
+  return out;
+#endif
+}
+
+inline vf to_floats(vi x) { return __builtin_convertvector(x, vf); }
+
+/// The numbers of e4m3fn divided by 256: as bits of float16 they have that exponent.
+inline vf load_e4m3(const uint8_t *code) {
+#if defined(__AVX512F__)
+  const __m256i x = _mm256_cvtepu8_epi16(load_vector<__m128i>(code));
+  const __m256i sign = _mm256_and_si256(_mm256_slli_epi16(x, 8), _mm256_set1_epi16(static_cast<int16_t>(0x8000)));
+  const __m256i rest = _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16(0x3f80));
+  return (vf)_mm512_cvtph_ps(_mm256_or_si256(sign, rest));
+#else
+  f16 x[WIDTH];
+  for (int i = 0; i < WIDTH; ++i) x[i].bits = static_cast<uint16_t>((code[i] & 0x80) << 8 | (code[i] & 0x7f) << 7);
+  return load(x);
+#endif
+}
+
+/// What its scales are multiplied by, so that codes become the format's numbers.
+constexpr float unit_of(Format format) { return format == Format::fp8_e4m3 ? 256.0f : 1.0f; }
+
+#if defined(__AVX512F__)
+/// What each code stands for, in a register: the value of code i in the lanes whose number ends with the bits of i.
+template <int BITS>
+inline vf values_of_codes(float scale, float least) {
+  return to_floats(lanes() & ((1 << BITS) - 1)) * scale + least;
+}
+
+/// The lanes of `table` that codes name by their lowest four bits.
+inline vf look_up(vi code, vf table) { return (vf)_mm512_permutexvar_ps((__m512i)code, (__m512)table); }
+
+/// Lane numbers divided by a power of two.
+template <int SHIFT>
+inline vi lane_part() {
+  return lanes() >> SHIFT;
+}
+#endif
+
+/// Decode a step. SCALED: with the scale, which otherwise all channels of a vector share.
+template <Format F, bool SCALED>
+inline void decode_step(const uint8_t *code, float scale, [[maybe_unused]] float least, vf *out) {
+  if constexpr (F == Format::f32) {
+    out[0] = load(reinterpret_cast<const float *>(code));
+  } else if constexpr (F == Format::bf16) {
+    out[0] = load(reinterpret_cast<const bf16 *>(code));
+  } else if constexpr (F == Format::f16) {
+    out[0] = load(reinterpret_cast<const f16 *>(code));
+  } else if constexpr (F == Format::int8 || F == Format::fp8_e4m3) {
+    const vf x = F == Format::int8 ? to_floats(widen_signed(code)) : load_e4m3(code);
+    out[0] = SCALED ? x * scale : x;
+  } else if constexpr (F == Format::int4) {
+    const vi both = widen(code);
+#if defined(__AVX512F__)
+    const vf table = values_of_codes<4>(scale, least);
+    out[0] = look_up(both, table), out[1] = look_up(both >> 4, table);
+#else
+    out[0] = to_floats(both & 15) * scale + least, out[1] = to_floats(both >> 4) * scale + least;
+#endif
+  } else {
+#if defined(__AVX512F__)  // a group of 32
+    int64_t bytes;
+    std::memcpy(&bytes, code, sizeof bytes);
+    const vi low = (vi)_mm512_cvtepu8_epi32(_mm_set1_epi64x(bytes)), shift = lane_part<3>() * 2;
+    if constexpr (F == Format::int2) {
+      const vf table = values_of_codes<2>(scale, least);
+      out[0] = look_up(low >> shift, table), out[1] = look_up(low >> (shift + 4), table);
+    } else {
+      int32_t more;
+      std::memcpy(&more, code + 8, sizeof more);
+      const vi high = (vi)_mm512_cvtepu8_epi32(_mm_set1_epi32(more)), high_shift = lane_part<2>();
+      const vf table = values_of_codes<3>(scale, least);
+      const auto code_of = [&](int base) { return (low >> (shift + base) & 3) | (high >> (high_shift + base) & 1) << 2; };
+      out[0] = look_up(code_of(0), table), out[1] = look_up(code_of(4), table);
+    }
+#else
+    out[0] = out[1] = vf{};
+#endif
+  }
+}
+
+/// Where the steps of a vector lie.
+template <Format F>
+struct Steps {
+  static constexpr int VECTORS = vectors_of_step(F);
+  int count, per_group;  // steps
+  int group, apart;      // channels; from a step's first vector to its second
+
+  Steps(const CodedVectors &vectors, int dim)
+      : count(dim / (VECTORS * WIDTH)),
+        per_group(static_cast<int>(vectors.group) / (VECTORS * WIDTH)),
+        group(static_cast<int>(vectors.group)),
+        apart(static_cast<int>(vectors.group) / VECTORS) {}
+
+  /// The first channel of a step.
+  int channel(int step) const { return step / per_group * group + step % per_group * WIDTH; }
+};
+
+/// Scales of a tile as floats, [TILE, groups], and so the minima; those past n repeat the last.
+struct TileScales {
+  alignas(64) float scale[TILE * MAX_GROUPS], least[TILE * MAX_GROUPS];
+};
+
+/// Convert numbers that lie side by side for the KVs of a block, `groups` for each KV.
+void convert_each(const f16 *const *from, int64_t away, int n, int groups, float factor, float *out) {
+  for (int j = 0; j < n;) {
+    int run = 1;
+    while (j + run < n && from[j + run] == from[j] + run * groups) ++run;
+    const f16 *first = from[j] + away;
+    float *to = out + j * groups;
+    int i = 0;
+    for (const int size = run * groups; i < size; i += WIDTH) {
+      const int part = std::min(WIDTH, size - i);
+      put(to + i, get(first + i, part) * factor, part);
+    }
+    j += run;
+  }
+  for (int j = n; j < round_up(n, WIDTH); ++j)
+    std::copy(out + (n - 1) * groups, out + n * groups, out + j * groups);
+}
+
+void convert_scales(const CodedVectors &vectors, const CodedTile &tile, const CodedTile &next, int groups, TileScales &out) {
+  if (is_plain(vectors.format)) return;
+  const int64_t away = vectors.min.data ? (vectors.min.data - vectors.scale.data) / 2 : 0;
+  convert_each(tile.scale, 0, tile.n, groups, unit_of(vectors.format), out.scale);
+  if (away) convert_each(tile.scale, away, tile.n, groups, 1.0f, out.least);
+  constexpr int KVS_OF_LINE = 8;  // or more
+  for (int j = 0; j < next.n; j += KVS_OF_LINE) {
+    __builtin_prefetch(next.scale[j], 0, 2);
+    if (away) __builtin_prefetch(next.scale[j] + away, 0, 2);
+  }
+}
+
+inline void prefetch_codes(const CodedTile &next, int j, int64_t slot_bytes) {
+  const char *code = reinterpret_cast<const char *>(next.code[j]);
+  for (int64_t byte = 0; byte < slot_bytes; byte += LINE<char>) __builtin_prefetch(code + byte, 0, 2);
+}
+
+inline const uint8_t *bytes_of_codes(const Coded *code) { return reinterpret_cast<const uint8_t *>(code); }
+
+/// coded_products of R rows.
+template <Format F, bool SCALED, int R>
+[[gnu::noinline]] void products_of(const CodedVectors &vectors, const CodedTile &tile, const CodedTile &next, int dim,
+                                   int groups, const TileScales &scales, const float *queries, float *out) {
+  constexpr int V = vectors_of_step(F), N = R > 3 && WIDTH < 16 ? 2 : 4;
+  const Steps<F> steps(vectors, dim);
+  const int64_t slot_bytes = vectors.code.slot_bytes;
+  for (int first = 0; first < tile.n; first += WIDTH) {
+    vf fours[R][FOURS];
+#pragma GCC unroll 1
+    for (int i = 0; i < FOURS; ++i) {
+      vf all[R][4];
+#pragma GCC unroll 2
+      for (int half = 0; half < 4; half += N) {
+        const int at = first + 4 * i + half;
+        const uint8_t *code[N];
+        const float *scale[N], *least[N];
+        vf sum[R][N] = {};
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) {
+          code[j] = bytes_of_codes(tile.code[at + j]);
+          scale[j] = scales.scale + (at + j) * groups, least[j] = scales.least + (at + j) * groups;
+          if (at + j < next.n) prefetch_codes(next, at + j, slot_bytes);
+        }
+        int byte = 0;
+        for (int group = 0; group < groups; ++group) {
+          const float *q = queries + group * steps.group;
+          for (int step = 0; step < steps.per_group; ++step, q += WIDTH, byte += step_bytes(F)) {
+            vf row[R][V];
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+              for (int v = 0; v < V; ++v) row[r][v] = load(q + r * dim + v * steps.apart);
+#pragma GCC unroll 4
+            for (int j = 0; j < N; ++j) {
+              vf x[V];
+              decode_step<F, SCALED>(code[j] + byte, scale[j][group], least[j][group], x);
+#pragma GCC unroll 2
+              for (int v = 0; v < V; ++v)
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) sum[r][j] += row[r][v] * x[v];
+            }
+          }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+          for (int j = 0; j < N; ++j) all[r][half + j] = sum[r][j];
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) fours[r][i] = add_up_four(all[r][0], all[r][1], all[r][2], all[r][3]);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const vf sums = sums_of<false>(fours[r]);
+      store(out + r * TILE + first, SCALED || is_plain(F) ? sums : sums * load(scales.scale + first));
+    }
+  }
+}
+
+/// coded_sums of R rows, of S steps from `step` on. weights: with the scales where not SCALED.
+template <Format F, bool SCALED, int R, int S>
+inline void sums_of_steps(const CodedVectors &vectors, const Steps<F> &steps, int step, const CodedTile &tile,
+                          const CodedTile &next, int dim, int groups, const TileScales &scales, const float *weights,
+                          float *sums) {
+  constexpr int V = vectors_of_step(F);
+  const int64_t slot_bytes = step == 0 ? vectors.code.slot_bytes : 0;
+  vf sum[R][S][V];
+  float *to[S];
+  const float *scale[S], *least[S];
+#pragma GCC unroll 8
+  for (int s = 0; s < S; ++s) {
+    to[s] = sums + steps.channel(step + s);
+    const int group = (step + s) / steps.per_group;
+    scale[s] = scales.scale + group, least[s] = scales.least + group;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) sum[r][s][v] = load(to[s] + r * dim + v * steps.apart);
+  }
+  for (int j = 0; j < tile.n; ++j) {
+    const uint8_t *code = bytes_of_codes(tile.code[j]) + step * step_bytes(F);
+    if (j < next.n) prefetch_codes(next, j, slot_bytes);
+    vf w[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) w[r] = broadcast(weights[r * TILE + j]);
+#pragma GCC unroll 8
+    for (int s = 0; s < S; ++s) {
+      vf x[V];
+      decode_step<F, SCALED>(code + s * step_bytes(F), scale[s][j * groups], least[s][j * groups], x);
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sum[r][s][v] += w[r] * x[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int s = 0; s < S; ++s)
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) store(to[s] + r * dim + v * steps.apart, sum[r][s][v]);
+}
+
+template <Format F, bool SCALED, int R>
+[[gnu::noinline]] void sums_of_values(const CodedVectors &vectors, const CodedTile &tile, const CodedTile &next, int dim,
+                                      int groups, const TileScales &scales, const float *weights, float *sums) {
+  constexpr int V = vectors_of_step(F), MOST = WIDTH == 16 ? (R <= 3 ? 8 : 4) : (R <= 2 ? 4 : 2);  // vectors of sums
+  constexpr int S = MOST / V;
+  const Steps<F> steps(vectors, dim);
+  alignas(64) float scaled[R * TILE];
+  if (!SCALED && !is_plain(F)) {
+    for (int r = 0; r < R; ++r)
+      for (int j = 0; j < tile.n; j += WIDTH)
+        store(scaled + r * TILE + j, load(weights + r * TILE + j) * load(scales.scale + j));
+    weights = scaled;
+  }
+  int step = 0;
+  for (; step + S <= steps.count; step += S)
+    sums_of_steps<F, SCALED, R, S>(vectors, steps, step, tile, next, dim, groups, scales, weights, sums);
+  if constexpr (S > 4)
+    for (; step + 4 <= steps.count; step += 4)
+      sums_of_steps<F, SCALED, R, 4>(vectors, steps, step, tile, next, dim, groups, scales, weights, sums);
+  for (; step < steps.count; ++step)
+    sums_of_steps<F, SCALED, R, 1>(vectors, steps, step, tile, next, dim, groups, scales, weights, sums);
+}
+
+/// Calls f with the format and whether channels have scales of their own, as constants.
+template <class F>
+inline void with_format(const CodedVectors &vectors, int groups, F f) {
+  const auto call = [&](auto format) {
+    if constexpr (vectors_of_step(format) == 1 && !is_plain(format))
+      groups > 1 ? f(format, std::true_type{}) : f(format, std::false_type{});
+    else
+      f(format, std::integral_constant<bool, !is_plain(format)>{});
+  };
+  switch (vectors.format) {
+#define WINNOW_FORMAT(name) \
+  case Format::name: return call(std::integral_constant<Format, Format::name>{});
+    WINNOW_FORMAT(f32)
+    WINNOW_FORMAT(bf16)
+    WINNOW_FORMAT(f16)
+    WINNOW_FORMAT(fp8_e4m3)
+    WINNOW_FORMAT(int8)
+    WINNOW_FORMAT(int4)
+    WINNOW_FORMAT(int3)
+    WINNOW_FORMAT(int2)
+#undef WINNOW_FORMAT
+  }
+}
+
+template <class F>
+inline void with_few_rows(int rows, F f) {
+  switch (rows) {
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    default: return f(std::integral_constant<int, DIRECT_ROWS>{});
+  }
+}
+
+/// Calls f with each outlier of a tile: the KV's number, its channel, and what is added there.
+template <class F>
+inline void for_outliers(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, F f) {
+  if (!vectors.num_outliers) return;
+  for (int j = 0; j < tile.n; ++j) {
+    const int64_t block = tile.slot[j] / block_size, offset = tile.slot[j] % block_size;
+    const auto *rest = reinterpret_cast<const f16 *>(vectors.outlier.at(block, offset));
+    const auto *channel = reinterpret_cast<const uint8_t *>(vectors.channel.at(block, offset));
+    for (int64_t i = 0; i < vectors.num_outliers; ++i) f(j, channel[i], to_float(rest[i]));
+  }
+}
+
+/// Groups of a vector.
+inline int groups_of(const CodedVectors &vectors, int dim) { return dim / static_cast<int>(vectors.group); }
+
+}  // namespace
+
+bool decodes_in_registers(const CodedVectors &vectors, int rows, int dim) {
+  if (rows > DIRECT_ROWS || dim % WIDTH || groups_of(vectors, dim) > MAX_GROUPS) return false;
+  switch (vectors.format) {
+    case Format::int4: return vectors.group % (2 * WIDTH) == 0;
+    case Format::int3:
+    case Format::int2: return WIDTH == 16 && vectors.group == 32;
+    default: return vectors.group % WIDTH == 0;
+  }
+}
+
+void coded_products(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, const CodedTile &next, int rows,
+                    int dim, const float *queries, float *out) {
+  const int groups = groups_of(vectors, dim);
+  TileScales scales;
+  convert_scales(vectors, tile, next, groups, scales);
+  with_format(vectors, groups, [&](auto format, auto scaled) {
+    with_few_rows(rows, [&](auto count) {
+      products_of<format, scaled, count>(vectors, tile, next, dim, groups, scales, queries, out);
+    });
+  });
+  for_outliers(vectors, block_size, tile, [&](int j, int channel, float rest) {
+    for (int r = 0; r < rows; ++r) out[r * TILE + j] += queries[r * dim + channel] * rest;
+  });
+  for (int j = tile.n; j < next.n; ++j) prefetch_codes(next, j, vectors.code.slot_bytes);
+}
+
+void coded_sums(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, const CodedTile &next, int rows,
+                int dim, const float *weights, float *sums) {
+  const int groups = groups_of(vectors, dim);
+  TileScales scales;
+  convert_scales(vectors, tile, next, groups, scales);
+  with_format(vectors, groups, [&](auto format, auto scaled) {
+    with_few_rows(rows, [&](auto count) {
+      sums_of_values<format, scaled, count>(vectors, tile, next, dim, groups, scales, weights, sums);
+    });
+  });
+  for_outliers(vectors, block_size, tile, [&](int j, int channel, float rest) {
+    for (int r = 0; r < rows; ++r) sums[r * dim + channel] += weights[r * TILE + j] * rest;
+  });
+  for (int j = tile.n; j < next.n; ++j) prefetch_codes(next, j, vectors.code.slot_bytes);
+}
+
+}  // namespace winnow::WINNOW_ISA
