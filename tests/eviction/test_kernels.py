@@ -229,7 +229,7 @@ def test_those_stay_that_torch_would_keep(isa: str, case: Case, data: st.DataObj
     for rows in (ours, theirs):
         filling = torch.Generator().manual_seed(5)
         pool = rows.cache.pool
-        pool.v.copy_(torch.randn(pool.v.shape, generator=filling))
+        pool.storage.random_(0, 256, generator=filling)
         pool.accumulators.copy_(torch.randn(pool.accumulators.shape, generator=filling))
 
     for backend, rows in ((NativeBackend(KERNELS[isa]), ours), (ReferenceBackend(), theirs)):

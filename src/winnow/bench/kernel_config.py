@@ -52,7 +52,9 @@ class KernelConfig:
         check_counts(self, zero=("seed",))
         check_names("attention_backend", self.backends, ATTENTION_BACKENDS)
         formats = self.kv_formats
-        require(len(set(formats)) == len(formats), "kv_cache_dtype", "formats that differ", self.kv_cache_dtype)
+        require(
+            len(set(formats)) == len(formats), "kv_cache_dtype", "formats that differ", self.kv_cache_dtype
+        )
         if self.query_heads % self.kv_heads:
             raise ConfigError(
                 f"query_heads must be a multiple of kv_heads ({self.kv_heads}), got {self.query_heads}"
