@@ -53,5 +53,6 @@ def _other(field: "Field[Any]", hint: Any) -> Any:
         "device": "cpu",
         "generation_config": "winnow",
         "kv_cache_dtype": "k=int8,v=int4",
+        "kv_wide": "layers=1,recent=64",
     }
     return others[field.name]

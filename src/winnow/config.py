@@ -14,7 +14,7 @@ from winnow.checks import MAX_COUNT as MAX_COUNT
 from winnow.checks import check_choice, check_integer, check_number
 from winnow.errors import ConfigError
 from winnow.json_values import json_value
-from winnow.kv_dtype import ROTATIONS, KVDtype, check_group
+from winnow.kv_dtype import ROTATIONS, KVDtype, WideParts, check_group
 from winnow.units import parse_bytes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -155,13 +155,20 @@ class CacheConfig:
         choices=ROTATIONS,
     )
 
+    kv_wide: str | None = option(
+        None,
+        "KVs that are kept in 16 bits beside narrow ones, such as layers=1,sinks=4,recent=64: first layers, and in the "
+        "others first and last tokens; room for them is set aside for max_num_seqs sequences",
+    )
+
     def __post_init__(self) -> None:
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
         object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
         check_integer("block_size", self.block_size, 1, 1024)
-        KVDtype.parse(self.kv_cache_dtype)
         check_group("kv_group", self.kv_group)
         check_choice("kv_rotate", self.kv_rotate, ROTATIONS)
+        KVDtype.parse(self.kv_cache_dtype)
+        WideParts.parse(self.kv_wide)
 
 
 @dataclass(frozen=True)
@@ -305,7 +312,7 @@ class PaddedConfig:
 # What means nothing to an engine, so that giving it is a mistake.
 _ONLY_PAGED = {
     "model": ("attention_backend",),
-    "cache": ("block_size", "kv_cache_dtype", "kv_group", "kv_rotate"),
+    "cache": ("block_size", "kv_cache_dtype", "kv_group", "kv_rotate", "kv_wide"),
     "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_accumulators", "max_round_kvs"),
 }
 _ONLY_PADDED = {"padded": tuple(each.name for each in fields(PaddedConfig))}

@@ -48,6 +48,44 @@ class KVDtype:
         return self.k if self.k == self.v else f"k={self.k},v={self.v}"
 
 
+@dataclass(frozen=True)
+class WideParts:
+    """What `kv_wide` says: which KVs are kept in 16 bits beside narrow ones."""
+
+    layers: int = 0
+    """The first layers, whole."""
+    sinks: int = 0
+    """In the other layers the first tokens of a sequence."""
+    recent: int = 0
+    """In the other layers its last tokens."""
+    dtype: str = "bfloat16"
+    """One of `PLAIN_FORMATS`."""
+
+    @classmethod
+    def parse(cls, text: str | None, name: str = "kv_wide", dtype: str = "bfloat16") -> "WideParts":
+        """Read "layers=1,sinks=4,recent=64", or some of them; None: nothing.
+
+        Raises:
+            ConfigError: an unknown part, a part twice, or a count that is none; names `name`.
+        """
+        what = "parts with counts, such as layers=1,sinks=4,recent=64"
+        parts: dict[str, int] = {}
+        for part in () if text is None else text.split(","):
+            key, _, count = part.strip().partition("=")
+            known = key in ("layers", "sinks", "recent") and key not in parts
+            require(known and count.isdecimal() and len(count) < 7, name, what, text)
+            parts[key] = int(count)
+        return cls(**parts, dtype=dtype)
+
+    @property
+    def any(self) -> bool:
+        return bool(self.layers or self.sinks or self.recent)
+
+    def __str__(self) -> str:
+        parts = {"layers": self.layers, "sinks": self.sinks, "recent": self.recent}
+        return ",".join(f"{key}={count}" for key, count in parts.items() if count)
+
+
 def check_group(name: str, group: int | None) -> None:
     """Refuse a number of channels that no codec can group.
 

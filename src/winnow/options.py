@@ -31,6 +31,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: str
     kv_group: int | None
     kv_rotate: str
+    kv_wide: str | None
     # SchedulerConfig
     max_num_seqs: int
     max_num_batched_tokens: int

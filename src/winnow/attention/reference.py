@@ -50,6 +50,9 @@ class ReferenceBackend(TorchBackend):
         block = blocks[spans.token_sequence[:, None], head, index // block_size]  # [T, H]
         slot = block.long() * block_size + index % block_size
         pool.write(slot, k, v, spans.position[:, None].expand_as(index))
+        window = cache.window(layer)
+        if window is not None:
+            window.write(spans.token_slots, layer, k, v, spans.position, spans.tokens_after)
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         out = torch.empty_like(q)
@@ -101,11 +104,15 @@ class _Rows:
         slot = pool.slots_of(blocks)
         length = tables.lengths[slots, layer]  # [G, H]
         valid = torch.arange(slot.shape[2], device=spans.device) < length[..., None]
+        k, v, position = pool.keys_of(blocks), pool.values_of(blocks), pool.positions_of(blocks)
+        window = cache.window(layer)
+        if window is not None:
+            window.widen(slots, layer, position, k, v)
         return cls(
-            k=pool.keys_of(blocks),
+            k=k,
             # Padding is uninitialised memory, and 0 x NaN is NaN: clear values past the length.
-            v=pool.values_of(blocks).masked_fill_(~valid[..., None], 0.0),
-            position=pool.positions_of(blocks),
+            v=v.masked_fill_(~valid[..., None], 0.0),
+            position=position,
             valid=valid,
             slot=slot,
             observe_from=torch.from_numpy(spans.observe_from[group.index]).to(spans.device),

@@ -19,11 +19,12 @@ from winnow.attention import (
     Term,
     open_backend,
 )
-from winnow.bench.kernel_case import KernelCase, torch_device, torch_dtype
+from winnow.bench.kernel_case import KernelCase, kernel_layout, torch_device, torch_dtype
 from winnow.bench.kernel_config import KernelConfig
 from winnow.bench.limits import Limits, Reading
 from winnow.bench.timing import Call, interleave
-from winnow.cache.codec import KVCodec, codec_of
+from winnow.cache import CacheLayout
+from winnow.cache.codec import codec_of
 from winnow.report.provenance import Machine
 
 DECODE_OBSERVED = {
@@ -155,7 +156,10 @@ def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> Ke
         ConfigError: a backend does not run here, or the KVs do not fit into memory.
     """
     formats = config.kv_formats
-    backends = {kind: dict(_open(name, codec_of(kind)) for name in config.backends) for kind in formats}
+    backends = {
+        kind: dict(_open(name, kernel_layout(config, codec_of(kind))) for name in config.backends)
+        for kind in formats
+    }
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = torch_device(config)
@@ -179,9 +183,9 @@ def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> Ke
     return KernelReport(config, machine, tuple(caches), limits, tuple(measurements))
 
 
-def _open(name: str, codec: KVCodec) -> tuple[str, AttentionBackend]:
+def _open(name: str, layout: CacheLayout) -> tuple[str, AttentionBackend]:
     """A backend and what the report calls it: "auto" alone would mean another one tomorrow."""
-    backend = open_backend(name, codec=codec)
+    backend = open_backend(name, layout=layout)
     kind = type(backend).__name__.removesuffix("Backend").lower()
     return (f"auto ({kind})" if name == "auto" else name), backend
 

@@ -45,12 +45,8 @@ class KernelCase:
         dtype, device = torch_dtype(config), torch_device(config)
         [kv_format] = config.kv_formats
         codec = codec_of(kv_format)
-        layers = max(
-            2, ceil_div(_TIMES_CACHE * last_level_cache, config.layer_kvs * _kv_bytes(codec, config.head_dim))
-        )
-        layout = CacheLayout(
-            layers, config.kv_heads, config.head_dim, config.block_size, codec, num_accumulators=1
-        )
+        layer_bytes = config.layer_kvs * _kv_bytes(codec, config.head_dim)
+        layout = kernel_layout(config, codec, max(2, ceil_div(_TIMES_CACHE * last_level_cache, layer_bytes)))
         size = _room(layout, config)
         try:
             local = LocalCache(layout, size, device)
@@ -187,6 +183,11 @@ def torch_device(config: KernelConfig) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device: {config.device!r} is not usable here: {reason}") from None
     return device
+
+
+def kernel_layout(config: KernelConfig, codec: KVCodec, layers: int = 1) -> CacheLayout:
+    """The layout of a cache that holds KVs so."""
+    return CacheLayout(layers, config.kv_heads, config.head_dim, config.block_size, codec, num_accumulators=1)
 
 
 def _kv_bytes(codec: KVCodec, head_dim: int) -> int:

@@ -282,9 +282,9 @@ class OutlierFormat(AffineFormat):
 
     def decode(self, *fields: "Tensor") -> "Tensor":
         *coded, outlier, channel = fields
-        decoded = super().decode(*coded)
-        # Slots that were never written hold anything, and whole blocks are decoded.
-        return decoded.scatter_add(-1, channel.long().clamp_max(decoded.shape[-1] - 1), outlier.float())
+        x = super().decode(*coded)
+        # A slot that was never written holds any index.
+        return x.scatter_add(-1, channel.long().clamp_max(x.shape[-1] - 1), outlier.float())
 
 
 def make_format(name: str, group: int | None = None) -> VectorFormat:

@@ -9,6 +9,7 @@ from winnow.cache.ledger import Ledger
 from winnow.cache.pool import KVPool
 from winnow.cache.tables import BlockTables
 from winnow.cache.update import CacheUpdate
+from winnow.cache.wide import WideWindow, open_windows
 
 
 @dataclass(frozen=True)
@@ -17,20 +18,38 @@ class PagedCache:
 
     pool: KVPool
     tables: BlockTables
+    windows: tuple[WideWindow, ...] = ()
+    """What is kept in 16 bits beside narrow KVs, for some of the layers each."""
 
     @classmethod
     def allocate(
         cls, layout: CacheLayout, size: CacheSize, device: torch.device | str = "cpu"
     ) -> "PagedCache":
         """Take the memory."""
-        return cls(KVPool(layout, size.num_blocks, device), BlockTables(layout, size, device))
+        return cls(
+            KVPool(layout, size.num_blocks, device),
+            BlockTables(layout, size, device),
+            open_windows(layout, size, device),
+        )
 
     @property
     def nbytes(self) -> int:
-        return self.pool.nbytes + self.tables.nbytes
+        return self.pool.nbytes + self.tables.nbytes + sum(window.nbytes for window in self.windows)
+
+    def window(self, layer: int) -> WideWindow | None:
+        """What is kept wide of a layer's KVs."""
+        return next((window for window in self.windows if layer in window.layers), None)
+
+    def fork(self, slot: int, to: int) -> None:
+        """Follow a sequence that was forked to another slot, beyond what updates say."""
+        for window in self.windows:
+            window.fork(slot, to)
 
     def apply(self, update: CacheUpdate) -> None:
         """Follow a ledger: copy blocks, then take over its tables and lengths."""
+        for window in self.windows:
+            for slot in update.closed:
+                window.clear(slot)
         for copies in update.copies:
             device = self.pool.position.device
             self.pool.copy_blocks(

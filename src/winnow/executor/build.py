@@ -24,8 +24,8 @@ def build_engine(
     num_accumulators = config.eviction.num_accumulators
     if num_accumulators is None:
         num_accumulators = max(policy.score.num_accumulators, 1)
-    codec = loaded.kv_layout(config.cache, num_accumulators).codec
-    backend = open_backend(config.model.attention_backend, loaded.device, codec)
+    layout = loaded.kv_layout(config.cache, num_accumulators)
+    backend = open_backend(config.model.attention_backend, loaded.device, layout)
     executor = TorchExecutor(loaded, config, backend, num_accumulators)
     scheduler = Scheduler(config.scheduler, executor, clock, max_round_kvs=config.eviction.max_round_kvs)
     admission = Admission(

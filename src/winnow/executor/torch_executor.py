@@ -94,6 +94,9 @@ class TorchExecutor:
         )
         rows = self._forward(plan, spans, step, wanted)
         self._signals.fork(plan, self._states)
+        for entry in plan.entries:
+            for slot in entry.forks:
+                self.cache.fork(entry.slot, slot)
         scored = {
             index: self._prompt_logprobs(plan.entries[index], rows[part])
             for index, part in logits.prompts.items()
@@ -137,6 +140,10 @@ class TorchExecutor:
         ]
 
     def prepare(self, policy: EvictionPolicy) -> None:
+        if policy.reassign_positions and self.cache.windows:
+            raise InvalidRequestError(
+                f"positions cannot be re-assigned beside kv_wide={self.layout.wide}, which finds KVs by position"
+            )
         if policy.reassign_positions and self._model.rotation is None:
             raise InvalidRequestError(
                 f"positions cannot be re-assigned: how {type(self._model.model).__name__} rotates keys is not known"

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from winnow.cache import CacheLayout, make_codec
+from winnow.checks import require
 from winnow.config import CacheConfig
-from winnow.kv_dtype import KVDtype
+from winnow.errors import ConfigError
+from winnow.kv_dtype import PLAIN_FORMATS, KVDtype, WideParts
 from winnow.models.geometry import ModelGeometry
 from winnow.models.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.tokens import token_kinds
@@ -73,7 +75,15 @@ class LoadedModel(PlainModel):
         Raises:
             ConfigError: KVs of the model's head_dim cannot be stored as `config` says.
         """
-        kind = KVDtype.parse(config.kv_cache_dtype).resolved(str(self.dtype).removeprefix("torch."))
+        dtype = str(self.dtype).removeprefix("torch.")
+        kind = KVDtype.parse(config.kv_cache_dtype).resolved(dtype)
+        wide = WideParts.parse(config.kv_wide, dtype="float16" if dtype == "float32" else dtype)
+        layers = self.geometry.num_layers
+        require(wide.layers < layers, "kv_wide", f"fewer layers than the model's {layers}", config.kv_wide)
+        if wide.any and {kind.k, kind.v} <= set(PLAIN_FORMATS):
+            raise ConfigError(
+                f"kv_wide={wide} keeps KVs in 16 bits beside a kv_cache_dtype of fewer, got {kind}: leave it out"
+            )
         layout = CacheLayout(
             self.geometry.num_layers,
             self.geometry.num_kv_heads,
@@ -81,6 +91,7 @@ class LoadedModel(PlainModel):
             config.block_size,
             make_codec(kind, config.kv_group, config.kv_rotate),
             num_accumulators,
+            wide,
         )
         _ = layout.block_format
         return layout
