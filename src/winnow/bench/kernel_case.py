@@ -53,7 +53,7 @@ class KernelCase:
         except (RuntimeError, torch.OutOfMemoryError):
             needed = format_bytes(size.nbytes(layout))
             raise ConfigError(
-                f"batch, context: {layers} layers of KVs take {needed}, more than there is"
+                f"batch, context: {layout.num_layers} layers of KVs take {needed}, more than there is"
             ) from None
         generator = torch.Generator(device).manual_seed(config.seed)
 
