@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "coded_step.h"
+
 namespace winnow::WINNOW_ISA {
 
 namespace {
@@ -97,16 +99,9 @@ void decode_vector(const CodedVectors &vectors, int dim, const CodedTile &tile, 
   }
 }
 
-/// Add what is stored beside the codes of the largest channels.
-void add_outliers(const CodedVectors &vectors, int64_t block_size, int64_t slot, float *out) {
-  const int64_t block = slot / block_size, offset = slot % block_size;
-  const auto *rest = reinterpret_cast<const f16 *>(vectors.outlier.at(block, offset));
-  const auto *channel = reinterpret_cast<const uint8_t *>(vectors.channel.at(block, offset));
-  for (int64_t i = 0; i < vectors.num_outliers; ++i) out[channel[i]] += number(rest[i]);
-}
-
 /// Prefetch a vector's codes and scales.
 inline void prefetch_vector(const CodedVectors &vectors, const CodedTile &tile, int j) {
+  asm volatile("");  // see prefetch_accumulators
   const char *code = reinterpret_cast<const char *>(tile.code[j]);
   for (int64_t byte = 0; byte < vectors.code.slot_bytes; byte += LINE_BYTES) __builtin_prefetch(code + byte, 0, 2);
   if (is_plain(vectors.format)) return;
@@ -115,11 +110,59 @@ inline void prefetch_vector(const CodedVectors &vectors, const CodedTile &tile, 
   if (vectors.min.data) __builtin_prefetch(scale + (vectors.min.data - vectors.scale.data), 0, 2);
 }
 
+/// Decode a tile whose groups are whole steps.
+template <Format F>
+void decode_steps(const CodedVectors &vectors, int dim, int padded, const CodedTile &tile, const CodedTile &next, float *out) {
+  constexpr int V = vectors_of_step(F);
+  const int group = static_cast<int>(vectors.group);
+  const int64_t away = vectors.min.data ? (vectors.min.data - vectors.scale.data) / 2 : 0;
+  for (int j = 0; j < tile.n; ++j, out += padded) {
+    if (j < next.n) prefetch_vector(vectors, next, j);
+    const auto *code = reinterpret_cast<const uint8_t *>(tile.code[j]);
+    const f16 *scale = tile.scale[j];
+    for (int first = 0; first < dim; first += group, ++scale) {
+      const float by = number(*scale) * unit_of(F), least = V == 2 ? number(scale[away]) : 0.0f;
+      for (int d = first; d < first + group / V; d += WIDTH, code += step_bytes(F)) {
+        vf x[V];
+        decode_step<F, true>(code, by, least, x);
+        store(out + d, x[0]);
+        if constexpr (V == 2) store(out + d + group / 2, x[1]);
+      }
+    }
+  }
+}
+
+/// As decode_steps, of a format that is none of plain vectors.
+void decode_steps(const CodedVectors &vectors, int dim, int padded, const CodedTile &tile, const CodedTile &next, float *out) {
+  switch (vectors.format) {
+    case Format::fp8_e4m3: return decode_steps<Format::fp8_e4m3>(vectors, dim, padded, tile, next, out);
+    case Format::int8: return decode_steps<Format::int8>(vectors, dim, padded, tile, next, out);
+    case Format::int4: return decode_steps<Format::int4>(vectors, dim, padded, tile, next, out);
+    case Format::int3: return decode_steps<Format::int3>(vectors, dim, padded, tile, next, out);
+    default: return decode_steps<Format::int2>(vectors, dim, padded, tile, next, out);
+  }
+}
+
+/// Add what is stored beside the codes of the largest channels.
+void add_outliers(const CodedVectors &vectors, int64_t block_size, int64_t slot, float *out) {
+  const int64_t block = slot / block_size, offset = slot % block_size;
+  const auto *rest = reinterpret_cast<const f16 *>(vectors.outlier.at(block, offset));
+  const auto *channel = reinterpret_cast<const uint8_t *>(vectors.channel.at(block, offset));
+  for (int64_t i = 0; i < vectors.num_outliers; ++i) out[channel[i]] += number(rest[i]);
+}
+
 }  // namespace
 
 void decode_tile(const CodedVectors &vectors, int64_t block_size, int dim, int padded, const CodedTile &tile,
                  const CodedTile &next, float *out) {
+  const bool by_steps = !is_plain(vectors.format) && groups_are_steps(vectors, dim);
+  if (by_steps) decode_steps(vectors, dim, padded, tile, next, out);
   for (int j = 0; j < tile.n; ++j, out += padded) {
+    if (by_steps) {
+      if (!vectors.num_outliers) break;
+      add_outliers(vectors, block_size, tile.slot[j], out);
+      continue;
+    }
     if (j < next.n) prefetch_vector(vectors, next, j);
     std::fill(out + padded - WIDTH, out + padded, 0.0f);
     decode_vector(vectors, dim, tile, j, out);

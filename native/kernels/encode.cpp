@@ -52,15 +52,52 @@ struct Range {
   }
 };
 
+/// The same of whole vectors, which are taken by vectors.
+inline Range range_of(const float *x, int n, bool magnitudes) {
+  const auto read = [&](int i) { return magnitudes ? (vf)((vi)load(x + i) & 0x7fffffff) : load(x + i); };
+  vf low = read(0), high = low;
+  vi ordered = low == low;
+  for (int i = WIDTH; i < n; i += WIDTH) {
+    const vf y = read(i);
+    low = vmin(low, y), high = vmax(high, y);
+    ordered &= y == y;
+  }
+  Range out;
+  out.least = -horizontal_max(-low), out.greatest = horizontal_max(high);
+  for (int i = 0; i < WIDTH; ++i) out.ordered &= ordered[i] != 0;
+  return out;
+}
+
+/// Whether a group's numbers divided by its scale are all finite, and so is each of its steps.
+inline bool divides(float scale, const Range &range) {
+  return range.ordered && scale > 0.0f && scale <= std::numeric_limits<float>::max();
+}
+
+/// to_whole of (x - least) / scale held in [low, high], of whole vectors; `least` is taken off first.
+inline void to_codes(const float *x, int n, float least, float scale, float low, float high, uint8_t *code) {
+  typedef int8_t bytes __attribute__((vector_size(WIDTH)));
+  const vf magic = broadcast(12582912.0f);  // as to_whole
+  for (int i = 0; i < n; i += WIDTH) {
+    const vf y = (load(x + i) - least) / scale;
+    const vf whole = (vmin(vmax(y, broadcast(low)), broadcast(high)) + magic) - magic;
+    store_vector(code + i, __builtin_convertvector(__builtin_convertvector(whole, vi), bytes));
+  }
+}
+
 inline f16 stored(float x, bool ordered) { return ordered ? to_f16(x) : f16{0x7e00}; }
 
 template <bool floating>
 void encode_symmetric(int group, const float *x, uint8_t *code, f16 *scale) {
   constexpr float MOST = floating ? 448.0f : 127.0f;
+  const bool whole = group % WIDTH == 0;
   Range range;
-  for (int c = 0; c < group; ++c) range.add(std::fabs(x[c]));
+  if (whole)
+    range = range_of(x, group, true);
+  else
+    for (int c = 0; c < group; ++c) range.add(std::fabs(x[c]));
   *scale = stored(range.greatest / MOST, range.ordered);
   const float by = to_float(*scale);
+  if (!floating && whole && divides(by, range)) return to_codes(x, group, 0.0f, by, -MOST, MOST, code);
   for (int c = 0; c < group; ++c) {
     const float y = scaled(x[c], by, -MOST, MOST);
     code[c] = floating ? to_e4m3(y) : static_cast<uint8_t>(static_cast<int8_t>(to_whole(y)));
@@ -111,13 +148,23 @@ void encode_affine(const CodedVectors &vectors, int bits, int dim, const float *
   find_outliers(dim, x, count, channel);
   const auto is_outlier = [&](int d) { return std::find(channel, channel + count, d) != channel + count; };
   for (int first = 0; first < dim; first += group, ++scale, ++min, code += group * bits / 8) {
+    const auto in_group = [&](int d) { return first <= d && d < first + group; };
+    const bool whole = group % WIDTH == 0 && std::none_of(channel, channel + count, in_group);
     Range range;
-    for (int d = first; d < first + group; ++d)
-      if (!count || !is_outlier(d)) range.add(x[d]);
+    if (whole)
+      range = range_of(x + first, group, false);
+    else
+      for (int d = first; d < first + group; ++d)
+        if (!is_outlier(d)) range.add(x[d]);
     *min = stored(range.least, range.ordered);
     const float least = to_float(*min), spread = (range.greatest - least) / levels;
     *scale = stored(std::max(spread, 0.0f), range.ordered && spread == spread);
     const float by = to_float(*scale);
+    if (whole && divides(by, range) && std::fabs(least) <= std::numeric_limits<float>::max()) {
+      to_codes(x + first, group, least, by, 0.0f, levels, codes);
+      pack_codes(bits, group, codes, code);
+      continue;
+    }
     for (int c = 0; c < group; ++c) {
       codes[c] = static_cast<uint8_t>(to_whole(scaled(x[first + c] - least, by, 0.0f, levels)));
       for (int64_t i = 0; i < count; ++i) {
