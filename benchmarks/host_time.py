@@ -9,8 +9,9 @@ same logits at once and attends to nothing. Greedy, no logprobs, no text: what e
 import argparse
 import statistics
 import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -69,7 +70,13 @@ def open_engine(layers: int, kv_heads: int, sequences: int, prompt: int) -> Engi
         Admission(scheduler.ledger, config, VOCAB, max_model_len, max_model_len),
         config.cache.kv_memory,
         time.perf_counter,
+        config.scheduler,
+        _no_store,
     )
+
+
+def _no_store(directory: Path) -> NoReturn:
+    raise AssertionError(f"nothing is saved to {directory} here")
 
 
 def measure(engine: Engine, sequences: int, prompt: int, steps: int) -> dict[str, float]:

@@ -11,6 +11,18 @@ from winnow.units import parse_bytes
 NAMES = [(part, each.name) for part, config in PARTS.items() for each in fields(config)]
 """Part and name of every option."""
 
+OTHERS = {
+    "model": "elsewhere",
+    "revision": "v2",
+    "eviction": "snapkv",
+    "device": "cpu",
+    "generation_config": "winnow",
+    "prefix_store": "elsewhere",
+    "watermark_low": 0.5,
+    "tenants": '{"ada": {"weight": 2}}',
+}
+"""Where the type does not tell what is valid."""
+
 
 def base_options(part: str) -> dict[str, Any]:
     """What an option of `part` needs beside it."""
@@ -34,6 +46,8 @@ def as_flags(name: str, value: Any) -> list[str]:
 
 def _other(field: "Field[Any]", hint: Any) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if field.name in OTHERS:
+        return OTHERS[field.name]
     if "choices" in field.metadata:
         return next(each for each in field.metadata["choices"] if each != field.default)
     if field.metadata.get("parse") is parse_bytes:
@@ -42,14 +56,5 @@ def _other(field: "Field[Any]", hint: Any) -> Any:
         return not field.default
     if float in kinds:
         return 2.0 if field.default is None else field.default * 0.95
-    if int in kinds:
-        return 2 if field.default is None else field.default + 1
-    others = {
-        "model": "elsewhere",
-        "revision": "v2",
-        "eviction": "snapkv",
-        "device": "cpu",
-        "generation_config": "winnow",
-        "prefix_store": "elsewhere",
-    }
-    return others[field.name]
+    assert int in kinds, f"add another value of {field.name} to OTHERS"
+    return 2 if field.default is None else field.default + 1

@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "winnow"
 LAYERS = [
     ["errors", "_native", "lazy", "resources"],
     ["native", "units", "checks", "json_values", "fork"],
+    ["tenants"],
     ["threads", "config", "chat"],
     ["cache", "sampling"],
     ["attention", "outputs"],

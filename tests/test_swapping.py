@@ -181,7 +181,7 @@ def test_a_swapped_sequence_is_bit_by_bit_what_it_was(directory: Path, name: str
         scheduler._put_back(sequence)
         other = scheduler.ledger.open()  # so that it comes back elsewhere
         scheduler.ledger.append([other], [40])
-        scheduler._resume()
+        scheduler._resume(sequence)
         assert (sequence.kv.num_computed, sequence.kv.last_round) == state
         assert (scheduler.ledger.lengths[sequence.kv.slot] == lengths).all()
         assert all(torch.equal(a, b) for a, b in zip(content(llm, sequence), held, strict=True))
@@ -254,6 +254,20 @@ def test_an_aborted_swapped_request_returns_its_host_memory(directory: Path) -> 
         llm.check_integrity()
         llm.abort(first)
         llm.check_integrity()
+
+
+def test_the_last_one_aborted_returns_its_host_memory_though_no_step_follows(directory: Path) -> None:
+    with swapping(directory) as llm:
+        scheduler = scheduler_of(llm)
+        first, second = (llm.submit(prompt(60, seed), SamplingParams(max_tokens=20)) for seed in (1, 2))
+        llm.step()
+        llm.step()
+        scheduler._preempt()
+        tier = llm._engine._executor.cache.host  # type: ignore[attr-defined]
+        assert tier.nbytes > 0
+        llm.abort(first)
+        llm.abort(second)
+        assert tier.nbytes == 0 and not len(tier)
 
 
 def test_sizes_are_read_as_elsewhere(directory: Path) -> None:

@@ -14,6 +14,7 @@ from winnow.checks import MAX_COUNT as MAX_COUNT
 from winnow.checks import check_choice, check_integer, check_number
 from winnow.errors import ConfigError
 from winnow.json_values import json_value
+from winnow.tenants import parse_tenants
 from winnow.units import parse_bytes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -24,7 +25,9 @@ FULL, COMPRESSING = "full", "winnow"
 """Presets that stand for an `eviction` that was left out: without, and with, an amount to keep."""
 PREDICTOR = "kv_scores.safetensors"
 """What `winnow fit` adds to a model's directory."""
+KV_RESERVATIONS = ("on-demand", "prompt", "max")
 PADDED_MODES = ("embedding", "shaping", "pd", "static")
+SCHEDULING_POLICIES = ("fcfs", "priority", "srtf", "fair")
 BENCH_PADDED_MODES = ("shaping-gaps",)
 """For `python -m benchmarks.papers baton` alone: as the paper does it, and of no other use."""
 
@@ -154,8 +157,17 @@ class CacheConfig:
         effect=Effect.BATCHES,
         aliases=("swap_space",),
     )
+    kv_reservation: str = option(
+        "on-demand",
+        "blocks that a request holds from its start, as engines with contiguous caches do, to compare with: on-demand: "
+        "those of its first tokens; prompt: for its prompt and max_tokens; max: for max_model_len. With the last two "
+        "nothing is shared, and no prefix is kept",
+        choices=KV_RESERVATIONS,
+        effect=Effect.BATCHES,
+    )
 
     def __post_init__(self) -> None:
+        check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
         object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
         if self.kv_offloading_size is not None:
@@ -163,6 +175,10 @@ class CacheConfig:
             object.__setattr__(self, "kv_offloading_size", size)
         if self.prefix_store is not None and not self.enable_prefix_caching:
             raise ConfigError(f"prefix_store needs enable_prefix_caching, got {self.prefix_store} without it")
+        if self.prefix_store is not None and self.kv_reservation != "on-demand":
+            raise ConfigError(
+                f"prefix_store needs kv_reservation=on-demand, got {self.prefix_store} and {self.kv_reservation}"
+            )
         check_integer("block_size", self.block_size, 1, 1024)
 
 
@@ -177,12 +193,79 @@ class SchedulerConfig:
     prefill_chunk: int | None = option(
         512, "most prompt tokens of one request in one step; none: whole prompts", parse=optional_int
     )
+    scheduling_policy: str = option(
+        "priority",
+        "who is served first: fcfs: who came first; priority: the greater priority, which may park lower ones that "
+        "run; srtf: the shortest remaining; fair: the tenant that got the fewest tokens for its weight",
+        choices=SCHEDULING_POLICIES,
+        effect=Effect.BATCHES,
+    )
+    aging: float | None = option(
+        60.0,
+        "seconds of waiting that count as one level of priority, or as 1000 tokens less under srtf, so that nobody "
+        "waits for ever; none: no aging",
+        effect=Effect.BATCHES,
+    )
+    fair_input_price: float = option(
+        1.0,
+        "what a computed prompt token costs its tenant under scheduling_policy=fair",
+        effect=Effect.BATCHES,
+    )
+    fair_output_price: float = option(2.0, "what an output token costs, likewise", effect=Effect.BATCHES)
+    max_passes: int = option(
+        0,
+        "how often later requests that fit may be served before one that does not fit yet; 0: they wait behind it",
+        effect=Effect.BATCHES,
+    )
+    watermark_high: float = option(
+        1.0,
+        "requests join others only up to this part of the blocks; the rest is for the growth of those that run",
+        effect=Effect.BATCHES,
+    )
+    watermark_low: float | None = option(
+        None,
+        "after a request was held back, none joins until use has fallen to this part of the blocks; left out: "
+        "watermark_high, so that requests join as soon as they fit",
+        effect=Effect.BATCHES,
+    )
+    max_queued_requests: int | None = option(
+        None, "requests that may wait; further ones are refused; left out: no limit", effect=Effect.NEVER
+    )
+    max_queued_tokens: int | None = option(
+        None,
+        "tokens of requests that may wait; further requests are refused, unless none waits; left out: no limit",
+        effect=Effect.NEVER,
+    )
+    tenants: Any = option(
+        (),
+        'tenants with weight, guarantee, limit and host_limit: a JSON object {"NAME": {"weight": 2}, ...} or the '
+        "file of one",
+        parse=parse_tenants,
+        metavar="JSON",
+        effect=Effect.BATCHES,
+    )
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, 65536)
         check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        if self.prefill_chunk is not None:
-            check_integer("prefill_chunk", self.prefill_chunk, 1)
+        for name in ("prefill_chunk", "max_queued_requests", "max_queued_tokens"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
+        check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        if self.aging is not None:
+            check_number("aging", self.aging, 1e-3)
+        for name in ("fair_input_price", "fair_output_price"):
+            check_number(name, getattr(self, name), 0.0, 1e6)
+        check_integer("max_passes", self.max_passes, 0)
+        check_number("watermark_high", self.watermark_high, 0.01, 1.0)
+        if self.watermark_low is not None:
+            check_number("watermark_low", self.watermark_low, 0.0, 1.0)
+            if self.watermark_low > self.watermark_high:
+                raise ConfigError(
+                    f"watermark_low must be at most watermark_high ({self.watermark_high:g}), "
+                    f"got {self.watermark_low:g}"
+                )
+        object.__setattr__(self, "tenants", parse_tenants(self.tenants))
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), so that every running "
@@ -307,7 +390,8 @@ class PaddedConfig:
 # What means nothing to an engine, so that giving it is a mistake.
 _ONLY_PAGED = {
     "model": ("attention_backend",),
-    "cache": ("block_size", "prefix_store"),
+    "cache": ("block_size", "prefix_store", "kv_reservation"),
+    "scheduler": ("max_passes", "watermark_high", "watermark_low"),
     "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_accumulators", "max_round_kvs"),
 }
 _ONLY_PADDED = {"padded": tuple(each.name for each in fields(PaddedConfig))}
@@ -333,6 +417,13 @@ class EngineConfig:
                     raise ConfigError(
                         f"{each.name} needs engine={other}, got {value!r} and engine={self.model.engine}"
                     )
+
+        quotas = [tenant.name for tenant in self.scheduler.tenants if tenant.has_quota]
+        if quotas and self.model.engine != "paged":
+            raise ConfigError(
+                f"tenants: guarantee and limit need engine=paged, got those of {', '.join(quotas)} and "
+                f"engine={self.model.engine}"
+            )
 
     def settings(self) -> dict[str, Any]:
         """Every option of every part by name, as JSON values: what resume, fingerprints and reports go by.

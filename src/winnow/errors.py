@@ -24,6 +24,10 @@ class CapacityError(InvalidRequestError):
     """The request could never fit into the KV memory, even alone."""
 
 
+class QueueFullError(WinnowError):
+    """Too many requests or tokens wait already. The same request may be taken later."""
+
+
 class RequestFailedError(WinnowError):
     """A request failed while it was computed, as by logits that are not finite. Other requests are unaffected."""
 

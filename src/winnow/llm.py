@@ -23,8 +23,8 @@ from winnow.fork import require_usable_torch
 from winnow.inspect import Held, Inspection, KeptTokens, read_tokens
 from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.options import EngineOptions
-from winnow.outputs import EngineStats, RequestOutput
-from winnow.sampling import SamplingParams
+from winnow.outputs import BeamSearchOutput, BeamSearchSequence, EngineStats, RequestOutput
+from winnow.sampling import BeamSearchParams, SamplingParams
 from winnow.threads import TeamWait, release_team, set_threads
 
 # Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
@@ -93,6 +93,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
+        priority: int = 0,
+        tenant: str | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts. Returns their outputs in the same order.
 
@@ -103,15 +105,19 @@ class LLM:
             prompts: one text or list of token ids, or a list of such.
             sampling_params: one for all prompts, or one each; None: `get_default_sampling_params()`.
             progress: show a progress bar on stderr.
+            priority: of all of them, as in `submit`.
+            tenant: on whose account they run, as in `submit`.
 
         Raises:
             InvalidRequestError (or a subclass): a prompt or its parameters are invalid; the message names the prompt.
                 Nothing has been computed.
+            QueueFullError: more would wait than `max_queued_requests` and `max_queued_tokens` allow; likewise.
         """
         single = isinstance(prompts, str | Mapping) or (bool(prompts) and _is_token_ids(prompts))
         many = cast("list[Prompt]", [prompts] if single else list(prompts))
         self._require_usable()
-        return self._answer([self.tokenize(prompt) for prompt in many], sampling_params, progress)
+        tokenized = [self.tokenize(prompt) for prompt in many]
+        return self._answer(tokenized, sampling_params, progress, priority=priority, tenant=tenant)
 
     def chat(
         self,
@@ -119,26 +125,57 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
+        priority: int = 0,
+        tenant: str | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them, with the model's chat template. Raises as `generate`."""
+        """Answer one conversation, or a list of them, with the model's chat template; otherwise as `generate`."""
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("list[Sequence[Message]]", [messages] if single else list(messages))
         self._require_usable()
-        return self._answer([self.tokenize_chat(c) for c in conversations], sampling_params, progress)
+        tokenized = [self.tokenize_chat(conversation) for conversation in conversations]
+        return self._answer(tokenized, sampling_params, progress, priority=priority, tenant=tenant)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, progress: bool = False
+    ) -> list[BeamSearchOutput]:
+        """Search for the most probable answers to prompts. Returns those of each prompt, best first.
+
+        Tokens and scores are those of transformers' `generate` with `num_beams`. Beams share the blocks of what they
+        have in common. The same as `generate` with `use_beam_search`. Paged engine only.
+
+        Raises:
+            InvalidRequestError (or a subclass): a prompt or the parameters are invalid, or so many beams do not fit
+                into the KV memory together. Nothing has been computed.
+            RequestFailedError: a request failed while it was computed.
+        """
+        outputs = self.generate(prompts, params.to_sampling_params(), progress=progress)
+        for output in outputs:
+            output.raise_for_error()
+        return [_beam_output(output, params.length_penalty) for output in outputs]
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding the output so far after every token. Raises as `generate`."""
         self._require_usable()
-        return self._stream(self.tokenize(prompt), sampling_params)
+        return self._stream(self.tokenize(prompt), sampling_params, priority=priority, tenant=tenant)
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
     ) -> Iterator[RequestOutput]:
         """As `stream`, for a conversation."""
         self._require_usable()
-        return self._stream(self.tokenize_chat(messages), sampling_params)
+        return self._stream(self.tokenize_chat(messages), sampling_params, priority=priority, tenant=tenant)
 
     def inspect(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Inspection:
         """Answer one prompt and report which tokens survived eviction, in which layer and head.
@@ -176,7 +213,12 @@ class LLM:
         )
 
     def save_prefix(
-        self, prompt: Prompt, directory: str | Path, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        directory: str | Path,
+        sampling_params: SamplingParams | None = None,
+        *,
+        tenant: str | None = None,
     ) -> Path:
         """Compress a document as if questions followed it, and write what is left to a directory.
 
@@ -185,6 +227,7 @@ class LLM:
 
         Args:
             sampling_params: policy, amount and what is protected; the rest does not matter. None: the engine's.
+            tenant: whose requests alone may find it; None: those that are nobody's in particular.
 
         Returns:
             The path of the file, whose name follows from model, tokens and policy.
@@ -209,7 +252,7 @@ class LLM:
         )
         # Some token must follow the document; what it is changes nothing.
         followed = TokenizedPrompt(None, [*token_ids, *token_ids[-1:]])
-        request = self.new_request(followed, params, final_only=True)
+        request = self.new_request(followed, params, tenant=tenant, final_only=True)
         [output] = self._finish([request])
         output.raise_for_error()
         return self._shared.call(lambda engine: engine.save_prefix(request, Path(directory)))
@@ -223,19 +266,22 @@ class LLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        tenant: str | None = None,
         final_only: bool = False,
     ) -> str:
         """Queue a prompt and return its request id. Raises as `generate`.
 
         Args:
             request_id: unique among unfinished requests; None: one is generated.
-            priority: greater is served first; ties go to the earlier request. When memory runs out, the request of
-                lowest priority is preempted, ties go to the latest. The paged engine does not preempt for priority
-                alone.
+            priority: under scheduling_policy=priority, the default, greater is served first; ties go to the earlier
+                request. A request that does not fit beside running ones of lower priority parks them, the lowest first,
+                and they go on later. When memory runs out, the lowest is preempted, ties go to the latest.
+            tenant: on whose account it runs: what the option `tenants` says of the name holds, and prefixes are shared
+                within one tenant alone. None: nobody's in particular.
             final_only: `step` returns the request once, when it is finished, instead of after every token.
         """
         self._require_usable()
-        return self._submit(self.tokenize(prompt), sampling_params, request_id, priority, final_only)
+        return self._submit(self.tokenize(prompt), sampling_params, request_id, priority, tenant, final_only)
 
     def submit_chat(
         self,
@@ -244,11 +290,14 @@ class LLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        tenant: str | None = None,
         final_only: bool = False,
     ) -> str:
         """As `submit`, for a conversation."""
         self._require_usable()
-        return self._submit(self.tokenize_chat(messages), sampling_params, request_id, priority, final_only)
+        return self._submit(
+            self.tokenize_chat(messages), sampling_params, request_id, priority, tenant, final_only
+        )
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         """Return a prompt as the engine takes it. Raises as `generate`; any thread may call it during a step.
@@ -328,6 +377,38 @@ class LLM:
         """Release what the calling thread holds for its steps; for a thread that will not step for a while."""
         release_team()
 
+    def fork(
+        self,
+        request_id: str,
+        sampling_params: SamplingParams | None = None,
+        *,
+        new_request_id: str | None = None,
+        index: int = 0,
+        final_only: bool = False,
+    ) -> str:
+        """Queue a request that goes on from where an unfinished one is, and return its id.
+
+        It has the same prompt and the answer so far, and shares the KVs: both copy a block only when they write into
+        it, or a policy changes it. Limits such as `max_tokens` count the whole answer. Paged engine only.
+
+        Args:
+            sampling_params: for the tokens to come; None: those of the other request, its seed included, so both
+                answers are the same. What its KVs depend on (`eviction`, `compression` and the like) cannot change.
+            new_request_id: unique among unfinished requests; None: one is generated.
+            index: which of the other request's samples.
+            final_only: see `submit`.
+
+        Raises:
+            InvalidRequestError (or a subclass): no such request or sample is unfinished, or the parameters do not fit
+                what is computed; names field, value and limit.
+        """
+        self._require_usable()
+        new_id = self._shared.new_id() if new_request_id is None else new_request_id
+        self._shared.change(
+            lambda engine: engine.fork(request_id, new_id, sampling_params, index, final_only)
+        )
+        return new_id
+
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns its output so far; None: there is no such unfinished request."""
         return self._shared.abort(request_id)
@@ -382,15 +463,15 @@ class LLM:
         params: SamplingParams | None,
         request_id: str | None,
         priority: int,
+        tenant: str | None,
         final_only: bool,
     ) -> str:
-        if type(priority) is not int:
-            raise InvalidRequestError(f"priority must be an integer, got {priority!r}")
         request = self.new_request(
             prompt,
             params or self.get_default_sampling_params(),
             request_id,
             priority=priority,
+            tenant=tenant,
             final_only=final_only,
         )
         self._shared.submit([request])
@@ -401,6 +482,7 @@ class LLM:
         prompts: list[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
+        **options: Any,
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or self.get_default_sampling_params()] * len(prompts)
@@ -410,7 +492,7 @@ class LLM:
                 f"got {len(sampling_params)}"
             )
         requests = [
-            self.new_request(prompt, params, final_only=True)
+            self.new_request(prompt, params, final_only=True, **options)
             for prompt, params in zip(prompts, sampling_params, strict=True)
         ]
         return self._finish(requests, "prompts", progress)
@@ -435,9 +517,12 @@ class LLM:
         finished = {output.request_id: output for output in box.outputs}
         return [finished[request.request_id] for request in requests]
 
-    def _stream(self, prompt: TokenizedPrompt, params: SamplingParams | None) -> Iterator[RequestOutput]:
+    def _stream(
+        self, prompt: TokenizedPrompt, params: SamplingParams | None, **options: Any
+    ) -> Iterator[RequestOutput]:
         box = self._shared.mailbox()
-        self._shared.submit([self.new_request(prompt, params or self.get_default_sampling_params())], box)
+        request = self.new_request(prompt, params or self.get_default_sampling_params(), **options)
+        self._shared.submit([request], box)
         return OutputStream(self._shared, box)
 
 
@@ -451,6 +536,23 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:
     policy = resolve_policy(config.eviction).policy
     loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
     return loaded, build_engine(loaded, config, policy, time.monotonic)
+
+
+def _beam_output(output: RequestOutput, length_penalty: float) -> BeamSearchOutput:
+    sequences = []
+    for answer in output.outputs:
+        assert answer.cumulative_logprob is not None and answer.finish_reason is not None, "it has finished"
+        sequences.append(
+            BeamSearchSequence(
+                [*output.prompt_token_ids, *answer.token_ids],
+                answer.text,
+                answer.cumulative_logprob,
+                answer.cumulative_logprob / len(answer.token_ids) ** length_penalty,
+                answer.finish_reason,
+                answer.stop_reason if isinstance(answer.stop_reason, int) else None,
+            )
+        )
+    return BeamSearchOutput(sequences)
 
 
 def _is_token_ids(value: Any) -> bool:

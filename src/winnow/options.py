@@ -4,10 +4,12 @@ Checkers cannot read dataclasses' fields into a signature, so each option stands
 tests/test_engine_options.py fails where the two differ, and prints the line to add.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
 from winnow.eviction import EvictionPolicy
+from winnow.tenants import Tenant
 
 
 class EngineOptions(TypedDict, total=False):
@@ -32,10 +34,21 @@ class EngineOptions(TypedDict, total=False):
     enable_prefix_caching: bool
     prefix_store: str | Path | None
     kv_offloading_size: int | str | None
+    kv_reservation: str
     # SchedulerConfig
     max_num_seqs: int
     max_num_batched_tokens: int
     prefill_chunk: int | None
+    scheduling_policy: str
+    aging: float | None
+    fair_input_price: float
+    fair_output_price: float
+    max_passes: int
+    watermark_high: float
+    watermark_low: float | None
+    max_queued_requests: int | None
+    max_queued_tokens: int | None
+    tenants: str | Path | Mapping[str, Mapping[str, float]] | Sequence[Tenant]
     # EvictionConfig
     eviction: str | EvictionPolicy
     compression: float | None

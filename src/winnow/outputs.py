@@ -59,6 +59,7 @@ class EvictionReport:
     bytes_freed: int
     """Bytes freed by all rounds together."""
     rounds: int
+    """Those of a compressed prefix that it began with included; their bytes and seconds are not."""
     seconds: float
     """Time of scoring, planning and compacting."""
     replay_tokens: int = 0
@@ -133,14 +134,66 @@ class RequestOutput:
 
 
 @dataclass(frozen=True)
+class TenantStats:
+    """What a tenant holds and got since the engine's start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    blocks: int = 0
+    """That its running requests hold; those shared among them count once."""
+    guaranteed_blocks: int = 0
+    limit_blocks: int = 0
+    borrowed_blocks: int = 0
+    """Above the guarantee: given back when the tenants that they are guaranteed to ask for them."""
+    host_bytes: int = 0
+    """Of its swapped requests."""
+    prompt_tokens: int = 0
+    """Computed for it when its requests were first scheduled, without those found in the prefix cache."""
+    output_tokens: int = 0
+    virtual_tokens: float = 0.0
+    """Its counter under scheduling_policy=fair: prices of its tokens by its weight."""
+
+
+@dataclass(frozen=True)
+class BeamSearchSequence:
+    """One answer of a beam search."""
+
+    tokens: list[int]
+    """Prompt and answer, the token that ended it included."""
+    text: str
+    """Of the answer."""
+    cum_logprob: float
+    """Logprob of the answer."""
+    score: float
+    """`cum_logprob` over the answer's length in tokens to the power of `length_penalty`."""
+    finish_reason: str
+    """"stop" or "length"."""
+    stop_reason: int | None = None
+    """The stop token id that ended it; None for the model's end-of-text token."""
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """The answers of a beam search to one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Statistics of an engine; counters run from its start."""
 
     num_running: int = 0
     num_waiting: int = 0
+    num_queued_tokens: int = 0
+    """Of requests that wait."""
     kv_bytes_used: int = 0
     kv_bytes_peak: int = 0
     kv_bytes_budget: int = 0
+    kv_bytes_held: int = 0
+    """Of the blocks that sequences hold."""
+    kv_bytes_filled: int = 0
+    """Of the slots in these blocks that hold KVs; the rest is reserved, or the end of a row's last block."""
     prompt_tokens: int = 0
     """Prompt tokens computed; recomputed ones count again."""
     cached_tokens: int = 0
@@ -174,3 +227,5 @@ class EngineStats:
     """Bytes freed by those rounds."""
     elapsed: dict[str, float] = field(default_factory=dict)
     """Seconds by phase: schedule, evict, swap, execute (scoring included), output; padded engine: prefill, decode."""
+    tenants: dict[str, TenantStats] = field(default_factory=dict)
+    """By name, those configured and those that had requests; under "" those without a name. Paged engine only."""

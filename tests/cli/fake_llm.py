@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from winnow.config import EngineConfig
-from winnow.errors import CapacityError, ContextLengthError
+from winnow.errors import CapacityError, ContextLengthError, QueueFullError
 from winnow.outputs import CompletionOutput, EngineStats, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob, SamplingParams
 
@@ -47,6 +47,9 @@ class FakeLLM:
             raise ContextLengthError(f"prompt must be at most {CONTEXT} tokens, got {len(tokens)}")
         if prompt == "huge":
             raise CapacityError("the request needs more than kv_memory")
+        limit = self.config.scheduler.max_queued_requests
+        if limit is not None and len(self._waiting) >= limit:
+            raise QueueFullError("the queue is full")
         assert request_id is not None
         self.submitted.append(request_id)
         self.params[request_id] = params

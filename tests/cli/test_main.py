@@ -32,7 +32,7 @@ def test_help_teaches_by_example(command: tuple[str, ...], capsys: pytest.Captur
 
 @pytest.mark.parametrize(
     ("words", "names"),
-    [("", COMMANDS), ("bench", BENCHES), ("eval", ("demo", "lm-eval", "perplexity"))],
+    [("", COMMANDS), ("bench", BENCHES), ("eval", ("demo", "lm-eval", "perplexity")), ("prefix", ("save",))],
 )
 def test_every_command_has_help(words: str, names: Iterable[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Also where a command's own flags stand beside those of the engine."""
@@ -78,6 +78,8 @@ USAGE_ERRORS = [
     ("run P -o O --kv-memry 1GiB", "unknown argument '--kv-memry'; did you mean --kv-memory?"),
     ("run P -o O --xyz", "unknown argument '--xyz'"),
     ("run P -o O --kv-memory 3q", "kv_memory must be a size such as 512MiB"),
+    ("run P -o O --kv-offloading-size 3q", "kv_offloading_size must be a size such as 512MiB"),
+    ("run P -o O --swap-space 0", "kv_offloading_size must be at least 1 byte"),
     ("run P -o O --max-num-seqs 0", "max_num_seqs must be at least 1, got 0"),
     ("run P -o O --temperature -1", "temperature must be at least 0, got -1.0"),
     ("run P -o O --max-tokens many", "argument --max-tokens: must be an integer or none, got 'many'"),
@@ -257,6 +259,7 @@ def test_what_is_read_is_never_written_over(
         "eval longbench --data data -o link --overwrite": "-o must not be --data",
         "eval demo -o model --overwrite --model model": "-o must not be --model",
         "eval lm-eval --tasks x -o model --overwrite --model model": "-o must not be --model",
+        "prefix save data/test.txt -o model --model model": "--out must not be --model",
         "bench throughput --json model/config.json --model model": "--json must not be a file of --model",
     }
     check_refused(main, commands, tmp_path, capsys)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as SequenceType
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from winnow.cache import (
 )
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
-from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
+from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
@@ -59,6 +60,10 @@ class RecordingExecutor(SimulatedExecutor):
         self.saved: dict[int, int] = {}
         self.seconds_per_byte = 1e-9
         self.fails = 0
+
+    def fork(self, slot: int, child: NewSequence) -> None:
+        assert self.evictions[slot] == child.eviction
+        super().fork(slot, child)
 
     def state_bytes(self, slot: int) -> int:
         return 100
@@ -126,16 +131,20 @@ class Simulation:
         max_round_kvs: int | None = None,
         host_bytes: int = 0,
         costs: PreemptionCosts | None = None,
+        prefix_caching: bool = False,
+        **options: Any,
     ) -> None:
+        """`options` are further fields of the scheduler's configuration."""
         self.clock = VirtualClock()
         self.executor = RecordingExecutor(num_blocks, max_num_seqs, self.clock)
-        config = SchedulerConfig(max_num_seqs, tokens, chunk)
+        config = SchedulerConfig(max_num_seqs, tokens, chunk, **options)
         self.scheduler = Scheduler(
             config,
             self.executor,
             self.clock,
             costs=costs,
             max_round_kvs=max_round_kvs,
+            prefix_caching=prefix_caching,
             host_bytes=host_bytes,
         )
         self.steps: list[ScheduledStep] = []
@@ -150,6 +159,7 @@ class Simulation:
         policy: EvictionPolicy | None = None,
         budget: int = 8,
         priority: int = 0,
+        tenant: str | None = None,
     ) -> Request:
         """Queue a request, under a policy that keeps `budget` KVs per row."""
         eviction = None
@@ -169,6 +179,7 @@ class Simulation:
             RequestMetrics(self.clock()),
             (eviction,),
             priority=priority,
+            tenant=tenant,
         )
         self.num_requests += 1
         self.scheduler.add(request)

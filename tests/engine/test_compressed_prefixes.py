@@ -74,6 +74,9 @@ def assert_same(warm: LLM, cold: LLM, prompt: list[int], params: SamplingParams)
     for ours, theirs in zip(found.outputs, expected.outputs, strict=True):
         assert ours.token_ids == theirs.token_ids
         assert ours.logprobs == theirs.logprobs
+        reports = ours.eviction, theirs.eviction
+        assert reports[0] is not None and reports[1] is not None
+        assert (reports[0].kept, reports[0].rounds) == (reports[1].kept, reports[1].rounds)
     assert kept.after_prompt == kept_cold.after_prompt
     assert kept.at_end == kept_cold.at_end
     assert expected.num_cached_tokens == 0

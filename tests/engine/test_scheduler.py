@@ -100,16 +100,6 @@ def test_the_greater_priority_is_served_first_and_equals_as_they_came() -> None:
     assert simulation.scheduler.num_preemptions == 0
 
 
-def test_who_runs_does_not_give_way_to_a_greater_priority() -> None:
-    simulation = Simulation(num_blocks=ROWS * 20, max_num_seqs=1, tokens=64)
-    running = simulation.add(20, 30)
-    simulation.step()
-    urgent, other = simulation.add(20, 10, priority=1), simulation.add(20, 10)
-    simulation.run()
-    assert [s.request for s in simulation.finished] == [running, urgent, other]
-    assert simulation.scheduler.num_preemptions == 0
-
-
 def test_pressure_preempts_the_lowest_priority_and_of_equals_the_latest() -> None:
     # Three prompts of 8 blocks a row fit into 26; all want to grow to 12, for which there is room for two.
     simulation = Simulation(num_blocks=ROWS * 26, tokens=96, chunk=None)
@@ -133,7 +123,7 @@ def test_pressure_preempts_the_lowest_priority_and_of_equals_the_latest() -> Non
 
 def test_nobody_is_served_before_one_of_greater_priority_that_needs_more_room() -> None:
     simulation = Simulation(num_blocks=ROWS * 20, tokens=128, chunk=None)
-    running = simulation.add(40, 8)
+    running = simulation.add(40, 8, priority=1)
     simulation.step()
     large, small = simulation.add(60, 4, priority=1), simulation.add(4, 4)
     while not running.finished:

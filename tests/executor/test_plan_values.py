@@ -103,6 +103,10 @@ class Mirrored:
         self.first.prepare(policy)
         self.second.prepare(policy)
 
+    def fork(self, slot: int, child: NewSequence) -> None:
+        self.first.fork(slot, child)
+        self.second.fork(slot, self.wire.send(child))
+
     def apply(self, update: CacheUpdate) -> None:
         self.num_copied += len(update.copies)
         self.first.apply(update)

@@ -12,7 +12,7 @@ from winnow.batch.reader import read_lines
 from winnow.batch.records import Record, answer_record, encode, error_record, request_id
 from winnow.batch.stream import OrderedWriter
 from winnow.batch.tally import Tally
-from winnow.errors import WinnowError
+from winnow.errors import QueueFullError, WinnowError
 from winnow.openai.errors import FAILED, ApiError
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
@@ -94,6 +94,8 @@ class Driver:
         self._max_in_flight = max_in_flight
         self._clock = clock
         self._in_flight: dict[str, Job] = {}
+        self._held: Job | None = None
+        """For which the engine's queue had no room yet."""
 
     def run(self, prompts: Path, on_step: Callable[[], None]) -> None:
         """Read, answer and write until no line is left; `on_step` is called after each step of the engine."""
@@ -155,13 +157,17 @@ class Driver:
     def _fill(self, lines: Iterator[Job | BadLine]) -> None:
         """Submit lines until the engine has enough to choose from."""
         while len(self._in_flight) < self._max_in_flight and self._writer.num_early < MAX_EARLY:
-            line = next(lines, None)
+            line, self._held = self._held or next(lines, None), None
             if line is None:
                 return
             if isinstance(line, BadLine):
                 self._finish(line.index, self._failure(line, line.error))
             else:
-                self._submit(line)
+                try:
+                    self._submit(line)
+                except QueueFullError:
+                    self._held = line
+                    return
 
     def _submit(self, job: Job) -> None:
         name, params = request_id(job), job.params
@@ -173,7 +179,7 @@ class Driver:
             else:
                 assert job.prompt is not None
                 self._engine.submit(job.prompt, params, request_id=name, final_only=True)
-        except _ENDS_THE_RUN:
+        except (QueueFullError, *_ENDS_THE_RUN):
             raise
         except Exception as error:
             if not isinstance(error, WinnowError):

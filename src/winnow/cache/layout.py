@@ -45,6 +45,10 @@ class CacheLayout:
     """How KVs are stored, independent of the activations' dtype: a codec, its name, or the torch dtype of vectors."""
     num_accumulators: int = 0
     """float32 accumulators per slot that eviction policies may use, 0 to 2."""
+    windows: tuple[int | None, ...] = ()
+    """Sliding window of each layer, None where a layer sees everything; empty: all layers do."""
+    chunk: int | None = None
+    """Most tokens that a step computes of one sequence; None: any number."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_format", codec_of(self.kv_format))  # so that equal layouts compare equal
@@ -90,6 +94,29 @@ class CacheLayout:
     def blocks_for(self, num_kvs: int) -> int:
         """Blocks that a sequence with `num_kvs` KVs in every row needs."""
         return self.rows_per_seq * ceil_div(num_kvs, self.block_size)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether the rows of some layers need not keep all KVs."""
+        return any(window is not None for window in self.windows)
+
+    def seen(self, num_tokens: int) -> list[int]:
+        """Most KVs that the rows of each layer hold while the first `num_tokens` tokens of a sequence are computed.
+
+        Where a window slides, whole blocks that no later token sees are given back before a step: a row holds the
+        window, a chunk, and what else its first block has.
+        """
+        if not self.windows:
+            return [num_tokens] * self.num_layers
+        chunk = num_tokens if self.chunk is None else self.chunk
+        return [
+            num_tokens if window is None else min(num_tokens, window - 1 + chunk + self.block_size - 1)
+            for window in self.windows
+        ]
+
+    def blocks_seen(self, num_tokens: int) -> int:
+        """Most blocks that a sequence under no policy holds while its first `num_tokens` tokens are computed."""
+        return self.num_kv_heads * sum(ceil_div(kvs, self.block_size) for kvs in self.seen(num_tokens))
 
     def pages_for(self, num_kvs: int) -> int:
         """Table pages that a sequence with `num_kvs` KVs in its longest row needs."""
@@ -155,5 +182,6 @@ class CacheSize:
             self.num_blocks * (layout.block_bytes + 2 * _INT32 + 1)
             # tables and lengths exist twice: the ledger's, and those on the compute device; lengths of these twice
             + 2 * self.num_pages * layout.page_bytes
-            + self.max_num_seqs * (2 * self.pages_per_seq + 3 * layout.rows_per_seq) * _INT32
+            # and what each sequence has reserved
+            + self.max_num_seqs * (2 * self.pages_per_seq + 3 * layout.rows_per_seq + 1) * _INT32
         )

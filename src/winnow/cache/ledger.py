@@ -11,7 +11,7 @@ import numpy as np
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.host_ledger import HostLedger
-from winnow.cache.layout import CacheLayout, CacheSize, IntArray
+from winnow.cache.layout import CacheLayout, CacheSize, IntArray, ceil_div
 from winnow.cache.prefix_index import PrefixIndex, PrefixKey, Snapshot
 from winnow.cache.table_pages import TablePages
 from winnow.cache.update import (
@@ -69,6 +69,10 @@ class Ledger:
         shape = (size.max_num_seqs, layout.num_layers, layout.num_kv_heads)
         self.lengths = np.zeros(shape, dtype=np.int32)
         self.peak_blocks = 0
+        self._reserved = np.zeros(size.max_num_seqs, dtype=np.int32)  # blocks that each row has at least
+        windows = layout.windows or (None,) * layout.num_layers
+        self._windowed = np.array([window is not None for window in windows])
+        self._windows = np.array([window or 1 for window in windows], dtype=np.int64)
         self._free_slots = list(range(size.max_num_seqs))[::-1]
         # Slots that took part in a fork. The first kind may hold blocks with other holders; the second kind may
         # have such a block at the tail of a row, where the next KV would be written.
@@ -104,7 +108,7 @@ class Ledger:
     @property
     def nbytes(self) -> int:
         """Of the ledger itself, all on the host."""
-        return self.allocator.nbytes + self.pages.nbytes + self.lengths.nbytes
+        return self.allocator.nbytes + self.pages.nbytes + self.lengths.nbytes + self._reserved.nbytes
 
     @property
     def capacity(self) -> int:
@@ -128,7 +132,7 @@ class Ledger:
         return bool(self._free_slots) and pages <= self.pages.num_free
 
     def blocks_held(self, slot: int) -> int:
-        """Blocks in the tables of a sequence, shared ones included."""
+        """Blocks in the tables of a sequence, shared and reserved ones included."""
         return int(self._num_blocks(slot).sum())
 
     def num_freed_by(self, slot: int) -> int:
@@ -137,15 +141,44 @@ class Ledger:
         return int((self.allocator.holders[blocks] - self.allocator.indexed[blocks] == 1).sum())
 
     def blocks_of(self, slot: int) -> IntArray:
-        """The ids of all blocks in the tables of a sequence, int32 [n], row by row."""
-        num_blocks = self._num_blocks(slot)
+        """The ids of the blocks that hold KVs of a sequence, int32 [n], row by row."""
+        num_blocks = self._blocks_for(self.lengths[slot])
         return self._blocks([slot], np.zeros_like(num_blocks)[None], num_blocks[None])
+
+    def num_filled_slots(self) -> int:
+        """Slots of the pool that hold KVs of sequences; those of shared blocks count once."""
+        slots = np.flatnonzero(self.lengths.any(axis=(1, 2)))
+        num_blocks = self._blocks_for(self.lengths[slots])
+        counts = num_blocks.ravel()
+        blocks = self._blocks(slots.tolist(), np.zeros_like(num_blocks), num_blocks)
+        entry = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)
+        left = np.repeat(self.lengths[slots].ravel(), counts) - entry * self.layout.block_size
+        filled = np.zeros(self.size.num_blocks, dtype=np.int64)
+        np.maximum.at(filled, blocks, np.minimum(left, self.layout.block_size))
+        return int(filled.sum())
 
     # -- the life of a sequence ----------------------------------------------------------------------------------
 
     def open(self) -> int:
         """Take a slot for a new, empty sequence. The caller has checked `num_free_slots`."""
         return self._free_slots.pop()
+
+    def reserve(self, slot: int, num_kvs: int) -> None:
+        """Let an open sequence hold blocks for `num_kvs` KVs in every row, used or not, until it is cleared.
+
+        Raises:
+            OutOfBlocksError: there are not enough blocks or table pages; nothing has changed.
+        """
+        num_blocks = ceil_div(num_kvs, self.layout.block_size)
+        slots, lengths = np.array([slot], dtype=np.int64), self.lengths[[slot]]
+        have = self._num_blocks(slot)[None]
+        want = np.maximum(have, num_blocks)
+        pages = self.pages.missing(slots, want.max(axis=(1, 2)))
+        demand = Demand(int((want - have).sum()), int(pages.sum()))
+        if not self.has_room_for(demand):
+            raise OutOfBlocksError(f"no room for {num_kvs} KVs a row in slot {slot}")
+        self._grow(_Growth(slots, lengths, have, want, demand.blocks, pages, demand))
+        self._reserved[slot] = max(num_blocks, int(self._reserved[slot]))
 
     def append(self, slots: Sequence[int], counts: Sequence[int]) -> None:
         """Lengthen every row of sequence `slots[i]` by `counts[i]` KVs and find the blocks for them.
@@ -167,13 +200,13 @@ class Ledger:
             OutOfBlocksError: there are not enough blocks or table pages; nothing has changed.
         """
         assert not self.lengths[slot].any(), "only an empty sequence is restored"
-        want = self._blocks_for(lengths)[None]
-        slots, num_blocks = np.array([slot], dtype=np.int64), int(want.sum())
+        have = self._num_blocks(slot)[None]
+        want = np.maximum(self._blocks_for(lengths)[None], have)
+        slots, num_blocks = np.array([slot], dtype=np.int64), int((want - have).sum())
         pages = self.pages.missing(slots, want.max(axis=(1, 2)))
         demand = Demand(num_blocks, int(pages.sum()))
         if not self.has_room_for(demand):
             raise OutOfBlocksError(f"no room for rows of up to {lengths.max()} KVs in slot {slot}")
-        have = np.zeros_like(want)
         self._grow(_Growth(slots, lengths[None], have, want, num_blocks, pages, demand))
 
     def can_fork(self, slot: int) -> bool:
@@ -190,7 +223,7 @@ class Ledger:
         children, blocks = np.array([child], dtype=np.int64), self.blocks_of(slot)
         self._paged.update(self.pages.grow(children, np.array([len(self.pages.of(slot))], dtype=np.int64)))
         self.lengths[child] = self.lengths[slot]
-        num_blocks = self._num_blocks(child)[None]
+        num_blocks = self._blocks_for(self.lengths[[child]])
         self._enter(self.pages.index(children, np.zeros_like(num_blocks), num_blocks), blocks)
         self.allocator.share(blocks)
         self._lengths.append(RowLengths(children, self.lengths[children]))
@@ -237,7 +270,9 @@ class Ledger:
         slot_array = np.asarray(slots, dtype=np.int64)
         held = self.lengths[slot_array]
         assert (lengths <= held).all(), "a row cannot shrink to more than it holds"
-        have, keep = self._blocks_for(held), self._blocks_for(lengths)
+        reserved = self._reserved[slot_array, None, None]
+        have = np.maximum(self._blocks_for(held), reserved)
+        keep = np.maximum(self._blocks_for(lengths), reserved)
         for i, slot in enumerate(slots):  # one by one: they may hold blocks together
             self.allocator.release(self._blocks([slot], keep[i : i + 1], have[i : i + 1]))
         self.lengths[slot_array] = lengths
@@ -247,10 +282,44 @@ class Ledger:
         given: IntArray = (have - keep).sum(axis=(1, 2))
         return given
 
+    def drop_unseen(self, slots: Sequence[int]) -> None:
+        """Give back the blocks at the front of rows of windowed layers that no later token of a sequence sees.
+
+        The rows hold the last KVs of their sequences, in order. The blocks behind take the place of those that go.
+        Sequences with reserved blocks keep them.
+        """
+        slots = [slot for slot in slots if not self._reserved[slot]] if self._reserved.any() else slots
+        if not self._windowed.any() or not len(slots):
+            return
+        slot_array = np.asarray(slots, dtype=np.int64)
+        # The next token sees itself, and window - 1 KVs before it. Heads of a layer are alike.
+        passed = self.lengths[slot_array, :, 0] - (self._windows - 1)
+        num_blocks = np.where(
+            self._windowed, np.maximum(passed, 0) // self.layout.block_size, 0
+        )  # [B, layers]
+        for i in np.flatnonzero(num_blocks.any(axis=1)).tolist():
+            self._drop_front(slots[i], num_blocks[i])
+
+    def _drop_front(self, slot: int, num_blocks: IntArray) -> None:
+        """Take `num_blocks`, [layers], off the front of the rows of a sequence."""
+        held, slots = self._num_blocks(slot), np.array([slot], dtype=np.int64)
+        dropped = np.broadcast_to(num_blocks[:, None], held.shape)
+        left = np.where(dropped > 0, held - dropped, 0)
+        none = np.zeros_like(held)
+        released = self._blocks([slot], none[None], dropped[None])
+        moved = self._blocks([slot], dropped[None], (dropped + left)[None])
+        self._enter(self.pages.index(slots, none[None], left[None]), moved)
+        self.allocator.release(released)
+        self.lengths[slot] -= (dropped * self.layout.block_size).astype(np.int32)
+        self._lengths.append(RowLengths(slots, self.lengths[slots]))
+        self.pages.trim(slot, int(self._num_blocks(slot).max()))
+
     def clear(self, slot: int) -> None:
         """Empty a sequence, which stays open: its blocks lose a holder, its pages are free."""
-        self.allocator.release(self.blocks_of(slot))
+        num_blocks = self._num_blocks(slot)[None]
+        self.allocator.release(self._blocks([slot], np.zeros_like(num_blocks), num_blocks))
         self.pages.trim(slot, 0)
+        self._reserved[slot] = 0
         self.lengths[slot] = 0
         emptied = np.array([slot], dtype=np.int64)
         self._lengths.append(RowLengths(emptied, self.lengths[emptied]))
@@ -315,6 +384,7 @@ class Ledger:
         assert not self.lengths[slot].any(), "only an empty sequence adopts a prefix"
         if not keys:
             return
+        assert not self._reserved[slot], "what is reserved is not shared"
         shape = (1, self.layout.num_layers, self.layout.num_kv_heads)
         slots, want = np.array([slot], dtype=np.int64), np.full(shape, len(keys), dtype=np.int32)
         pages = self.pages.missing(slots, want.max(axis=(1, 2)))
@@ -328,13 +398,24 @@ class Ledger:
         self._sharing.add(slot)
         self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
 
-    def remember(self, slot: int, index: int, key: PrefixKey, token_ids: tuple[int, ...]) -> None:
-        """Let the index know block `index` of each row of a sequence, which holds the KVs of `token_ids`.
+    def remember(
+        self,
+        slot: int,
+        index: int,
+        key: PrefixKey,
+        token_ids: tuple[int, ...],
+        num_computed: int | None = None,
+    ) -> None:
+        """Let the index know block `index` of a sequence, counted from its first token, in each row.
 
-        The rows must hold the KVs of all tokens up to there, as they were computed.
+        It holds the KVs of `token_ids`, as they were computed.
+
+        Args:
+            num_computed: tokens of the sequence that its rows end with; None: as many as the longest row has.
         """
-        shape = (1, self.layout.num_layers, self.layout.num_kv_heads)
-        first = np.full(shape, index, dtype=np.int32)
+        rows = self.lengths[[slot]]
+        computed = rows.max() if num_computed is None else num_computed
+        first = index - (computed - rows) // self.layout.block_size
         self.prefixes.put(key, token_ids, self._blocks([slot], first, first + 1))
         self._sharing.add(slot)
 
@@ -344,6 +425,7 @@ class Ledger:
         key: PrefixKey,
         token_ids: Sequence[int],
         rule: Hashable,
+        num_rounds: int = 1,
         position_offset: int = 0,
     ) -> None:
         """Let the index hold the rows of a sequence as they are, which hold all that stays of `token_ids`.
@@ -361,7 +443,7 @@ class Ledger:
         if len(source):
             blocks[tails] = target = self.allocator.allocate(len(source))
             self._copies.append(BlockCopies(source, target))
-        snapshot = Snapshot.of(key, token_ids, rule, self.lengths[slot], blocks, position_offset)
+        snapshot = Snapshot.of(key, token_ids, rule, self.lengths[slot], blocks, num_rounds, position_offset)
         self.prefixes.put_snapshot(snapshot)
         self.allocator.release(blocks[tails])
         self._sharing.add(slot)
@@ -453,7 +535,9 @@ class Ledger:
         """Assert what must hold between steps."""
         open_slots = np.setdiff1d(np.arange(self.size.max_num_seqs), self._free_slots)
         assert len(open_slots) + len(self._free_slots) == self.size.max_num_seqs, "a slot is free twice"
-        num_blocks = self._blocks_for(self.lengths[open_slots])
+        num_blocks = np.maximum(
+            self._blocks_for(self.lengths[open_slots]), self._reserved[open_slots, None, None]
+        )
         blocks = self._blocks(open_slots.tolist(), np.zeros_like(num_blocks), num_blocks)
         owners = np.repeat(open_slots, num_blocks.sum(axis=(1, 2)))
         holdings = np.sort(owners * self.size.num_blocks + blocks)
@@ -468,6 +552,7 @@ class Ledger:
         self.host.check_integrity()
         self.pages.check_integrity()
         assert not self.lengths[self._free_slots].any(), "a free slot has a length"
+        assert not self._reserved[self._free_slots].any(), "a free slot has blocks reserved"
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -481,15 +566,18 @@ class Ledger:
         return tails
 
     def _num_blocks(self, slot: int) -> IntArray:
-        """Of each row of a sequence, [layers, heads]."""
-        return self._blocks_for(self.lengths[slot])
+        """Of each row of a sequence, reserved ones included, [layers, heads]."""
+        num_blocks: IntArray = np.maximum(self._blocks_for(self.lengths[slot]), self._reserved[slot])
+        return num_blocks
 
     def _growth(self, slots: Sequence[int], counts: Sequence[int]) -> _Growth:
         """What appending would do."""
         slot_array = np.asarray(slots, dtype=np.int64)
         before = self.lengths[slot_array]
         after = before + np.asarray(counts, dtype=np.int32)[:, None, None]
-        have, want = self._blocks_for(before), self._blocks_for(after)
+        reserved = self._reserved[slot_array, None, None]
+        have = np.maximum(self._blocks_for(before), reserved)
+        want = np.maximum(self._blocks_for(after), reserved)
         copied = sum(self._num_shared_tails(slot) for slot in self._shared_tail.intersection(slots))
         pages = self.pages.missing(slot_array, want.max(axis=(1, 2)))
         num_blocks = int((want - have).sum())
@@ -519,7 +607,8 @@ class Ledger:
 
     def _tail_range(self, slot: int) -> tuple[IntArray, IntArray]:
         """The entry of the partly filled last block of each row, half-open; empty where it is full."""
-        return self.lengths[slot] // self.layout.block_size, self._num_blocks(slot)
+        lengths = self.lengths[slot]
+        return lengths // self.layout.block_size, self._blocks_for(lengths)
 
     def _num_shared_tails(self, slot: int) -> int:
         """Rows whose partly filled last block has other holders."""

@@ -40,6 +40,12 @@ class PrefixChain:
         self.snapshots: dict[int, tuple[PrefixKey, Hashable]] = {}
         """By number of tokens, those with most first: key and rule of a snapshot that may be there."""
 
+    def fork(self) -> "PrefixChain":
+        """A chain of its own for a sequence that begins with the same tokens."""
+        child = PrefixChain(self.salt, self._block_size)
+        child._last, child.links, child.snapshots = self._last, list(self.links), dict(self.snapshots)
+        return child
+
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take in what `token_ids`, which begin with the tokens of before, have more."""
         size = self._block_size
@@ -72,6 +78,7 @@ class Snapshot:
         rule: all that the KVs follow from besides them.
         lengths: int32 [layers, heads], KVs of each row.
         blocks: int32 [m], row by row. No sequence holds those that are partly filled.
+        num_rounds: how many rounds the KVs have seen.
         position_offset: token index minus stored position.
     """
 
@@ -80,6 +87,7 @@ class Snapshot:
     rule: Hashable
     lengths: IntArray
     blocks: IntArray
+    num_rounds: int = 1
     position_offset: int = 0
 
     @classmethod
@@ -90,10 +98,19 @@ class Snapshot:
         rule: Hashable,
         lengths: IntArray,
         blocks: IntArray,
-        position_offset: int,
+        num_rounds: int = 1,
+        position_offset: int = 0,
     ) -> "Snapshot":
         """A snapshot with arrays of its own."""
-        return cls(key, np.array(token_ids, dtype=np.int64), rule, lengths.copy(), blocks, position_offset)
+        return cls(
+            key,
+            np.array(token_ids, dtype=np.int64),
+            rule,
+            lengths.copy(),
+            blocks,
+            num_rounds,
+            position_offset,
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -211,7 +228,8 @@ class PrefixIndex:
     def reclaim(self, num_blocks: int) -> None:
         """Forget prefixes that nobody else holds, until at least `num_blocks` blocks are free again.
 
-        Only then those that somebody uses: of a snapshot some blocks may be the index's alone.
+        Only then those that somebody uses: of a snapshot, or where a window has passed, some blocks may be the index's
+        alone.
         """
         for in_use in (False, True):
             for _ in range(len(self._entries)):

@@ -1,7 +1,7 @@
 """Command-line flags made from the config dataclasses, so that names, defaults and help exist once.
 
 A field `kv_memory` becomes the flag `--kv-memory`. Its metadata may hold `help`, `choices`, `parse` (text -> value)
-and `aliases`, earlier names that stay as flags.
+with its `metavar`, and `aliases`, earlier names that stay as flags.
 Without `help` the "Attributes" part of the class's docstring is asked; without `parse` the annotation tells how the
 text is read. Flags that are not given are left out of the namespace, and so the dataclass alone knows the defaults.
 """
@@ -87,8 +87,10 @@ def _reading(field: "Field[Any]", hint: Any) -> dict[str, Any]:
     if bool in kinds:
         return {"action": argparse.BooleanOptionalAction}
     parse = field.metadata.get("parse")
+    if parse is parse_bytes:
+        return _Reader(lambda text: parse_bytes(text, field.name), "SIZE").arguments()
     if parse is not None:
-        reader = _Reader(parse, "SIZE" if parse is parse_bytes else "N")
+        reader = _Reader(parse, field.metadata.get("metavar", "SIZE" if parse is parse_bytes else "N"))
         return reader.arguments()
     if "choices" in field.metadata:
         return {"choices": field.metadata["choices"]}

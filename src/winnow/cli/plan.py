@@ -48,7 +48,9 @@ class PlanOptions:
     gpus: int = option(1, "devices that the model is spread over")
     batch: int | None = option(None, "requests at the same time; left out: as many as fit")
     context: int | None = option(None, "tokens of prompt and answer; left out: the model's, 4096 at most")
-    new_tokens: int = option(256, "tokens of each answer, of the context")
+    new_tokens: int | None = option(
+        None, "tokens of each answer, of the context; left out: 256, half of it at most"
+    )
     dtype: str = option("auto", "of weights; auto: float32 on a CPU, else the model's own")
     kv_cache_dtype: str = option("auto", "how KVs are stored; auto: as dtype")
     weight_bits: float | None = option(None, "bits of one weight, for quantized weights")
@@ -91,7 +93,8 @@ def execute(namespace: argparse.Namespace) -> int:
     options = PlanOptions(**given(namespace, PlanOptions))
     if options.context is not None:
         check_integer("context", options.context, 1)
-    check_integer("new_tokens", options.new_tokens, 1)
+    if options.new_tokens is not None:
+        check_integer("new_tokens", options.new_tokens, 1)
     if options.batch is not None:
         check_integer("batch", options.batch, 1, 1_000_000)
     if namespace.plot is not None:
@@ -175,7 +178,13 @@ def _request(options: PlanOptions, deployment: "Deployment") -> Any:
     from winnow.plan.occupancy import Request
 
     context = options.context or min(deployment.model.max_model_len or 4096, 4096)
-    new_tokens = min(options.new_tokens, max(context // 2, 1))
+    new_tokens = options.new_tokens
+    if new_tokens is None:
+        new_tokens = max(min(256, context // 2), 1)
+    elif new_tokens >= context:
+        raise UsageError(
+            f"new_tokens must be below context ({context}), which holds the prompt too, got {new_tokens}"
+        )
     return Request(max(context - new_tokens, 1), new_tokens)
 
 

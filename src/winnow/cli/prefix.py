@@ -42,6 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     save.add_argument(
         "--chat", action="store_true", help="the prompts will be messages in the model's chat template"
     )
+    save.add_argument(
+        "--tenant", metavar="NAME", help="whose requests alone may find it; left out: those without"
+    )
     add_engine_flags(save, skip=_UNUSED)
     save.set_defaults(parser=save)
 
@@ -66,7 +69,7 @@ def execute(namespace: argparse.Namespace) -> int:
         token_ids = document_tokens(llm.tokenizer, text, chat=namespace.chat)
         if not token_ids:
             raise UsageError("DOC must hold at least 1 token")
-        path = llm.save_prefix(token_ids, out)
+        path = llm.save_prefix(token_ids, out, tenant=namespace.tenant)
         whole, saved = llm.kv_bytes(len(token_ids)), path.stat().st_size
     print(f"{path}: {len(token_ids)} tokens in {format_bytes(saved)}; uncompressed {format_bytes(whole)}")
     print(f"prompts that begin with them take it with context_tokens={len(token_ids)}", file=sys.stderr)

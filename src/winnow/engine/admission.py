@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from winnow.cache import CacheLayout, Ledger
+from winnow.cache import Ledger
 from winnow.config import EngineConfig, EvictionConfig
+from winnow.engine.accounts import TenantAccounts
+from winnow.engine.orders import TenantName
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
     Instruction,
@@ -31,6 +33,8 @@ class Admitted:
     """One for all samples, or one each."""
     policy_name: str | None
     """None: no policy was asked for."""
+    reserved_tokens: int | None = None
+    """Tokens for which each answer holds blocks from its start; None: it takes them as it grows."""
 
 
 def check_tokens(token_ids: list[int], params: SamplingParams, vocab_size: int) -> None:
@@ -73,6 +77,10 @@ class Admission:
         trained_len: longest sequence that the model was trained for; `max_model_len` exceeds it only where positions
             are re-assigned.
         instruct: the words of a replay as tokens, for a prompt; None: it goes without words.
+        accounts: what tenants may hold; None: as much as there is.
+
+    Raises:
+        ConfigError: the KV memory does not have the blocks that one request reserves.
     """
 
     def __init__(
@@ -83,15 +91,24 @@ class Admission:
         max_model_len: int,
         trained_len: int,
         instruct: Callable[[Replay, list[int]], Instruction] | None = None,
+        accounts: TenantAccounts | None = None,
     ) -> None:
+        cache, layout = config.cache, ledger.layout
+        if cache.kv_reservation == "max" and layout.blocks_for(max_model_len) > ledger.size.num_blocks:
+            raise ConfigError(
+                f"kv_reservation=max holds {format_bytes(layout.blocks_for(max_model_len) * layout.block_bytes)} of "
+                f"blocks for each request of up to {max_model_len} tokens (max_model_len), and kv_memory "
+                f"{format_bytes(cache.kv_memory)} has {format_bytes(ledger.size.num_blocks * layout.block_bytes)}"
+            )
         self._ledger = ledger
         self._config = config
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._trained_len = trained_len
         self._instruct = instruct or (lambda replay, token_ids: Instruction())
+        self._accounts = accounts or TenantAccounts((), ledger)
 
-    def admit(self, token_ids: list[int], params: SamplingParams) -> Admitted:
+    def admit(self, token_ids: list[int], params: SamplingParams, tenant: TenantName = None) -> Admitted:
         """Check a request.
 
         `params.max_tokens` is cut to what the context leaves. Without one, the answer may fill context and KV memory.
@@ -100,14 +117,15 @@ class Admission:
             InvalidRequestError: an empty prompt, token ids that the model does not have, no such policy, or one that
                 does not go with the prompt or the engine.
             ContextLengthError: the prompt leaves no room for an answer, or not for the tokens that it must begin with.
-            CapacityError: prompt and answer could not fit into the KV memory even alone.
+            CapacityError: prompt and answer could not fit into the KV memory, or what the tenant may hold of it,
+                even alone.
         """
         try:
-            return self._admit(token_ids, params)
+            return self._admit(token_ids, params, tenant)
         except ConfigError as error:  # what is a setting of the engine elsewhere is the request's own here
             raise InvalidRequestError(str(error)) from None
 
-    def _admit(self, token_ids: list[int], params: SamplingParams) -> Admitted:
+    def _admit(self, token_ids: list[int], params: SamplingParams, tenant: TenantName) -> Admitted:
         check_tokens(token_ids, params, self._vocab_size)
         asked = requested_eviction(self._config.eviction, params)
         policy = asked[0].policy
@@ -143,18 +161,23 @@ class Admission:
         for eviction in evictions:
             if eviction is not None:
                 self._check_policy(eviction)
-        hungriest = max(evictions, key=lambda each: _blocks(each, layout, total))
-        left = self._room(hungriest, prompt_len, context)
+        hungriest = max(evictions, key=lambda each: self._blocks(each, total))
+        there = self._accounts.limit(tenant)
+        left = self._room(hungriest, prompt_len, context, there)
         if left < max(params.num_forced, 1) or (params.max_tokens is not None and max_tokens > left):
             peak = total
-            if hungriest is not None:
-                peak = hungriest.peak_blocks(layout, total) * layout.block_size // layout.rows_per_seq
+            if hungriest is not None or layout.has_windows:
+                peak = self._blocks(hungriest, total) * layout.block_size // layout.rows_per_seq
             raise CapacityError(
                 f"prompt of {prompt_len} tokens with max_tokens {max_tokens} needs room for {peak} KVs a row, "
-                f"kv_memory {format_bytes(self._config.cache.kv_memory)} holds {self._ledger.capacity}"
+                f"{self._limit_text(tenant)} holds {layout.block_size * (there // layout.rows_per_seq)}"
             )
+        if params.use_beam_search:
+            self._check_beams(params.n, prompt_len, hungriest, prompt_len + min(max_tokens, left) - 1)
         name = None if policy.when.never else asked[0].name
-        return Admitted(min(max_tokens, left), tuple(evictions), name)
+        granted = min(max_tokens, left)
+        reserved = {"prompt": prompt_len + granted - 1, "max": self._max_model_len}
+        return Admitted(granted, tuple(evictions), name, reserved.get(self._config.cache.kv_reservation))
 
     def _with_replay(
         self, evictions: list[SequenceEviction | None], token_ids: list[int], context: int
@@ -201,19 +224,50 @@ class Admission:
                 f"positions reach {eviction.limit} before a round, and the model was trained up to {self._trained_len}"
             )
 
-    def _room(self, eviction: SequenceEviction | None, prompt_len: int, context: int) -> int:
-        """Most tokens of an answer for which the KV memory suffices; 0: none."""
-        layout, there = self._ledger.layout, self._ledger.size.num_blocks
+    def _limit_text(self, tenant: TenantName) -> str:
+        memory = f"kv_memory {format_bytes(self._config.cache.kv_memory)}"
+        limit = self._accounts.of(tenant).limit
+        return memory if limit >= 1 else f"tenant {tenant}'s limit {limit:g} of {memory}"
+
+    def _check_beams(
+        self, width: int, prompt_len: int, eviction: SequenceEviction | None, num_tokens: int
+    ) -> None:
+        """Raise CapacityError if `width` beams, which share whole blocks of the prompt at most, do not fit together."""
+        layout, size = self._ledger.layout, self._ledger.size
+        shared = layout.rows_per_seq * (prompt_len // layout.block_size)
+        if eviction is not None or self._config.cache.kv_reservation != "on-demand" or layout.has_windows:
+            shared = 0
+        needed = {
+            "sequences at a time (max_num_seqs)": (width, size.max_num_seqs),
+            "blocks": (shared + width * (self._blocks(eviction, num_tokens) - shared), size.num_blocks),
+            "table pages": (width * layout.pages_for(max(layout.seen(num_tokens))), size.num_pages),
+        }
+        for what, (need, there) in needed.items():
+            if need > there:
+                raise CapacityError(
+                    f"n: {width} beams of up to {num_tokens} tokens need {need} {what}, and there are {there}"
+                )
+
+    def _room(self, eviction: SequenceEviction | None, prompt_len: int, context: int, there: int) -> int:
+        """Most tokens of an answer for which `there` blocks suffice; 0: none."""
 
         def exceeds(num_tokens: int) -> bool:
-            return _blocks(eviction, layout, num_tokens) > there
+            return self._blocks(eviction, num_tokens) > there
 
         totals = range(prompt_len, context)
         return bisect_left(totals, True, key=exceeds)
 
-
-def _blocks(eviction: SequenceEviction | None, layout: CacheLayout, num_tokens: int) -> int:
-    return layout.blocks_for(num_tokens) if eviction is None else eviction.peak_blocks(layout, num_tokens)
+    def _blocks(self, eviction: SequenceEviction | None, num_tokens: int) -> int:
+        """Most blocks that a sequence holds while its first `num_tokens` tokens are computed."""
+        layout = self._ledger.layout
+        most = (
+            eviction.peak_blocks(layout, num_tokens)
+            if eviction is not None
+            else layout.blocks_seen(num_tokens)
+        )
+        if self._config.cache.kv_reservation == "on-demand":
+            return most
+        return max(most, layout.blocks_for(num_tokens))
 
 
 def requested_eviction(config: EvictionConfig, params: SamplingParams) -> list[ResolvedPolicy]:

@@ -1,20 +1,26 @@
 """The paged engine: a scheduler plans steps over the blocks of a KV cache, an executor computes them."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceType
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winnow.config import SchedulerConfig
 from winnow.engine.admission import Admission
+from winnow.engine.beams import BeamSearch, Continuation
 from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
+from winnow.engine.forks import forked_params, inherit, source_of
 from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.new_request import KeptPositions, NewRequest
 from winnow.engine.occupancy import Occupancy, measure_occupancy
 from winnow.engine.prefix_store import PrefixStore
+from winnow.engine.queue import WaitingQueue
 from winnow.engine.request import ReplayTally, Request, Sequence
 from winnow.engine.scheduler import ScheduledStep, Scheduler
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EngineStats, EvictionReport
+from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,13 +38,15 @@ class Engine(RequestLoop):
         admission: Admission,
         kv_memory: int,
         clock: Callable[[], float],
+        limits: SchedulerConfig,
         open_store: Callable[[Path], PrefixStore],
     ) -> None:
-        super().__init__(tokenizer, eos_token_ids, clock)
+        super().__init__(tokenizer, eos_token_ids, clock, limits)
         self._executor = executor
         self._scheduler = scheduler
         self._admission = admission
         self._kv_memory = kv_memory
+        self._eos_token_ids = eos_token_ids
         self._open_store = open_store
         self._replay = ReplayTally()
         self._seconds = {"schedule": 0.0, "execute": 0.0}
@@ -51,8 +59,11 @@ class Engine(RequestLoop):
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
+            num_queued_tokens=self._scheduler.waiting.num_tokens,
             kv_bytes_used=ledger.used_bytes,
             kv_bytes_peak=ledger.peak_bytes,
+            kv_bytes_held=ledger.allocator.num_used * ledger.layout.block_bytes,
+            kv_bytes_filled=ledger.num_filled_slots() * ledger.layout.block_bytes // ledger.layout.block_size,
             kv_bytes_budget=self._kv_memory,
             prompt_tokens=self._requests.prompt_tokens,
             cached_tokens=ledger.prefixes.num_hit_tokens,
@@ -79,6 +90,7 @@ class Engine(RequestLoop):
                 "evict": rounds.seconds,
                 "swap": swaps.swap_seconds,
             },
+            tenants=self._scheduler.accounts.stats(self._scheduler.running, self._scheduler.waiting),
         )
 
     def occupancy(self) -> Occupancy:
@@ -123,10 +135,34 @@ class Engine(RequestLoop):
         assert len(set(slots)) == len(slots), "two sequences share a slot"
         assert len(slots) + ledger.num_free_slots == ledger.size.max_num_seqs, "a slot is lost"
 
+    def fork(
+        self, request_id: str, new_id: str, params: SamplingParams | None, index: int, final_only: bool
+    ) -> None:
+        parent = self._requests.unfinished_sample(request_id, index)
+        self._requests.require_new(new_id)
+        request = parent.request
+        new = NewRequest(
+            new_id,
+            request.prompt,
+            list(request.prompt_token_ids),
+            forked_params(parent, params),
+            request.priority,
+            request.tenant,
+            final_only=final_only,
+        )
+        child = self._admit(new)
+        inherit(child, parent)
+        self._requests.add(child, parent)
+        self._scheduler.fork(source_of(parent), child)
+
     # -- hooks of the loop -----------------------------------------------------------------------------------------
 
+    @property
+    def _waiting(self) -> WaitingQueue:
+        return self._scheduler.waiting
+
     def _admit(self, new: NewRequest) -> Request:
-        granted = self._admission.admit(new.token_ids, new.params)
+        granted = self._admission.admit(new.token_ids, new.params, new.tenant)
         for eviction in granted.evictions:
             if eviction is not None:
                 self._executor.prepare(eviction.policy)
@@ -135,13 +171,20 @@ class Engine(RequestLoop):
                     "inspect cannot follow re-assigned positions: after a round of this policy "
                     "they are no token indices"
                 )
+        params, beams = self._executor.with_seed(new.params), None
+        if params.use_beam_search:
+            if new.observer is not None:
+                raise InvalidRequestError("use_beam_search must be false for inspect, got True")
+            beams = BeamSearch.of(params, granted.max_tokens, self._eos_token_ids)
         return Request.of(
             new,
-            self._executor.with_seed(new.params),
+            params,
             granted.max_tokens,
             self._clock(),
             granted.evictions,
             granted.policy_name,
+            beams,
+            granted.reserved_tokens,
         )
 
     def _enqueue(self, request: Request) -> None:
@@ -177,6 +220,9 @@ class Engine(RequestLoop):
     def _restart(self) -> None:
         self._scheduler.start_anew()
 
+    def _continue_beams(self, request: Request, chosen: SequenceType[Continuation]) -> None:
+        self._scheduler.continue_beams(request, list(chosen))
+
     def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
         self._scheduler.finish(sequence, reason, stop_reason)
 
@@ -187,6 +233,8 @@ class Engine(RequestLoop):
         return self._executor.kept_positions(sequence.kv.running_slot)
 
     def _report(self, sequence: Sequence) -> EvictionReport | None:
+        if sequence.request.beams is not None:  # an answer's KVs may have gone with its beam
+            return None
         return eviction_report(sequence, self._executor.layout)
 
     # -- inside ----------------------------------------------------------------------------------------------------

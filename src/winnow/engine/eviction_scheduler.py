@@ -139,7 +139,7 @@ class EvictionScheduler:
                 continue
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
-            if sequence.prefix is not None and not self._own(sequence):
+            if sequence.may_share_outside and not self._own(sequence):
                 continue
             leaders.append(sequence)
             same[sequence] = siblings(self._ledger, sequence, running)
@@ -176,6 +176,7 @@ class EvictionScheduler:
 
     def _note(self, sequence: Sequence, freed_blocks: int, seconds: float) -> None:
         sequence.kv.last_round = sequence.kv.num_computed
+        sequence.kv.num_rounds += 1
         sequence.rounds.add(freed_blocks, seconds)
         if _eviction(sequence).policy.reassign_positions:
             sequence.kv.position_offset = sequence.kv.num_computed - int(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray
-from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
+from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy
 from winnow.sampling import SamplingParams
 
@@ -43,6 +43,9 @@ class Executor(Protocol):
 
     def state_bytes(self, slot: int) -> int:
         """Bytes that are kept of a running sequence beside its KVs, and travel with it to the host tier."""
+
+    def fork(self, slot: int, child: NewSequence) -> None:
+        """Let the sequence in a slot go on as `child` too, between steps. The ledger's update has been applied."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Apply the plan's update, compute its tokens and sample where it says so."""

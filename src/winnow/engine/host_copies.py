@@ -23,7 +23,7 @@ class HostCopies:
 
     def nbytes(self, slot: int) -> int:
         """Bytes that a copy of a sequence takes."""
-        return self._ledger.host.nbytes(self._ledger.blocks_held(slot), self._executor.state_bytes(slot))
+        return self._ledger.host.nbytes(len(self._ledger.blocks_of(slot)), self._executor.state_bytes(slot))
 
     def has_room_for(self, slot: int) -> bool:
         return self._ledger.host.has_room_for(self.nbytes(slot))

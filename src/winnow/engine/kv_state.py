@@ -13,6 +13,7 @@ class KVState:
             holds.
         num_computed: tokens of the sequence that are computed.
         last_round: their number at the last round of eviction; 0: there was none.
+        num_rounds: how many rounds these KVs have seen.
         position_offset: token index minus stored position, after positions were re-assigned.
         passes_done: passes of the replay that were computed and dropped.
         replayed: tokens of the next pass that are in the cache, behind the context.
@@ -21,6 +22,7 @@ class KVState:
     slot: int | None = None
     num_computed: int = 0
     last_round: int = 0
+    num_rounds: int = 0
     position_offset: int = 0
     passes_done: int = 0
     replayed: int = 0

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winnow.config import SchedulerConfig
+from winnow.engine.beams import Continuation
 from winnow.engine.new_request import KeptPositions, NewRequest
 from winnow.engine.occupancy import Occupancy
 from winnow.engine.output_state import FinishReason
+from winnow.engine.queue import WaitingQueue
 from winnow.engine.request import Request, Sequence
 from winnow.engine.request_table import RequestTable
-from winnow.errors import PrefixStoreError, describe_error
+from winnow.errors import InvalidRequestError, PrefixStoreError, describe_error
 from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
+from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,6 +53,7 @@ class RequestLoop(ABC):
         tokenizer: for the text of answers; None: they have none.
         eos_token_ids: tokens that end an answer.
         clock: seconds, monotonic; intervals in metrics are differences of it.
+        limits: how much may wait; the rest of the configuration is the subclass's.
     """
 
     def __init__(
@@ -56,8 +61,10 @@ class RequestLoop(ABC):
         tokenizer: "PreTrainedTokenizerBase | None",
         eos_token_ids: frozenset[int],
         clock: Callable[[], float],
+        limits: SchedulerConfig,
     ) -> None:
         self._clock = clock
+        self._limits = limits
         self._requests = RequestTable(tokenizer, eos_token_ids, clock)
         # Requests that have changed since their last output; after a failed step the next one returns them.
         self._touched: dict[Request, None] = {}
@@ -76,11 +83,24 @@ class RequestLoop(ABC):
 
         Raises:
             InvalidRequestError (or a subclass): the request cannot be served. Other requests are unaffected.
+            QueueFullError: too much waits already.
         """
         self._requests.require_new(new.request_id)
         request = self._admit(new)
+        limits = self._limits
+        self._waiting.require_room(len(new.token_ids), limits.max_queued_requests, limits.max_queued_tokens)
         self._requests.add(request)
         self._enqueue(request)
+
+    def fork(
+        self, request_id: str, new_id: str, params: SamplingParams | None, index: int, final_only: bool
+    ) -> None:
+        """Queue a request that goes on from where a sample of an unfinished request is; see `LLM.fork`.
+
+        Raises:
+            InvalidRequestError (or a subclass): there is nothing to fork, or it cannot go on in this way.
+        """
+        raise InvalidRequestError(f"request_id {request_id!r} cannot be forked: that needs engine=paged")
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns what it had, or None if there is no such request."""
@@ -135,6 +155,11 @@ class RequestLoop(ABC):
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 
+    @property
+    @abstractmethod
+    def _waiting(self) -> WaitingQueue:
+        """What waits for its turn."""
+
     @abstractmethod
     def _admit(self, new: NewRequest) -> Request:
         """Check a request. Raises as `add`."""
@@ -162,6 +187,10 @@ class RequestLoop(ABC):
         """Return the sequences that ended by an error outside of sampling since the last call."""
         return ()
 
+    def _continue_beams(self, request: Request, chosen: SequenceType[Continuation]) -> None:
+        """Let the chosen beams of a request take the place of those before."""
+        raise AssertionError("this engine admits no beams")
+
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """See `LLM.save_prefix`."""
         raise PrefixStoreError("engine must be paged to save a prefix")
@@ -186,6 +215,9 @@ class RequestLoop(ABC):
         for index, sequence in enumerate(sampled.sequences):
             request = sequence.request
             touched[request] = None
+            if request.beams is not None:
+                self._append_candidates(sequence, sampled.logprobs[index], errors.get(index), sampled.time)
+                continue
             if request.observer is not None and sequence.num_output_tokens == 1:
                 self._observe(sequence, request.observer.first_token)
             reason: FinishReason | None
@@ -201,6 +233,34 @@ class RequestLoop(ABC):
                 if sequence.error is not None:
                     reason = "error", None
                 self._finish(sequence, *reason)
+
+    def _append_candidates(
+        self, sequence: Sequence, candidates: LogprobDict | None, error: str | None, now: float
+    ) -> None:
+        """Offer the next tokens of a beam. Once those of all are there, the best go on."""
+        request = sequence.request
+        beams = request.beams
+        assert beams is not None, "only beams have candidates"
+        if request.finished:  # another beam has failed in this step
+            return
+        if error is not None or candidates is None:
+            for each in request.sequences:
+                self._requests.fail(each, error or "no candidates")
+                self._finish(each, "error")
+            return
+        beams.offer(sequence.index, candidates)
+        if not beams.is_complete:
+            return
+        chosen = beams.select({index: request.sequences[index].output_token_ids for index in beams.logprobs})
+        self._requests.append_beams(request, len(chosen), now)
+        if chosen:
+            self._continue_beams(request, chosen)
+            return
+        for each, hypothesis in zip(request.sequences, beams.finished, strict=False):
+            self._finish(each, *self._requests.end_beam(each, hypothesis))
+        for each in request.sequences[len(beams.finished) :]:  # a tiny vocabulary has no more answers
+            self._release(each, "abort", None)
+            self._requests.forget(each)
 
     def _observe(self, sequence: Sequence, hook: Callable[[KeptPositions], None]) -> None:
         """Call an observer's hook for a request's first sample. What it raises fails the request alone."""

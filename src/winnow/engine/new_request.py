@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from winnow.checks import require
+from winnow.errors import InvalidRequestError
 from winnow.sampling import SamplingParams
 
 KeptPositions = Sequence[Sequence[Sequence[int]]]
@@ -30,12 +32,15 @@ class RequestObserver(Protocol):
 class NewRequest:
     """A request on its way to an engine.
 
+    Raises:
+        InvalidRequestError: a priority that is no integer, a tenant that is no text or an empty one.
+
     Attributes:
         request_id: unique among unfinished requests.
         prompt: the text that outputs repeat; None: there is none.
         token_ids: the prompt, at least one token.
         params: how to answer; checked by the engine's admission.
-        priority: greater is served first; ties go to the earlier request.
+        priority: greater is served first; ties go to the earlier request; see `orders`.
         tenant: on whose account the request runs; None: nobody's in particular.
         observer: see `RequestObserver`; paged engine only.
         final_only: return one output, when the request is finished, instead of one per step.
@@ -52,3 +57,9 @@ class NewRequest:
     observer: RequestObserver | None = None
     final_only: bool = False
     deltas: bool = False
+
+    def __post_init__(self) -> None:
+        error = InvalidRequestError
+        require(type(self.priority) is int, "priority", "an integer", self.priority, error)
+        named = self.tenant is None or (isinstance(self.tenant, str) and bool(self.tenant))
+        require(named, "tenant", "a name or None", self.tenant, error)

@@ -8,12 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from winnow.cache import Ledger
+from winnow.engine.accounts import TenantAccounts
 from winnow.engine.executor import Executor
 from winnow.engine.host_copies import HostCopies
 from winnow.engine.kv_state import KVState
+from winnow.engine.orders import Order
 from winnow.engine.plan import StepPlan
 from winnow.engine.preemption_costs import MeasuredCosts, PreemptionCosts
-from winnow.engine.queue import serving_order
 from winnow.engine.request import Sequence
 
 # Assumed until prompts have been computed: victims are compared by tokens then.
@@ -38,40 +39,37 @@ class VictimPolicy(Protocol):
 
 
 class LeastLoss:
-    """The lowest priority; of equals, in this order: who has come on since it was last preempted, who exceeds the
-    quota of its tenant, who loses least time per byte that it frees, and who came last.
+    """The lowest priority, where the order minds priorities; of equals, in this order: who has come on since it was
+    last preempted, who loses least time per byte that it frees, and who is served last.
 
     Who is served first goes on to the end: it gives way to nobody but itself. So whatever the others do, requests end.
 
     Args:
         loss: seconds that preempting a sequence costs per byte.
         progressed: whether a sequence has computed enough since it was last preempted.
-        over_quota: whether a sequence's tenant holds more than it may.
-        order: a key; the smaller is served first.
+        order: who is served first.
     """
 
     def __init__(
         self,
         loss: Callable[[Sequence], float],
         progressed: Callable[[Sequence], bool],
-        over_quota: Callable[[Sequence], bool] = lambda sequence: False,
-        order: Callable[[Sequence], Any] = serving_order,
+        order: Order,
     ) -> None:
         self._loss = loss
         self._progressed = progressed
-        self._over_quota = over_quota
         self._order = order
 
     def choose(self, running: SequenceType[Sequence]) -> Sequence:
-        first = min(running, key=self._order)
+        rank, level = self._order.rank, self._order.level
+        first = min(running, key=rank)
         others = [sequence for sequence in running if sequence is not first] or [first]
-        lowest = min(sequence.request.priority for sequence in others)
-        equals = [sequence for sequence in others if sequence.request.priority == lowest]
-        for choice in (self._progressed, self._over_quota):
-            equals = [sequence for sequence in equals if choice(sequence)] or equals
+        lowest = min(map(level, others))
+        equals = [sequence for sequence in others if level(sequence) == lowest]
+        equals = [sequence for sequence in equals if self._progressed(sequence)] or equals
         losses = {sequence: self._loss(sequence) for sequence in equals} if len(equals) > 1 else {}
         least = min(losses.values(), default=0.0)
-        return max((s for s in equals if losses.get(s, 0.0) <= least), key=self._order)
+        return max((s for s in equals if losses.get(s, 0.0) <= least), key=rank)
 
 
 class Preemption:
@@ -93,11 +91,14 @@ class Preemption:
         ledger: Ledger,
         clock: Callable[[], float],
         costs: PreemptionCosts | None = None,
+        accounts: TenantAccounts | None = None,
     ) -> None:
+        self._accounts = accounts or TenantAccounts((), ledger)
         self.costs = costs or MeasuredCosts()
         self.total = PreemptionTally()
         self._ledger = ledger
         self._clock = clock
+        self._any_dropped = False
         self._copies = HostCopies(executor, ledger, clock, self.costs)
 
     # -- who -----------------------------------------------------------------------------------------------------
@@ -135,15 +136,12 @@ class Preemption:
 
     def drop(self, sequence: Sequence) -> None:
         """Drop the KVs of a running sequence. It keeps its tokens and computes them again when there is room."""
+        self._any_dropped = True
         sequence.num_tokens_computed = max(sequence.num_tokens_computed, sequence.kv.num_computed)
         self._ledger.close(sequence.kv.running_slot)
         sequence.kv = KVState()
 
     # -- swapped sequences ---------------------------------------------------------------------------------------
-
-    def blocks_after(self, sequence: Sequence) -> int:
-        """Blocks that a swapped sequence will hold as soon as it is back."""
-        return self._ledger.host.copies[_host_id(sequence)].num_blocks
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether there are a slot, blocks and pages for a swapped sequence and its next token."""
@@ -162,16 +160,17 @@ class Preemption:
         if slot is None:
             self.discard(sequence)
             return False
-        self._ledger.discard(host_id)
+        self._discard_copy(sequence)
         sequence.kv = replace(sequence.kv, slot=slot, host_id=None)
         self._count(sequence, swap_bytes_in=nbytes, swap_seconds=self._clock() - start)
         return True
 
     def discard(self, sequence: Sequence) -> None:
         """Give back the host memory of a waiting sequence, if it has any: it computes its tokens again."""
+        self._any_dropped = True
         if sequence.kv.host_id is not None:
             sequence.num_tokens_computed = max(sequence.num_tokens_computed, sequence.kv.num_computed)
-            self._ledger.discard(sequence.kv.host_id)
+            self._discard_copy(sequence)
             sequence.kv = KVState()
 
     # -- what it costs -------------------------------------------------------------------------------------------
@@ -184,6 +183,8 @@ class Preemption:
     def record_step(self, plan: StepPlan, sequences: SequenceType[Sequence], seconds: float) -> None:
         """Count what a step computed again, and learn from its time."""
         self.costs.record_step(plan, seconds)
+        if not self._any_dropped:
+            return
         for entry, sequence in zip(plan.entries, sequences, strict=True):
             if entry.replay is None and entry.start < sequence.num_tokens_computed:
                 tokens = min(entry.end, sequence.num_tokens_computed) - entry.start
@@ -192,8 +193,19 @@ class Preemption:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    def _discard_copy(self, sequence: Sequence) -> None:
+        host_id = _host_id(sequence)
+        self._accounts.host_bytes[sequence.request.tenant] -= self._ledger.host.copies[host_id].nbytes
+        self._ledger.discard(host_id)
+
     def _prefers_swap(self, sequence: Sequence) -> bool:
-        if not self._copies.has_room_for(sequence.kv.running_slot):
+        request, slot, tenant = sequence.request, sequence.kv.running_slot, sequence.request.tenant
+        if request.beams is not None or request.reserved_tokens is not None:
+            return False  # beams share what they have in common; copies come back without what was reserved
+        allowed = self._accounts.host_limit(tenant, self._ledger.host.limit)
+        if self._accounts.host_bytes[tenant] + self._copies.nbytes(slot) > allowed:
+            return False
+        if not self._copies.has_room_for(slot):
             return False
         if _is_compressed(sequence):
             return True
@@ -217,6 +229,7 @@ class Preemption:
         self._ledger.close(slot)
         sequence.kv = replace(sequence.kv, slot=None, host_id=host_id)
         nbytes = self._ledger.host.copies[host_id].nbytes
+        self._accounts.host_bytes[sequence.request.tenant] += nbytes
         self._count(sequence, num_swaps=1, swap_bytes_out=nbytes, swap_seconds=self._clock() - start)
         return True
 

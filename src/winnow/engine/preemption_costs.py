@@ -56,6 +56,8 @@ class MeasuredCosts:
         self._copied[back] = before_bytes * _MEMORY + nbytes, before_seconds * _MEMORY + seconds
 
     def record_step(self, plan: StepPlan, seconds: float) -> None:
+        if plan.num_tokens == len(plan.entries):
+            return  # nobody computes a prompt, as in most steps
         chunks = [entry for entry in plan.entries if entry.count > 1]
         if sum(entry.count for entry in chunks) <= _MOSTLY * plan.num_tokens:
             return

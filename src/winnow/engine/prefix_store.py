@@ -30,11 +30,13 @@ class SavedPrefix:
     Attributes:
         lengths: KVs of each row, int32 [layers, heads].
         data: of the rows' blocks, as `Executor.write_blocks` takes it.
+        num_rounds: how many rounds the KVs have seen.
         position_offset: token index minus stored position.
     """
 
     lengths: IntArray
     data: NDArray[np.uint8]
+    num_rounds: int
     position_offset: int
 
 
@@ -86,9 +88,8 @@ class PrefixStore:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
             self._check(metadata, tensors, key, token_ids, num_accumulators)
-            return SavedPrefix(
-                tensors["lengths"], self._joined(tensors), int(metadata.get("position_offset", ""))
-            )
+            numbers = (int(metadata[name]) for name in ("num_rounds", "position_offset"))
+            return SavedPrefix(tensors["lengths"], self._joined(tensors), *numbers)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, _UnusableError) as error:
             if path not in self._warned:
                 self._warned.add(path)
@@ -164,6 +165,7 @@ class PrefixStore:
             "format": FORMAT,
             "made_for": self._made_for,
             "key": snapshot.key.hex(),
+            "num_rounds": str(snapshot.num_rounds),
             "position_offset": str(snapshot.position_offset),
             "notes": dump_json(dict(notes)),
         }

@@ -1,7 +1,7 @@
 """WHO begins with KVs that another has computed, and who must have its blocks for itself."""
 
 from collections.abc import Sequence as SequenceType
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -62,11 +62,14 @@ class PrefixSharing:
         sequence.prefix.extend(sequence.token_ids)
         if sequence.request.wants_prompt_logprobs:
             return FoundPrefix()
-        keys = self._ledger.prefixes.match(sequence.prefix, _num_shareable(sequence, sequence.num_tokens - 1))
+        most = sequence.num_tokens - 1  # logits come from the last one
+        if sequence.forks:
+            most = min(most, sequence.request.fork_at - 1)
+        keys = self._ledger.prefixes.match(sequence.prefix, _num_shareable(sequence, most))
         computed, snapshot = len(keys) * self._ledger.layout.block_size, self._snapshot(sequence)
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens
-            state = KVState(None, computed, computed, snapshot.position_offset)
+            state = KVState(None, computed, computed, snapshot.num_rounds, snapshot.position_offset)
             return FoundPrefix(state, snapshot=snapshot)
         return FoundPrefix(KVState(None, computed), tuple(keys))
 
@@ -84,8 +87,11 @@ class PrefixSharing:
         request, index, slot = sequence.request, self._ledger.prefixes, sequence.kv.running_slot
         if found.snapshot is not None:
             self._ledger.resume(slot, found.snapshot)
+            sequence.rounds.rounds += found.snapshot.num_rounds
         else:
             self._ledger.adopt(slot, found.keys)
+            if sequence.eviction is None:
+                self._ledger.drop_unseen([slot])
         if request.metrics.first_scheduled_time is None and sequence.prefix is not None:
             request.num_cached_tokens = sequence.kv.num_computed
             index.num_asked_tokens += sequence.prompt_len
@@ -110,28 +116,28 @@ class PrefixSharing:
         size, chain, eviction = self._ledger.layout.block_size, sequence.prefix, sequence.eviction
         if chain is None or start // size == end // size:
             return
+        num_computed = end
         if eviction is not None:
             if sequence.kv.last_round or _observes(sequence, start, end - start):
                 return
             end = min(end, eviction.num_shareable)
         chain.extend(sequence.token_ids)
         for index in range(start // size, end // size):
-            self._ledger.remember(sequence.kv.running_slot, index, *chain.links[index])
+            self._ledger.remember(sequence.kv.running_slot, index, *chain.links[index], num_computed)
 
     def remember_round(self, sequence: Sequence) -> None:
         """Let later requests find what a round has just left of a sequence, if it has left them the same."""
         if sequence.prefix is None or sequence.kv.num_computed not in sequence.prefix.snapshots:
             return
-        computed = sequence.kv.num_computed
-        key, rule = sequence.prefix.snapshots[computed]
-        self._ledger.take_snapshot(
-            sequence.kv.running_slot, key, sequence.token_ids[:computed], rule, sequence.kv.position_offset
-        )
+        kv = sequence.kv
+        key, rule = sequence.prefix.snapshots[kv.num_computed]
+        token_ids = sequence.token_ids[: kv.num_computed]
+        self._ledger.take_snapshot(kv.running_slot, key, token_ids, rule, kv.num_rounds, kv.position_offset)
 
     def is_about_to_change(self, sequence: Sequence, most: int) -> bool:
         """Whether a replay or queries of the next tokens, at most so many, may add to accumulators of shared blocks."""
         eviction = sequence.eviction
-        if sequence.prefix is None or eviction is None:
+        if not sequence.may_share_outside or eviction is None:
             return False
         changes = sequence.before_replay_round or eviction.may_observe(sequence.kv.num_computed, most)
         return changes and self._ledger.is_shared(sequence.kv.running_slot)
@@ -180,7 +186,8 @@ class PrefixSharing:
                 if rule not in digests:
                     digests[rule] = sha256(dump_json(json_value(rule)).encode()).digest()
                 key = chain.snapshot_key(sequence.token_ids[:computed], digests[rule])
-                chain.snapshots[computed] = (key, rule)
+                # The passes follow from the rest, and are as long as the context.
+                chain.snapshots[computed] = (key, replace(rule, passes=()))
         return chain
 
     def _load(self, sequence: Sequence) -> None:

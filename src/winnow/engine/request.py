@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from winnow.cache import CacheLayout
 from winnow.cache.prefix_index import PrefixChain
+from winnow.engine.beams import BeamSearch
 from winnow.engine.kv_state import KVState
 from winnow.engine.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
@@ -44,8 +45,16 @@ class Request:
     num_cached_tokens: int = 0
     """Of the prompt, those whose KVs were there when its first sample got a slot."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
+    forked: bool = False
+    """Whether sequences with other tokens may hold blocks of its own: forks of it, what it was forked from, beams."""
     error: str | None = None
     """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
+    reserved_tokens: int | None = None
+    """Each sequence holds blocks for so many tokens from its start; None: for those that it has."""
+    beams: BeamSearch | None = None
+    """Its sequences are beams of this search; None: they are samples."""
+    shared_tokens: int | None = None
+    """Tokens that beams whose KVs were dropped have in common; None: they were not."""
     sequences: list["Sequence"] = field(init=False)
 
     @classmethod
@@ -57,6 +66,8 @@ class Request:
         arrival_time: float,
         evictions: tuple[SequenceEviction | None, ...] = (None,),
         policy_name: str | None = None,
+        beams: BeamSearch | None = None,
+        reserved_tokens: int | None = None,
     ) -> Self:
         """Make the engine's record of an admitted request; `params` are the request's own with all choices made."""
         return cls(
@@ -72,6 +83,8 @@ class Request:
             new.priority,
             new.tenant,
             final_only=new.final_only,
+            beams=beams,
+            reserved_tokens=reserved_tokens,
             deltas=new.deltas,
         )
 
@@ -79,16 +92,30 @@ class Request:
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs.append(None)
         self.sequences = [Sequence(self, index) for index in range(self.params.n)]
-        # The first sample computes the prompt; the others share its blocks as soon as it is through.
-        self.sequences[0].forks = self.sequences[1:]
+        # The first sample computes the prompt; the others share its blocks as soon as it is through. Beams are forked
+        # when it is known which tokens they go on with.
+        if self.beams is None:
+            self.sequences[0].forks = self.sequences[1:]
+        else:
+            self.forked = self.final_only = True
 
     @property
     def fork_at(self) -> int:
-        """Tokens that samples compute together: the prompt, or what a round sees if they keep different amounts."""
+        """Tokens that sequences compute together: the prompt, or what a round sees if samples keep different amounts.
+
+        Beams that are computed again share all that they have in common.
+        """
+        if self.shared_tokens is not None:
+            return self.shared_tokens
         eviction = self.evictions[0]
         if len(self.evictions) == 1 or eviction is None:
             return len(self.prompt_token_ids)
         return eviction.context_len
+
+    @property
+    def sampled_by(self) -> SamplingParams:
+        """The parameters that the executor chooses tokens by."""
+        return self.params if self.beams is None else self.beams.params
 
     def update_metrics(self, **changes: Any) -> None:
         """Replace fields of its metrics, in a copy: outputs hold the former ones."""
@@ -160,6 +187,8 @@ class Sequence:
     stop_reason: int | str | None = None
     error: str | None = None
     """What went wrong, where `finish_reason` is "error"."""
+    num_passed: int = 0
+    """Later ones that were started before it because they fit and it did not."""
     lonely_at: int | None = None
     """Tokens that it had when it was last preempted while it had the cache for itself."""
     num_tokens_preempted: int | None = None
@@ -187,10 +216,18 @@ class Sequence:
 
     @property
     def owns_blocks(self) -> bool:
-        """Whether it must not share KVs with siblings: its policy goes on after the prompt, or budgets differ."""
-        if len(self.request.evictions) > 1:
+        """Whether it must not share KVs with siblings.
+
+        Its policy goes on after the prompt, or budgets differ, or it holds all its blocks from its start.
+        """
+        if len(self.request.evictions) > 1 or self.request.reserved_tokens is not None:
             return True
         return self.eviction is not None and self.eviction.policy.owns_blocks
+
+    @property
+    def may_share_outside(self) -> bool:
+        """Whether its blocks may be held by sequences other than samples that are as far as it is."""
+        return self.prefix is not None or self.request.forked
 
     @property
     def num_to_compute(self) -> int:
@@ -231,10 +268,13 @@ class Sequence:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    @property
-    def longest_row(self) -> int:
+    def longest_row(self, layout: CacheLayout) -> int:
         """KVs of its longest row, about, until all its tokens are computed."""
-        return self.num_tokens if self.eviction is None else self.eviction.longest_row(self.num_tokens)
+        if self.request.reserved_tokens is not None:
+            return max(self.request.reserved_tokens, self.num_tokens)
+        if self.eviction is None:
+            return max(layout.seen(self.num_tokens))
+        return self.eviction.longest_row(self.num_tokens)
 
     def peak_blocks(self, layout: CacheLayout, ahead: int = 0, state: KVState | None = None) -> int:
         """Most blocks that it holds until all its tokens and `ahead` further ones are computed.
@@ -243,10 +283,11 @@ class Sequence:
             state: from which it goes on; None: its own.
         """
         num_tokens, state = self.num_tokens + ahead, state or self.kv
-        if self.eviction is None:
-            return layout.blocks_for(num_tokens)
-        if (
-            state.last_round >= self.eviction.context_len
-        ):  # the whole context, and a replay behind it, is over
-            return self.eviction.decode_blocks(layout, num_tokens)
-        return self.eviction.peak_blocks(layout, num_tokens)
+        reserved, eviction = self.request.reserved_tokens, self.eviction
+        if eviction is None:
+            most = layout.blocks_seen(num_tokens) if reserved is None else 0
+        elif state.last_round >= eviction.context_len:  # the whole context, and a replay behind it, is over
+            most = eviction.decode_blocks(layout, num_tokens)
+        else:
+            most = eviction.peak_blocks(layout, num_tokens)
+        return most if reserved is None else max(most, layout.blocks_for(reserved))

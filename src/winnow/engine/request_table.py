@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from winnow.engine.beams import Hypothesis
 from winnow.engine.output_state import FinishReason, OutputState
 from winnow.engine.request import Request, Sequence
 from winnow.errors import InvalidRequestError, describe_error
@@ -58,6 +59,25 @@ class RequestTable:
         """All sequences without a finish reason, waiting or running."""
         return [s for request in self._requests.values() for s in request.sequences if not s.finished]
 
+    def unfinished_sample(self, request_id: str, index: int) -> Sequence:
+        """A sample of an unfinished request.
+
+        Raises:
+            InvalidRequestError: there is no such request, or no such sample, or it is finished.
+        """
+        if request_id not in self._requests:
+            raise InvalidRequestError(f"request_id must be that of an unfinished request, got {request_id!r}")
+        samples = self._requests[request_id].sequences
+        if not 0 <= index < len(samples):
+            raise InvalidRequestError(
+                f"index must be between 0 and {len(samples) - 1}, the samples of {request_id!r}, got {index}"
+            )
+        if samples[index].finished:
+            raise InvalidRequestError(
+                f"index must be that of an unfinished sample of {request_id!r}, got {index}, which has finished"
+            )
+        return samples[index]
+
     def require_new(self, request_id: str) -> None:
         """Check that an id is free.
 
@@ -67,9 +87,12 @@ class RequestTable:
         if request_id in self._requests:
             raise InvalidRequestError(f"request_id {request_id!r} is in use by an unfinished request")
 
-    def add(self, request: Request) -> None:
-        """Start the outputs of a request whose id is free."""
+    def add(self, request: Request, parent: Sequence | None = None) -> None:
+        """Start the outputs of a request whose id is free, or go on with that of `parent`, a fork of which it is."""
         states = {s: OutputState(s, self._tokens, self._eos_token_ids) for s in request.sequences}
+        if parent is not None:
+            for state in states.values():
+                state.resume(self._states[parent])
         self._requests[request.request_id] = request
         self._states |= states
 
@@ -97,6 +120,26 @@ class RequestTable:
         """Set a sequence's error; its output so far stays. Returns the reason to finish it with."""
         sequence.error = error
         return "error", None
+
+    def forget(self, sequence: Sequence) -> None:
+        """Leave a sequence out of its request's output."""
+        sequence.request.sequences.remove(sequence)
+        del self._states[sequence]
+
+    def append_beams(self, request: Request, tokens: int, now: float) -> None:
+        """Count the tokens that beams of a request go on with, chosen at `now`."""
+        if request.metrics.first_token_time is None:
+            request.update_metrics(first_token_time=now)
+        self.generated_tokens += tokens
+
+    def end_beam(self, sequence: Sequence, hypothesis: Hypothesis) -> FinishReason:
+        """Give a sequence an answer of its request's beam search. Returns the reason to finish it with."""
+        beams = sequence.request.beams
+        assert beams is not None, "only a beam search has hypotheses"
+        try:
+            return self._states[sequence].end_beam(hypothesis, beams.ends)
+        except Exception as error:
+            return self.fail(sequence, describe_error(error))
 
     def append_prompt_logprobs(self, request: Request, found: list[LogprobDict]) -> None:
         """Append the logprobs of a prompt's next tokens."""

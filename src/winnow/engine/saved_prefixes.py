@@ -1,6 +1,9 @@
 """WHEN compressed prefixes go to disk and come from there: between steps, by way of the prefix index."""
 
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from winnow.cache import Ledger
 from winnow.cache.prefix_index import PrefixKey, Snapshot
@@ -40,7 +43,7 @@ class SavedPrefixes:
             self._ledger.allocator.release(blocks)
             raise
         self._ledger.keep_snapshot(
-            Snapshot.of(key, token_ids, rule, found.lengths, blocks, found.position_offset)
+            Snapshot.of(key, token_ids, rule, found.lengths, blocks, found.num_rounds, found.position_offset)
         )
         return True
 
@@ -55,6 +58,14 @@ class SavedPrefixes:
 def is_portable(policy: EvictionPolicy) -> bool:
     """Whether what a policy keeps follows from its description in every process: all of it is Winnow's own, and none of
     it comes from another file."""
-    parts = (policy, policy.score, policy.budget, policy.keep, policy.when)
-    own = all(type(part).__module__.partition(".")[0] == "winnow" for part in parts)
-    return own and policy.score.needs.predictor is None
+    return _is_own(policy) and policy.score.needs.predictor is None
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a value and all that it consists of are Winnow's or plain Python."""
+    if isinstance(value, tuple | list | frozenset):
+        return all(map(_is_own, value))
+    if not is_dataclass(value):
+        return value is None or isinstance(value, bool | int | float | str | Enum)
+    parts = (getattr(value, each.name) for each in fields(value))
+    return type(value).__module__.partition(".")[0] == "winnow" and all(map(_is_own, parts))

@@ -5,24 +5,30 @@ step's token budget is spent. Nothing here knows a model: the simulator runs the
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.config import SchedulerConfig
+from winnow.engine.accounts import TenantAccounts
+from winnow.engine.beams import Continuation
+from winnow.engine.entry import Entry
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.kv_state import KVState
-from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
+from winnow.engine.orders import TenantName, build_order
+from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
 from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.prefix_store import PrefixStore
-from winnow.engine.prefixes import FoundPrefix, PrefixSharing
-from winnow.engine.queue import PriorityQueue, WaitingQueue
+from winnow.engine.prefixes import PrefixSharing
+from winnow.engine.queue import WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
+from winnow.engine.room import Room
 from winnow.engine.saved_prefixes import SavedPrefixes
-from winnow.units import format_bytes
+from winnow.engine.sequence_forks import SequenceForks, fork_slot, group, new_sequence, share_prefix
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class Scheduler:
         prefixes: who shares what with whom.
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
+        accounts: what tenants may hold, hold and got.
     """
 
     def __init__(
@@ -57,25 +64,30 @@ class Scheduler:
         victims: VictimPolicy | None = None,
         costs: PreemptionCosts | None = None,
         max_round_kvs: int | None = None,
-        waiting: WaitingQueue | None = None,
         prefix_caching: bool = False,
         host_bytes: int = 0,
         prefix_store: PrefixStore | None = None,
     ) -> None:
-        self.waiting = PriorityQueue() if waiting is None else waiting
+        self.waiting = WaitingQueue(build_order(config))
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._config = config
         self._executor = executor
         self.ledger = Ledger(executor.layout, executor.size, host_bytes)
         self._clock = clock
-        self._preemption = Preemption(executor, self.ledger, clock, costs)
-        self._victims = victims or LeastLoss(self._preemption.loss, self._preemption.has_progressed)
+        self.accounts = TenantAccounts(config.tenants, self.ledger)
+        self._preemption = Preemption(executor, self.ledger, clock, costs, self.accounts)
+        self._victims = victims or LeastLoss(
+            self._preemption.loss, self._preemption.has_progressed, self.waiting.order
+        )
         saved = SavedPrefixes(executor, self.ledger, prefix_store)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, saved)
         self._rounds = EvictionScheduler(
             executor, self.ledger, clock, max_round_kvs, self._own, self.prefixes.remember_round
         )
+        self._room = Room(config, self.ledger, self.prefixes)
+        self._entry_rules = Entry(self.waiting, self.accounts, self.ledger, self._room, config.max_passes)
+        self._forks = SequenceForks(self.ledger, executor, self.running, self.waiting)
         self._failed: list[Sequence] = []
         self._new: dict[Sequence, None] = {}
 
@@ -96,6 +108,26 @@ class Scheduler:
     def add(self, request: Request) -> None:
         self.waiting.add(request)
 
+    def fork(self, parent: Sequence, request: Request) -> None:
+        """Start a request of one sequence that goes on from what `parent` has computed so far.
+
+        It computes its tokens itself, later, where `parent` has no slot or there is none for it.
+        """
+        [child] = request.sequences
+        self.waiting.add(request)
+        if self._forks.fork(parent, child):
+            self.waiting.remove(child)
+            parent.request.forked = request.forked = True
+            request.num_cached_tokens = min(child.kv.num_computed, child.prompt_len)
+            request.update_metrics(first_scheduled_time=self._clock())
+
+    def continue_beams(self, request: Request, chosen: list[Continuation]) -> None:
+        """Let beams of a request go on, and those that were not chosen end."""
+        assert request.beams is not None, "only beams are chosen"
+        for sequence in request.sequences:
+            self._rounds.forget(sequence)
+        request.beams.go_on(self._forks.continue_beams(request, chosen))
+
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         """End a sequence, running or waiting, and give back what it holds."""
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
@@ -111,8 +143,8 @@ class Scheduler:
             self.ledger.close(sequence.kv.slot)
             sequence.kv.slot = None
             self.running.remove(sequence)
-            if not self.running:  # no step may follow that would tell the executor
-                self._executor.apply(self.ledger.take_update())
+        if not self.running:  # no step may follow that would tell the executor
+            self._executor.apply(self.ledger.take_update())
 
     def take_failed(self) -> list[Sequence]:
         """Sequences that planning ended since the last call, since they fit nowhere; they say why."""
@@ -130,15 +162,20 @@ class Scheduler:
 
     def _schedule(self) -> ScheduledStep:
         self._rounds.start_step()
+        self._entry_rules.keep_limits(self.running, self._victims.choose, self._park)
         while True:
-            self._resume()
+            self._resume_next()
             drop_finished(self.ledger, self.running)
+            self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.eviction is None])
             self._unshare_samples(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
             self._unshare_samples(budgets_differ=False)
             self._own_before_change()  # after rounds, of which the index may hold what they left
             self._make_room()
-            step = self._plan(waits | replaying(self.ledger, self.running)[0])
+            urgent = self._make_way()
+            if any([self._resume(sequence) for sequence in urgent]):
+                continue  # a round of theirs may be due
+            step = self._plan(waits | replaying(self.ledger, self.running)[0], urgent)
             if step.sequences or not self.has_unfinished:
                 return step
             if waits or self._rounds.relieve(self.running):
@@ -146,20 +183,29 @@ class Scheduler:
             # Only prompts in progress are left, and together they hold all blocks: one gives way.
             self._preempt()
 
-    def _plan(self, waits: set[Sequence]) -> ScheduledStep:
-        """Plan the sequences that need not wait for a round, and passes of the replays that come before one."""
+    def _plan(self, waits: set[Sequence], urgent: list[Sequence]) -> ScheduledStep:
+        """Plan the sequences that need not wait for a round, and passes of the replays that come before one.
+
+        Args:
+            urgent: waiting sequences that start before prompts in progress go on.
+        """
         budget = self._config.max_num_batched_tokens
         planned = self._append_decodes(waits, budget)
         budget -= len(planned)
+        # In most steps everybody decodes, and nobody else need be looked at again.
+        rest = list(self.running) if len(planned) < len(self.running) else ()
+        for sequence in urgent:
+            if sequence in self.waiting and (first := self._start(sequence, budget)):
+                planned.append((sequence, first))
+                self._append(planned[-1:])
+                budget -= first
         # Found anew: to make room for the decoding ones, others may have been preempted.
         missing = replaying(self.ledger, self.running)[1] if waits else {}
         taken, chunks = Demand(), []
-        # In most steps everybody decodes, and nobody need be looked at again.
-        rest = self.running if len(planned) < len(self.running) else ()
         for sequence in rest:
             if sequence in missing:
                 count = min(missing[sequence], budget, self._config.prefill_chunk or budget)
-            elif sequence.is_decoding or sequence in waits:
+            elif sequence.is_decoding or sequence in waits or not sequence.num_to_compute:
                 continue
             else:
                 count = self._chunk(sequence, budget)
@@ -171,7 +217,7 @@ class Scheduler:
                 taken, budget = more, budget - count
         self._append(chunks)
         planned += chunks
-        while first := self._admit(budget):
+        while first := self._admit_next(budget):
             planned.append((self.running[-1], first))
             self._append(planned[-1:])
             budget -= first
@@ -180,7 +226,7 @@ class Scheduler:
         entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)
         if not entries:
             return ScheduledStep(StepPlan(()), (), ())
-        new, self._new = [_new_sequence(s) for s in self._new if s.kv.slot is not None], {}
+        new, self._new = [new_sequence(s) for s in self._new if s.kv.slot is not None], {}
         plan = StepPlan(entries, self.ledger.take_update(), tuple(new))
         return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
 
@@ -201,19 +247,14 @@ class Scheduler:
     def _make_room(self) -> None:
         """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted."""
         able = self._rounds.making_room(self.running)
-        first = self.waiting.first
-        if not able or first is None or not self.ledger.can_open(first.longest_row):
+        if not able or not self.waiting:
             return
-        lacking = self._lacking(first)
-        if lacking > 0 and sum(self._yields(sequence) for sequence in able) >= lacking:
+        first = next(iter(self._entry_rules.candidates(self.running)), None)
+        if first is None or not self.ledger.can_open(first.longest_row(self.ledger.layout)):
+            return
+        lacking = self._room.lacking(first, self.running)
+        if lacking > 0 and sum(self._room.yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
-
-    def _yields(self, sequence: Sequence) -> int:
-        """Blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""
-        assert sequence.eviction is not None, "only policies make room"
-        held = self.ledger.blocks_held(sequence.kv.running_slot)
-        left = min(sequence.eviction.blocks_after(self.ledger.layout, sequence.num_tokens), held)
-        return held - left + self._soon_needed(sequence, held) - self._soon_needed(sequence, left)
 
     def _unshare_samples(self, *, budgets_differ: bool) -> None:
         """Give samples of one prompt KVs of their own, where their policies will act on each of them apart.
@@ -244,6 +285,8 @@ class Scheduler:
                 most = wanted
         else:
             most = min(budget, self._config.prefill_chunk)
+        if sequence.forks:
+            wanted = min(wanted, sequence.request.fork_at - sequence.kv.num_computed)
         eviction = sequence.eviction
         if eviction is not None:
             kvs = 0.0 if sequence.kv.slot is None else self._rounds.mean_kvs(sequence)
@@ -252,42 +295,89 @@ class Scheduler:
             return wanted if wanted <= most else 0
         return min(wanted, most)
 
-    def _admit(self, budget: int) -> int:
-        """Start the first waiting sequence if it fits. Returns the tokens it computes in this step, or 0.
+    def _make_way(self) -> list[Sequence]:
+        """Park running sequences for waiting ones that outrank them. Returns those that enter in this step."""
+        if not self.waiting or not self.running:
+            return []
+        return self._entry_rules.make_way(self.running, self._lacking_for_urgent, self._park)
 
-        Nobody is served before the first, however little it needs: room comes free until that fits.
-        """
-        sequence = self.waiting.first
-        if sequence is None or sequence.kv.host_id is not None:
+    def _lacking_for_urgent(self, sequence: Sequence, leaving: int) -> int:
+        """Blocks that a waiting sequence lacks once `leaving` running ones are parked; endless if it cannot start."""
+        whole = self._config.prefill_chunk is None
+        if whole and sequence.num_tokens + len(self.running) > self._config.max_num_batched_tokens:
+            return sys.maxsize  # the step would have no tokens for it
+        # Decoding sequences take their next KVs before it starts, and then others are promised to them.
+        decoding = [s.kv.running_slot for s in self.running if s.is_decoding]
+        coming = self.ledger.demand(decoding, [1] * len(decoding)).blocks
+        found = self.prefixes.find(sequence)
+        most = self._config.prefill_chunk or self._config.max_num_batched_tokens
+        if self.prefixes.is_worth_waiting(sequence, found, min(sequence.num_tokens, most), self.running):
+            return sys.maxsize
+        return coming + self._room.lacking(sequence, self.running, leaving, found)
+
+    def _admit_next(self, budget: int) -> int:
+        """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
+        if not self.waiting or not self._room.is_open(self.running):
+            return 0
+        passed: list[Sequence] = []
+        for sequence in self._entry_rules.candidates(self.running):
+            if count := self._start(sequence, budget):
+                for each in passed:
+                    each.num_passed += 1
+                return count
+            passed.append(sequence)
+        return 0
+
+    def _start(self, sequence: Sequence, budget: int) -> int:
+        """Start a waiting sequence if it fits. Returns the tokens it computes in this step, or 0."""
+        if sequence.kv.host_id is not None:
             return 0  # a swapped one resumes before the next step is planned
-        if not self.ledger.can_open(sequence.longest_row):
+        if not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
             return 0
         prefix = self.prefixes.find(sequence)
         sequence.kv = prefix.state
         count = self._chunk(sequence, budget)
         waits = self.prefixes.is_worth_waiting(sequence, prefix, count, self.running)
-        if not count or waits or self._lacking(sequence, prefix) > 0:
+        lacking = 0 if waits or not count else self._room.lacking(sequence, self.running, prefix=prefix)
+        if waits or not count or lacking > 0:
             sequence.kv = KVState()
+            if lacking > 0:
+                self._room.hold_back()
             return 0
         self.waiting.remove(sequence)
         sequence.kv.slot = self.ledger.open()
+        if sequence.request.reserved_tokens is not None:
+            self.ledger.reserve(sequence.kv.slot, sequence.request.reserved_tokens)
         self.prefixes.adopt(sequence, prefix, count)
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
+            self._charge(sequence.request.tenant, sequence.prompt_len - sequence.kv.num_computed, 0)
         self.running.append(sequence)
         return count
 
-    def _resume(self) -> None:
+    def _resume_next(self) -> None:
         """Let swapped sequences go on that are next in turn, before rounds: one of theirs may be due."""
-        while (sequence := self.waiting.first) is not None and sequence.kv.host_id is not None:
-            # Beside others, no sooner than there is room for what all need soon.
-            if not self._preemption.fits(sequence) or (self.running and self._lacking(sequence) > 0):
+        while self.waiting and self._room.is_open(self.running):
+            sequence = next(iter(self._entry_rules.candidates(self.running)), None)
+            if sequence is None or not self._resume(sequence):
                 return
-            if self._preemption.resume(sequence):
-                self.waiting.remove(sequence)
-                self.running.append(sequence)
-                self._new[sequence] = None
+
+    def _resume(self, sequence: Sequence) -> bool:
+        """Let a swapped sequence go on if it fits. Returns False if nothing was done; without its copy it waits on."""
+        if sequence.kv.host_id is None:
+            return False
+        # Beside others, no sooner than there is room for what all need soon.
+        if not self._preemption.fits(sequence) or (
+            self.running and self._room.lacking(sequence, self.running) > 0
+        ):
+            self._room.hold_back()
+            return False
+        if self._preemption.resume(sequence):
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            self._new[sequence] = None
+        return True
 
     def _own_before_change(self) -> None:
         """Let sequences have their blocks for themselves before a query or a replay adds to accumulators."""
@@ -305,42 +395,6 @@ class Scheduler:
             self._preempt(sequence)
             return False
         return True
-
-    def _lacking(self, newcomer: Sequence, prefix: FoundPrefix | None = None) -> int:
-        """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
-
-        Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
-        in every row, unless its policy shrinks it first; admitting into that room would only mean preempting right
-        after.
-        """
-        layout = self.ledger.layout
-        promised = sum(
-            self._soon_needed(sequence, self.ledger.blocks_held(sequence.kv.running_slot))
-            for sequence in self.running
-        )
-        if newcomer.kv.host_id is not None:
-            blocks = self._preemption.blocks_after(newcomer)
-            return blocks + self._soon_needed(newcomer, blocks) + promised - self.ledger.allocator.num_free
-        if prefix is None:
-            prefix = self.prefixes.find(newcomer)
-        peak = newcomer.peak_blocks(layout, state=prefix.state)
-        return peak + promised - self.prefixes.num_held(newcomer, prefix) - self.ledger.allocator.num_free
-
-    def _soon_needed(self, sequence: Sequence, held: int) -> int:
-        """Blocks that a running sequence takes until its known tokens and another block of them are computed.
-
-        Args:
-            held: blocks that it has.
-        """
-        layout = self.ledger.layout
-        if not sequence.is_decoding or sequence.before_replay_round:
-            return max(sequence.peak_blocks(layout, ahead=layout.block_size) - held, 0)
-        # The peak of its prompt is behind it.
-        num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
-        most = (
-            layout.blocks_for(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
-        )
-        return min(max(most - held, 0), layout.rows_per_seq)
 
     def _entry(self, sequence: Sequence, count: int, sampling: list[Sequence]) -> PlannedSequence:
         """Plan the next `count` tokens of a sequence.
@@ -373,9 +427,10 @@ class Scheduler:
 
     def _fork(self, parent: Sequence, child: Sequence, num_computed: int) -> bool:
         """Let `child` hold what `parent` has after this step, `num_computed` tokens. False: there is no slot for it."""
-        if not self.ledger.can_fork(parent.kv.running_slot):
+        slot = fork_slot(self.ledger, parent.kv.running_slot, child)
+        if slot is None:
             return False
-        child.kv = parent.kv.fork(self.ledger.fork(parent.kv.running_slot))
+        child.kv = parent.kv.fork(slot)
         child.kv.num_computed = num_computed
         self._new[child] = None
         self.running.append(child)
@@ -395,54 +450,52 @@ class Scheduler:
             else:
                 self._fail(first)
             return
-        victim = victim or self._victims.choose(self.running)
-        alone = len(self.running) == 1
+        victim = victim or self._victims.choose(self.accounts.borrowers(self.running))
+        alone = all(sequence in group(victim) for sequence in self.running)
         if alone:
             if victim.lonely_at == victim.num_tokens:
                 self._fail(victim)
                 return
             victim.lonely_at = victim.num_tokens
+        self._park(victim, alone=alone)
+
+    def _park(self, victim: Sequence, *, alone: bool = False) -> None:
+        """Let a running sequence wait, until its turn comes again."""
         self._preemption.preempt(victim, alone=alone)
         self._put_back(victim)
         self.num_preemptions += 1
 
     def _put_back(self, sequence: Sequence) -> None:
-        """A running sequence has lost its slot."""
-        self._rounds.forget(sequence)
-        self.running.remove(sequence)
-        self.waiting.put_back(sequence)
+        """A running sequence has lost its slot. Beams beside it, which cannot go on without it, lose theirs."""
+        for each in group(sequence):
+            if each.kv.slot is not None:
+                self._preemption.drop(each)
+            if each in self.running:
+                self.running.remove(each)
+            self._rounds.forget(each)
+            self.waiting.remove(each)
+        self.waiting.put_back(share_prefix(sequence))
 
     def _fail(self, sequence: Sequence) -> None:
         """End a sequence that the cache does not hold even alone."""
-        blocks, pages = self._needs(sequence)
-        layout, size = self.ledger.layout, self.ledger.size
-        sequence.error = (
-            f"kv_memory is too small for this request alone: with {sequence.num_tokens} tokens it needs at least "
-            f"{blocks} blocks ({format_bytes(blocks * layout.block_bytes)}) and {pages} table pages, and there are "
-            f"{size.num_blocks} ({format_bytes(size.num_blocks * layout.block_bytes)}) and {size.num_pages}"
-        )
-        # Other samples were to share its prompt, and may fit where it does not.
+        sequence.error = self._room.explain_lack(sequence)
+        # Other samples were to share its prompt, and may fit where it does not. Beams do not.
         forks, sequence.forks = sequence.forks, []
-        for fork in forks:
-            self.waiting.put_back(fork)
-        self.finish(sequence, "error")
-        self._failed.append(sequence)
-
-    def _needs(self, sequence: Sequence) -> tuple[int, int]:
-        """Blocks and table pages for the next token of a sequence, at least."""
-        layout, slot = self.ledger.layout, sequence.kv.slot
-        if slot is None:
-            return sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row)
-        more = self.ledger.demand([slot], [1])
-        held = len(self.ledger.pages.of(slot))
-        return self.ledger.blocks_held(slot) + more.blocks, held + more.pages
+        if sequence.request.beams is None:
+            for fork in forks:
+                self.waiting.put_back(fork)
+        for each in [sequence] if sequence.request.beams is None else sequence.request.sequences:
+            each.error = sequence.error
+            self.finish(each, "error")
+            self._failed.append(each)
 
     def start_anew(self) -> None:
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
         self.ledger.prefixes.clear()
         for sequence in list(reversed(self.running)):
-            self._preemption.drop(sequence)
-            self._put_back(sequence)
+            if sequence.kv.slot is not None:  # it may have been put back with another beam
+                self._preemption.drop(sequence)
+                self._put_back(sequence)
 
     def record_copies(self, nbytes: int, out: float, back: float) -> None:
         """Learn how long copies of `nbytes` to the host and back took, in seconds."""
@@ -460,17 +513,13 @@ class Scheduler:
             else:
                 sequence.kv.num_computed = entry.end
                 self.prefixes.remember(sequence, entry.start, entry.end)
+        for tenant, count in Counter([sequence.request.tenant for sequence in step.samplers]).items():
+            self._charge(tenant, 0, count)
 
-
-def _new_sequence(sequence: Sequence) -> NewSequence:
-    return NewSequence(
-        sequence.kv.running_slot,
-        list(sequence.token_ids),
-        sequence.prompt_len,
-        sequence.request.params,
-        sequence.index,
-        sequence.eviction,
-    )
+    def _charge(self, tenant: TenantName, prompt_tokens: int, output_tokens: int) -> None:
+        """Put tokens on a tenant's account."""
+        self.accounts.charge(tenant, prompt_tokens, output_tokens)
+        self.waiting.order.charge(tenant, prompt_tokens, output_tokens)
 
 
 def _wanted_logprobs(sequence: Sequence, start: int, count: int) -> tuple[int, int] | None:

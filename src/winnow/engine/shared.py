@@ -15,7 +15,7 @@ from typing import TypeVar
 from winnow.engine.interrupts import DeferredInterrupt
 from winnow.engine.loop import RequestLoop
 from winnow.engine.new_request import NewRequest
-from winnow.errors import ClosedError, ForkedError, InvalidRequestError
+from winnow.errors import ClosedError, ForkedError, InvalidRequestError, QueueFullError
 from winnow.outputs import RequestOutput
 
 T = TypeVar("T")
@@ -114,6 +114,7 @@ class SharedEngine:
 
         Raises:
             InvalidRequestError (or a subclass): a request cannot be served. Other requests are unaffected.
+            QueueFullError: too much would wait.
         """
 
         def add(engine: RequestLoop) -> None:
@@ -124,7 +125,7 @@ class SharedEngine:
                     for added in requests[:index]:
                         self._drop(added.request_id)
                         engine.abort(added.request_id)
-                    if label and isinstance(error, InvalidRequestError):
+                    if label and isinstance(error, InvalidRequestError | QueueFullError):
                         raise type(error)(f"{label}[{index}]: {error}") from None
                     raise
 

@@ -41,7 +41,7 @@ def build_engine(
         executor,
         clock,
         max_round_kvs=config.eviction.max_round_kvs,
-        prefix_caching=config.cache.enable_prefix_caching,
+        prefix_caching=config.cache.enable_prefix_caching and config.cache.kv_reservation == "on-demand",
         host_bytes=config.cache.kv_offloading_size or 0,
         prefix_store=store,
     )
@@ -54,6 +54,7 @@ def build_engine(
         loaded.max_model_len,
         loaded.trained_len,
         None if loaded.tokenizer is None else Instructor(loaded.tokenizer),
+        scheduler.accounts,
     )
     return Engine(
         executor,
@@ -63,6 +64,7 @@ def build_engine(
         admission,
         config.cache.kv_memory,
         clock,
+        config.scheduler,
         open_store,
     )
 

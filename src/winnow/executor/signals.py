@@ -87,14 +87,12 @@ class EngineSignals:
         if layer == 0:
             self._counts.index_add_(0, spans.token_slots, counts.float())
 
-    def fork(self, plan: StepPlan, states: SlotStates) -> None:
-        """Sequences that a computed step has forked inherit what is known of their prompt."""
-        for entry in plan.entries:
-            for slot in entry.forks:
-                self.queries.fork(entry.slot, slot)
-                if entry.slot in self._sequences:
-                    self._sequences[slot] = states[slot]
-                    self._sums[slot], self._counts[slot] = self._sums[entry.slot], self._counts[entry.slot]
+    def fork(self, slot: int, to: int, states: SlotStates) -> None:
+        """The sequence in a slot has been forked to another, which inherits what is known of its tokens."""
+        self.queries.fork(slot, to)
+        if slot in self._sequences:
+            self._sequences[to] = states[to]
+            self._sums[to], self._counts[to] = self._sums[slot], self._counts[slot]
 
     def forget(self, slot: int) -> None:
         self._sequences.pop(slot, None)

@@ -40,11 +40,15 @@ class SlotStates(dict[int, SlotState]):
     def follow(self, plan: StepPlan) -> None:
         """Learn of the plan's new sequences, and of tokens that are computed for the first time."""
         for new in plan.new_sequences:
-            self[new.slot] = SlotState.of(new)
+            self.add(new)
         for entry in plan.entries:
             state = self[entry.slot]
             if state.eviction is not None and entry.replay is None and entry.end > len(state.token_ids):
                 state.token_ids += entry.token_ids[len(state.token_ids) - entry.end :]
+
+    def add(self, new: NewSequence) -> None:
+        """Learn of a sequence that has got a slot."""
+        self[new.slot] = SlotState.of(new)
 
     def drop(self, slots: Iterable[int]) -> list[int]:
         """Forget sequences that have ended. Returns the slots that the sampler knew."""

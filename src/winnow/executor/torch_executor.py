@@ -22,7 +22,7 @@ from winnow.cache import (
 from winnow.cache.layout import IntArray
 from winnow.cache.memory import require_host_memory, require_memory
 from winnow.config import EngineConfig
-from winnow.engine.plan import PlannedEviction, PlannedSequence, StepPlan, StepResult
+from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan, StepResult
 from winnow.errors import InvalidRequestError, UnsupportedModelError, describe_error
 from winnow.eviction import EvictionPolicy, EvictionTarget, SequenceEviction, evict
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans
@@ -43,6 +43,9 @@ class TorchExecutor:
         self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend, num_accumulators: int = 1
     ) -> None:
         geometry = model.geometry
+        chunk = config.scheduler.prefill_chunk
+        if chunk is not None:
+            chunk = min(chunk, config.scheduler.max_num_batched_tokens)
         layout = CacheLayout(
             geometry.num_layers,
             geometry.num_kv_heads,
@@ -50,6 +53,8 @@ class TorchExecutor:
             config.cache.block_size,
             model.dtype,
             num_accumulators,
+            geometry.windows,
+            chunk,
         )
         size = CacheSize.fit(
             layout,
@@ -125,6 +130,10 @@ class TorchExecutor:
     def state_bytes(self, slot: int) -> int:
         return self._signals.nbytes(slot)
 
+    def fork(self, slot: int, child: NewSequence) -> None:
+        self._states.add(child)
+        self._signals.fork(slot, child.slot, self._states)
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         self.apply(plan.update)
@@ -146,7 +155,9 @@ class TorchExecutor:
             replays,
         )
         rows = self._forward(plan, spans, step, wanted)
-        self._signals.fork(plan, self._states)
+        for entry in plan.entries:
+            for slot in entry.forks:
+                self._signals.fork(entry.slot, slot, self._states)
         scored = {
             index: self._prompt_logprobs(plan.entries[index], rows[part])
             for index, part in logits.prompts.items()

@@ -32,6 +32,8 @@ class PaddedAdmission:
                 raise InvalidRequestError(
                     f"{name} needs engine=paged: a padded cache keeps all KVs of a query"
                 )
+        if params.use_beam_search:
+            raise InvalidRequestError("use_beam_search needs engine=paged: its beams share blocks")
         if params.protect:
             raise InvalidRequestError("protect needs engine=paged: a padded cache keeps all KVs of a query")
         max_tokens = answer_limit(len(token_ids), params, self._max_model_len)

@@ -34,9 +34,9 @@ class BatchState:
 
     @property
     def urgent(self) -> Sequence | None:
-        """The first waiting query, if none is parked or all parked ones have lower priority."""
+        """The first waiting query, if none is parked or it may park all parked ones."""
         first, parked = self.queue.waiting.first, self.queue.parked
-        if first is None or (parked and first.request.priority <= parked[0].request.priority):
+        if first is None or (parked and not self.queue.waiting.order.may_park(first, parked[0])):
             return None
         return first
 
@@ -54,7 +54,7 @@ class BatchState:
         """Park queries of lower priority until `sequence` may enter. False: there are not enough of them."""
         while not self.admits(length, reserved_bytes):
             least = self.queue.choose_victim(self.batch.running)
-            if least.request.priority >= sequence.request.priority:
+            if not self.queue.waiting.order.may_park(sequence, least):
                 return False
             self.park(least)
             self.batch.release_front()

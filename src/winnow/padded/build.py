@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig, PaddedConfig
+from winnow.engine.orders import build_order
 from winnow.errors import UnsupportedModelError
 from winnow.models import PlainModel
 from winnow.padded.admission import PaddedAdmission
@@ -62,7 +63,7 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
             "change them"
         )
     state = BatchState(
-        Queue(padded.park_memory or config.cache.kv_memory, counters),
+        Queue(padded.park_memory or config.cache.kv_memory, counters, build_order(scheduler)),
         Batch(model, budget, counters, keeps_gaps=mode.keeps_gaps),
         budget,
         SamplerSlots(sampler, scheduler.max_num_seqs),
@@ -90,6 +91,7 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
         loaded.eos_token_ids,
         PaddedAdmission(budget, loaded.vocab_size, loaded.max_model_len),
         clock,
+        scheduler,
     )
 
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from winnow.config import SchedulerConfig
 from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.new_request import NewRequest
+from winnow.engine.queue import WaitingQueue
 from winnow.engine.request import Request, Sequence
 from winnow.errors import InvalidRequestError
 from winnow.outputs import RequestOutput
@@ -26,8 +28,9 @@ class PaddedEngine(RequestLoop):
         eos_token_ids: frozenset[int],
         admission: PaddedAdmission,
         clock: Callable[[], float],
+        limits: SchedulerConfig,
     ) -> None:
-        super().__init__(tokenizer, eos_token_ids, clock)
+        super().__init__(tokenizer, eos_token_ids, clock, limits)
         self._executor = executor
         self._admission = admission
 
@@ -56,6 +59,10 @@ class PaddedEngine(RequestLoop):
         self._executor.check_integrity(self._requests.unfinished)
 
     # -- hooks of the loop -----------------------------------------------------------------------------------------
+
+    @property
+    def _waiting(self) -> WaitingQueue:
+        return self._executor.waiting
 
     def _admit(self, new: NewRequest) -> Request:
         if new.observer is not None:

@@ -8,6 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from winnow.engine.loop import Sampled
+from winnow.engine.queue import WaitingQueue
 from winnow.engine.request import Request, Sequence
 from winnow.outputs import LogprobDict
 from winnow.padded.background import Background, Underway
@@ -60,7 +61,12 @@ class PaddedExecutor:
 
     def add(self, request: Request) -> None:
         """Queue a request's first sample; the others follow when the prompt is computed."""
-        self._queue.waiting.add(request)
+        self.waiting.add(request)
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        """Queries without KVs."""
+        return self._queue.waiting
 
     def remove(self, sequence: Sequence) -> None:
         """Free what a sequence holds, whether it runs, waits or is being prefilled."""
@@ -224,6 +230,8 @@ class PaddedExecutor:
     ) -> Sampled:
         """Sample a token for each sequence, from its row of the logits [n, V]."""
         sequences, rows = [sequence for sequence, _ in asking], [row for _, row in asking]
+        for sequence in sequences:
+            self._queue.waiting.order.charge(sequence.request.tenant, 0, 1)
         if rows != list(range(len(logits))):
             logits = logits[rows]
         found = self._sampler_slots.sample(sequences, logits)
@@ -241,6 +249,7 @@ class PaddedExecutor:
     def _note_start(self, sequences: SequenceType[Sequence]) -> None:
         for sequence in sequences:
             if sequence.request.metrics.first_scheduled_time is None:
+                self._queue.waiting.order.charge(sequence.request.tenant, sequence.prompt_len, 0)
                 sequence.request.update_metrics(first_scheduled_time=self._clock())
 
     # -- state ----------------------------------------------------------------------------------------------------

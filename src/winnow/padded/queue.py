@@ -3,25 +3,27 @@
 from bisect import insort
 from collections.abc import Sequence as SequenceType
 
-from winnow.engine.queue import PriorityQueue, WaitingQueue, serving_order
+from winnow.engine.orders import Order
+from winnow.engine.queue import WaitingQueue
 from winnow.engine.request import Sequence
 from winnow.padded.cache import QueryKVs
 from winnow.padded.counters import Counters
 
 
 class Queue:
-    """The waiting queue, and parked queries in `serving_order`.
+    """The waiting queue, and parked queries in the order of `order`, tenants aside.
 
     Args:
         park_memory: maximum bytes of host memory for KVs. KVs that do not fit are dropped and computed again.
+        order: who is served first; left out: the greater priority.
 
     Attributes:
         waiting: sequences without KVs.
         parked: sequences with KVs: prefilled before there was a row for them, or removed from the batch.
     """
 
-    def __init__(self, park_memory: int, counters: Counters) -> None:
-        self.waiting: WaitingQueue = PriorityQueue()
+    def __init__(self, park_memory: int, counters: Counters, order: Order | None = None) -> None:
+        self.waiting = WaitingQueue(order)
         self.parked: list[Sequence] = []
         self.park_memory = park_memory
         self._counters = counters
@@ -105,7 +107,8 @@ class Queue:
 
     def choose_victim(self, sequences: SequenceType[Sequence]) -> Sequence:
         """Return the sequence to park: the last one in serving order."""
-        return max(sequences, key=serving_order)
+        order = self.waiting.order
+        return max(sequences, key=lambda s: (order.tenant_rank(s.request.tenant), order.rank(s)))
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._kvs or sequence in self.waiting
@@ -118,4 +121,4 @@ class Queue:
 
     def _keep(self, sequence: Sequence, kvs: QueryKVs) -> None:
         self._kvs[sequence] = kvs
-        insort(self.parked, sequence, key=serving_order)
+        insort(self.parked, sequence, key=self.waiting.order.rank)

@@ -26,7 +26,7 @@ from winnow.plan.simulated_engine import EngineSetup
 from winnow.plan.step_time import PARTS, Factors, StepWork
 from winnow.sampling import SamplingParams
 
-_PRIOR = 0.02
+_PRIOR = 3e-4
 """Weight of the defaults beside one measurement."""
 _SWEEPS = 2000
 

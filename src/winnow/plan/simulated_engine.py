@@ -9,9 +9,10 @@ from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
 from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.scheduler import Scheduler
-from winnow.errors import ConfigError
+from winnow.errors import CapacityError, ConfigError
 from winnow.plan.deployment import Deployment
 from winnow.plan.simulated_executor import SimulatedExecutor, VirtualClock
+from winnow.units import format_bytes
 
 VOCAB = 2**31
 """Token ids name blocks of prompts here, so any will do."""
@@ -72,10 +73,21 @@ class EngineSetup:
         host_bytes: int = 0,
         fold: bool = True,
     ) -> "EngineSetup":
-        """As a deployment has it; `kv_memory` None: all the room that there is."""
+        """As a deployment has it; `kv_memory` None: all the room that there is.
+
+        Raises:
+            CapacityError: the weights leave no room.
+        """
+        if kv_memory is None:
+            kv_memory = deployment.kv_room
+            if kv_memory <= 0:
+                raise CapacityError(
+                    f"{deployment.model.name} leaves no room for KVs: {format_bytes(deployment.usable_bytes)} can be "
+                    f"used, its weights take {format_bytes(deployment.weight_bytes)}"
+                )
         return cls(
             deployment.layout,
-            deployment.kv_room if kv_memory is None else kv_memory,
+            kv_memory,
             max_model_len or deployment.model.max_model_len or 131072,
             deployment.scheduler,
             deployment.eviction,
@@ -125,8 +137,25 @@ class EngineSetup:
             self.scheduler,
             self.eviction,
         )
-        admission = Admission(scheduler.ledger, config, VOCAB, self.max_model_len, self.max_model_len)
-        engine = Engine(executor, scheduler, None, frozenset(), admission, self.kv_memory, clock, _no_store)
+        admission = Admission(
+            scheduler.ledger,
+            config,
+            VOCAB,
+            self.max_model_len,
+            self.max_model_len,
+            accounts=scheduler.accounts,
+        )
+        engine = Engine(
+            executor,
+            scheduler,
+            None,
+            frozenset(),
+            admission,
+            self.kv_memory,
+            clock,
+            config.scheduler,
+            _no_store,
+        )
         return SimulatedEngine(engine, scheduler, executor, clock, rows, table_bytes)
 
     def _max_round_kvs(self, rows: int) -> int | None:
@@ -135,4 +164,4 @@ class EngineSetup:
 
 
 def _no_store(directory: Path) -> PrefixStore:
-    raise ConfigError(f"a simulated engine has no KVs to save in {directory}")
+    raise ConfigError(f"a simulated engine has no KVs that could be saved to {directory}")

@@ -6,9 +6,17 @@ from collections.abc import Sequence as SequenceType
 import numpy as np
 from numpy.typing import NDArray
 
-from winnow.cache import CacheLayout, CacheSize, CacheUpdate, CopyDiscarded, Ledger, RowsRestored, RowsSaved
+from winnow.cache import (
+    CacheLayout,
+    CacheSize,
+    CacheUpdate,
+    CopyDiscarded,
+    Ledger,
+    RowsRestored,
+    RowsSaved,
+)
 from winnow.cache.layout import IntArray, ceil_div
-from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
+from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy, SequenceEviction
 from winnow.plan.step_time import StepWork
 from winnow.sampling import SamplingParams
@@ -59,13 +67,16 @@ class SimulatedExecutor:
             (size.max_num_seqs, layout.num_layers, layout.num_kv_heads), dtype=np.int32
         )
         self.evictions: dict[int, SequenceEviction | None] = {}
-        self._saved: dict[int, SequenceEviction | None] = {}  # by the id of the copy in host memory
         self.total = StepWork()
         self.seconds = seconds
-        self._rows = rows
+        self._rows_each = rows
+        self._saved: dict[int, SequenceEviction | None] = {}
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
         return params
+
+    def fork(self, slot: int, child: NewSequence) -> None:
+        self.evictions[child.slot] = child.eviction
 
     def prepare(self, policy: EvictionPolicy) -> None:
         pass
@@ -75,19 +86,18 @@ class SimulatedExecutor:
 
     def copy_work(self, num_blocks: int) -> StepWork:
         """Copying blocks to the host, or back."""
-        return StepWork(link_bytes=num_blocks * self.layout.block_bytes * self._rows)
+        return StepWork(link_bytes=num_blocks * self.layout.block_bytes * self._rows_each)
 
     def apply(self, update: CacheUpdate) -> None:
         for copied in update.copies:
-            match copied:
-                case RowsSaved():
-                    self._saved[copied.host_id] = self.evictions[copied.slot]
-                case RowsRestored():
-                    self.evictions[copied.slot] = self._saved[copied.host_id]
-                case CopyDiscarded():
-                    self._saved.pop(copied.host_id, None)
             if isinstance(copied, RowsSaved | RowsRestored):
                 self.spend(self.copy_work(len(copied.blocks)))
+            if isinstance(copied, RowsSaved):
+                self._saved[copied.host_id] = self.evictions[copied.slot]
+            elif isinstance(copied, RowsRestored):
+                self.evictions[copied.slot] = self._saved[copied.host_id]
+            elif isinstance(copied, CopyDiscarded):
+                self._saved.pop(copied.host_id, None)
         for each in update.lengths:
             self.lengths[each.slots] = each.lengths
 
@@ -102,17 +112,22 @@ class SimulatedExecutor:
     def work(self, plan: StepPlan) -> StepWork:
         """What computing a plan takes; the update is applied."""
         entries = plan.entries
-        counts = np.array([len(entry.token_ids) for entry in entries])
-        held = self.lengths[[entry.slot for entry in entries]].mean(axis=(1, 2))
+        counts = np.fromiter((len(entry.token_ids) for entry in entries), np.float64, len(entries))
+        held = self.mean_kvs([entry.slot for entry in entries])
         return StepWork(
             steps=1,
             tokens=float(counts.sum()),
             sequences=len(entries),
             kv_tokens=float(held.sum()),
             # Causal: of the step's own tokens each sees half of them on average.
-            attended=float((counts * (held - counts / 2)).sum()),
+            attended=float(counts @ (held - counts / 2)),
             samples=len(plan.samplers),
         )
+
+    def mean_kvs(self, slots: list[int]) -> NDArray[np.float64]:
+        """KVs per row of some slots, on average over their rows."""
+        lengths = self.lengths[slots].reshape(len(slots), -1)
+        return lengths[:, 0].astype(np.float64) if lengths.shape[1] == 1 else lengths.mean(axis=1)
 
     def spend(self, work: StepWork) -> None:
         """Let the time of some work pass."""
@@ -121,7 +136,7 @@ class SimulatedExecutor:
 
     def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         slots = [each.slot for each in planned]
-        self.spend(StepWork(round_kvs=float(self.lengths[slots].mean(axis=(1, 2)).sum()), rounds=1))
+        self.spend(StepWork(round_kvs=float(self.mean_kvs(slots).sum()), rounds=1))
         for slot in slots:
             eviction = self.evictions[slot]
             assert eviction is not None, "only sequences under a policy take part in rounds"

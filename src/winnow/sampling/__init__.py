@@ -5,17 +5,27 @@ from typing import TYPE_CHECKING
 from winnow.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from winnow.sampling.beam_params import BeamSearchParams
     from winnow.sampling.logprob import Logprob
     from winnow.sampling.logprobs import prompt_logprobs
     from winnow.sampling.params import SamplingParams
     from winnow.sampling.sampler import Sampler, SamplerOutput
     from winnow.sampling.text import TextStream
 
-__all__ = ["Logprob", "Sampler", "SamplerOutput", "SamplingParams", "TextStream", "prompt_logprobs"]
+__all__ = [
+    "BeamSearchParams",
+    "Logprob",
+    "Sampler",
+    "SamplerOutput",
+    "SamplingParams",
+    "TextStream",
+    "prompt_logprobs",
+]
 
 __getattr__ = lazy_exports(
     __name__,
     {
+        "BeamSearchParams": "winnow.sampling.beam_params",
         "Logprob": "winnow.sampling.logprob",
         "Sampler": "winnow.sampling.sampler",
         "SamplerOutput": "winnow.sampling.sampler",

@@ -20,6 +20,7 @@ MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 MAX_PENALTY = 2.0  # of presence_penalty and frequency_penalty, either sign
+MAX_LENGTH_PENALTY = 100.0  # of either sign
 MAX_SEED = 2**63 - 1
 MAX_COMPRESSION = 1e6
 MAX_PROTECT = 1024  # spans
@@ -46,8 +47,28 @@ _NUMBERS: tuple[tuple[str, float, float], ...] = (
     ("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
     ("presence_penalty", -MAX_PENALTY, MAX_PENALTY),
     ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
+    ("length_penalty", -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
 )
-_SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
+# What beam search does not know, with the value that means nothing.
+_NOT_FOR_BEAMS: Mapping[str, Any] = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": None,
+    "stop": (),
+    "min_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "forced_tokens": (),
+    "structured_outputs": None,
+}
+_SWITCHES = (
+    "use_beam_search",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "detokenize",
+)
 _ALIASES = {"max_completion_tokens": "max_tokens"}  # OpenAI's newer name
 
 
@@ -96,6 +117,13 @@ class SamplingParams:
         structured_outputs: the form of the answer: a JSON schema, a regular expression, a choice or a grammar, as a
             `StructuredOutputs` or a mapping of its fields.
 
+        use_beam_search: search for the `n` most probable answers with as many beams, and return them best first, as
+            transformers' `generate` does with `num_beams`. Needs temperature 0; see `BeamSearchParams`.
+        length_penalty: beam search divides an answer's logprob by its length to this power: above 0 favours longer
+            answers.
+        early_stopping: when a beam search ends: True: once there are `n` answers; False: once it is unlikely that
+            better ones follow; "never": once there cannot be better ones.
+
     Raises:
         InvalidRequestError: a field is of the wrong type, not finite or out of range; names field, value and
             limit.
@@ -129,6 +157,9 @@ class SamplingParams:
     protect: Sequence[tuple[int, int]] = ()
     forced_tokens: Sequence[int] | Sequence[Sequence[int]] = ()
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = field(default=None, hash=False)
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
@@ -173,8 +204,34 @@ class SamplingParams:
                 "compression and kv_budget mean the same, give one; "
                 f"got {show(self.compression)} and {show(self.kv_budget)}"
             )
+        self._check_beam_search()
         if self.stop and not self.detokenize:
             raise InvalidRequestError("detokenize must be true where stop is given, got False")
+
+    def _check_beam_search(self) -> None:
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequestError(
+                f"early_stopping must be true, false or 'never', got {show(self.early_stopping)}"
+            )
+        if not self.use_beam_search:
+            for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+                if getattr(self, name) != default:
+                    raise InvalidRequestError(
+                        f"{name} needs use_beam_search, got {show(getattr(self, name))}"
+                    )
+            return
+        if not self.is_greedy:
+            raise InvalidRequestError(f"temperature must be 0 with use_beam_search, got {self.temperature:g}")
+        for name, default in _NOT_FOR_BEAMS.items():
+            if getattr(self, name) != default:
+                raise InvalidRequestError(
+                    f"{name} must be left out with use_beam_search, got {show(getattr(self, name))}"
+                )
+        for name in ("compression", "kv_budget"):
+            if isinstance(getattr(self, name), Sequence) and self.n > 1:
+                raise InvalidRequestError(
+                    f"{name} must be one number with use_beam_search, got {show(getattr(self, name))}"
+                )
 
     def _store(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from winnow.cli.bench import kernel, serve, throughput
+from winnow.cli.bench import kernel, pressure, serve, throughput
 
 DESCRIPTION = """\
 Measure how fast Winnow is here, with the machine's own limits beside it.
@@ -15,17 +15,18 @@ examples:
   winnow bench kernel
   winnow bench throughput --preset w1
   winnow bench throughput --help
+  winnow bench pressure TRACE --kv-memory 4MiB
   winnow bench serve --request-rate 4        (beside `winnow serve`)
 docs/benchmarks.md says what the columns mean, and how to compare with other engines. The experiments of
 the KV-Compress, Batch-Max and BATON papers, and policies beside each other and beside kvpress, run from
 a checkout: python -m benchmarks.papers --help
 """
-BENCHES = {"kernel": kernel, "throughput": throughput, "serve": serve}
+BENCHES = {"kernel": kernel, "throughput": throughput, "serve": serve, "pressure": pressure}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the benches and their arguments."""
-    parser.usage = "winnow bench kernel|throughput|serve [options]"
+    parser.usage = "winnow bench kernel|throughput|serve|pressure [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     benches = parser.add_subparsers(
         title="benches", metavar="BENCH", dest="bench", required=True, prog="winnow bench"

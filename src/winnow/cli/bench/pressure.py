@@ -1,0 +1,134 @@
+"""`winnow bench pressure`: a recorded load on too little memory."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winnow.bench.pressure_config import PressureConfig
+from winnow.cli.engine import (
+    add_engine_flags,
+    check_written,
+    engine_options,
+    model_path,
+    open_llm,
+    silence_transformers,
+)
+from winnow.cli.meter import Meter
+from winnow.cli.options import add_flags, given
+from winnow.cli.paths import check_json_path, require_writable, write_json
+from winnow.cli.progress import add_progress_flag, open_progress, show_steps
+from winnow.errors import UsageError
+from winnow.report.console import console
+from winnow.report.provenance import typed_command
+from winnow.units import format_bytes
+
+if TYPE_CHECKING:
+    from winnow.bench.pressure import Replay
+
+SUMMARY = "a recorded load on too little memory, under one setting after the other"
+DESCRIPTION = """\
+Replay a trace (Azure's .csv, Mooncake's .jsonl) on an engine whose --kv-memory is too small for it, once
+for each setting of --sweep, and tell batch, throughput, preemptions and latencies side by side.
+
+Requests come at the trace's times, --rate times as dense, with --token-scale times its lengths; their
+tokens are random, and begin alike where the trace says that they did. Answers have the trace's length.
+"""
+EPILOG = """\
+examples:
+  winnow bench pressure AzureLLMInferenceTrace_conv.csv --kv-memory 4MiB
+  winnow bench pressure conversation_trace.jsonl --token-scale 0.02 --rate 4 --sweep prefix-cache
+  winnow bench pressure TRACE --watermarks 0.7,0.9,0.98 --json sweep.json --plot sweep
+Settings are replayed one after the other: compare within one run, on a machine that does nothing else.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.usage = "winnow bench pressure TRACE [options]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="a recorded load: .csv or .jsonl")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured as JSON too")
+    parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.png and STEM.svg")
+    add_progress_flag(parser)
+    add_flags(parser, PressureConfig, "the load")
+    add_engine_flags(parser)
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Measure, show, and return the exit code."""
+    config = PressureConfig(**given(namespace, PressureConfig))
+    options = engine_options(namespace)
+    _check_files(namespace, options)
+    settings = config.settings(options)
+    for each in settings.values():
+        for name in each:
+            if name in options:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is what --sweep {config.sweep} changes: leave it out"
+                )
+    from winnow.bench.pressure import pressure_panels, pressure_table
+    from winnow.report.plots import line_chart, save_figure
+    from winnow.report.provenance import Machine, report_head
+
+    silence_transformers()
+    replays, notes = _measure(namespace, config, options, settings)
+    head = report_head(typed_command(), machine := Machine.here(options.get("device", "auto")))
+    out = console()
+    out.print(f"{machine}; commit {head['commit']}", highlight=False, soft_wrap=True)
+    table = pressure_table(replays, f"{namespace.trace.name} by {config.sweep}", config.sweep, notes)
+    out.print(table.title, highlight=False)
+    out.print(table.upright().rich())
+    for note in notes:
+        out.print(note, highlight=False, soft_wrap=True)
+    shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    report = {"trace": namespace.trace.name, "notes": notes, "replays": [each.to_json() for each in replays]}
+    write_json(namespace.json, head | {"engine": shown, "load": vars(config)} | report)
+    if namespace.plot is not None:
+        save_figure(line_chart(pressure_panels(replays), table.title, columns=3), namespace.plot)
+    return 0
+
+
+def _check_files(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
+    """Find out before the work whether files can be read and written."""
+    if not namespace.trace.is_file():
+        raise UsageError(f"TRACE must be a file, got {str(namespace.trace)!r}")
+    check_written({"--json": namespace.json}, options)
+    check_json_path(namespace.json)
+    if namespace.plot is not None:
+        from winnow.report.plots import can_draw
+
+        if not can_draw():
+            raise UsageError("--plot needs matplotlib: pip install 'winnow-llm[plots]'")
+        require_writable(namespace.plot.with_name(f"{namespace.plot.name}.png"), f"--plot {namespace.plot}")
+
+
+def _measure(
+    namespace: argparse.Namespace,
+    config: PressureConfig,
+    options: dict[str, Any],
+    settings: dict[str, dict[str, Any]],
+) -> tuple[list["Replay"], tuple[str, ...]]:
+    """Replay the load under each of `settings`. Returns what came of them, and what the table's notes say."""
+    from winnow.bench.pressure import replay
+    from winnow.bench.workload import vocab_size
+
+    vocab, replays, load, budget = vocab_size(model_path(options)), [], [], 0
+    with open_progress(namespace.progress, sys.stderr) as progress:
+        for name, changed in settings.items():
+            with open_llm(options | changed) as llm:
+                load = config.load(namespace.trace, llm.max_model_len)
+                if not load:
+                    raise UsageError(
+                        f"no request of {namespace.trace} has at most {llm.max_model_len} tokens (max_model_len) at "
+                        f"--token-scale {config.token_scale:g}"
+                    )
+                show = show_steps(progress, Meter(), len(load))
+                replays.append(replay(llm, name, load, vocab, config.prompt_seed, show))
+                budget = llm.stats().kv_bytes_budget
+    tokens = sum(each.prompt_tokens for each in load), sum(each.output_tokens for each in load)
+    return replays, (
+        f"{len(load)} requests, over {load[-1].arrival:.1f} s: the first {config.requests} of the trace, less those "
+        f"longer than the model's context; lengths x {config.token_scale:g}, arrivals {config.rate:g} times as dense.",
+        f"{tokens[0]:,} prompt and {tokens[1]:,} output tokens; KV memory {format_bytes(budget)}.",
+    )

@@ -1,0 +1,110 @@
+"""HOW MUCH each tenant may hold, holds, and got."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceType
+
+import numpy as np
+
+from winnow.cache import Ledger
+from winnow.engine.orders import TenantName
+from winnow.engine.queue import WaitingQueue
+from winnow.engine.request import Sequence
+from winnow.outputs import TenantStats
+from winnow.tenants import OTHERS, Tenant
+
+
+class TenantAccounts:
+    """Shares of the blocks, lent and given back, and the books of every tenant.
+
+    Whoever asks gets what is free, up to a limit. What a tenant holds above its guarantee is borrowed, from the part
+    that is guaranteed to nobody and from guarantees that others do not use; the scheduler takes it back when one of
+    them needs it.
+
+    Attributes:
+        has_quotas: whether any tenant has a guarantee or a limit.
+        host_bytes: by tenant, what its requests hold on the host tier; kept by whoever moves them there.
+    """
+
+    def __init__(self, tenants: Iterable[Tenant], ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._tenants = {tenant.name: tenant for tenant in tenants}
+        self._others = self._tenants.pop(OTHERS, Tenant(OTHERS))
+        self.has_quotas = self._others.has_quota or any(each.has_quota for each in self._tenants.values())
+        self.host_bytes: Counter[TenantName] = Counter()
+        self._prompt_tokens: Counter[TenantName] = Counter()
+        self._output_tokens: Counter[TenantName] = Counter()
+
+    def of(self, tenant: TenantName) -> Tenant:
+        """The settings of a tenant; who is not named has those of "*"."""
+        return self._tenants.get(tenant or OTHERS, self._others)
+
+    def guarantee(self, tenant: TenantName) -> int:
+        """Blocks that a tenant can have back at any time."""
+        return int(self.of(tenant).guarantee * self._ledger.size.num_blocks)
+
+    def limit(self, tenant: TenantName) -> int:
+        """Blocks that a tenant never exceeds."""
+        return int(self.of(tenant).limit * self._ledger.size.num_blocks)
+
+    def host_limit(self, tenant: TenantName, capacity: int) -> int:
+        """Bytes that a tenant may hold of a host tier of `capacity` bytes."""
+        return int(self.of(tenant).host_limit * capacity)
+
+    def held(self, running: Iterable[Sequence]) -> int:
+        """Distinct blocks in the tables of running sequences."""
+        slots = [sequence.kv.running_slot for sequence in running]
+        if not slots:
+            return 0
+        if not self._ledger.any_shared:
+            return sum(map(self._ledger.blocks_held, slots))
+        mask = np.zeros(self._ledger.size.num_blocks, dtype=np.bool_)
+        for slot in slots:
+            mask[self._ledger.blocks_of(slot)] = True
+        return int(np.count_nonzero(mask))
+
+    def borrowed(self, tenant: TenantName, running: SequenceType[Sequence]) -> int:
+        """Blocks that a tenant holds above its guarantee."""
+        return max(self.held(of_tenant(tenant, running)) - self.guarantee(tenant), 0)
+
+    def borrowers(self, running: SequenceType[Sequence]) -> SequenceType[Sequence]:
+        """Those of tenants that hold more than their guarantee, who give way before others; all, if none does."""
+        if not self.has_quotas:
+            return running
+        tenants = {sequence.request.tenant for sequence in running}
+        borrowing = {tenant for tenant in tenants if self.borrowed(tenant, running)}
+        return [sequence for sequence in running if sequence.request.tenant in borrowing] or running
+
+    def charge(self, tenant: TenantName, prompt_tokens: int, output_tokens: int) -> None:
+        """Count tokens that were, or are about to be, computed for a tenant."""
+        self._prompt_tokens[tenant] += prompt_tokens
+        self._output_tokens[tenant] += output_tokens
+
+    def stats(self, running: SequenceType[Sequence], waiting: WaitingQueue) -> dict[str, TenantStats]:
+        """Every tenant's, by name."""
+        names: list[TenantName] = list(self._tenants)
+        names += [each for each in (*self._prompt_tokens, *waiting.tenants) if each not in self._tenants]
+        stats: dict[str, TenantStats] = {}
+        if not any(names):  # counting blocks takes time, and here they are everybody's
+            return stats
+        for name in dict.fromkeys(names):
+            own = list(of_tenant(name, running))
+            blocks, guarantee = self.held(own), self.guarantee(name)
+            stats[name or ""] = TenantStats(
+                num_running=len(own),
+                num_waiting=waiting.num_of_tenant(name),
+                blocks=blocks,
+                guaranteed_blocks=guarantee,
+                limit_blocks=self.limit(name),
+                borrowed_blocks=max(blocks - guarantee, 0),
+                host_bytes=self.host_bytes[name],
+                prompt_tokens=self._prompt_tokens[name],
+                output_tokens=self._output_tokens[name],
+                virtual_tokens=waiting.order.tenant_rank(name),
+            )
+        return stats
+
+
+def of_tenant(tenant: TenantName, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
+    """The sequences on a tenant's account."""
+    return (sequence for sequence in sequences if sequence.request.tenant == tenant)

@@ -1,0 +1,204 @@
+"""WHO may enter next, and who is parked for it."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceType
+from dataclasses import dataclass
+from itertools import islice
+
+from winnow.cache import Ledger
+from winnow.engine.accounts import TenantAccounts, of_tenant
+from winnow.engine.orders import TenantName
+from winnow.engine.queue import WaitingQueue
+from winnow.engine.request import Sequence
+from winnow.engine.room import Room
+
+_LOOKAHEAD = 64
+"""Waiting sequences that may pass one which does not fit are looked for among so many."""
+
+
+@dataclass
+class _Shortage:
+    """Slots and table pages that must become free."""
+
+    slots: int
+    pages: int
+
+
+class Entry:
+    """Says which waiting sequences may start, in what order, and which running ones give way to them."""
+
+    def __init__(
+        self, waiting: WaitingQueue, accounts: TenantAccounts, ledger: Ledger, room: Room, max_passes: int
+    ) -> None:
+        self._waiting = waiting
+        self._accounts = accounts
+        self._ledger = ledger
+        self._room = room
+        self._max_passes = max_passes
+
+    # -- in what order -----------------------------------------------------------------------------------------------
+
+    def candidates(self, running: SequenceType[Sequence]) -> list[Sequence]:
+        """Waiting sequences to try in turn; the first that fits is started.
+
+        Nobody is served before the first, however little it needs, unless `max_passes` allows it: room comes free until
+        that fits. Those of tenants within their guarantee come first, and those of tenants at their limit do not come
+        at all: they hold up nobody but their own tenant.
+        """
+        found = self._guaranteed(running)[:1]
+        if not found:
+            heads = self._waiting.heads()
+            found = list(islice((s for s in heads if self._is_within_limit(s, running)), 1))
+        if found and found[0].num_passed < self._max_passes:
+            others = islice(self._waiting, _LOOKAHEAD)
+            found += [s for s in others if s is not found[0] and self._is_within_limit(s, running)]
+        return found
+
+    def _guaranteed(self, running: SequenceType[Sequence]) -> list[Sequence]:
+        """Waiting sequences whose tenants stay within their guarantee with them, and those before them."""
+        found: list[Sequence] = []
+        if not self._accounts.has_quotas:
+            return found
+        for head in self._waiting.heads():
+            tenant = head.request.tenant
+            left = self._accounts.guarantee(tenant)
+            if left:
+                left -= self._use(tenant, running)
+            for sequence in self._waiting.of_tenant(tenant):
+                left -= self._room.need(sequence)
+                if left < 0:
+                    break
+                found.append(sequence)
+        return found
+
+    def _is_within_limit(self, newcomer: Sequence, running: SequenceType[Sequence]) -> bool:
+        """Whether a sequence may start without its tenant exceeding its limit."""
+        tenant = newcomer.request.tenant
+        if self._accounts.of(tenant).limit >= 1:
+            return True
+        return self._use(tenant, running) + self._room.need(newcomer) <= self._accounts.limit(tenant)
+
+    # -- who gives way -----------------------------------------------------------------------------------------------
+
+    def make_way(
+        self,
+        running: SequenceType[Sequence],
+        lacking: Callable[[Sequence, int], int],
+        park: Callable[[Sequence], None],
+    ) -> list[Sequence]:
+        """Park running sequences for waiting ones that outrank them. Returns those that enter in this step.
+
+        Args:
+            lacking: blocks that a waiting sequence lacks, once so many of the running ones have left.
+            park: lets a running sequence wait; takes it out of `running`.
+        """
+        urgent: list[Sequence] = []
+        blocks = pages = 0
+        reclaiming = self._guaranteed(running)
+        for sequence in dict.fromkeys(reclaiming + self._outranking(running)):
+            need = self._ledger.layout.pages_for(sequence.longest_row(self._ledger.layout))
+            shortage = _Shortage(
+                len(urgent) + 1 - self._ledger.num_free_slots,
+                min(need, self._ledger.size.num_pages) + pages - self._ledger.pages.num_free,
+            )
+            taken = blocks
+
+            def lacks(leaving: int, newcomer: Sequence = sequence, taken: int = taken) -> int:
+                return lacking(newcomer, leaving) + taken
+
+            parked = self._choose_parked(sequence, sequence in reclaiming, running, shortage, lacks)
+            if parked is None:
+                continue
+            for each in parked:
+                park(each)
+            urgent.append(sequence)
+            # Once it runs, another block a row will be promised to it.
+            blocks += self._room.need(sequence) + self._ledger.layout.rows_per_seq
+            pages += need
+        return urgent
+
+    def keep_limits(
+        self,
+        running: SequenceType[Sequence],
+        choose: Callable[[SequenceType[Sequence]], Sequence],
+        park: Callable[[Sequence], None],
+    ) -> None:
+        """Park sequences of tenants whose answers have grown beyond their limits, but for one of each."""
+        if not self._accounts.has_quotas:
+            return
+        for tenant in {sequence.request.tenant for sequence in running}:
+            own = list(of_tenant(tenant, running))
+            while len(own) > 1 and self._exceeds_limit(tenant, own):
+                victim = choose(own)
+                park(victim)
+                own.remove(victim)
+
+    def _exceeds_limit(self, tenant: TenantName, own: SequenceType[Sequence]) -> bool:
+        """Whether what a tenant's running sequences hold and take in the next step exceeds its limit."""
+        if self._accounts.of(tenant).limit >= 1:
+            return False
+        decoding = [s.kv.running_slot for s in own if s.is_decoding]
+        coming = self._ledger.demand(decoding, [1] * len(decoding)).blocks
+        coming += sum(self._room.growth(sequence) for sequence in own if not sequence.is_decoding)
+        return self._accounts.held(own) + coming > self._accounts.limit(tenant)
+
+    def _outranking(self, running: SequenceType[Sequence]) -> list[Sequence]:
+        """Waiting sequences that may park running ones by the order, first to last."""
+        found: list[Sequence] = []
+        may_park = self._waiting.order.may_park
+        for sequence in islice(self._waiting, len(running)):
+            if not any(may_park(sequence, each) for each in running):
+                break
+            if self._is_within_limit(sequence, running):
+                found.append(sequence)
+        return found
+
+    def _choose_parked(
+        self,
+        newcomer: Sequence,
+        reclaims: bool,
+        running: SequenceType[Sequence],
+        shortage: _Shortage,
+        lacks: Callable[[int], int],
+    ) -> list[Sequence] | None:
+        """The running sequences to park, so that `newcomer` lacks nothing; None: there are not enough.
+
+        Those that would be served last go first. What a tenant holds within its guarantee gives way to nobody but the
+        tenant itself.
+
+        Args:
+            reclaims: whether tenants that borrow give back to `newcomer` whatever the order says.
+        """
+        order, own, quotas = self._waiting.order, newcomer.request.tenant, self._accounts.has_quotas
+        borrowed: dict[TenantName, int] = {}
+        if quotas:
+            tenants = {sequence.request.tenant for sequence in running}
+            borrowed = {tenant: self._accounts.borrowed(tenant, running) for tenant in tenants}
+        chosen: list[Sequence] = []
+        freed = 0
+        for sequence in sorted(
+            running, key=lambda s: (order.tenant_rank(s.request.tenant), order.rank(s)), reverse=True
+        ):
+            if max(shortage.slots, shortage.pages, lacks(len(chosen)) - freed) <= 0:
+                break
+            tenant = sequence.request.tenant
+            borrows = borrowed.get(tenant, 0) > 0
+            if not (
+                (order.may_park(newcomer, sequence) and (not quotas or tenant == own or borrows))
+                or (reclaims and tenant != own and borrows)
+            ):
+                continue
+            chosen.append(sequence)
+            blocks = self._room.freed(sequence)
+            freed += blocks + self._room.growth(sequence)
+            if quotas:
+                borrowed[tenant] -= blocks
+            shortage.slots -= 1
+            shortage.pages -= len(self._ledger.pages.of(sequence.kv.running_slot))
+        enough = max(shortage.slots, shortage.pages, lacks(len(chosen)) - freed) <= 0
+        return chosen if enough else None
+
+    def _use(self, tenant: TenantName, running: SequenceType[Sequence]) -> int:
+        """Blocks that a tenant's running sequences hold or will take soon."""
+        own = list(of_tenant(tenant, running))
+        return self._accounts.held(own) + sum(map(self._room.growth, own))

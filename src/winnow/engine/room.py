@@ -1,0 +1,111 @@
+"""HOW MUCH ROOM there is for a newcomer, beside what those that run were promised."""
+
+from collections.abc import Sequence as SequenceType
+
+from winnow.cache import Ledger
+from winnow.config import SchedulerConfig
+from winnow.engine.prefixes import FoundPrefix, PrefixSharing
+from winnow.engine.request import Sequence
+from winnow.units import format_bytes
+
+
+class Room:
+    """Blocks that sequences hold, will take and would free. What each needs follows from its policy.
+
+    Requests join others only up to the high watermark. After one was held back, none joins until use has fallen to the
+    low one. Nobody is held back while nothing runs.
+    """
+
+    def __init__(self, config: SchedulerConfig, ledger: Ledger, prefixes: PrefixSharing) -> None:
+        self._ledger = ledger
+        self._prefixes = prefixes
+        low = config.watermark_high if config.watermark_low is None else config.watermark_low
+        num_blocks = ledger.size.num_blocks
+        self._above_high = num_blocks - int(config.watermark_high * num_blocks)
+        self._low = int(low * num_blocks)
+        self._closed = False
+
+    # -- watermarks --------------------------------------------------------------------------------------------------
+
+    def is_open(self, running: SequenceType[Sequence]) -> bool:
+        """Whether newcomers are considered."""
+        if not running or self._ledger.allocator.num_used <= self._low:
+            self._closed = False
+        return not self._closed
+
+    def hold_back(self) -> None:
+        """A newcomer did not fit below the high watermark."""
+        self._closed = True
+
+    # -- what a newcomer lacks ---------------------------------------------------------------------------------------
+
+    def lacking(
+        self,
+        newcomer: Sequence,
+        running: SequenceType[Sequence],
+        without: int = 0,
+        prefix: FoundPrefix | None = None,
+    ) -> int:
+        """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
+
+        Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
+        in every row, unless its policy shrinks it first; admitting into that room would only mean preempting right
+        after.
+
+        Args:
+            prefix: with which it would begin; None: it is looked up.
+            without: how many of `running` are about to leave; with all of them the watermark goes too.
+        """
+        promised = sum(map(self.growth, running))
+        reserve = self._above_high if len(running) > without else 0
+        return self.need(newcomer, prefix) + promised + reserve - self._ledger.allocator.num_free
+
+    def need(self, newcomer: Sequence, prefix: FoundPrefix | None = None) -> int:
+        """Blocks that a waiting sequence takes until all its tokens are computed."""
+        if newcomer.kv.host_id is not None:
+            blocks = self._ledger.host.copies[newcomer.kv.host_id].num_blocks
+            return blocks + self._growth_from(newcomer, blocks)
+        if prefix is None:
+            prefix = self._prefixes.find(newcomer)
+        peak = newcomer.peak_blocks(self._ledger.layout, state=prefix.state)
+        return peak - self._prefixes.num_held(newcomer, prefix)
+
+    def explain_lack(self, sequence: Sequence) -> str:
+        """Say what a sequence that does not fit even alone needs for its next token, and what there is."""
+        ledger, layout, slot, size = self._ledger, self._ledger.layout, sequence.kv.slot, self._ledger.size
+        blocks, pages = sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row(layout))
+        if slot is not None:
+            more = ledger.demand([slot], [1])
+            blocks, pages = ledger.blocks_held(slot) + more.blocks, len(ledger.pages.of(slot)) + more.pages
+        return (
+            f"kv_memory is too small for this request alone: with {sequence.num_tokens} tokens it needs at least "
+            f"{blocks} blocks ({format_bytes(blocks * layout.block_bytes)}) and {pages} table pages, and there are "
+            f"{size.num_blocks} ({format_bytes(size.num_blocks * layout.block_bytes)}) and {size.num_pages}"
+        )
+
+    def growth(self, sequence: Sequence) -> int:
+        """Blocks that a running sequence takes until its known tokens and another block of them are computed."""
+        return self._growth_from(sequence, self._ledger.blocks_held(sequence.kv.running_slot))
+
+    def freed(self, sequence: Sequence) -> int:
+        """Blocks that become free without a running sequence: no other sequence holds them."""
+        return self._ledger.num_freed_by(sequence.kv.running_slot)
+
+    def yields(self, sequence: Sequence) -> int:
+        """Blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""
+        assert sequence.eviction is not None, "only policies make room"
+        held = self._ledger.blocks_held(sequence.kv.running_slot)
+        left = min(sequence.eviction.blocks_after(self._ledger.layout, sequence.num_tokens), held)
+        return held - left + self._growth_from(sequence, held) - self._growth_from(sequence, left)
+
+    def _growth_from(self, sequence: Sequence, held: int) -> int:
+        """`growth` of a sequence if it holds `held` blocks."""
+        layout = self._ledger.layout
+        if not sequence.is_decoding or sequence.before_replay_round:
+            return max(sequence.peak_blocks(layout, ahead=layout.block_size) - held, 0)
+        # The peak of its prompt is behind it.
+        num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
+        most = (
+            layout.blocks_seen(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
+        )
+        return min(max(most - held, 0), layout.rows_per_seq)

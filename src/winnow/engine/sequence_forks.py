@@ -1,0 +1,120 @@
+"""Sequences that go on from the KVs of another one, between two steps."""
+
+from winnow.cache import Ledger, OutOfBlocksError
+from winnow.engine.beams import Continuation
+from winnow.engine.executor import Executor
+from winnow.engine.kv_state import KVState
+from winnow.engine.plan import NewSequence
+from winnow.engine.queue import WaitingQueue
+from winnow.engine.request import Request, Sequence
+
+
+class SequenceForks:
+    """Forks the scheduler's sequences in its ledger, and tells the executor.
+
+    Args:
+        running, waiting: the scheduler's own.
+    """
+
+    def __init__(
+        self, ledger: Ledger, executor: Executor, running: list[Sequence], waiting: WaitingQueue
+    ) -> None:
+        self._ledger = ledger
+        self._executor = executor
+        self._running = running
+        self._waiting = waiting
+
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let `child`, which begins with what `parent` has computed, hold its KVs. False: there is no slot for it."""
+        slot = parent.kv.slot
+        own = None if slot is None else fork_slot(self._ledger, slot, child)
+        if slot is None or own is None:
+            return False
+        child.kv = parent.kv.fork(own)
+        child.prefix = None if parent.prefix is None else parent.prefix.fork()
+        self._running.append(child)
+        self._executor.apply(self._ledger.take_update())
+        self._executor.fork(slot, new_sequence(child))
+        return True
+
+    def continue_beams(self, request: Request, chosen: list[Continuation]) -> dict[int, float]:
+        """Let the beams of the next step take the place of those before. Returns the logprob of each.
+
+        The first child of a beam goes on in its slot, further ones in slots of beams that end. Where there is none, a
+        beam waits, and computes its tokens itself.
+        """
+        sequences, logprobs = request.sequences, {}
+        first = {each.parent: each for each in reversed(chosen)}
+        ended = [s for s in sequences if s.index not in first]
+        for sequence in ended:
+            if sequence.kv.slot is not None:
+                self._ledger.close(sequence.kv.slot)
+                sequence.kv.slot = None
+                self._running.remove(sequence)
+        rest = [each for each in chosen if each is not first[each.parent]]
+        for each, child in zip(rest, ended, strict=False):
+            parent = sequences[each.parent]
+            child.token_ids = [*parent.token_ids, each.token]
+            if not self.fork(parent, child):
+                child.kv, child.prefix = KVState(), None
+                self._waiting.put_back(child)
+            logprobs[child.index] = each.logprob
+        for each in first.values():
+            sequences[each.parent].token_ids.append(each.token)
+            logprobs[each.parent] = each.logprob
+        return logprobs
+
+
+def fork_slot(ledger: Ledger, slot: int, child: Sequence) -> int | None:
+    """Fork a slot for `child`, with the blocks that it reserves. None: there is no slot, or too few blocks."""
+    reserved = child.request.reserved_tokens
+    if not ledger.can_fork(slot):
+        return None
+    # What it shares at first is copied before its next token.
+    if reserved is not None and ledger.layout.blocks_for(reserved) > ledger.allocator.num_free:
+        return None
+    own = ledger.fork(slot)
+    if reserved is not None:
+        try:
+            ledger.reserve(own, reserved)
+        except OutOfBlocksError:  # of table pages
+            ledger.close(own)
+            return None
+    return own
+
+
+def group(sequence: Sequence) -> list[Sequence]:
+    """The sequences that lose their KVs together: a beam and those beside it, or one alone."""
+    request = sequence.request
+    if request.beams is None:
+        return [sequence]
+    return [request.sequences[index] for index in sorted(request.beams.logprobs)]
+
+
+def share_prefix(sequence: Sequence) -> Sequence:
+    """Prepare beams that lost their KVs to compute what they have in common once. Returns who does it.
+
+    A sequence that is no beam does it for itself.
+    """
+    request = sequence.request
+    if request.beams is None:
+        return sequence
+    request.beams.forget_candidates()
+    leader, *others = group(sequence)
+    leader.forks = others
+    if others:
+        columns = zip(*(s.token_ids for s in (leader, *others)), strict=True)
+        request.shared_tokens = next(i for i, column in enumerate(columns) if len(set(column)) > 1)
+    return leader
+
+
+def new_sequence(sequence: Sequence) -> NewSequence:
+    """What an executor must know of a sequence that has just got a slot."""
+    return NewSequence(
+        sequence.kv.running_slot,
+        list(sequence.token_ids),
+        sequence.prompt_len,
+        sequence.request.sampled_by,
+        sequence.index,
+        sequence.eviction,
+    )

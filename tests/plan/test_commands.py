@@ -1,0 +1,108 @@
+"""`winnow plan` and `winnow simulate` as they are typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from winnow.cli.main import main
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:15:{second:02d}.6805900,{200 + 37 * second},{5 + second}\n" for second in range(20)
+)
+
+
+def run(*words: str) -> int:
+    return main(list(words))
+
+
+def test_plan_writes_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    line = ("plan", "llama-3-70b", "--gpu", "A100", "--gpus", "4", "--batch", "64", "--context", "4096")
+    assert run(*line, "--json", str(file), "--price", "2") == 0
+    out = capsys.readouterr().out
+    assert "80.0 GiB" in out and "cost of 1M new tokens" in out
+    plan = json.loads(file.read_text())
+    assert (plan["kv_bytes_per_token"], plan["kv_bytes"]) == (327_680, 85_899_345_920)
+    assert plan["weight_bytes"] == pytest.approx(141.1e9, rel=0.001)
+    assert plan["fits"] is True and plan["fewest_gpus"] == 3
+
+
+def test_policies_and_devices_stand_beside_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.json"
+    line = ("plan", "llama-3-8b", "--gpu", "L4,H100", "--eviction", "full,snapkv", "--compression", "4")
+    assert run(*line, "--json", str(file)) == 0
+    plans = json.loads(file.read_text())["plans"]
+    assert [(plan["hardware"]["name"], plan["eviction"]) for plan in plans] == [
+        ("L4", "full"),
+        ("L4", "snapkv"),
+        ("H100", "full"),
+        ("H100", "snapkv"),
+    ]
+    assert plans[1]["largest_batch"] > 2 * plans[0]["largest_batch"]
+    assert run(*line, "--markdown") == 0
+    assert "| KVs per token |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("llama-3-8b", "--gpu", "L44"), "did you mean L4"),
+        (("llama-3-8", "--gpu", "L4"), "did you mean llama-3-8b"),
+        (("paper", "memry"), "did you mean memory"),
+        (("llama-3-8b", "memory"), "only `winnow plan paper`"),
+        (("llama-3-8b", "--batch", "0"), "batch"),
+        (("llama-3-8b", "--context", "10", "--new-tokens", "10"), "new_tokens"),
+        (("llama-3-8b", "--kv-cache-dtype", "int9"), "int9"),
+        (("llama-3-8b", "--eviction", "full", "--utilization", "1.5"), "utilization"),
+    ],
+)
+def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
+    assert run("plan", *words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_one_command_for_each_table(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("memory", "swap", "bandwidth"):
+        assert run("plan", "paper", name) == 0
+    assert run("plan", "papers", "kcache") == 0
+    out = capsys.readouterr().out
+    assert "printed" in out and "KCache" in out
+
+
+def test_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert run("plan", "llama-3-8b", "--gpu", "L4", "--plot", str(tmp_path / "plan")) == 0
+    assert (tmp_path / "plan.png").stat().st_size > 1000
+
+
+def test_simulate_serves_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, file, events = (tmp_path / name for name in ("trace.csv", "out.json", "events.json"))
+    trace.write_text(TRACE)
+    line = ("simulate", "llama-3-8b", "--gpu", "L4", "--trace", str(trace))
+    options = (
+        "--eviction",
+        "full,kv-compress",
+        "--compression",
+        "4",
+        "--replicas",
+        "2",
+        "--repeat-trace",
+        "2",
+    )
+    assert run(*line, *options, "--json", str(file), "--chrome-trace", str(events), "--max-ttft", "5") == 0
+    full, compressed = json.loads(file.read_text())["simulations"]
+    assert full["requests"] == compressed["requests"] == 40
+    assert full["output_tokens"] == 2 * sum(5 + second for second in range(20))
+    assert compressed["kv_bytes_peak"] <= full["kv_bytes_peak"]
+    assert {event["pid"] for event in json.loads(events.read_text())["traceEvents"]} == {0, 1}
+    assert "ttft p99" in capsys.readouterr().out
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "trace.csv").write_text(TRACE)
+    assert run("simulate", "llama-3-70b", "--gpu", "L4", "--trace", str(tmp_path / "trace.csv")) == 2
+    assert "leaves no room" in capsys.readouterr().err
+    assert run("simulate", "llama-3-8b", "--trace", str(tmp_path / "none.csv")) == 2
