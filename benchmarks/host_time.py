@@ -9,8 +9,9 @@ same logits at once and attends to nothing. Greedy, no logprobs, no text: what e
 import argparse
 import statistics
 import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 

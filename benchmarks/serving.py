@@ -93,6 +93,7 @@ def overhead(llm: LLM, arguments: argparse.Namespace) -> int:
 
 def soak(llm: LLM, arguments: argparse.Namespace) -> int:
     """Let many streams come and go, and look for what is left."""
+    before = llm.stats().kv_bytes_used  # its tables
     server = Background(llm, max_num_queued_reqs=None)
     try:
         firsts, counts = asyncio.run(_crowd(server.address, arguments))
@@ -102,14 +103,14 @@ def soak(llm: LLM, arguments: argparse.Namespace) -> int:
     finally:
         server.stop()
     stats = llm.stats()
-    left = stats.kv_bytes_used - stats.cached_bytes
+    left = stats.kv_bytes_used - stats.cached_bytes - before
     llm.check_integrity()
     firsts.sort()
     print(
         f"{counts}, time to first token p50 {firsts[len(firsts) // 2]:.3f} s, p99 {firsts[-len(firsts) // 100]:.3f} s"
     )
     print(f"left: {stats.num_running} running, {stats.num_waiting} waiting, {left} bytes of KVs")
-    return 1 if stats.num_running or stats.num_waiting or counts.get("failed") else 0
+    return 1 if stats.num_running or stats.num_waiting or left or counts["failed"] else 0
 
 
 async def _crowd(address: str, arguments: argparse.Namespace) -> tuple[list[float], dict[str, int]]:

@@ -181,7 +181,7 @@ def test_a_swapped_sequence_is_bit_by_bit_what_it_was(directory: Path, name: str
         scheduler._put_back(sequence)
         other = scheduler.ledger.open()  # so that it comes back elsewhere
         scheduler.ledger.append([other], [40])
-        scheduler._resume()
+        scheduler._resume(sequence)
         assert (sequence.kv.num_computed, sequence.kv.last_round) == state
         assert (scheduler.ledger.lengths[sequence.kv.slot] == lengths).all()
         assert all(torch.equal(a, b) for a, b in zip(content(llm, sequence), held, strict=True))

@@ -68,6 +68,15 @@ def test_blocks_come_back_bit_by_bit(
     assert not cache.host.nbytes and not len(cache.host)
 
 
+def test_equal_blocks_give_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also between the parts, where memory is not written by copies."""
+    cache = cache_of(1, "bfloat16", 2)
+    assert cache.host is not None
+    empty, fills = torch.empty, iter([0x55, 0xAA])
+    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(next(fills)))
+    assert torch.equal(cache.host.read(ints(3, 5, 9)), cache.host.read(ints(3, 5, 9)))
+
+
 def test_changes_are_made_in_their_order() -> None:
     cache = cache_of(4, "float32", 1)
     one, two = content(cache, [1]), content(cache, [2])

@@ -9,12 +9,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from winnow.cache import CacheLayout, CacheSize, Ledger, OutOfBlocksError
+from winnow.cache import (
+    BlockCopies,
+    CacheLayout,
+    CacheSize,
+    Ledger,
+    OutOfBlocksError,
+    RowsRestored,
+    RowsSaved,
+)
 from winnow.cache.layout import IntArray
 from winnow.cache.prefix_index import PrefixChain, Snapshot
 
 LAYOUT = CacheLayout(2, 2, 4, 4, "float32")
 SIZE, ROWS, MAX_SEQS, MAX_LEN = 4, 4, 5, 60
+HOST = LAYOUT.host_bytes(ROWS * 30)
 SALTS, RULE = ["", "other"], b"rule"
 
 
@@ -26,20 +35,29 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @initialize(num_blocks=st.integers(ROWS * 8, ROWS * 40))
     def start(self, num_blocks: int) -> None:
-        self.ledger = Ledger(LAYOUT, CacheSize.of_blocks(LAYOUT, num_blocks, MAX_SEQS, MAX_LEN))
+        self.ledger = Ledger(LAYOUT, CacheSize.of_blocks(LAYOUT, num_blocks, MAX_SEQS, MAX_LEN), HOST)
         self.content: dict[int, tuple[object, ...]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.chains: dict[int, PrefixChain] = {}
         self.changed: set[int] = set()
         self.compressed: set[int] = set()
+        self.host: dict[int, list[tuple[object, ...]]] = {}
+        self.parked: dict[int, tuple[list[int], PrefixChain, str]] = {}
         self.unique = count()
         self.ever: set[tuple[object, ...]] = set()
 
     def follow(self) -> None:
-        """Make the copies of the ledger's update."""
-        for copies in self.ledger.take_update().copies:
-            for source, target in zip(copies.source.tolist(), copies.target.tolist(), strict=True):
-                self.content[target] = self.content[source]
+        """Make the copies of the ledger's update, those to and from host memory too."""
+        for each in self.ledger.take_update().copies:
+            if isinstance(each, BlockCopies):
+                for source, target in zip(each.source.tolist(), each.target.tolist(), strict=True):
+                    self.content[target] = self.content[source]
+            elif isinstance(each, RowsSaved):
+                self.host[each.host_id] = [self.content[block] for block in each.blocks.tolist()]
+            elif isinstance(each, RowsRestored):
+                self.content |= dict(zip(each.blocks.tolist(), self.host[each.host_id], strict=True))
+            else:
+                del self.host[each.host_id]
 
     @precondition(lambda self: self.ledger.num_free_slots)
     @rule(
@@ -207,6 +225,58 @@ class PrefixMachine(RuleBasedStateMachine):
         self.changed.discard(slot)
         self.compressed.discard(slot)
 
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def swap_out(self, data: st.DataObject) -> None:
+        """A sequence goes to host memory, whoever shares its blocks."""
+        slot = data.draw(st.sampled_from(sorted(self.tokens)))
+        if not self.ledger.host.has_room_for(self.ledger.host.nbytes(self.ledger.blocks_held(slot))):
+            return
+        kind = "changed" if slot in self.changed else "compressed" if slot in self.compressed else "plain"
+        host_id = self.ledger.save(slot)
+        self.parked[host_id] = self.tokens[slot], self.chains[slot], kind
+        self.close(slot)
+        self.follow()
+
+    @precondition(lambda self: self.parked and self.ledger.num_free_slots)
+    @rule(data=st.data(), ends=st.booleans())
+    def swap_in(self, data: st.DataObject, ends: bool) -> None:
+        """It comes back to blocks of its own, bit by bit, or ends there."""
+        host_id = data.draw(st.sampled_from(sorted(self.parked)))
+        if not ends:
+            if not self.ledger.has_room_for(self.ledger.demand_of(host_id, 0)):
+                return
+            slot, expected = self.ledger.open(), self.host[host_id]
+            self.ledger.load(host_id, slot)
+            self.follow()
+            blocks = self.ledger.blocks_of(slot)
+            assert [self.content[block] for block in blocks.tolist()] == expected
+            assert (self.ledger.allocator.holders[blocks] == 1).all()
+            self.tokens[slot], self.chains[slot], kind = self.parked[host_id]
+            if kind != "plain":
+                (self.changed if kind == "changed" else self.compressed).add(slot)
+        self.ledger.discard(host_id)
+        del self.parked[host_id]
+
+    @rule(salt=st.sampled_from(SALTS), seed=st.integers(0, 5), length=st.integers(1, 30))
+    def load_from_disk(self, salt: str, seed: int, length: int) -> None:
+        """A snapshot that another process saved: it takes free memory, and is the index's alone."""
+        tokens = random.Random(seed % 3).choices([1, 2], k=min(length, 16))
+        tokens += random.Random(seed).choices([1, 2], k=max(length - 16, 0))
+        chain, state = PrefixChain(salt, SIZE), (salt, *tokens)
+        chain.extend(tokens)
+        key, lengths = chain.snapshot_key(tokens, RULE), left_of(state)
+        if self.ledger.prefixes.knows(key):
+            return
+        free = self.ledger.allocator.num_free
+        blocks = self.ledger.take_blocks_for(lengths)
+        assert (blocks is None) == (len(self._kept(state)) > free)
+        if blocks is not None:
+            self.follow()
+            self.content |= dict(zip(blocks.tolist(), self._kept(state), strict=True))
+            self.ledger.keep_snapshot(Snapshot.of(key, tokens, "rule", lengths, blocks))
+        assert self.ledger.allocator.num_free == free
+
     @rule(n=st.integers(1, 40))
     def take_all(self, n: int) -> None:
         """Whatever is free can be had, though the index holds some of it."""
@@ -243,7 +313,7 @@ def left_of(state: tuple[object, ...]) -> IntArray:
 
 TestPrefixes = PrefixMachine.TestCase
 TestPrefixes.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

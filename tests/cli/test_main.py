@@ -78,6 +78,8 @@ USAGE_ERRORS = [
     ("run P -o O --kv-memry 1GiB", "unknown argument '--kv-memry'; did you mean --kv-memory?"),
     ("run P -o O --xyz", "unknown argument '--xyz'"),
     ("run P -o O --kv-memory 3q", "kv_memory must be a size such as 512MiB"),
+    ("run P -o O --kv-offloading-size 3q", "kv_offloading_size must be a size such as 512MiB"),
+    ("run P -o O --swap-space 0", "kv_offloading_size must be at least 1 byte"),
     ("run P -o O --max-num-seqs 0", "max_num_seqs must be at least 1, got 0"),
     ("run P -o O --temperature -1", "temperature must be at least 0, got -1.0"),
     ("run P -o O --max-tokens many", "argument --max-tokens: must be an integer or none, got 'many'"),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
+from winnow.engine.preemption_costs import FixedCosts
 from winnow.engine.request import Sequence
 from winnow.errors import ConfigError
 from winnow.tenants import Tenant, parse_tenants
@@ -104,6 +105,22 @@ class TestQuotas:
             assert simulation.scheduler.accounts.held(own) <= ROWS * 12
         assert sum(each.metrics.num_preemptions for each in grown) > 0
         assert other.metrics.num_preemptions == 0
+
+    @pytest.mark.parametrize(("tenant", "swaps"), [("a", 0), ("b", 1)])
+    def test_the_host_tier_is_limited_per_tenant_too(self, tenant: str, swaps: int) -> None:
+        simulation = self.simulation(
+            {"a": {"host_limit": 0}}, blocks_per_row=18, costs=FixedCosts(1e-12, 1.0), host_bytes=1_000_000
+        )
+        simulation.add(32, 16)
+        request = simulation.add(32, 16, tenant=tenant)
+        scheduler, most = simulation.scheduler, 0
+        while scheduler.has_unfinished:
+            simulation.step()
+            stats = scheduler.accounts.stats(scheduler.running, scheduler.waiting)
+            assert stats[tenant].host_bytes == scheduler.ledger.host.used_bytes
+            most = max(most, stats[tenant].host_bytes)
+        assert (request.metrics.num_preemptions, request.metrics.num_swaps) == (1, swaps)
+        assert (most > 0) == bool(swaps)
 
     def test_who_is_not_named_has_what_the_star_has(self) -> None:
         accounts = self.simulation({"*": {"limit": 0.5}, "a": {"limit": 0.9}}).scheduler.accounts

@@ -91,3 +91,30 @@ def test_layout_fills_the_cards() -> None:
     for column in (0, 2):
         total = sum(float(entries[column]) for entries in rows("layout").values())
         assert total == pytest.approx(320, abs=1.5)
+
+
+def test_each_step_of_the_stack_pays() -> None:
+    table = rows("stack")
+    assert [entries[3] for entries in table.values()] == ["420", "780", "1050", "1180", "1420"]
+    gains = [float(entries[4].rstrip("x")) for entries in table.values() if entries[4]]
+    printed = [float(entries[5].rstrip("x")) for entries in table.values() if entries[5]]
+    assert printed == [1.86, 1.35, 1.12, 1.2]
+    assert all(gain > 1 for gain in gains)
+
+
+def test_higher_watermarks_let_more_run() -> None:
+    table = rows("watermark")
+    assert [entries[1] for entries in table.values()] == ["42", "54", "58", "61", "63"]
+    batches = [int(entries[0]) for entries in table.values()]
+    assert batches == sorted(set(batches))
+    assert all(float(entries[4]) <= float(entries[5]) for entries in table.values()), (
+        "fewer preemptions than printed"
+    )
+
+
+def test_a_tenant_alone_borrows_what_the_other_does_not_use() -> None:
+    table = rows("tenants")
+    for name in ("a alone", "b alone"):
+        assert int(table[name][4].rstrip("%")) > 90
+    both = table["both, equal load"]
+    assert min(int(both[1]), int(both[3])) > 0

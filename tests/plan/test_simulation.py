@@ -181,15 +181,33 @@ POLICIES = ["full", "snapkv", "batch-max", "kv-compress-pd", "streaming", "lever
     caching=st.booleans(),
     fold=st.booleans(),
     host=st.sampled_from([0, 2**22]),
+    order=st.sampled_from(["priority", "fair", "srtf"]),
+    watermark=st.sampled_from([1.0, 0.8]),
+    quotas=st.booleans(),
 )
 def test_leaps_change_nothing(
-    lengths: list[tuple[int, int, float]], name: str, memory: int, caching: bool, fold: bool, host: int
+    lengths: list[tuple[int, int, float]],
+    name: str,
+    memory: int,
+    caching: bool,
+    fold: bool,
+    host: int,
+    order: str,
+    watermark: float,
+    quotas: bool,
 ) -> None:
     deployment = Deployment(
         replace(MODELS["llama-3-8b"], num_layers=2, num_kv_heads=2),
         HARDWARE["L4"],
         eviction=EvictionConfig(eviction=name, kv_budget=None if name == "full" else 576),
-        scheduler=SchedulerConfig(4, 768, 512),
+        scheduler=SchedulerConfig(
+            4,
+            768,
+            512,
+            scheduling_policy=order,
+            watermark_high=watermark,
+            tenants={"a": {"guarantee": 0.3}, "b": {"limit": 0.7}} if quotas else (),
+        ),
     )
     setup = EngineSetup.of(
         deployment,
@@ -200,8 +218,8 @@ def test_leaps_change_nothing(
         fold=fold,
     )
     requests = trace(lengths)
-    leapt = simulate(deployment, setup, requests)
-    walked = simulate(deployment, setup, requests, leaps=False)
+    leapt = simulate(deployment, setup, requests, tenants=("a", "b", None))
+    walked = simulate(deployment, setup, requests, tenants=("a", "b", None), leaps=False)
     assert (leapt.steps, leapt.rounds, leapt.preemptions) == (walked.steps, walked.rounds, walked.preemptions)
     assert leapt.kv_bytes_peak == walked.kv_bytes_peak
     assert leapt.cached_tokens == walked.cached_tokens

@@ -188,6 +188,20 @@ def test_cached_tokens_are_told(server: Running) -> None:
     assert second["prompt_tokens"] == 200
 
 
+def test_prefixes_are_a_tenants_own(llm: LLM) -> None:
+    """One tenant's prompt is found again by itself alone: neither its count nor its time tells another."""
+    with running(llm, {"alice": "key-a", "bob": "key-b"}) as server:
+
+        def cached(key: str) -> int:
+            body = {"prompt": list(range(1200, 1400)), "max_tokens": 1}
+            response = server.post("/v1/completions", body, headers={"authorization": f"Bearer {key}"})
+            found: int = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return found
+
+        assert [cached("key-a"), cached("key-b")] == [0, 0]
+        assert cached("key-a") >= 150 and cached("key-b") >= 150
+
+
 def test_metrics_count(server: Running) -> None:
     def value(name: str, text: str) -> float:
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))

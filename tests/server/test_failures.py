@@ -162,7 +162,7 @@ def test_nothing_leaks_when_many_come_and_go(llm: LLM) -> None:
 
 def test_two_callers_of_one_engine_get_their_own(llm: LLM) -> None:
     """A server takes nobody else's outputs, and nobody takes its own."""
-    body = {"prompt": "a", "max_tokens": 300, "ignore_eos": True}
+    body = {"prompt": "a", "max_tokens": 60, "ignore_eos": True}
     with running(llm) as first, running(llm) as second:
         results: list[int] = []
         servers = [first, second] * 4
@@ -172,7 +172,7 @@ def test_two_callers_of_one_engine_get_their_own(llm: LLM) -> None:
         ]
         for thread in threads:
             thread.start()
-        name = llm.submit("b", SamplingParams(max_tokens=50, ignore_eos=True))
+        name = llm.submit("b", SamplingParams(max_tokens=20, ignore_eos=True))
         while not any(output.finished and output.request_id == name for output in llm.step()):
             pass
         for thread in threads:

@@ -81,8 +81,12 @@ class HostTier:
         Raises:
             MemoryError, RuntimeError: memory lacks.
         """
-        nbytes = self._pool.layout.host_bytes(len(blocks))
-        copy = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=self._pool.device.type == "cuda")
+        layout, end = self._pool.layout, 0
+        pinned = self._pool.device.type == "cuda"
+        copy = torch.empty(layout.host_bytes(len(blocks)), dtype=torch.uint8, pin_memory=pinned)
+        for size in layout.part_bytes:  # what aligns a part is 0, so that equal blocks give equal bytes
+            end += round_up(len(blocks) * size, 8)
+            copy[max(end - 8, 0) : end] = 0
         for part, there, index in self._pieces(copy, blocks):
             if part.device.type == "cpu":
                 torch.index_select(part, 0, index, out=there)

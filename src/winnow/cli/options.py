@@ -87,6 +87,8 @@ def _reading(field: "Field[Any]", hint: Any) -> dict[str, Any]:
     if bool in kinds:
         return {"action": argparse.BooleanOptionalAction}
     parse = field.metadata.get("parse")
+    if parse is parse_bytes:
+        return _Reader(lambda text: parse_bytes(text, field.name), "SIZE").arguments()
     if parse is not None:
         reader = _Reader(parse, field.metadata.get("metavar", "SIZE" if parse is parse_bytes else "N"))
         return reader.arguments()

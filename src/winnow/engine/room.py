@@ -6,6 +6,7 @@ from winnow.cache import Ledger
 from winnow.config import SchedulerConfig
 from winnow.engine.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.request import Sequence
+from winnow.units import format_bytes
 
 
 class Room:
@@ -68,6 +69,19 @@ class Room:
             prefix = self._prefixes.find(newcomer)
         peak = newcomer.peak_blocks(self._ledger.layout, state=prefix.state)
         return peak - self._prefixes.num_held(newcomer, prefix)
+
+    def explain_lack(self, sequence: Sequence) -> str:
+        """Say what a sequence that does not fit even alone needs for its next token, and what there is."""
+        ledger, layout, slot, size = self._ledger, self._ledger.layout, sequence.kv.slot, self._ledger.size
+        blocks, pages = sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row(layout))
+        if slot is not None:
+            more = ledger.demand([slot], [1])
+            blocks, pages = ledger.blocks_held(slot) + more.blocks, len(ledger.pages.of(slot)) + more.pages
+        return (
+            f"kv_memory is too small for this request alone: with {sequence.num_tokens} tokens it needs at least "
+            f"{blocks} blocks ({format_bytes(blocks * layout.block_bytes)}) and {pages} table pages, and there are "
+            f"{size.num_blocks} ({format_bytes(size.num_blocks * layout.block_bytes)}) and {size.num_pages}"
+        )
 
     def growth(self, sequence: Sequence) -> int:
         """Blocks that a running sequence takes until its known tokens and another block of them are computed."""

@@ -5,6 +5,7 @@ step's token budget is spent. Nothing here knows a model: the simulator runs the
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from winnow.engine.entry import Entry
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.kv_state import KVState
-from winnow.engine.orders import build_order
+from winnow.engine.orders import TenantName, build_order
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
 from winnow.engine.preemption_costs import PreemptionCosts
@@ -28,7 +29,6 @@ from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.engine.room import Room
 from winnow.engine.saved_prefixes import SavedPrefixes
 from winnow.engine.sequence_forks import SequenceForks, fork_slot, group, new_sequence, share_prefix
-from winnow.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,7 @@ class Scheduler:
         self._new[sequence] = None
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
-            self._charge(sequence, sequence.prompt_len - sequence.kv.num_computed, 0)
+            self._charge(sequence.request.tenant, sequence.prompt_len - sequence.kv.num_computed, 0)
         self.running.append(sequence)
         return count
 
@@ -480,13 +480,7 @@ class Scheduler:
 
     def _fail(self, sequence: Sequence) -> None:
         """End a sequence that the cache does not hold even alone."""
-        blocks, pages = self._needs(sequence)
-        layout, size = self.ledger.layout, self.ledger.size
-        sequence.error = (
-            f"kv_memory is too small for this request alone: with {sequence.num_tokens} tokens it needs at least "
-            f"{blocks} blocks ({format_bytes(blocks * layout.block_bytes)}) and {pages} table pages, and there are "
-            f"{size.num_blocks} ({format_bytes(size.num_blocks * layout.block_bytes)}) and {size.num_pages}"
-        )
+        sequence.error = self._room.explain_lack(sequence)
         # Other samples were to share its prompt, and may fit where it does not. Beams do not.
         forks, sequence.forks = sequence.forks, []
         if sequence.request.beams is None:
@@ -496,15 +490,6 @@ class Scheduler:
             each.error = sequence.error
             self.finish(each, "error")
             self._failed.append(each)
-
-    def _needs(self, sequence: Sequence) -> tuple[int, int]:
-        """Blocks and table pages for the next token of a sequence, at least."""
-        layout, slot = self.ledger.layout, sequence.kv.slot
-        if slot is None:
-            return sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row(layout))
-        more = self.ledger.demand([slot], [1])
-        held = len(self.ledger.pages.of(slot))
-        return self.ledger.blocks_held(slot) + more.blocks, held + more.pages
 
     def start_anew(self) -> None:
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
@@ -530,12 +515,11 @@ class Scheduler:
             else:
                 sequence.kv.num_computed = entry.end
                 self.prefixes.remember(sequence, entry.start, entry.end)
-        for sequence in step.samplers:
-            self._charge(sequence, 0, 1)
+        for tenant, count in Counter([sequence.request.tenant for sequence in step.samplers]).items():
+            self._charge(tenant, 0, count)
 
-    def _charge(self, sequence: Sequence, prompt_tokens: int, output_tokens: int) -> None:
-        """Put tokens on the account of a sequence's tenant."""
-        tenant = sequence.request.tenant
+    def _charge(self, tenant: TenantName, prompt_tokens: int, output_tokens: int) -> None:
+        """Put tokens on a tenant's account."""
         self.accounts.charge(tenant, prompt_tokens, output_tokens)
         self.waiting.order.charge(tenant, prompt_tokens, output_tokens)
 

@@ -37,20 +37,18 @@ class Leaper:
     def leap(self, until: float) -> int:
         """Pass over the steps that start before `until` and change lengths alone. Returns their number, or 0.
 
-        Call it before each step. The step before must have run the same sequences with the same number waiting: then
-        what a first decode step does, such as copying shared blocks, is done, and who waits has found no room.
+        Call it before each step. Who waits must have found no room beside the same sequences in the step before; and a
+        sequence under a policy must have run then, since its first decode step may copy shared blocks.
         """
         scheduler = self._simulated.scheduler
         running = scheduler.running
-        now = (list(running), len(scheduler.waiting))
-        if not running or self._before != now:
-            self._before = now
+        if not running or not self._is_settled(running, len(scheduler.waiting)):
             return 0
         steps = self._most_steps(running)
         if steps < _FEWEST:
             return 0
         slots = [sequence.kv.running_slot for sequence in running]
-        held = float(self._simulated.executor.lengths[slots].mean(axis=(1, 2)).sum())
+        held = float(self._simulated.executor.mean_kvs(slots).sum())
         steps = min(steps, self._steps_until(until, len(running), held, steps))
         ledger = scheduler.ledger
         while steps >= _FEWEST and not ledger.has_room_for(ledger.demand(slots, [steps] * len(slots))):
@@ -59,6 +57,19 @@ class Leaper:
             return 0
         self._advance(running, slots, held, steps)
         return steps
+
+    def _is_settled(self, running: "list[Sequence]", num_waiting: int) -> bool:
+        """See `leap`; notes what runs now."""
+        (before, waited), now = self._before, list(running)
+        self._before = now, num_waiting
+        scheduler = self._simulated.scheduler
+        if scheduler.accounts.has_quotas:  # limits are kept in every step
+            return False
+        if num_waiting:
+            # Who is next of several tenants may change with every token.
+            return (before, waited) == (now, num_waiting) and len(scheduler.waiting.tenants) == 1
+        known = set(before)
+        return all(sequence.eviction is None or sequence in known for sequence in now)
 
     def _most_steps(self, running: "list[Sequence]") -> int:
         """Steps in which, for all that the sequences themselves say, each computes one token."""
@@ -78,7 +89,7 @@ class Leaper:
             when = eviction.policy.when
             if when.every_steps or when.uncompressed_tokens is not None or (waits and when.make_room):
                 return 0
-            kvs = float(self._simulated.executor.lengths[sequence.kv.running_slot].mean())
+            [kvs] = self._simulated.executor.mean_kvs([sequence.kv.running_slot]).tolist()
             ahead = eviction.tokens_to_round(sequence.kv.num_computed, sequence.kv.last_round, kvs)
             if eviction.round_due(sequence.kv.num_computed, sequence.kv.last_round, kvs):
                 return 0
@@ -116,7 +127,9 @@ class Leaper:
             order = sorted(order, key=lambda index: -entries[index].start % size)  # type: ignore[assignment]
         update = scheduler.ledger.take_update()
         plan = StepPlan(tuple(entries[index] for index in order), update)
-        scheduler.advance(ScheduledStep(plan, tuple(running[index] for index in order), ()))
+        # Tokens go on the account of tenants; where there are none, nobody looks at it.
+        billed = tuple(running) * steps if any(s.request.tenant is not None for s in running) else ()
+        scheduler.advance(ScheduledStep(plan, tuple(running[index] for index in order), billed))
         executor.apply(update)
         executor.spend(_decoding(len(slots), held, steps))
         self.num_steps += steps

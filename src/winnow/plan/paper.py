@@ -10,6 +10,7 @@ from winnow.cache import CacheLayout
 from winnow.cache.layout import ceil_div
 from winnow.plan.hardware import GB, GIB, HARDWARE
 from winnow.plan.models import MODELS, ModelShape
+from winnow.plan.paper_serving import stack, tenants, watermark
 from winnow.report.tables import TextTable
 
 _BLOCK = 16
@@ -411,5 +412,8 @@ TABLES: Mapping[str, Callable[[], TextTable]] = {
     "throughput": throughput,
     "swap": swap,
     "small": small,
+    "stack": stack,
+    "watermark": watermark,
+    "tenants": tenants,
 }
-"""The tables that are arithmetic, by the name of their command."""
+"""The tables by the name of their command."""

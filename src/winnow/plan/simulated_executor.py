@@ -113,17 +113,22 @@ class SimulatedExecutor:
     def work(self, plan: StepPlan) -> StepWork:
         """What computing a plan takes; the update is applied."""
         entries = plan.entries
-        counts = np.array([len(entry.token_ids) for entry in entries])
-        held = self.lengths[[entry.slot for entry in entries]].mean(axis=(1, 2))
+        counts = np.fromiter((len(entry.token_ids) for entry in entries), np.float64, len(entries))
+        held = self.mean_kvs([entry.slot for entry in entries])
         return StepWork(
             steps=1,
             tokens=float(counts.sum()),
             sequences=len(entries),
             kv_tokens=float(held.sum()),
             # Causal: of the step's own tokens each sees half of them on average.
-            attended=float((counts * (held - counts / 2)).sum()),
+            attended=float(counts @ (held - counts / 2)),
             samples=len(plan.samplers),
         )
+
+    def mean_kvs(self, slots: list[int]) -> NDArray[np.float64]:
+        """KVs per row of some slots, on average over their rows."""
+        lengths = self.lengths[slots].reshape(len(slots), -1)
+        return lengths[:, 0].astype(np.float64) if lengths.shape[1] == 1 else lengths.mean(axis=1)
 
     def spend(self, work: StepWork) -> None:
         """Let the time of some work pass."""
@@ -132,7 +137,7 @@ class SimulatedExecutor:
 
     def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         slots = [each.slot for each in planned]
-        self.spend(StepWork(round_kvs=float(self.lengths[slots].mean(axis=(1, 2)).sum()), rounds=1))
+        self.spend(StepWork(round_kvs=float(self.mean_kvs(slots).sum()), rounds=1))
         for slot in slots:
             eviction = self.evictions[slot]
             assert eviction is not None, "only sequences under a policy take part in rounds"

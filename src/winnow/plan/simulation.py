@@ -32,6 +32,7 @@ class Served:
     output_tokens: int = 0
     preemptions: int = 0
     cached_tokens: int = 0
+    tenant: str | None = None
     error: str | None = None
 
     @property
@@ -101,7 +102,7 @@ class Replica:
         self.kv_memory = setup.kv_memory
         self._prefix_caching = setup.prefix_caching
         self._leaper = Leaper(self.simulated, setup.prefix_caching) if leaps else None
-        self._asked: dict[str, TraceRequest] = {}
+        self._asked: dict[str, tuple[TraceRequest, str | None]] = {}
 
     def run(self, until: float) -> None:
         """Compute the steps that start before `until`."""
@@ -118,22 +119,24 @@ class Replica:
         if until < math.inf:
             clock.now = max(clock.now, until)
 
-    def add(self, name: str, request: TraceRequest) -> None:
+    def add(self, name: str, request: TraceRequest, tenant: str | None = None) -> None:
         """Send a request that arrives now."""
         params = SamplingParams(
             temperature=0.0, max_tokens=request.output_tokens, ignore_eos=True, detokenize=False
         )
         token_ids = _prompt(request, int(name)) if self._prefix_caching else [0] * request.prompt_tokens
         try:
-            self.simulated.engine.add(NewRequest(name, None, token_ids, params, final_only=True))
+            self.simulated.engine.add(
+                NewRequest(name, None, token_ids, params, tenant=tenant, final_only=True)
+            )
         except InvalidRequestError as error:
-            self.served.append(Served(request, self.index, error=str(error)))
+            self.served.append(Served(request, self.index, tenant=tenant, error=str(error)))
             return
-        self._asked[name] = request
+        self._asked[name] = request, tenant
         self.pending_tokens += request.prompt_tokens + request.output_tokens
 
     def _finish(self, output: RequestOutput) -> None:
-        request = self._asked.pop(output.request_id)
+        request, tenant = self._asked.pop(output.request_id)
         self.pending_tokens -= request.prompt_tokens + request.output_tokens
         metrics = output.metrics
         self.served.append(
@@ -146,6 +149,7 @@ class Replica:
                 len(output.outputs[0].token_ids),
                 metrics.num_preemptions,
                 output.num_cached_tokens,
+                tenant,
                 output.error,
             )
         )
@@ -197,6 +201,7 @@ def simulate(
     router: Router | None = None,
     on_progress: Callable[[int], None] = lambda done: None,
     *,
+    tenants: Sequence[str | None] = (None,),
     leaps: bool = True,
 ) -> Simulation:
     """Serve a trace with `replicas` engines.
@@ -205,6 +210,7 @@ def simulate(
         trace: by arrival.
         router: None: one after the other.
         on_progress: called with the number of requests that have arrived.
+        tenants: on whose account requests run, in turn.
         leaps: pass over steps that change lengths alone; the outcome is the same without.
     """
     router = router or RoundRobin()
@@ -212,7 +218,7 @@ def simulate(
     for number, request in enumerate(trace):
         for replica in fleet:
             replica.run(request.arrival)
-        fleet[router.choose(request, fleet)].add(str(number), request)
+        fleet[router.choose(request, fleet)].add(str(number), request, tenants[number % len(tenants)])
         on_progress(number + 1)
     for replica in fleet:
         replica.run(math.inf)

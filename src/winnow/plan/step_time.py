@@ -7,6 +7,7 @@ sum is linear in the factors, so that they can be fitted to whole runs. What bin
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from winnow.errors import ConfigError
@@ -42,7 +43,17 @@ class StepWork:
 
     def plus(self, other: "StepWork") -> "StepWork":
         """Both together."""
-        return StepWork(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return StepWork(
+            self.steps + other.steps,
+            self.tokens + other.tokens,
+            self.sequences + other.sequences,
+            self.kv_tokens + other.kv_tokens,
+            self.attended + other.attended,
+            self.samples + other.samples,
+            self.round_kvs + other.round_kvs,
+            self.rounds + other.rounds,
+            self.link_bytes + other.link_bytes,
+        )
 
     @classmethod
     def decode(cls, batch: int, kvs: float) -> "StepWork":
@@ -129,7 +140,7 @@ class StepTimes:
         bandwidth = hardware.bandwidth * self.gpus
         return {
             "compute": flops / (hardware.compute * self.gpus),
-            "weights": work.steps * self._read_weights(work) / bandwidth,
+            "weights": self.ideal_weights(work),
             "kv": work.kv_tokens * self.kv_token_bytes / bandwidth,
             "link": work.link_bytes / (hardware.link * self.gpus),
             "layer": work.steps * model.num_layers,
@@ -140,7 +151,18 @@ class StepTimes:
 
     def seconds(self, work: StepWork) -> float:
         """The predicted time."""
-        return sum(getattr(self.factors, part) * value for part, value in self.ideal(work).items())
+        weights = self.factors.weights * self.ideal_weights(work)
+        return weights + sum([seconds * getattr(work, name) for name, seconds in self._rates if seconds])
+
+    @cached_property
+    def _rates(self) -> list[tuple[str, float]]:
+        """Seconds of one of each field of `StepWork`, all parts together but for the weights."""
+        rates = []
+        for each in fields(StepWork):
+            ideal = self.ideal(StepWork(**{each.name: 1.0}))
+            parts = [part for part in PARTS if part != "weights"]
+            rates.append((each.name, sum(getattr(self.factors, part) * ideal[part] for part in parts)))
+        return rates
 
     def binds(self, work: StepWork) -> str:
         """What takes longest: compute, bandwidth (weights), bandwidth (KVs), link, or overhead."""
@@ -160,10 +182,14 @@ class StepTimes:
         """The same with other factors."""
         return replace(self, factors=factors)
 
-    def _read_weights(self, work: StepWork) -> float:
-        """Bytes of weights that one of the steps reads: of a mixture, what its tokens are sent to."""
+    def ideal_weights(self, work: StepWork) -> float:
+        """Seconds to read the weights in each step: of a mixture, those of the experts that its tokens are sent to."""
+        if not work.steps:
+            return 0.0
         model = self.model
         read = model.num_params - model.lookup_params
-        tokens = work.tokens / work.steps if work.steps else 0.0
-        touched = 1 - (1 - model.active_params / read) ** max(tokens, 1.0)
-        return self.weight_bytes * read / model.num_params * touched
+        touched = 1.0
+        if model.active_params < read:
+            touched -= (1 - model.active_params / read) ** max(work.tokens / work.steps, 1.0)
+        seconds = self.weight_bytes * read / model.num_params / (self.hardware.bandwidth * self.gpus)
+        return work.steps * seconds * touched

@@ -61,12 +61,10 @@ class RequestStream:
         requests: what was submitted.
         unfinished: ids of requests whose last output has not come.
         background: nobody waits for them.
-        submitted: when they reached the engine's inbox, by `time.monotonic`.
         waiting: ids of requests that have no token yet.
     """
 
     requests: Sequence[NewRequest]
-    submitted: float
     background: bool = False
     unfinished: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
@@ -180,7 +178,7 @@ class AsyncEngine:
             ApiError: the engine has failed, or the server is shutting down.
         """
         self.require_usable()
-        stream = RequestStream(requests, time.monotonic(), background)
+        stream = RequestStream(requests, background)
         for request in requests:
             self._streams[request.request_id] = stream
         try:
@@ -277,11 +275,6 @@ class AsyncEngine:
         """Seconds since the step in progress began; 0 between steps."""
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
-
-    async def drained(self) -> None:
-        """Wait until no request is unfinished."""
-        while self._streams and self.failure is None:
-            await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
         """End the thread, after the step in progress."""

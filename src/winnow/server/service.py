@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -278,11 +277,6 @@ def load_template(path: str | None, tokenizer: Any) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"response_template {path} cannot be used: {error}") from None
     return template
-
-
-def new_id(prefix: str) -> str:
-    """An id that is nobody else's."""
-    return f"{prefix}{uuid.uuid4().hex}"
 
 
 def without_skipping(asked: CompletionRequest) -> CompletionRequest:

@@ -1,0 +1,190 @@
+"""The text's tables of serving, simulated with the engine's own scheduler: the stack, watermarks, tenants."""
+
+import random
+from dataclasses import dataclass, replace
+
+from winnow.bench.traces import TraceRequest
+from winnow.config import SchedulerConfig
+from winnow.plan.deployment import Deployment
+from winnow.plan.hardware import HARDWARE
+from winnow.plan.models import MODELS
+from winnow.plan.simulated_engine import EngineSetup
+from winnow.plan.simulation import simulate
+from winnow.plan.simulation_report import summary
+from winnow.report.tables import TextTable
+
+_RESERVED = 8192
+"""Tokens that a contiguous cache reserves for each request: the text's longest sequence."""
+_MEAN_PROMPT, _MEAN_NEW, _SHARED = 1024, 512, 512
+_REQUESTS = 400
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A row: bits of an element of KVs, and what the text prints.
+
+    Attributes:
+        contiguous: whole sequences are reserved, so as many run as fit at full length.
+    """
+
+    label: str
+    bits: int
+    contiguous: bool
+    prefix_cache: bool
+    printed_batch: int
+    printed_rate: int
+
+
+STACK = (
+    Configuration("contiguous FP16", 16, True, False, 24, 420),
+    Configuration("paged FP16", 16, False, False, 58, 780),
+    Configuration("paged INT8", 8, False, False, 96, 1050),
+    Configuration("paged INT8 + prefix cache", 8, False, True, 96, 1180),
+    Configuration("paged INT4 + prefix cache", 4, False, True, 140, 1420),
+)
+
+
+def workload(count: int = _REQUESTS, seed: int = 0) -> list[TraceRequest]:
+    """Requests of the text's mean lengths, exponentially drawn, all there from the start; prompts begin alike."""
+    generator = random.Random(seed)  # noqa: S311
+
+    def length(mean: float, most: int) -> int:
+        return min(max(round(generator.expovariate(1 / mean)), 1), most)
+
+    requests = []
+    for _ in range(count):
+        prompt = _SHARED + length(_MEAN_PROMPT - _SHARED, _RESERVED // 2)
+        requests.append(
+            TraceRequest(0.0, prompt, length(_MEAN_NEW, _RESERVED // 2 - _SHARED), (0,), block_tokens=_SHARED)
+        )
+    return requests
+
+
+def stack() -> TextTable:
+    """Batch and throughput of each configuration, in the memory that holds the text's 24 contiguous sequences."""
+    model = MODELS["llama-3-70b"]
+    pool = STACK[0].printed_batch * model.kv_elements(_RESERVED) * 2
+    rows, before = [], None
+    for row in STACK:
+        # Fewer channels of 16 bits take the bytes of all of them with fewer bits.
+        stored = replace(model, head_dim=model.head_dim * row.bits // 16)
+        most = STACK[0].printed_batch if row.contiguous else 256
+        deployment = Deployment(stored, HARDWARE["A100"], 4, scheduler=SchedulerConfig(most))
+        setup = EngineSetup.of(deployment, pool, _RESERVED, prefix_caching=row.prefix_cache)
+        values = summary(simulate(deployment, setup, workload()))
+        rate = values["output_rate"]
+        rows.append(
+            (
+                row.label,
+                (
+                    f"{values['mean_running']:.0f}",
+                    f"{row.printed_batch}",
+                    f"{rate:.0f}",
+                    f"{row.printed_rate}",
+                    "" if before is None else f"{rate / before[0]:.2f}x",
+                    "" if before is None else f"{row.printed_rate / before[1]:.2f}x",
+                ),
+            )
+        )
+        before = rate, row.printed_rate
+    return TextTable(
+        "Serving throughput (Llama 3 70B, 4 A100, 1024 + 512 tokens on average)",
+        "configuration",
+        ("running", "printed", "tokens/s", "printed", "gain", "printed"),
+        tuple(rows),
+        (
+            f"Simulated, uncalibrated: {_REQUESTS} requests at once, lengths exponentially drawn, {_SHARED} tokens of",
+            f"each prompt shared; KV memory for the {STACK[0].printed_batch} contiguous sequences of {_RESERVED} "
+            "tokens that are printed.",
+            "More run than printed: the text's batches stop short of what its memory holds.",
+        ),
+    )
+
+
+WATERMARKS = (
+    (0.70, 42, 580, 0.0, 120),
+    (0.85, 54, 720, 0.2, 135),
+    (0.90, 58, 760, 1.5, 180),
+    (0.95, 61, 780, 8.0, 450),
+    (0.98, 63, 790, 25.0, 1200),
+)
+"""Watermark, printed batch, tokens/s, preemptions a minute, p99 latency in ms."""
+_LOAD = 4.0
+"""Requests a second, for as long as they last: more than are served, so that admission decides."""
+
+
+def watermark() -> TextTable:
+    """Admission up to a part of the blocks, under a load that fills them."""
+    model = MODELS["llama-3-70b"]
+    pool = STACK[0].printed_batch * model.kv_elements(_RESERVED) * 2
+    trace = [replace(each, arrival=index / _LOAD) for index, each in enumerate(workload())]
+    rows = []
+    for part, printed_batch, printed_rate, printed_preempted, printed_p99 in WATERMARKS:
+        scheduler = SchedulerConfig(256, watermark_high=part)
+        deployment = Deployment(model, HARDWARE["A100"], 4, scheduler=scheduler)
+        setup = EngineSetup.of(deployment, pool, _RESERVED, prefix_caching=False)
+        simulation = simulate(deployment, setup, trace)
+        values = summary(simulation)
+        preempted = sum(simulation.preemptions.values()) / simulation.seconds * 60
+        most = max(sample.running for history in simulation.histories for sample in history)
+        rows.append(
+            (
+                f"{part:.0%}",
+                (
+                    f"{most}",
+                    f"{printed_batch}",
+                    f"{values['output_rate']:.0f}",
+                    f"{printed_rate}",
+                    f"{preempted:.1f}",
+                    f"{printed_preempted:g}",
+                    f"{values['tpot']['p99'] * 1e3:.0f}",
+                    f"{printed_p99}",
+                ),
+            )
+        )
+    return TextTable(
+        "Watermarks (Llama 3 70B, 4 A100, mixed lengths)",
+        "admit up to",
+        ("batch", "printed", "tokens/s", "printed", "preempted/min", "printed", "p99 ms/token", "printed"),
+        tuple(rows),
+        (
+            f"Simulated, uncalibrated: {_REQUESTS} requests, {_LOAD:g} a second, in the memory of its contiguous",
+            "ones. Requests join up to the watermark; in the text's code the names of the two are swapped. This",
+            "scheduler promises running requests their next blocks, so fewer are preempted than printed; and with so",
+            "many running the products of prompts bind, so that the watermark costs no throughput.",
+        ),
+    )
+
+
+TENANTS = (("tenant_a", 0.6), ("tenant_b", 0.3))
+"""The text's example: guaranteed parts of the blocks; the rest is shared."""
+
+
+def tenants() -> TextTable:
+    """What each tenant gets of the text's example, alone and beside the other."""
+    model = MODELS["llama-3-70b"]
+    pool = STACK[0].printed_batch * model.kv_elements(_RESERVED) * 2
+    quotas = {name: {"guarantee": part} for name, part in TENANTS}
+    scheduler = SchedulerConfig(256, scheduling_policy="fair", tenants=quotas)
+    deployment = Deployment(model, HARDWARE["A100"], 4, scheduler=scheduler)
+    setup = EngineSetup.of(deployment, pool, _RESERVED, prefix_caching=False)
+    names = [name for name, _ in TENANTS]
+    rows = []
+    for label, active in (("a alone", names[:1]), ("b alone", names[1:]), ("both, equal load", names)):
+        simulation = simulate(deployment, setup, workload(_REQUESTS // 2), tenants=active)
+        end = simulation.seconds
+        entries = []
+        for name, part in TENANTS:
+            tokens = sum(each.output_tokens for each in simulation.served if each.tenant == name)
+            entries += [f"{part:.0%}", f"{tokens / end:.0f}"]
+        rows.append((label, (*entries, f"{simulation.kv_bytes_peak / simulation.kv_bytes:.0%}")))
+    return TextTable(
+        "Tenants: guarantees of 60 % and 30 %, the rest shared (Llama 3 70B, 4 A100)",
+        "load",
+        ("a guaranteed", "a tokens/s", "b guaranteed", "b tokens/s", "memory used at most"),
+        tuple(rows),
+        (
+            "Simulated, uncalibrated. In the text's code the shared pool is never lent; here a tenant borrows what is",
+            "free, the other's guarantee too, and gives it back first.",
+        ),
+    )
