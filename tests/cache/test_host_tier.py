@@ -15,6 +15,8 @@ from winnow.cache import (
     RowsRestored,
     RowsSaved,
 )
+from winnow.cache.codec import make_codec
+from winnow.kv_dtype import KVDtype
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -22,7 +24,9 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 def cache_of(
     block_size: int, kv_format: str, num_accumulators: int, device: str = "cpu", host_bytes: int = 10**6
 ) -> PagedCache:
-    layout = CacheLayout(2, 2, 3, block_size, kv_format, num_accumulators)
+    layout = CacheLayout(
+        2, 2, 32, block_size, make_codec(KVDtype.parse(kv_format), block_size=block_size), num_accumulators
+    )
     size = CacheSize.of_blocks(layout, 24, 2, 64)
     cache = PagedCache.allocate(layout, size, device, host_bytes)
     chance = torch.Generator().manual_seed(block_size)
@@ -46,7 +50,7 @@ def ints(*blocks: int) -> np.ndarray:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_accumulators", [0, 1, 2])
-@pytest.mark.parametrize("kv_format", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_format", ["float32", "bfloat16", "int8", "int3", "k=int8,v=int4"])
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 def test_blocks_come_back_bit_by_bit(
     block_size: int, kv_format: str, num_accumulators: int, device: str
@@ -122,7 +126,7 @@ def test_what_finds_no_memory_fails_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_more_than_the_limit_is_not_taken() -> None:
-    cache = cache_of(4, "float32", 1, host_bytes=CacheLayout(2, 2, 3, 4, "float32", 1).host_bytes(3))
+    cache = cache_of(4, "float32", 1, host_bytes=CacheLayout(2, 2, 32, 4, "float32", 1).host_bytes(3))
     apply(cache, RowsSaved(0, 0, ints(1, 2)))
     with pytest.raises(HostTierError):
         apply(cache, RowsSaved(0, 1, ints(3, 4)))
