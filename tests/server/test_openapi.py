@@ -26,9 +26,13 @@ SAMPLE: dict[str, Any] = {
     "safety_identifier": "s", "prompt_cache_key": "k", "max_tokens": 5, "logprobs": 1, "echo": True,
     "max_completion_tokens": 5, "top_logprobs": 1, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True,
     "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True,
-    "continue_final_message": True,
+    "continue_final_message": True, "use_beam_search": True, "length_penalty": 2.0, "early_stopping": "never",
 }  # fmt: skip
-ALONE = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
+BEAMS = {"use_beam_search": True, "temperature": 0}
+ALONE = {
+    "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}, "use_beam_search": BEAMS,
+    "length_penalty": BEAMS, "early_stopping": BEAMS,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
