@@ -25,7 +25,7 @@ def trace(tmp_path: Path) -> Path:
 
 def measure(trace: Path, *more: str) -> dict[str, object]:
     written = trace.with_suffix(".json")
-    scale = ["--token-scale", "1", "--rate", "1000", "--json", str(written), "--kv-memory", "1MiB"]
+    scale = ["--token-scale", "1", "--rate", "1000", "--json", str(written), "--kv-memory", "4MiB"]
     assert main(["bench", "pressure", str(trace), *scale, *more]) == 0
     report: dict[str, object] = json.loads(written.read_text(encoding="utf-8"))
     return report
@@ -49,8 +49,9 @@ def test_other_sweeps(trace: Path) -> None:
     for sweep, names in (
         ("preemption", ["recompute", "swap"]),
         ("prefix-cache", ["prefix cache off", "prefix cache on"]),
+        ("reservation", ["max", "prompt", "on-demand", "on-demand + prefix cache"]),
     ):
-        replays = measure(trace, "--sweep", sweep, "--requests", "2")["replays"]
+        replays = measure(trace, "--sweep", sweep, "--requests", "2", "--max-model-len", "300")["replays"]
         assert isinstance(replays, list)
         assert [each["name"] for each in replays] == names
 
@@ -92,5 +93,7 @@ def test_the_table_and_the_charts_have_a_line_per_setting() -> None:
 
 
 def test_the_sweep_is_known() -> None:
-    with pytest.raises(ConfigError, match="sweep must be one of watermark, preemption, prefix-cache"):
+    with pytest.raises(
+        ConfigError, match="sweep must be one of watermark, preemption, prefix-cache, reservation"
+    ):
         PressureConfig(sweep="x")

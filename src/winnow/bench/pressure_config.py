@@ -10,7 +10,7 @@ from winnow.bench.traces import TraceRequest, read_trace, scaled
 from winnow.checks import check_choice, check_integer, check_number
 from winnow.config import EngineConfig, option
 
-SWEEPS = ("watermark", "preemption", "prefix-cache")
+SWEEPS = ("watermark", "preemption", "prefix-cache", "reservation")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class PressureConfig:
     sweep: str = option(
         "watermark",
         "what changes from one replay to the next: the high watermark; preempted requests computed again or swapped "
-        "to the host; or the prefix cache",
+        "to the host; the prefix cache; or what a request holds from its start",
         choices=SWEEPS,
     )
     watermarks: tuple[float, ...] = option(
@@ -50,6 +50,14 @@ class PressureConfig:
             return {f"{watermark:.0%}": {"watermark_high": watermark} for watermark in self.watermarks}
         if self.sweep == "preemption":
             return {"recompute": {"kv_offloading_size": None}, "swap": {"kv_offloading_size": memory}}
+        if self.sweep == "reservation":
+            without: dict[str, dict[str, Any]] = {
+                name: {"kv_reservation": name, "enable_prefix_caching": False}
+                for name in ("max", "prompt", "on-demand")
+            }
+            return without | {
+                "on-demand + prefix cache": {"kv_reservation": "on-demand", "enable_prefix_caching": True}
+            }
         return {f"prefix cache {name}": {"enable_prefix_caching": name == "on"} for name in ("off", "on")}
 
     def load(self, trace: Path, longest: int) -> list[TraceRequest]:
