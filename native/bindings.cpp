@@ -100,18 +100,40 @@ NB_MODULE(_native, m) {
           },
           "data"_a, "slot_bytes"_a, "block_bytes"_a);
 
+  nb::enum_<Format>(m, "Format")
+      .value("float32", Format::f32)
+      .value("bfloat16", Format::bf16)
+      .value("float16", Format::f16)
+      .value("fp8_e4m3", Format::fp8_e4m3)
+      .value("int8", Format::int8)
+      .value("int4", Format::int4)
+      .value("int3", Format::int3)
+      .value("int2", Format::int2);
+
+  nb::class_<CodedVectors>(m, "CodedVectors")
+      .def(
+          "__init__",
+          [](CodedVectors *self, Format format, const Field &code, int64_t group, const Field &scale, const Field &min,
+             int64_t num_outliers, const Field &outlier, const Field &channel, int64_t rotation) {
+            new (self) CodedVectors{format, code, group, scale, min, num_outliers, outlier, channel, rotation};
+          },
+          nb::kw_only(), "format"_a, "code"_a, "group"_a, "scale"_a, "min"_a, "num_outliers"_a, "outlier"_a, "channel"_a,
+          "rotation"_a);
+
   nb::class_<Pool>(m, "Pool")
       .def(
           "__init__",
           [](Pool *self, std::vector<Field> fields, uintptr_t k, uintptr_t v, uintptr_t position, uintptr_t accumulators,
              int64_t num_slots, int64_t num_accumulators, int64_t block_size, int64_t block_stride, int64_t head_dim,
-             DType dtype) {
+             DType dtype, const CodedVectors *keys, const CodedVectors *values) {
             new (self) Pool{{block_size, block_stride, head_dim}, std::move(fields),       at<char>(k), at<char>(v),
                             at<int32_t>(position),                at<float>(accumulators), num_slots,   num_accumulators,
-                            dtype};
+                            dtype,                                keys && values,
+                            keys ? *keys : CodedVectors{},        values ? *values : CodedVectors{}};
           },
           nb::kw_only(), "fields"_a, "k"_a, "v"_a, "position"_a, "accumulators"_a, "num_slots"_a, "num_accumulators"_a,
-          "block_size"_a, "block_stride"_a, "head_dim"_a, "dtype"_a);
+          "block_size"_a, "block_stride"_a, "head_dim"_a, "dtype"_a, "keys"_a.none() = nb::none(),
+          "values"_a.none() = nb::none());
 
   nb::class_<Cache, Pool>(m, "Cache")
       .def(
@@ -190,13 +212,11 @@ NB_MODULE(_native, m) {
   nb::class_<KeyRows>(m, "KeyRows")
       .def(
           "__init__",
-          [](KeyRows *self, DType dtype, uintptr_t k, int64_t head_dim, int64_t block_size, int64_t block_stride,
-             uintptr_t slot, uintptr_t length, int64_t rows, int64_t stride) {
-            new (self) KeyRows{{block_size, block_stride, head_dim}, dtype, at<char>(k), at<int64_t>(slot),
-                               at<int32_t>(length), rows, stride};
+          [](KeyRows *self, const Pool &pool, uintptr_t slot, uintptr_t length, int64_t rows, int64_t stride) {
+            new (self) KeyRows{pool, pool.dtype, pool.k, at<int64_t>(slot), at<int32_t>(length), rows, stride,
+                               pool.coded, pool.keys};
           },
-          nb::kw_only(), "dtype"_a, "k"_a, "head_dim"_a, "block_size"_a, "block_stride"_a, "slot"_a, "length"_a, "rows"_a,
-          "stride"_a);
+          nb::kw_only(), "pool"_a, "slot"_a, "length"_a, "rows"_a, "stride"_a);
 
   nb::class_<Workspace>(m, "Workspace").def(nb::init<>());
 

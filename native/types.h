@@ -32,14 +32,33 @@ struct Field {
   char *at(int64_t block, int64_t offset) const { return data + block * block_bytes + offset * slot_bytes; }
 };
 
-/// The memory of a cache; see winnow.cache.KVPool. Moving a KV copies its fields; attention reads k and v, two of them.
+/// How a vector is stored; see winnow.cache.formats, whose names these are.
+enum class Format : int32_t { f32, bf16, f16, fp8_e4m3, int8, int4, int3, int2 };
+
+constexpr bool is_plain(Format format) { return format <= Format::f16; }
+
+/// Keys, or values, as a codec stores them: code[i] * scale + min for each channel, with a scale and a min for each group of
+/// channels. Plain vectors are codes without either.
+struct CodedVectors {
+  Format format;
+  Field code;
+  int64_t group;    // channels
+  Field scale, min; // f16 [groups]; both have the same strides. min.data is null where codes are symmetric
+  int64_t num_outliers;
+  Field outlier, channel;  // f16 and uint8 [num_outliers]: added to these channels
+  int64_t rotation;        // channels that are mixed by a Hadamard transform before they are stored; 1: none
+};
+
+/// The memory of a cache; see winnow.cache.KVPool. Moving a KV copies its fields; attention reads those of keys and values.
 struct Pool : Blocks {
   std::vector<Field> fields;
-  char *k, *v;        // [num_slots] vectors of dtype, which need not be that of a model's activations
+  char *k, *v;        // [num_slots] vectors of dtype, which need not be that of a model's activations; unless coded
   int32_t *position;  // [num_slots]
   float *accumulators;  // [num_accumulators, num_slots]
   int64_t num_slots, num_accumulators;
   DType dtype;
+  bool coded;  // KVs are stored as `keys` and `values` say, else as k and v
+  CodedVectors keys, values;
 };
 
 /// A pool, and the tables of its rows' blocks; see winnow.cache.BlockTables.
@@ -199,6 +218,8 @@ struct KeyRows : Blocks {
   const int64_t *slot;    // [rows, stride]
   const int32_t *length;  // [rows]: KVs of each row
   int64_t rows, stride;
+  bool coded;          // keys are stored as `keys` says, else as k
+  CodedVectors keys;
 };
 
 /// Rows to evict from: `kept` KVs of each stay, those that must and then those of the highest scores.

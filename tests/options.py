@@ -20,6 +20,9 @@ OTHERS = {
     "prefix_store": "elsewhere",
     "watermark_low": 0.5,
     "tenants": '{"ada": {"weight": 2}}',
+    "kv_cache_dtype": "k=int8,v=int4",
+    "kv_group": 64,
+    "kv_wide": "layers=1,recent=64",
 }
 """Where the type does not tell what is valid."""
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from winnow.cache import KVCodec
-from winnow.cache.codec import Field
+from winnow.cache.formats import Field
 
 
 class ScaledKeys(KVCodec):

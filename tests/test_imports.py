@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "winnow"
 LAYERS = [
     ["errors", "_native", "lazy", "resources"],
     ["native", "units", "checks", "json_values", "fork"],
-    ["tenants"],
+    ["tenants", "kv_dtype"],
     ["threads", "config", "chat"],
     ["cache", "sampling"],
     ["attention", "outputs"],
@@ -109,4 +109,12 @@ def test_the_extension_has_one_face() -> None:
 
 def test_the_accounting_knows_no_model() -> None:
     for path in (SOURCE / "cache").glob("*.py"):
-        assert imported_parts(path) <= {"cache", "errors", "resources", "units", "checks", "lazy"}, path.name
+        assert imported_parts(path) <= {
+            "cache",
+            "errors",
+            "resources",
+            "units",
+            "checks",
+            "lazy",
+            "kv_dtype",
+        }, path.name

@@ -122,7 +122,7 @@ def test_what_was_admitted_and_fits_nowhere_fails_alone(monkeypatch: pytest.Monk
         room = llm._engine._scheduler.ledger
         assert isinstance(room, Ledger) and room.capacity < 1000
         expected = llm.generate(HEALTHY, params)
-        monkeypatch.setattr(Admission, "admit", lambda self, tokens, params: Admitted(4, (None,), None))
+        monkeypatch.setattr(Admission, "admit", lambda self, tokens, params, tenant: Admitted(4, (None,), None))
         outputs = llm.generate([HEALTHY[0], [5] * 1500, *HEALTHY[1:]], params)
         assert parts([outputs[0], *outputs[2:]]) == parts(expected)
         [error] = [output.error for output in outputs if output.error is not None]

@@ -172,6 +172,12 @@ inline __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 inline __m512i cvtepu16_epi32(__m256i a) {
   return (__m512i)lanes<u32x16>([&](unsigned i) { return ((u16x16)a)[i]; });
 }
+inline __m512i cvtepu8_epi32(__m128i a) {
+  return (__m512i)lanes<u32x16>([&](unsigned i) { return reinterpret_cast<const uint8_t *>(&a)[i]; });
+}
+inline __m512i cvtepi8_epi32(__m128i a) {
+  return (__m512i)lanes<u32x16>([&](unsigned i) { return reinterpret_cast<const int8_t *>(&a)[i]; });
+}
 inline __m512 cvtph_ps(__m256i a) {
   return lanes<__m512>([&](unsigned i) { return _cvtsh_ss(((u16x16)a)[i]); });
 }
@@ -226,7 +232,9 @@ inline __m512i unpackhi_epi64(__m512i a, __m512i b) { return (__m512i)unpack((u6
 #define _mm512_add_ps emulated::add_ps
 #define _mm512_broadcast_i64x4 emulated::broadcast_i64x4
 #define _mm512_castsi256_si512 emulated::castsi256_si512
+#define _mm512_cvtepi8_epi32 emulated::cvtepi8_epi32
 #define _mm512_cvtepu16_epi32 emulated::cvtepu16_epi32
+#define _mm512_cvtepu8_epi32 emulated::cvtepu8_epi32
 #define _mm512_cvtneps_pbh emulated::cvtneps_pbh
 #define _mm512_cvtph_ps emulated::cvtph_ps
 #define _mm512_cvtps_ph emulated::cvtps_ph

@@ -85,8 +85,8 @@ void attend_as(const Attend &call, Workspace &work) {
 
 void attend(const Attend &call, Workspace &work) {
   // Activations are read and written at the ends of an item: between them all is KVs and operands.
-  with_act_and_kv(call.dtype, call.cache.dtype, [&](auto act, auto kv) {
-    attend_as<decltype(kv), typename OperandOf<decltype(act), decltype(kv)>::type>(call, work);
+  with_kv_and_operand(call.dtype, call.cache, [&](auto kv, auto operand) {
+    attend_as<decltype(kv), decltype(operand)>(call, work);
   });
 }
 

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "../types.h"
+#include "hadamard.h"
 #include "pack.h"
 #include "tile_product.h"
 
@@ -186,20 +187,20 @@ struct Tile {
   int32_t position[WIDE_TILE];  // where there is a window
   const KV *key[WIDE_TILE], *value[WIDE_TILE];
   const KV *in_memory_order[2 * TILE];  // keys and values of TILE adjacent KVs
+  const f16 *key_scale[WIDE_TILE], *value_scale[WIDE_TILE];  // where KVs are coded
 
   /// query_position: of the first query that reads the tile; the window of any other begins later. size: KVs of a tile.
   void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position, int size = TILE) {
     const Cache &cache = call.cache;
     n = static_cast<int>(std::min<int64_t>(last - first, size));
     if (n == 0) return;
-    const KV *k = reinterpret_cast<const KV *>(cache.k), *v = reinterpret_cast<const KV *>(cache.v);
     row.runs_in_blocks(first, n, [&](int64_t i, int64_t count, int64_t block, int64_t offset) {
-      const int64_t at = block * cache.block_size + offset, vector = cache.at(block, offset);
-      for (int64_t j = 0; j < count; ++j) {
-        slot[i + j] = at + j;
-        key[i + j] = k + vector + j * cache.head_dim;
-        value[i + j] = v + vector + j * cache.head_dim;
-      }
+      const int64_t at = block * cache.block_size + offset;
+      for (int64_t j = 0; j < count; ++j) slot[i + j] = at + j;
+      if constexpr (is_coded<KV>)
+        find_coded(cache, i, count, block, offset);
+      else
+        find_plain(cache, i, count, block, offset);
     });
     std::fill(slot + n, slot + size, slot[n - 1]);
     std::fill(key + n, key + size, key[n - 1]);
@@ -220,12 +221,34 @@ struct Tile {
   const KV *const *first_half() const { return n == TILE && !scattered() ? in_memory_order : key; }
   const KV *const *second_half() const { return n == TILE && !scattered() ? in_memory_order + TILE : value; }
 
+  /// What is decoded, where KVs are coded.
+  CodedTile coded_keys() const { return {key, key_scale, slot, n}; }
+  CodedTile coded_values() const { return {value, value_scale, slot, n}; }
+
   void positions(const Cache &cache, int32_t *out) const {
     positions_of(cache, slot, n, out);
     std::fill(out + n, out + round_up(n, TILE), out[n - 1]);
   }
 
  private:
+  void find_plain(const Cache &cache, int64_t i, int64_t count, int64_t block, int64_t offset) {
+    const int64_t vector = cache.at(block, offset);
+    const KV *k = reinterpret_cast<const KV *>(cache.k) + vector, *v = reinterpret_cast<const KV *>(cache.v) + vector;
+    for (int64_t j = 0; j < count; ++j) key[i + j] = k + j * cache.head_dim, value[i + j] = v + j * cache.head_dim;
+  }
+
+  void find_coded(const Cache &cache, int64_t i, int64_t count, int64_t block, int64_t offset) {
+    const auto find = [&](const CodedVectors &vectors, const KV **code, const f16 **scale) {
+      const KV *first_code = code_at(vectors, block, offset);
+      const f16 *first_scale = scale_at(vectors, block, offset);
+      const int64_t scales = vectors.scale.slot_bytes / 2;
+      for (int64_t j = 0; j < count; ++j)
+        code[i + j] = first_code + j * vectors.code.slot_bytes, scale[i + j] = first_scale + j * scales;
+    };
+    find(cache.keys, key, key_scale);
+    find(cache.values, value, value_scale);
+  }
+
   /// Fills in_memory_order. run: KVs in the first block; each further block has `size`.
   void memory_order(int64_t run, int64_t size) {
     for (int64_t i = 0; i < TILE; i += run, run = size) {
@@ -271,7 +294,28 @@ inline float highest_logit(const float *logits, int n) {
   return horizontal_max(highest);
 }
 
-/// Pack queries as rows of A, query by query, head by head of the group.
+/// Decode the keys of a tile: out [n, padded]. next: prefetched meanwhile.
+inline void decode_keys(const Cache &cache, const Tile<Coded> &tile, const Tile<Coded> &next, int padded, float *out) {
+  decode_tile(cache.keys, cache.block_size, static_cast<int>(cache.head_dim), padded, tile.coded_keys(), next.coded_keys(),
+              out);
+}
+
+/// As decode_keys, of the values.
+inline void decode_values(const Cache &cache, const Tile<Coded> &tile, const Tile<Coded> &next, int padded, float *out) {
+  decode_tile(cache.values, cache.block_size, static_cast<int>(cache.head_dim), padded, tile.coded_values(),
+              next.coded_values(), out);
+}
+
+/// Where decoded vectors lie, those from n on repeating the last; for products that read them in place.
+struct DecodedTile {
+  const float *at[WIDE_TILE];
+
+  DecodedTile(const float *vectors, int n, int size, int padded) {
+    for (int j = 0; j < size; ++j) at[j] = vectors + std::min(j, n - 1) * padded;
+  }
+};
+
+/// Pack queries as rows of A, query by query, head by head of the group. They are rotated as keys are.
 template <class Operand>
 inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_queries, int64_t head, Operand *out) {
   const int dim = static_cast<int>(call.cache.head_dim), padded = round_up(dim, WIDTH);
@@ -283,6 +327,10 @@ inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_qu
         pack_query(q + (first_token + i) * call.q.token_stride + (head * call.group() + h) * call.q.head_stride, dim,
                    out + (i * call.group() + h) * padded);
   });
+  if constexpr (std::is_same_v<Operand, float>)
+    if (call.cache.coded)
+      for (int64_t row = 0; row < num_queries * call.group(); ++row)
+        hadamard(out + row * padded, dim, static_cast<int>(call.cache.keys.rotation));
 }
 
 /// Prefetch the accumulators of the keys that share a cache line, and their positions where near ones do not count. Into L2, as

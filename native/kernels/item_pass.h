@@ -5,7 +5,7 @@
 #include <cmath>
 #include <optional>
 
-#include "direct.h"
+#include "coded_direct.h"
 #include "kept.h"
 
 namespace winnow::WINNOW_ISA {
@@ -70,17 +70,12 @@ inline void finish(const Attend &call, float *outputs, float *statistics, int64_
   const float inverse = row_sum > 0 ? 1.0f / row_sum : 0.0f;
   statistics[2 * at] = row_max;
   statistics[2 * at + 1] = inverse;
+  for (int d = 0; outputs && d < padded; d += WIDTH) store(outputs + at * padded + d, load(sums + d) * inverse);
+  if (call.cache.coded) hadamard(sums, dim, static_cast<int>(call.cache.values.rotation));  // back from what is stored
   with_act(call.dtype, [&](auto type) {
     using Act = decltype(type);
     Act *out = reinterpret_cast<Act *>(call.out) + at * dim;
-    for (int d = 0; d < dim; d += WIDTH) {
-      const vf x = load(sums + d) * inverse;
-      if (d + WIDTH <= dim)
-        store(out + d, x);
-      else
-        store_part(out + d, x, dim - d);
-      if (outputs) store(outputs + at * padded + d, x);
-    }
+    for (int d = 0; d < dim; d += WIDTH) put(out + d, load(sums + d) * inverse, std::min(WIDTH, dim - d));
   });
 }
 
@@ -295,13 +290,28 @@ class ItemPass {
 
   /// Packs a tile as operands, unless it is multiplied in place.
   void load_tile(const Tile<KV> &tile, const Tile<KV> &next, const KV *const *first_half, const KV *const *second_half) const {
-    const int width = round_up(tile.n, WIDTH);
-    prefetch_rest(first_half, width, next.n, dim_);
-    if (values_) prefetch_rest(second_half, width, next.n, dim_);
+    if constexpr (is_coded<KV>) {
+      load_coded(tile, next);
+    } else {
+      const int width = round_up(tile.n, WIDTH);
+      prefetch_rest(first_half, width, next.n, dim_);
+      if (values_) prefetch_rest(second_half, width, next.n, dim_);
+      if (direct_) return;
+      for (int j = 0; j < tile.n; j += TILE)
+        pack_keys(tile.key + j, next.key + j, std::min(tile.n - j, TILE), dim_, scratch_.keys + j * padded_);
+      if (values_) pack_values(tile.value, next.value, tile.n, dim_, scratch_.values);
+    }
+  }
+
+  /// As load_tile, of coded KVs. Those that are multiplied in place are decoded right before.
+  void load_coded(const Tile<KV> &tile, const Tile<KV> &next) const {
     if (direct_) return;
+    // Values come last, so keys may lie in their memory until they are packed.
+    decode_keys(call_.cache, tile, next, padded_, scratch_.values);
+    const DecodedTile keys(scratch_.values, tile.n, keys_, padded_);
     for (int j = 0; j < tile.n; j += TILE)
-      pack_keys(tile.key + j, next.key + j, std::min(tile.n - j, TILE), dim_, scratch_.keys + j * padded_);
-    if (values_) pack_values(tile.value, next.value, tile.n, dim_, scratch_.values);
+      pack_keys(keys.at + j, keys.at + j, std::min(tile.n - j, TILE), padded_, scratch_.keys + j * padded_);
+    if (values_) decode_values(call_.cache, tile, next, padded_, scratch_.values);
   }
 
   /// Raw logits of some queries and a tile's keys: [rows, keys].
@@ -309,7 +319,21 @@ class ItemPass {
     const int rows = static_cast<int>(queries.rows);
     const Operand *packed = scratch_.queries + queries.first_row * padded_;
     if (direct_) {
-      direct_products<Product>(rows, tile.key, first_half, tile.n, tile.scattered(), dim_, packed, padded_, scratch_.logits);
+      if constexpr (is_coded<KV>) {
+        const Cache &cache = call_.cache;
+        const Tile<KV> &next = ahead_.next();
+        if (decodes_in_registers(cache.keys, rows, dim_)) {
+          coded_products(cache.keys, cache.block_size, tile.coded_keys(), next.coded_keys(), rows, dim_, packed,
+                         scratch_.logits);
+          return;
+        }
+        decode_keys(cache, tile, next, padded_, scratch_.keys);
+        const DecodedTile keys(scratch_.keys, tile.n, TILE, padded_);
+        direct_products<Product>(rows, keys.at, keys.at, tile.n, false, padded_, packed, padded_, scratch_.logits);
+      } else {
+        direct_products<Product>(rows, tile.key, first_half, tile.n, tile.scattered(), dim_, packed, padded_,
+                                 scratch_.logits);
+      }
       return;
     }
     for (int j = 0; j < queries.seen_width; j += TILE)
@@ -342,9 +366,22 @@ class ItemPass {
   void pv(const Tile<KV> &tile, const KV *const *second_half, const Queries &queries) const {
     const int rows = static_cast<int>(queries.rows);
     float *sums = scratch_.sums + queries.first_row * padded_;
-    if (direct_)
-      direct_sums(rows, tile.value, second_half, tile.n, dim_, scratch_.weights, padded_, sums);
-    else
+    if (direct_) {
+      if constexpr (is_coded<KV>) {
+        const Cache &cache = call_.cache;
+        const Tile<KV> &next = ahead_.next();
+        if (decodes_in_registers(cache.values, rows, dim_)) {
+          coded_sums(cache.values, cache.block_size, tile.coded_values(), next.coded_values(), rows, dim_,
+                     scratch_.weights, sums);
+          return;
+        }
+        decode_values(cache, tile, next, padded_, scratch_.values);
+        const DecodedTile values(scratch_.values, tile.n, TILE, padded_);
+        direct_sums(rows, values.at, values.at, tile.n, padded_, scratch_.weights, padded_, sums);
+      } else {
+        direct_sums(rows, tile.value, second_half, tile.n, dim_, scratch_.weights, padded_, sums);
+      }
+    } else
       product(rows, padded_, round_up(queries.seen, pair_size<Operand>()), scratch_.weights, keys_, scratch_.values,
               padded_, sums, padded_, true);
   }

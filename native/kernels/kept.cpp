@@ -83,8 +83,15 @@ bool KeptScores<KV>::finish_tile() {
     if (first_ + TILE < last_) current_ ^= 1;
     Tile<KV> &next = tiles_[current_];
     if (&next != &tile) next.find(call_, row_, first_ + TILE, last_, position_);
-    direct_products<SquaredDistance>(group_, tile.value, next.value, n, tile.scattered(), dim, output_, padded,
-                                     distance_.data());
+    if constexpr (is_coded<KV>) {
+      decoded_.resize(TILE * padded);
+      decode_values(cache, tile, next, padded, decoded_.data());
+      const DecodedTile values(decoded_.data(), static_cast<int>(n), TILE, padded);
+      direct_products<SquaredDistance>(group_, values.at, values.at, n, false, padded, output_, padded, distance_.data());
+    } else {
+      direct_products<SquaredDistance>(group_, tile.value, next.value, n, tile.scattered(), dim, output_, padded,
+                                       distance_.data());
+    }
   }
   const float *row_max = kept_ + group_ * TILE;
   for (int64_t h = 0; h < group_; ++h) {
@@ -208,7 +215,7 @@ void add_partial_scores(const Attend &call, const Plan &plan, const ScoreRow &sc
 }
 
 #define WINNOW_KEPT(KV) template class KeptScores<KV>;
-WINNOW_EACH_FORMAT(WINNOW_KEPT)
+WINNOW_EACH_KV(WINNOW_KEPT)
 #undef WINNOW_KEPT
 
 }  // namespace winnow::WINNOW_ISA

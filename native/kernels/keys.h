@@ -2,8 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
-#include "simd.h"
+#include "coded.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -28,6 +29,30 @@ struct Keys {
   int tile(int64_t first) const { return static_cast<int>(std::min<int64_t>(KEY_TILE, length - first)); }
 };
 
+/// One row of coded keys, decoded tile by tile as they are asked for.
+template <>
+struct Keys<Coded> {
+  const CodedVectors &vectors;
+  Blocks blocks;
+  const int64_t *slot;
+  int64_t length;
+  int dim;
+  mutable int64_t decoded = -1;  // the tile
+  mutable std::vector<float> floats{};
+
+  vf part(int64_t i, int d) const {
+    const int padded = (dim + WIDTH - 1) / WIDTH * WIDTH;
+    if (const int64_t tile = i / KEY_TILE; tile != decoded) {
+      floats.resize(KEY_TILE * padded);
+      decode_slots(vectors, blocks, slot + tile * KEY_TILE, this->tile(tile * KEY_TILE), padded, floats.data());
+      decoded = tile;
+    }
+    return load(floats.data() + i % KEY_TILE * padded + d);
+  }
+
+  int tile(int64_t first) const { return static_cast<int>(std::min<int64_t>(KEY_TILE, length - first)); }
+};
+
 /// Calls f with each row that is not empty and where its results belong. Results past a row's length become 0.
 /// `make_work` makes a thread's memory, which f gets too. Runs in one thread where `work` is too little for more.
 template <class MakeWork, class F>
@@ -42,9 +67,13 @@ void for_rows(const KeyRows &rows, float *out, int threads, int64_t work_per_key
       float *to = out + r * rows.stride;
       std::fill(to + n, to + rows.stride, 0.0f);
       if (n == 0) continue;
+      const auto dim = static_cast<int>(rows.head_dim);
+      if (rows.coded) {
+        f(Keys<Coded>{rows.keys, rows, rows.slot + r * rows.stride, n, dim}, work, to);
+        continue;
+      }
       with_type(rows.dtype, [&](auto type) {
         using KV = decltype(type);
-        const auto dim = static_cast<int>(rows.head_dim);
         f(Keys<KV>{reinterpret_cast<const KV *>(rows.k), rows, rows.slot + r * rows.stride, n, dim}, work, to);
       });
     }

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <limits>
 
-#include "simd.h"
+#include "coded.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -35,11 +35,20 @@ void convert(const char *from, char *to, int64_t n) {
   }
 }
 
-/// As `write`. copy: called with a vector of the activations and where it goes.
-template <class Copy>
-void write_each(const Cache &cache, const Batch &batch, const NewKVs &kvs, int threads, Copy copy) {
+/// Encode a vector of the activations and store it in a slot.
+void write_coded(const CodedVectors &vectors, DType dtype, int64_t dim, const char *from, int64_t block, int64_t offset) {
+  thread_local Buffer memory;
+  float *x = memory.get<float>(dim + WIDTH);
+  with_type(dtype, [&](auto type) { convert<decltype(type), float>(from, reinterpret_cast<char *>(x), dim); });
+  for (int64_t d = dim; d % WIDTH; ++d) x[d] = 0.0f;
+  encode(vectors, static_cast<int>(dim), x, block, offset);
+}
+
+/// As `write`. store: called with the key and the value of a token, and the slot where they go.
+template <class Store>
+void write_each(const Cache &cache, const Batch &batch, const NewKVs &kvs, int threads, Store store) {
   const Heads k = kvs.k, v = kvs.v;
-  const int64_t act = bytes_of(kvs.dtype), width = bytes_of(cache.dtype), bytes = cache.head_dim * width;
+  const int64_t act = bytes_of(kvs.dtype);
   const int64_t pieces = batch.num_seqs() * cache.num_heads;
 #pragma omp parallel num_threads(threads) if (kvs.last - kvs.first >= 16)
   {
@@ -50,11 +59,11 @@ void write_each(const Cache &cache, const Batch &batch, const NewKVs &kvs, int t
       const int64_t from = std::max(batch.starts[seq], kvs.first), count = std::min(end, kvs.last) - from;
       if (count <= 0) continue;
       const Row row(cache, batch.slots[seq], kvs.layer, head);
-      row.runs(row.length - (end - from), count, [&](int64_t i, int64_t n, int64_t slot) {
-        int64_t vector = cache.at(slot) * width;
-        for (int64_t token = from + i; token < from + i + n; ++token, ++slot, vector += bytes) {
-          copy(k.data + (token * k.token_stride + head * k.head_stride) * act, cache.k + vector);
-          copy(v.data + (token * v.token_stride + head * v.head_stride) * act, cache.v + vector);
+      row.runs_in_blocks(row.length - (end - from), count, [&](int64_t i, int64_t n, int64_t block, int64_t offset) {
+        for (int64_t token = from + i; token < from + i + n; ++token, ++offset) {
+          const int64_t slot = block * cache.block_size + offset;
+          store(k.data + (token * k.token_stride + head * k.head_stride) * act,
+                v.data + (token * v.token_stride + head * v.head_stride) * act, block, offset);
           cache.position[slot] = static_cast<int32_t>(batch.position[token]);
           clear_accumulators(cache, slot);
         }
@@ -115,15 +124,30 @@ struct Choice {
 }  // namespace
 
 void write(const Cache &cache, const Batch &batch, const NewKVs &kvs, int threads) {
+  const int64_t dim = cache.head_dim;
+  if (cache.coded) {
+    write_each(cache, batch, kvs, threads, [&cache, &kvs, dim](const char *k, const char *v, int64_t block, int64_t offset) {
+      write_coded(cache.keys, kvs.dtype, dim, k, block, offset);
+      write_coded(cache.values, kvs.dtype, dim, v, block, offset);
+    });
+    return;
+  }
+  const auto write_plain = [&](auto copy) {
+    const int64_t width = bytes_of(cache.dtype);
+    write_each(cache, batch, kvs, threads, [&cache, width, copy](const char *k, const char *v, int64_t block, int64_t offset) {
+      const int64_t vector = cache.at(block, offset) * width;
+      copy(k, cache.k + vector);
+      copy(v, cache.v + vector);
+    });
+  };
   if (kvs.dtype == cache.dtype) {
     const int64_t bytes = cache.head_dim * bytes_of(cache.dtype);
-    write_each(cache, batch, kvs, threads, [bytes](const char *from, char *to) { std::memcpy(to, from, bytes); });
+    write_plain([bytes](const char *from, char *to) { std::memcpy(to, from, bytes); });
     return;
   }
   void (*copy)(const char *, char *, int64_t) = nullptr;
   with_types(kvs.dtype, cache.dtype, [&](auto act, auto kv) { copy = convert<decltype(act), decltype(kv)>; });
-  const int64_t dim = cache.head_dim;
-  write_each(cache, batch, kvs, threads, [=](const char *from, char *to) { copy(from, to, dim); });
+  write_plain([=](const char *from, char *to) { copy(from, to, dim); });
 }
 
 void compact(const Pool &pool, const int64_t *source, const int64_t *target, int64_t n, int threads) {

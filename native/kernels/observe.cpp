@@ -44,9 +44,11 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
   const bool below = has_term(observer, terms, Term::below_average);
   const bool value_aware = has_term(observer, terms, Term::value_aware);
   const int64_t sums_size = TileSums::size(terms, group);
-  const Scratch<Operand> scratch(memory, block * group, padded, sums_size + (value_aware ? padded * TILE : 0));
+  const int64_t tile_size = padded * TILE, coded_size = is_coded<KV> ? 2 * tile_size : 0;
+  const Scratch<Operand> scratch(memory, block * group, padded, sums_size + coded_size + (value_aware ? tile_size : 0));
   const TileSums work(scratch.extra, group);
-  float *values = scratch.extra + sums_size;
+  float *decoded_keys = scratch.extra + sums_size, *decoded_values = decoded_keys + coded_size / 2;
+  float *values = scratch.extra + sums_size + coded_size;
   // Whether the item of attention that begins with a query has so few rows that keys are multiplied in place.
   const auto direct = [&](int64_t query) { return std::min(block, count - query) * group <= MOST_DIRECT_ROWS; };
 
@@ -58,9 +60,20 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
     if (observer.exclude_first && !call.window) tile.positions(cache, tile.position);
     const int width = round_up(tile.n, WIDTH);
     std::fill(work.sums, work.sums + terms * group * TILE, 0.0f);
+    const auto load_tile = [&](const auto *const *key, const auto *const *next_key, const auto *const *value,
+                               const auto *const *next_value, int size) {
+      if (!direct(0)) pack_keys(key, next_key, tile.n, size, scratch.keys);
+      if (value_aware) pack_keys(value, next_value, tile.n, size, values);
+    };
     if (!tile.outside_window) {
-      if (!direct(0)) pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
-      if (value_aware) pack_keys(tile.value, next.value, tile.n, dim, values);
+      if constexpr (is_coded<KV>) {
+        decode_keys(cache, tile, next, padded, decoded_keys);
+        if (value_aware) decode_values(cache, tile, next, padded, decoded_values);
+        const DecodedTile key(decoded_keys, tile.n, TILE, padded), value(decoded_values, tile.n, TILE, padded);
+        load_tile(key.at, key.at, value.at, value.at, padded);
+      } else {
+        load_tile(tile.key, next.key, tile.value, next.value, dim);
+      }
     }
     const int64_t first_query = std::max(score_row.first_query, first - before);  // others see nothing of this tile
     int64_t queries = 0;
@@ -69,10 +82,15 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
       queries = std::min(item + block, count) - query;
       const int rows = static_cast<int>(queries * group);
       pack_queries(call, start + query, queries, score_row.head, scratch.queries);
-      if (direct(item))
-        direct_products<Product>(rows, tile.key, next.key, tile.n, tile.scattered(), dim, scratch.queries, padded,
-                                 scratch.logits);
-      else
+      if (direct(item)) {
+        if constexpr (is_coded<KV>) {
+          const DecodedTile key(decoded_keys, tile.n, TILE, padded);
+          direct_products<Product>(rows, key.at, key.at, tile.n, false, padded, scratch.queries, padded, scratch.logits);
+        } else {
+          direct_products<Product>(rows, tile.key, next.key, tile.n, tile.scattered(), dim, scratch.queries, padded,
+                                   scratch.logits);
+        }
+      } else
         product(rows, width, padded, scratch.queries, padded, scratch.keys, TILE, scratch.logits, TILE, false);
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t token = start + query + i, position = batch.position[token], sees = before + query + i + 1;
@@ -180,7 +198,7 @@ void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thre
 
 #define WINNOW_OBSERVE(KV) \
   template void observe<KV, OperandOf<KV>::type>(const Attend &, const Plan &, Workspace &, Buffer &);
-WINNOW_EACH_FORMAT(WINNOW_OBSERVE)
+WINNOW_EACH_KV(WINNOW_OBSERVE)
 #undef WINNOW_OBSERVE
 
 }  // namespace winnow::WINNOW_ISA

@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "simd.h"
+#include "coded.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -32,8 +32,10 @@ struct OperandOf<bf16, bf16> {
 // Attention is compiled for this format alone, of activations and KVs: products of bf16 change nothing for the others, which go
 // the way of AVX-512 (dispatch.cpp).
 #define WINNOW_EACH_FORMAT(apply) apply(bf16)
+#define WINNOW_EACH_KV(apply) apply(bf16)
 #else
 #define WINNOW_EACH_FORMAT(apply) apply(float) apply(bf16) apply(f16)
+#define WINNOW_EACH_KV(apply) WINNOW_EACH_FORMAT(apply) apply(Coded)
 #endif
 
 /// Calls f with a number of the format of activations that attention is compiled for.
@@ -46,13 +48,14 @@ inline void with_act([[maybe_unused]] DType dtype, F f) {
 #endif
 }
 
-/// Calls f with a number of each format, of activations and of KVs, that attention is compiled for.
+/// Calls f with the type of a cache's KVs, and that of what they are multiplied as with a call's activations.
 template <class F>
-inline void with_act_and_kv([[maybe_unused]] DType act, [[maybe_unused]] DType kv, F f) {
+inline void with_kv_and_operand([[maybe_unused]] DType act, [[maybe_unused]] const Pool &cache, F f) {
 #if defined(__AVX512BF16__)
   f(bf16{}, bf16{});
 #else
-  with_types(act, kv, f);
+  if (cache.coded) return f(Coded{}, float{});
+  with_types(act, cache.dtype, [&](auto one, auto kv) { f(kv, typename OperandOf<decltype(one), decltype(kv)>::type{}); });
 #endif
 }
 

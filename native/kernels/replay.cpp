@@ -71,6 +71,10 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
       pack_query(q + (query + r / group) * call.q.token_stride + (head * group + r % group) * call.q.head_stride, dim,
                  memory.queries + r * padded);
   });
+  if constexpr (std::is_same_v<Operand, float>)
+    if (call.cache.coded)
+      for (int r = 0; r < rows; ++r)
+        hadamard(memory.queries + r * padded, dim, static_cast<int>(call.cache.keys.rotation));
   const auto position = [&](int64_t r) { return call.first + (query + r / group) * call.every; };
   const int64_t seen = chosen.seen(call, position(rows - 1)), tiles = (seen + TILE - 1) / TILE;
   const auto width = [&](int64_t tile) {
@@ -148,10 +152,18 @@ void replay_as(const Replay &call, Workspace &work) {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < heads * chosen.tiles; ++i) {
       const int64_t head = i / chosen.tiles, tile = i % chosen.tiles;
-      const KV *at[TILE];
-      for (int j = 0; j < TILE; ++j)
-        at[j] = reinterpret_cast<const KV *>(cache.k) + cache.at(slots[head][tile * TILE + j]);
-      pack_keys(at, at, TILE, dim, keys + head * key_size + tile * TILE * padded);
+      const int64_t *slot = slots[head].data() + tile * TILE;
+      Operand *packed = keys + head * key_size + tile * TILE * padded;
+      if constexpr (is_coded<KV>) {
+        std::vector<float> decoded(TILE * padded);
+        decode_slots(cache.keys, cache, slot, TILE, padded, decoded.data());
+        const DecodedTile at(decoded.data(), TILE, TILE, padded);
+        pack_keys(at.at, at.at, TILE, padded, packed);
+      } else {
+        const KV *at[TILE];
+        for (int j = 0; j < TILE; ++j) at[j] = reinterpret_cast<const KV *>(cache.k) + cache.at(slot[j]);
+        pack_keys(at, at, TILE, dim, packed);
+      }
     }
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < heads * items; ++i) {
@@ -174,8 +186,8 @@ void replay_as(const Replay &call, Workspace &work) {
 
 void replay(const Replay &call, Workspace &work) {
   if (call.count == 0) return;
-  with_act_and_kv(call.dtype, call.cache.dtype, [&](auto act, auto kv) {
-    replay_as<decltype(kv), typename OperandOf<decltype(act), decltype(kv)>::type>(call, work);
+  with_kv_and_operand(call.dtype, call.cache, [&](auto kv, auto operand) {
+    replay_as<decltype(kv), decltype(operand)>(call, work);
   });
 }
 

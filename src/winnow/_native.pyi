@@ -50,6 +50,31 @@ class DecoderLayer:
 class Field:
     def __init__(self, data: int, slot_bytes: int, block_bytes: int) -> None: ...
 
+class Format(Enum):
+    float32 = ...
+    bfloat16 = ...
+    float16 = ...
+    fp8_e4m3 = ...
+    int8 = ...
+    int4 = ...
+    int3 = ...
+    int2 = ...
+
+class CodedVectors:
+    def __init__(
+        self,
+        *,
+        format: Format,
+        code: Field,
+        group: int,
+        scale: Field,
+        min: Field,
+        num_outliers: int,
+        outlier: Field,
+        channel: Field,
+        rotation: int,
+    ) -> None: ...
+
 class Pool:
     def __init__(
         self,
@@ -65,6 +90,8 @@ class Pool:
         block_stride: int,
         head_dim: int,
         dtype: DType,
+        keys: CodedVectors | None = None,
+        values: CodedVectors | None = None,
     ) -> None: ...
 
 class Cache(Pool):
@@ -148,11 +175,7 @@ class KeyRows:
     def __init__(
         self,
         *,
-        dtype: DType,
-        k: int,
-        head_dim: int,
-        block_size: int,
-        block_stride: int,
+        pool: Pool,
         slot: int,
         length: int,
         rows: int,

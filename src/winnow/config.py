@@ -14,6 +14,7 @@ from winnow.checks import MAX_COUNT as MAX_COUNT
 from winnow.checks import check_choice, check_integer, check_number
 from winnow.errors import ConfigError
 from winnow.json_values import json_value
+from winnow.kv_dtype import ROTATIONS, KVDtype, WideParts, check_group
 from winnow.tenants import parse_tenants
 from winnow.units import parse_bytes
 
@@ -165,6 +166,30 @@ class CacheConfig:
         choices=KV_RESERVATIONS,
         effect=Effect.BATCHES,
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "format of stored KVs: auto (as dtype), float32, bfloat16, float16, fp8_e4m3, int8, int4, int4-outlier, int3, "
+        "int2; or one each for keys and values, such as k=int8,v=int4; kivi4 and kivi2, for comparison, without "
+        "eviction",
+        aliases=("kv_dtype",),
+    )
+    kv_group: int | None = option(
+        None,
+        "channels that share a scale, which takes 2 bytes, or 4 at 4 bits and below; left out: a head at 8 bits, 32 "
+        "(or the most below that divide a head) at 4 bits and below",
+    )
+    kv_rotate: str = option(
+        "auto",
+        "what a Hadamard transform spreads over the channels of a head before it is quantized: none, k (keys), kv; "
+        "auto: keys of 4 bits and below",
+        choices=ROTATIONS,
+    )
+
+    kv_wide: str | None = option(
+        None,
+        "KVs that are kept in 16 bits beside narrow ones, such as layers=1,sinks=4,recent=64: first layers, and in the "
+        "others first and last tokens; room for them is set aside for max_num_seqs sequences, and no prefix is shared",
+    )
 
     def __post_init__(self) -> None:
         check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
@@ -180,6 +205,10 @@ class CacheConfig:
                 f"prefix_store needs kv_reservation=on-demand, got {self.prefix_store} and {self.kv_reservation}"
             )
         check_integer("block_size", self.block_size, 1, 1024)
+        check_group("kv_group", self.kv_group)
+        check_choice("kv_rotate", self.kv_rotate, ROTATIONS)
+        KVDtype.parse(self.kv_cache_dtype)
+        WideParts.parse(self.kv_wide)
 
 
 @dataclass(frozen=True)
@@ -390,7 +419,15 @@ class PaddedConfig:
 # What means nothing to an engine, so that giving it is a mistake.
 _ONLY_PAGED = {
     "model": ("attention_backend",),
-    "cache": ("block_size", "prefix_store", "kv_reservation"),
+    "cache": (
+        "block_size",
+        "prefix_store",
+        "kv_reservation",
+        "kv_cache_dtype",
+        "kv_group",
+        "kv_rotate",
+        "kv_wide",
+    ),
     "scheduler": ("max_passes", "watermark_high", "watermark_low"),
     "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_accumulators", "max_round_kvs"),
 }

@@ -23,11 +23,13 @@ try:
         AttentionSpec,
         Batch,
         Cache,
+        CodedVectors,
         Decoder,
         DecoderLayer,
         DecoderWorkspace,
         DType,
         Field,
+        Format,
         Group,
         Kernels,
         KeyRows,
@@ -46,24 +48,30 @@ try:
 except ImportError as error:
     _missing: ImportError | None = error
     DTYPES: "dict[torch.dtype, DType]" = {}
+    FORMATS: "dict[str, Format]" = {}
 else:
     _missing = None
     DTYPES = {torch.float32: DType.f32, torch.bfloat16: DType.bf16, torch.float16: DType.f16}
     """The number formats that the kernels compute with."""
+    FORMATS = {form.name: form for form in Format}
+    """How a key or a value may be stored for the kernels to read it, by the names of `winnow.cache.formats`."""
 
 __all__ = [
     "DTYPES",
+    "FORMATS",
     "ISA_VARIABLE",
     "Activation",
     "AttentionObserver",
     "AttentionSpec",
     "Batch",
     "Cache",
+    "CodedVectors",
     "DType",
     "Decoder",
     "DecoderLayer",
     "DecoderWorkspace",
     "Field",
+    "Format",
     "Group",
     "Kernels",
     "KeyRows",

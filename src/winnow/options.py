@@ -35,6 +35,10 @@ class EngineOptions(TypedDict, total=False):
     prefix_store: str | Path | None
     kv_offloading_size: int | str | None
     kv_reservation: str
+    kv_cache_dtype: str
+    kv_group: int | None
+    kv_rotate: str
+    kv_wide: str | None
     # SchedulerConfig
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -1,6 +1,5 @@
 """Caches as eviction leaves them: rows of one sequence differ in length, blocks lie scattered, positions have gaps."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionObserver, PagedCache, Spans
-from winnow.cache import CacheLayout, CacheSize, KVPool, LocalCache
+from winnow.cache import CacheLayout, CacheSize, KVCodec, KVPool, LocalCache
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def paged_batch(
     head_dim: int = 16,
     block_size: int = 4,
     dtype: torch.dtype = torch.float32,
-    kv_dtype: torch.dtype | None = None,
+    kv_dtype: KVCodec | str | torch.dtype | None = None,
     num_accumulators: int = 1,
     observe: Sequence[AttentionObserver | None] | None = None,
     device: torch.device | str = "cpu",
@@ -50,7 +49,7 @@ def paged_batch(
 
     Args:
         dtype: of the batch's queries, keys and values.
-        kv_dtype: of the cache; None: the same.
+        kv_dtype: how the cache stores KVs; None: the same.
         observe: for each sequence, decoding ones first; the second half of a sequence's queries counts.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -70,8 +69,7 @@ def paged_batch(
     # Blocks of a row lie anywhere.
     ledger.allocator.release(everything[torch.randperm(blocks, generator=generator).numpy()])
     # What a row never wrote may be anything, also not a number.
-    pool.k.fill_(math.nan)
-    pool.v.fill_(math.nan)
+    pool.storage.fill_(255)
     pool.accumulators.fill_(0.25)
     slots, starts = [ledger.open() for _ in counts][::-1], []  # a slot is not the sequence's number
     for slot in slots:

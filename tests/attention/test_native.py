@@ -48,9 +48,9 @@ def compare(batch: PagedBatch, isa: str, spec: AttentionSpec) -> None:
         results.append(computes.attend(cache, batch.spans, batch.layer, batch.q, spec))
     tolerance = TOLERANCE[batch.q.dtype]
     torch.testing.assert_close(results[0], results[1], rtol=tolerance, atol=tolerance)
-    for field in ("k", "v", "position"):
-        a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(ours.pool.position, theirs.pool.position)
+    for name, field in ours.pool.fields.items():
+        torch.testing.assert_close(field, theirs.pool.fields[name], rtol=0, atol=0, equal_nan=True)
     score, expected = ours.pool.accumulators, theirs.pool.accumulators
     if any(kind and Term.VALUE_AWARE in kind.terms for kind in batch.spans.observe):
         # A KV alone is the output, and leaving it out weighs 1e12 times their difference: none, but for the reference's

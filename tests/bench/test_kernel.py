@@ -127,7 +127,9 @@ class TestColumns:
         assert by_name["prefill"].bytes_read == 0 < by_name["prefill"].flops
 
     def test_rates_and_shares(self) -> None:
-        measured = Measurement("decode", "reference", (3.0, 1.0, 2.0), 4e9, 0, 0, LIMITS, reading=(10e9,) * 3)
+        measured = Measurement(
+            "decode", "reference", "float32", (3.0, 1.0, 2.0), 4e9, 0, 0, LIMITS, reading=(10e9,) * 3
+        )
         assert (measured.median, measured.bandwidth, measured.bandwidth_share) == (2.0, 2e9, 0.2)
         assert measured.flop_rate is None and measured.flop_share is None
         moving = replace(measured, bytes_written=4e9, reading=None)
@@ -137,13 +139,15 @@ class TestColumns:
 
     def test_memory_is_compared_with_the_same_repeat(self) -> None:
         measured = Measurement(
-            "decode", "reference", (4.0, 1.0, 2.0), 4e9, 0, 0, LIMITS, reading=(2e9, 5e9, 8e9)
+            "decode", "reference", "float32", (4.0, 1.0, 2.0), 4e9, 0, 0, LIMITS, reading=(2e9, 5e9, 8e9)
         )
         assert measured.bandwidth_share == 0.5  # of the medians alone: 0.4
         assert measured.to_json()["reading"] == (2e9, 5e9, 8e9)
 
     def test_scores_are_compared_with_the_same_repeat(self) -> None:
-        measured = Measurement("decode", "reference", (3.0, 1.0, 2.0), 4e9, 0, 0, LIMITS, reading=(10e9,) * 3)
+        measured = Measurement(
+            "decode", "reference", "float32", (3.0, 1.0, 2.0), 4e9, 0, 0, LIMITS, reading=(10e9,) * 3
+        )
         assert measured.scores_cost is None and measured.to_json()["scores_cost"] is None
         observing = replace(measured, unobserved=(1.0, 2.0, 1.6))
         assert observing.scores_cost == pytest.approx(0.25)

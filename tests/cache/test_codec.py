@@ -10,7 +10,8 @@ from torch import Tensor
 
 from winnow.attention import AttentionSpec, RankedRows, ReferenceBackend, Spans
 from winnow.cache import CacheLayout, CacheSize, KVCodec, KVPool, LocalCache, codec_of
-from winnow.cache.codec import CODECS, BlockFormat, Field
+from winnow.cache.codec import CODECS, BlockFormat
+from winnow.cache.formats import Field
 from winnow.errors import ConfigError
 
 
@@ -34,11 +35,13 @@ def test_a_name_and_a_dtype_stand_for_a_codec() -> None:
     assert codec_of("bfloat16") is codec_of(torch.bfloat16) is CODECS["bfloat16"]
     assert codec_of(ScaledKeys()).name == "scaled"
     assert CacheLayout(1, 1, 8, 4, torch.float16) == CacheLayout(1, 1, 8, 4, "float16")
-    for unknown in ("int3", torch.float64):
+    for unknown in ("int5", torch.float64):
         with pytest.raises(
-            ConfigError, match=r"KV format must be one of float32, bfloat16, float16, got '(int3|float64)'"
+            ConfigError, match=r"KV format must be one of auto, float32, .*, got '(int5|float64)'"
         ):
             CacheLayout(1, 1, 8, 4, unknown)
+    with pytest.raises(ConfigError, match="KV format must say what auto stands for, got 'auto'"):
+        CacheLayout(1, 1, 8, 4, "auto")
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -37,7 +37,8 @@ class DenseSequence(DenseBudgets):
             for row in rows:
                 row.held.append(Kv(token, position))
                 row.key[token], row.value[token] = k[row.head], v[row.head]
-                row.rotated[token] = turned_k[row.head]
+                row.rotated[token] = row.fresh[token] = turned_k[row.head]
+                self._take_stored(row, row.held[-1])
                 row.query[token], row.rotated_query[token] = q[row.head], turned_q[row.head]
             attended = np.stack([row.attend(token, turned_q[row.head]) for row in rows])
             after = hidden + model.join(layer, attended)
@@ -50,6 +51,13 @@ class DenseSequence(DenseBudgets):
             self._round_before_question_end = self._last_inner_round
             for row in self.all_rows:
                 row.at_question_end = row.tokens
+
+    def _take_stored(self, row: Row, kv: Kv) -> None:
+        """Go on with what a codec that rounds coarsely has left of a KV, if `stored` says it."""
+        if self.stored is not None:
+            k, v = self.stored(row, kv.position, row.rotated[kv.token], row.value[kv.token])
+            row.rotated[kv.token], row.value[kv.token] = k, v
+            row.key[kv.token] = self._model.rotate(k, -kv.position)
 
     # -- when ------------------------------------------------------------------------------------------------------
 
@@ -87,6 +95,7 @@ class DenseSequence(DenseBudgets):
                 for place, kv in enumerate(row.held):
                     kv.position = place
                     row.rotated[kv.token] = self._model.rotate(row.key[kv.token], place)
+                    self._take_stored(row, kv)
         if self.policy.reassign_positions:
             self.position_offset = self.computed - len(self.rows[0][0].held)
         self.last_round = self.computed

@@ -137,7 +137,7 @@ class DenseScores(DenseState):
         for first in range(skip, end, chunk):
             tokens = range(first, min(first + chunk, end))
             for head in range(self._model.group):
-                logits = row.rotated_query[tokens, head] @ row.rotated[tokens].T
+                logits = row.rotated_query[tokens, head] @ row.fresh[tokens].T
                 p = np.exp(logits - logits.max(axis=1, keepdims=True))
                 received[tokens] += (p / p.sum(axis=1, keepdims=True)).sum(axis=0) / self._model.group
         return received

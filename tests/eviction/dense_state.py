@@ -1,7 +1,7 @@
 """What the dense oracle holds of a sequence: rows of KVs, the attention they were paid, and what may be evicted."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from winnow.attention import Smoothing
 from winnow.eviction import EvictionPolicy, Fixed, Recipes
 
 Order = tuple[int, ...]
+Stored = Callable[["Row", int, Array, Array], tuple[Array, Array]]
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Row:
     Attributes:
         held: the KVs that it holds, oldest first.
         key, rotated, value: [room, d], by token, also of KVs that are gone.
+        fresh: [room, d], the rotated key as it was computed.
         query, rotated_query: [room, g, d], by token.
         paid: [g, room, room], what query head h of token i paid to the KV of token j.
         saw: [room, room], whether the KV of token j was there when token i attended.
@@ -37,7 +39,7 @@ class Row:
     def __init__(self, layer: int, head: int, room: int, group: int, head_dim: int) -> None:
         self.layer, self.head = layer, head
         self.held: list[Kv] = []
-        self.key, self.rotated, self.value = (np.zeros((room, head_dim)) for _ in range(3))
+        self.key, self.rotated, self.value, self.fresh = (np.zeros((room, head_dim)) for _ in range(4))
         self.query, self.rotated_query = (np.zeros((room, group, head_dim)) for _ in range(2))
         self.paid = np.zeros((group, room, room))
         self.saw = np.zeros((room, room), dtype=bool)
@@ -109,6 +111,7 @@ class DenseState:
 
     Attributes:
         logprobs: for each computed token, of the token after it, [V].
+        stored: what a codec keeps of a KV of a row, by position, key and value; None: all of it.
         unsure_from: tokens computed when a choice was first too close for float32; None: never.
     """
 
@@ -128,6 +131,7 @@ class DenseState:
         asks: tuple[Sequence[int], Sequence[int]] = ((), ()),
     ) -> None:
         self._asks = asks
+        self.stored: Stored | None = None
         self.policy = policy
         self.prompt_len = prompt_len
         self.context_len = prompt_len if context_len is None else context_len

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dense_model import Llama
+from dense_model import Array, Llama
 from dense_oracle import DenseSequence
-from dense_state import Row
+from dense_state import Row, Stored
 from random_predictor import save_random_predictor
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from winnow import LLM, SamplingParams
 from winnow.cache import KVPool
+from winnow.cache.codec import PlainCodec
 from winnow.engine.request import Sequence
 from winnow.eviction import (
     PUNCTUATION,
@@ -168,9 +169,11 @@ class Watched:
         """Whether the next step computes the token sampled last."""
         return self.sequence.kv.num_computed >= len(self.asked.prompt) and not self.sequence.finished
 
-    def follow(self) -> None:
+    def follow(self, llm: LLM) -> None:
         """Bring the oracle to where the engine is."""
         oracle, sequence = self.oracle, self.sequence
+        if sequence.kv.num_computed > oracle.computed:
+            oracle.stored = stored_in(llm, sequence.kv.slot, oracle)
         when = self.asked.policy.when
         pressed = sequence.kv.last_round == oracle.computed > 0 and when != when.alone
         if pressed and oracle.computed >= oracle.prompt_len and oracle.holds_too_much():
@@ -191,14 +194,17 @@ class Watched:
         fresh = oracle.computed == oracle.last_round + 1 and oracle.num_rounds < 4
         everything = fresh or oracle.computed % 16 == 0
         pool = pool_of(llm)
-        position, k, v = pool.position.flatten(), pool.k.flatten(0, 1), pool.v.flatten(0, 1)
+        position = pool.position.flatten()
         for row, place in rows_of(llm, sequence.kv.slot, oracle):
             where = f"layer {row.layer} head {row.head} with {oracle.computed} tokens computed"
             assert position[place].tolist() == [kv.position for kv in row.held], where
             if everything:
-                for name, ours, theirs in (("keys", k, row.rotated), ("values", v, row.value)):
+                for name, ours, theirs in (
+                    ("keys", pool.keys(place), row.rotated),
+                    ("values", pool.values(place), row.value),
+                ):
                     message = f"{name} of {where}"
-                    np.testing.assert_allclose(ours[place], theirs[row.tokens], atol=1e-4, err_msg=message)
+                    np.testing.assert_allclose(ours, theirs[row.tokens], atol=1e-4, err_msg=message)
 
 
 def submit(llm: LLM, model: Llama, asked: Asked) -> list[Watched]:
@@ -225,6 +231,35 @@ def rows_of(llm: LLM, slot: int, oracle: DenseSequence) -> Iterator[tuple[Row, t
             yield oracle.rows[layer][head], place[position[place].argsort()]
 
 
+def stored_in(llm: LLM, slot: int | None, oracle: DenseSequence) -> Stored | None:
+    """What the pool holds of the KVs of a slot, where its codec rounds coarsely; None: of one that has just ended.
+
+    A number halfway between two codes goes either way, and that changes what follows: so the oracle reads what is
+    stored, and looks whether it is as near to what it computed as the codec's own rounding of that.
+    """
+    pool = pool_of(llm)
+    codec = pool.layout.codec
+    if isinstance(codec, PlainCodec):
+        return None
+    rows: dict[tuple[int, int], dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
+    for row, place in () if slot is None else rows_of(llm, slot, oracle):
+        position = pool.position.flatten()[place].tolist()
+        rows[row.layer, row.head] = dict(
+            zip(position, zip(pool.keys(place), pool.values(place), strict=True), strict=True)
+        )
+
+    def stored(row: Row, position: int, k: Array, v: Array) -> tuple[Array, Array]:
+        exact = [torch.from_numpy(x).float() for x in (k, v)]
+        rounded = codec.keys(codec.encode_keys(exact[0])), codec.values(codec.encode_values(exact[1]))
+        pair = rows[row.layer, row.head][position] if rows else rounded
+        for name, ours, theirs, near in zip(("key", "value"), pair, exact, rounded, strict=True):
+            off, least = float((ours - theirs).norm()), float((near - theirs).norm())
+            assert off <= 1.05 * least + 1e-3, f"{name} of layer {row.layer} head {row.head} at {position}"
+        return pair[0].double().numpy(), pair[1].double().numpy()
+
+    return stored
+
+
 def play(llm: LLM, model: Llama, asked: list[Asked]) -> list[Watched]:
     """Run the requests together, the oracle in lockstep. Returns those whose choices were all sure."""
     watched = [sample for each in asked for sample in submit(llm, model, each)]
@@ -233,7 +268,7 @@ def play(llm: LLM, model: Llama, asked: list[Asked]) -> list[Watched]:
         round_at_intervals([w for w in watched if w.ready], llm.stats().num_steps + 1)
         outputs |= {output.request_id: output for output in llm.step()}
         for each in watched:
-            each.follow()
+            each.follow(llm)
             each.compare_rows(llm)
     llm.check_integrity()
     for each in watched:
@@ -242,7 +277,9 @@ def play(llm: LLM, model: Llama, asked: list[Asked]) -> list[Watched]:
         assert len(found) == len(each.oracle.logprobs) == len(each.asked.prompt) + each.asked.answer - 1
         # What samples of one prompt compute apart of it is reported with the first.
         first = len(each.asked.prompt) - 1 if each.sequence.index else 0
-        end = len(found) if each.oracle.unsure_from is None else each.oracle.unsure_from
+        # What was stored of the last token is not known any more: `stored_in` rounds it anew.
+        known = len(found) - (not isinstance(pool_of(llm).layout.codec, PlainCodec))
+        end = known if each.oracle.unsure_from is None else min(known, each.oracle.unsure_from)
         for n, (entry, expected) in enumerate(zip(found, each.oracle.logprobs, strict=True)):
             if first <= n < end:
                 for token, logprob in (entry or {}).items():

@@ -380,7 +380,7 @@ def test_value_aware_score_of_a_kv_that_takes_nearly_everything(
     with open_llm(tmp_path, 0, prefill_chunk=None) as llm:
         [watched] = submit(llm, Llama(model), Asked(prompt, policy, 20, 10))
         llm.step()
-        watched.follow()
+        watched.follow(llm)
         assert watched.sequence.kv.slot is not None
         accumulated = pool_of(llm).accumulators[0].flatten()
         for row, place in rows_of(llm, watched.sequence.kv.slot, watched.oracle):

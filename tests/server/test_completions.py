@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from tests.server.running import MODEL, Running, events, eventually
+from tests.server.running import MODEL, Running, events, eventually, running
 
 from winnow import LLM, SamplingParams
 

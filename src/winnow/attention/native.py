@@ -10,8 +10,10 @@ from winnow.attention.observer import AttentionObserver
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool, PagedCache
-from winnow.cache.codec import PlainCodec, plain_format
+from winnow.cache.codec import KVCodec, PairCodec, PlainCodec, rotation_block
+from winnow.cache.formats import VectorFormat
 from winnow.cache.layout import PAGE_ENTRIES
+from winnow.errors import ConfigError
 
 
 class NativeBackend(AttentionBackend):
@@ -147,32 +149,13 @@ class NativeBackend(AttentionBackend):
 
     def _native_pool(self, pool: KVPool) -> native.Pool:
         if self._pool is None or self._pool[0] is not pool:
-            layout = pool.layout
-            # Attention reads plain vectors alone; moving copies the fields of any codec.
-            plain = isinstance(layout.codec, PlainCodec)
-            view = native.Pool(
-                fields=[
-                    native.Field(x.data_ptr(), x.stride(1) * x.itemsize, x.stride(0) * x.itemsize)
-                    for x in pool.fields.values()
-                ],
-                k=pool.k.data_ptr() if plain else 0,
-                v=pool.v.data_ptr() if plain else 0,
-                position=pool.position.data_ptr(),
-                accumulators=pool.accumulators.data_ptr(),
-                num_slots=pool.num_blocks * layout.block_size,
-                num_accumulators=layout.num_accumulators,
-                block_size=layout.block_size,
-                block_stride=pool.k.stride(0) if plain else 0,
-                head_dim=layout.head_dim,
-                dtype=_kv_dtype(pool) if plain else native.DType.f32,
-            )
-            self._pool = pool, view
+            self._pool = pool, native_pool(pool)
         return self._pool[1]
 
     def _native_cache(self, cache: PagedCache) -> native.Cache:
         if self._cache is None or self._cache[0] is not cache:
             layout, tables = cache.pool.layout, cache.tables
-            _kv_dtype(cache.pool)  # refuses what attention cannot read
+            _check_reads(cache.pool.layout.codec)
             view = native.Cache(
                 self._native_pool(cache.pool),
                 pages=tables.pages.data_ptr(),
@@ -218,18 +201,51 @@ class NativeBackend(AttentionBackend):
         )
 
 
+def reads(codec: KVCodec) -> bool:
+    """Whether the kernels read KVs that the codec stores."""
+    return isinstance(codec, PairCodec) and all(
+        form.name in native.FORMATS or form.name == "int4-outlier" for form in (codec.key, codec.value)
+    )
+
+
+def native_pool(pool: KVPool) -> native.Pool:
+    """The pool as the kernels see it; it points at its tensors.
+
+    Where the kernels do not read its codec they still move its KVs, which takes the fields alone.
+    """
+    layout = pool.layout
+    codec = layout.codec
+    plain = isinstance(codec, PlainCodec)
+    keys = values = None
+    if isinstance(codec, PairCodec) and not plain:
+        keys = _coded_vectors(pool, "k", codec.key, codec.rotate_keys)
+        values = _coded_vectors(pool, "v", codec.value, codec.rotate_values)
+    return native.Pool(
+        fields=[_native_field(x) for x in pool.fields.values()],
+        k=pool.k.data_ptr() if plain else 0,
+        v=pool.v.data_ptr() if plain else 0,
+        position=pool.position.data_ptr(),
+        accumulators=pool.accumulators.data_ptr(),
+        num_slots=pool.num_blocks * layout.block_size,
+        num_accumulators=layout.num_accumulators,
+        block_size=layout.block_size,
+        block_stride=pool.k.stride(0) if plain else 0,
+        head_dim=layout.head_dim,
+        dtype=native.native_dtype(pool.k.dtype) if plain else native.DType.f32,
+        keys=keys,
+        values=values,
+    )
+
+
 def key_rows(pool: KVPool, slot: Tensor, length: Tensor) -> native.KeyRows:
     """The keys of rows for the kernels, where they lie in the pool. It points at all three arguments.
 
     Args:
         slot: int64 [..., N], dense, the slots of each row; length: int32 [...], dense, how many of them count.
     """
+    _check_reads(pool.layout.codec)
     return native.KeyRows(
-        dtype=_kv_dtype(pool),
-        k=pool.k.data_ptr(),
-        head_dim=pool.layout.head_dim,
-        block_size=pool.layout.block_size,
-        block_stride=pool.k.stride(0),
+        pool=native_pool(pool),
         slot=slot.data_ptr(),
         length=length.data_ptr(),
         rows=length.numel(),
@@ -237,14 +253,41 @@ def key_rows(pool: KVPool, slot: Tensor, length: Tensor) -> native.KeyRows:
     )
 
 
-def _kv_dtype(pool: KVPool) -> native.DType:
-    """The kernels' name of the dtype in which the pool stores KVs.
+def _check_reads(codec: KVCodec) -> None:
+    """Refuse what the kernels do not read.
 
     Raises:
-        ConfigError: the kernels do not read the pool's codec.
+        ConfigError: names the codec.
     """
-    plain_format(pool.layout.codec, "attention_backend native")
-    return native.native_dtype(pool.k.dtype)
+    if not reads(codec):
+        raise ConfigError(
+            f"attention_backend native reads KVs stored as one of {', '.join(native.FORMATS)}, got {codec.name}"
+        )
+
+
+def _native_field(field: Tensor) -> native.Field:
+    """A field, [num_blocks, block_size, length], as bytes."""
+    size = field.itemsize
+    return native.Field(field.data_ptr(), field.stride(1) * size, field.stride(0) * size)
+
+
+def _coded_vectors(pool: KVPool, side: str, form: VectorFormat, rotated: bool) -> native.CodedVectors:
+    """How the kernels read one side of the KVs; `side` is "k" or "v"."""
+    nowhere = native.Field(0, 0, 0)
+    found = {suffix: _native_field(pool.fields[f"{side}{suffix}"]) for suffix in form.suffixes}
+    head_dim = pool.layout.head_dim
+    scale, outlier = pool.fields.get(f"{side}_scale"), pool.fields.get(f"{side}_outlier")
+    return native.CodedVectors(
+        format=native.FORMATS[form.name.removesuffix("-outlier")],
+        code=found[""],
+        group=head_dim if scale is None else head_dim // scale.shape[-1],
+        scale=found.get("_scale", nowhere),
+        min=found.get("_min", nowhere),
+        num_outliers=0 if outlier is None else outlier.shape[-1],
+        outlier=found.get("_outlier", nowhere),
+        channel=found.get("_channel", nowhere),
+        rotation=rotation_block(head_dim) if rotated else 1,
+    )
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -50,6 +50,11 @@ class ReferenceBackend(TorchBackend):
         block = blocks[spans.token_sequence[:, None], head, index // block_size]  # [T, H]
         slot = block.long() * block_size + index % block_size
         pool.write(slot, k, v, spans.position[:, None].expand_as(index))
+        window = cache.window(layer)
+        if window is not None:
+            if not pool.layout.codec.movable:
+                _encode_full_blocks(cache, spans, layer, blocks.long(), k)
+            window.write(spans.token_slots, layer, k, v, spans.position, spans.tokens_after)
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         out = torch.empty_like(q)
@@ -81,6 +86,25 @@ class ReferenceBackend(TorchBackend):
         pool.move(source, target)
 
 
+def _encode_full_blocks(cache: PagedCache, spans: Spans, layer: int, blocks: Tensor, k: Tensor) -> None:
+    """Encode the keys of blocks that the batch's tokens fill, where that needs all of a block's keys.
+
+    Such KVs never move, so a KV's place in its row is its position. Earlier keys come from the window, and those of
+    the batch are rounded as it does.
+    """
+    window, size = cache.window(layer), cache.pool.layout.block_size
+    assert window is not None, "keys wait there for their block to be full"
+    for i, (slot, count) in enumerate(zip(spans.slots.tolist(), spans.counts.tolist(), strict=True)):
+        end = int(spans.lengths[i])
+        start, tokens = end - count, slice(int(spans.starts[i]), int(spans.starts[i]) + count)
+        first, last = start // size, end // size
+        if first < last:
+            earlier = window.keys(slot, layer, first * size, start)
+            keys = torch.cat([earlier, k[tokens].transpose(0, 1).to(earlier.dtype)], dim=1)
+            whole = keys[:, : (last - first) * size].unflatten(1, (-1, size))
+            cache.pool.set_block_keys(blocks[i, :, first:last], whole)
+
+
 @dataclass(frozen=True)
 class _Rows:
     """The rows of one layer for G sequences, padded to N slots."""
@@ -101,11 +125,15 @@ class _Rows:
         slot = pool.slots_of(blocks)
         length = tables.lengths[slots, layer]  # [G, H]
         valid = torch.arange(slot.shape[2], device=spans.device) < length[..., None]
+        k, v, position = pool.keys_of(blocks), pool.values_of(blocks), pool.positions_of(blocks)
+        window = cache.window(layer)
+        if window is not None:
+            window.widen(slots, layer, position, k, v)
         return cls(
-            k=pool.keys_of(blocks),
+            k=k,
             # Padding is uninitialised memory, and 0 x NaN is NaN: clear values past the length.
-            v=pool.values_of(blocks).masked_fill_(~valid[..., None], 0.0),
-            position=pool.positions_of(blocks),
+            v=v.masked_fill_(~valid[..., None], 0.0),
+            position=position,
             valid=valid,
             slot=slot,
             observe_from=torch.from_numpy(spans.observe_from[group.index]).to(spans.device),

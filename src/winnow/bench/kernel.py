@@ -1,8 +1,8 @@
 """The operations of attention backends, side by side, beside what the machine can do."""
 
 import statistics
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,12 @@ from winnow.attention import (
     Term,
     open_backend,
 )
-from winnow.bench.kernel_case import KernelCase, torch_device, torch_dtype
+from winnow.bench.kernel_case import KernelCase, kernel_layout, torch_device, torch_dtype
 from winnow.bench.kernel_config import KernelConfig
 from winnow.bench.limits import Limits, Reading
 from winnow.bench.timing import Call, interleave
+from winnow.cache import CacheLayout
+from winnow.cache.codec import codec_of
 from winnow.report.provenance import Machine
 
 DECODE_OBSERVED = {
@@ -56,6 +58,8 @@ class Measurement:
 
     operation: str
     backend: str
+    kv_format: str
+    """How KVs are stored."""
     seconds: tuple[float, ...]
     """For one layer, by repeat."""
     bytes_read: float
@@ -112,14 +116,23 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class CacheFacts:
+    """What was filled in one format."""
+
+    kv_format: str
+    layers: int
+    nbytes: int
+    """Keys and values that all layers hold together."""
+
+
+@dataclass(frozen=True)
 class KernelReport:
     """All measurements of a run."""
 
     config: KernelConfig
     machine: Machine
-    layers: int
-    cache_bytes: int
-    """Keys and values that all layers hold together."""
+    caches: "tuple[CacheFacts, ...]"
+    """By format."""
     limits: Limits
     measurements: tuple[Measurement, ...]
 
@@ -127,8 +140,7 @@ class KernelReport:
         """All but the machine, which heads every report."""
         return {
             "config": asdict(self.config),
-            "layers": self.layers,
-            "cache_bytes": self.cache_bytes,
+            "caches": [asdict(cache) for cache in self.caches],
             "limits": asdict(self.limits),
             "operations": [measurement.to_json() for measurement in self.measurements],
         }
@@ -143,7 +155,11 @@ def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> Ke
     Raises:
         ConfigError: a backend does not run here, or the KVs do not fit into memory.
     """
-    backends = dict(_open(name) for name in config.backends)
+    formats = config.kv_formats
+    backends = {
+        kind: dict(_open(name, kernel_layout(config, codec_of(kind))) for name in config.backends)
+        for kind in formats
+    }
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = torch_device(config)
@@ -152,19 +168,24 @@ def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> Ke
     limits = Limits.measure(torch_dtype(config), device)
     progress("filling the cache")
     with torch.inference_mode():
-        case = KernelCase.build(config, machine.last_level_cache)
+        cases = {
+            kind: KernelCase.build(replace(config, kv_cache_dtype=kind), machine.last_level_cache)
+            for kind in formats
+        }
         reading = Reading.fastest(device)
         measurements: list[Measurement] = []
-        for group in operations(case):
-            progress(group[0].name)
-            measurements += _measure(group, backends, case, limits, reading)
-    cache_bytes = int(case.lengths.sum()) * case.kv_bytes
-    return KernelReport(config, machine, case.layers, cache_bytes, limits, tuple(measurements))
+        for groups in zip(*(operations(case) for case in cases.values()), strict=True):
+            progress(groups[0][0].name)
+            measurements += _measure(groups, backends, cases, limits, reading)
+    caches = (
+        CacheFacts(kind, case.layers, int(case.lengths.sum()) * case.kv_bytes) for kind, case in cases.items()
+    )
+    return KernelReport(config, machine, tuple(caches), limits, tuple(measurements))
 
 
-def _open(name: str) -> tuple[str, AttentionBackend]:
+def _open(name: str, layout: CacheLayout) -> tuple[str, AttentionBackend]:
     """A backend and what the report calls it: "auto" alone would mean another one tomorrow."""
-    backend = open_backend(name)
+    backend = open_backend(name, layout=layout)
     kind = type(backend).__name__.removesuffix("Backend").lower()
     return (f"auto ({kind})" if name == "auto" else name), backend
 
@@ -236,41 +257,50 @@ def _write(case: KernelCase, spans: Spans) -> Callable[[AttentionBackend, int], 
 
 
 def _measure(
-    group: list[Operation],
-    backends: dict[str, AttentionBackend],
-    case: KernelCase,
+    groups: Sequence[Sequence[Operation]],
+    backends: Mapping[str, Mapping[str, AttentionBackend]],
+    cases: Mapping[str, KernelCase],
     limits: Limits,
     reading: Reading,
 ) -> Iterator[Measurement]:
-    """The operations of a group on each backend, all in turn, a pass over all layers at a time.
+    """The operations of a group, by format of KVs, on each backend, all in turn, a pass over all layers at a time.
 
     So is reading, where they only read: memory is faster in one minute than in another.
     """
-    reads = group[0].bytes_read > 0 and not group[0].bytes_written
+    first, any_case = groups[0][0], next(iter(cases.values()))
+    reads = first.bytes_read > 0 and not first.bytes_written
 
-    def over_layers(operation: Operation, backend: AttentionBackend) -> Call:
+    def over_layers(operation: Operation, kind: str, name: str) -> Call:
+        backend, layers = backends[kind][name], cases[kind].layers
+
         def run() -> None:
-            for layer in range(case.layers):
+            for layer in range(layers):
                 operation.run(backend, layer)
 
         return run
 
-    pairs = [(operation, name) for operation in group for name in backends]
-    calls = [over_layers(operation, backends[name]) for operation, name in pairs]
-    rounds = interleave(calls + [reading.run] * reads, case.config.repeats, case.q.device)
+    rows = [
+        (operation, kind, name)
+        for alike in zip(*groups, strict=True)
+        for operation, kind in zip(alike, cases, strict=True)
+        for name in backends[kind]
+    ]
+    calls = [over_layers(*row) for row in rows]
+    rounds = interleave(calls + [reading.run] * reads, any_case.config.repeats, any_case.q.device)
     rates = tuple(reading.num_bytes / second for second in rounds.pop()) if reads else None
-    unobserved: dict[str, tuple[float, ...]] = {}
-    for (operation, name), seconds in zip(pairs, rounds, strict=True):
-        of_layer = tuple(second / case.layers for second in seconds)
+    unobserved: dict[tuple[str, str], tuple[float, ...]] = {}
+    for (operation, kind, name), seconds in zip(rows, rounds, strict=True):
+        of_layer = tuple(second / cases[kind].layers for second in seconds)
         yield Measurement(
             operation.name,
             name,
+            kind,
             of_layer,
             operation.bytes_read,
             operation.bytes_written,
             operation.flops,
             limits,
             rates,
-            unobserved.get(name),
+            unobserved.get((kind, name)),
         )
-        unobserved.setdefault(name, of_layer)
+        unobserved.setdefault((kind, name), of_layer)

@@ -10,6 +10,7 @@ from torch import Tensor
 from winnow.attention import AttentionObserver, ReferenceBackend, Spans
 from winnow.bench.kernel_config import KernelConfig
 from winnow.cache import CacheLayout, CacheSize, LocalCache, PagedCache
+from winnow.cache.codec import KVCodec, codec_of
 from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError
 from winnow.units import format_bytes
@@ -35,22 +36,24 @@ class KernelCase:
     def build(cls, config: KernelConfig, last_level_cache: int) -> "KernelCase":
         """Fill as many layers as hold four times `last_level_cache` bytes, at least two.
 
+        Args:
+            config: with one `kv_cache_dtype`.
+
         Raises:
             ConfigError: the device has not enough memory.
         """
         dtype, device = torch_dtype(config), torch_device(config)
-        layer_bytes = config.layer_numbers * dtype.itemsize
-        layers = max(2, ceil_div(_TIMES_CACHE * last_level_cache, layer_bytes))
-        layout = CacheLayout(
-            layers, config.kv_heads, config.head_dim, config.block_size, dtype, num_accumulators=1
-        )
+        [kv_format] = config.kv_formats
+        codec = codec_of(kv_format)
+        layer_bytes = config.layer_kvs * _kv_bytes(codec, config.head_dim)
+        layout = kernel_layout(config, codec, max(2, ceil_div(_TIMES_CACHE * last_level_cache, layer_bytes)))
         size = _room(layout, config)
         try:
             local = LocalCache(layout, size, device)
         except (RuntimeError, torch.OutOfMemoryError):
             needed = format_bytes(size.nbytes(layout))
             raise ConfigError(
-                f"batch, context: {layers} layers of KVs take {needed}, more than there is"
+                f"batch, context: {layout.num_layers} layers of KVs take {needed}, more than there is"
             ) from None
         generator = torch.Generator(device).manual_seed(config.seed)
 
@@ -87,7 +90,7 @@ class KernelCase:
     @property
     def kv_bytes(self) -> int:
         """Key and value of one KV, in bytes; neither position nor score."""
-        return 2 * self.config.head_dim * self.k.element_size()
+        return _kv_bytes(self.cache.pool.layout.codec, self.config.head_dim)
 
     def spans(
         self, decodes: int, prefills: int, observe: AttentionObserver | None = None, window: int = 0
@@ -180,6 +183,15 @@ def torch_device(config: KernelConfig) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device: {config.device!r} is not usable here: {reason}") from None
     return device
+
+
+def kernel_layout(config: KernelConfig, codec: KVCodec, layers: int = 1) -> CacheLayout:
+    """The layout of a cache that holds KVs so."""
+    return CacheLayout(layers, config.kv_heads, config.head_dim, config.block_size, codec, num_accumulators=1)
+
+
+def _kv_bytes(codec: KVCodec, head_dim: int) -> int:
+    return sum(field.slot_bytes for field in codec.fields(head_dim))
 
 
 def _room(layout: CacheLayout, config: KernelConfig) -> CacheSize:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from winnow.bench.lists import names
-from winnow.checks import check_choice, check_counts, check_names
+from winnow.checks import check_choice, check_counts, check_names, require
 from winnow.config import ATTENTION_BACKENDS, DTYPES, option, optional_int
 from winnow.errors import ConfigError
+from winnow.kv_dtype import KV_FORMATS, KVDtype
 
 _DTYPES = DTYPES[1:]
 _PREFILLS = 4
@@ -18,7 +19,12 @@ class KernelConfig:
     attention_backend: str = option(
         "auto", f"backends to compare, commas between them; of {', '.join(ATTENTION_BACKENDS)}"
     )
-    dtype: str = option("bfloat16", "number format of queries and KVs", choices=_DTYPES)
+    dtype: str = option("bfloat16", "number format of queries and new KVs", choices=_DTYPES)
+    kv_cache_dtype: str = option(
+        "auto",
+        f"how KVs are stored, to compare, commas between them; of {', '.join(KV_FORMATS)}, or such as k=int8,v=int4; "
+        "auto: in the dtype of queries",
+    )
     device: str = option("cpu", "torch device, such as cpu or cuda:0")
     batch: int = option(32, "sequences that decode together")
     query_heads: int = option(12, "query heads; a multiple of the KV heads")
@@ -45,6 +51,10 @@ class KernelConfig:
         check_choice("dtype", self.dtype, _DTYPES)
         check_counts(self, zero=("seed",))
         check_names("attention_backend", self.backends, ATTENTION_BACKENDS)
+        formats = self.kv_formats
+        require(
+            len(set(formats)) == len(formats), "kv_cache_dtype", "formats that differ", self.kv_cache_dtype
+        )
         if self.query_heads % self.kv_heads:
             raise ConfigError(
                 f"query_heads must be a multiple of kv_heads ({self.kv_heads}), got {self.query_heads}"
@@ -67,6 +77,21 @@ class KernelConfig:
         return min(_PREFILLS, self.batch) if self.prefills is None else self.prefills
 
     @property
-    def layer_numbers(self) -> int:
-        """In the keys and values of one layer with full rows."""
-        return self.batch * self.context * self.kv_heads * 2 * self.head_dim
+    def kv_formats(self) -> tuple[str, ...]:
+        """Their names, in the order typed.
+
+        Raises:
+            ConfigError: one of them is none.
+        """
+        formats: list[str] = []
+        for name in names(self.kv_cache_dtype):
+            if name.startswith("v=") and formats and formats[-1].startswith("k=") and "," not in formats[-1]:
+                formats[-1] += f",{name}"
+            else:
+                formats.append(name)
+        return tuple(str(KVDtype.parse(name).resolved(self.dtype)) for name in formats)
+
+    @property
+    def layer_kvs(self) -> int:
+        """In one layer with full rows."""
+        return self.batch * self.context * self.kv_heads

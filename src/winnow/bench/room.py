@@ -1,6 +1,6 @@
 """How many bytes hold K whole sequences of a model."""
 
-from winnow.cache import CacheLayout, CacheSize
+from winnow.cache import CacheSize
 from winnow.checks import require
 from winnow.config import EngineConfig
 from winnow.errors import ConfigError
@@ -17,7 +17,8 @@ def kv_memory_for(config: EngineConfig, sequences: int, num_kvs: int) -> int:
     to be asked for its shape.
 
     Raises:
-        ConfigError: the sequences are more than `max_num_seqs` lets run, or longer than the model's limit.
+        ConfigError: KVs cannot be stored as the configuration says; the sequences are more than `max_num_seqs` lets
+            run, or longer than the model's limit.
         UnsupportedModelError: the model cannot be loaded.
     """
     limit = config.scheduler.max_num_seqs
@@ -27,15 +28,7 @@ def kv_memory_for(config: EngineConfig, sequences: int, num_kvs: int) -> int:
         raise ConfigError(
             f"prompt_tokens + new_tokens must be at most the model's {model.max_model_len}, got {num_kvs}"
         )
-    geometry = model.geometry
-    layout = CacheLayout(
-        geometry.num_layers,
-        geometry.num_kv_heads,
-        geometry.head_dim,
-        config.cache.block_size,
-        model.dtype,
-        _NUM_ACCUMULATORS,
-    )
+    layout = model.kv_layout(config.cache, _NUM_ACCUMULATORS)
     blocks = sequences * layout.blocks_for(num_kvs)
     size = CacheSize.of_blocks(layout, blocks, config.scheduler.max_num_seqs, model.max_model_len)
     return size.nbytes(layout)

@@ -6,7 +6,7 @@ The ledger is host arithmetic; what it is imported from needs no torch.
 from typing import TYPE_CHECKING
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
-from winnow.cache.codec import KVCodec, codec_of
+from winnow.cache.codec import KVCodec, codec_of, make_codec
 from winnow.cache.host_ledger import HostTierError
 from winnow.cache.layout import CacheLayout, CacheSize
 from winnow.cache.ledger import Demand, Ledger
@@ -37,6 +37,7 @@ __all__ = [
     "RowsRestored",
     "RowsSaved",
     "codec_of",
+    "make_codec",
 ]
 
 __getattr__ = lazy_exports(

@@ -1,6 +1,17 @@
 """How a KV is stored: the fields of a slot, their bytes, and the way from vectors to fields and back.
 
 What a codec says of itself is host arithmetic, which the ledger and the planner need: this module imports no torch.
+
+A block of KVs is `BlockFormat.nbytes` bytes of `KVPool.storage`. Its fields lie one after the other, those of keys
+first; a field is `block_size` slots of `length` elements side by side, from a byte offset that is a multiple of its
+element. `winnow.cache.formats` lists the fields of a side. So with blocks of 16 slots, head_dim 64 and k=int8,v=int4 a
+block is 1,696 bytes:
+
+    k        int8  [16][64]   from byte    0
+    k_scale  f16   [16][1]    from byte 1024     one group a head
+    v        uint8 [16][32]   from byte 1056     two groups: bytes 0-15 of a slot hold channels 0-31
+    v_scale  f16   [16][2]    from byte 1568
+    v_min    f16   [16][2]    from byte 1632     ends at byte 1696
 """
 
 from abc import ABC, abstractmethod
@@ -8,37 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from winnow.cache.formats import AffineFormat, Field, PlainFormat, VectorFormat, make_format
 from winnow.errors import ConfigError
+from winnow.kv_dtype import BY_BLOCK, NARROW_BITS, PLAIN_FORMATS, KVDtype
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-ITEM_BYTES: Mapping[str, int] = {
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int8": 1,
-    "uint8": 1,
-}
-"""Bytes of one element by the name that torch gives its dtype."""
-
-
-class Field(NamedTuple):
-    """One tensor of a codec: `length` elements per slot."""
-
-    name: str
-    dtype: str
-    """A key of `ITEM_BYTES`."""
-    length: int
-
-    @property
-    def item_bytes(self) -> int:
-        return ITEM_BYTES[self.dtype]
-
-    @property
-    def slot_bytes(self) -> int:
-        return self.length * self.item_bytes
 
 
 class PlacedField(NamedTuple):
@@ -81,6 +68,16 @@ class KVCodec(ABC):
     def name(self) -> str:
         """The name by which options and reports know the codec."""
 
+    @property
+    def movable(self) -> bool:
+        """Whether a KV may move to another slot, which eviction needs."""
+        return True
+
+    @property
+    def keys_can_turn(self) -> bool:
+        """Whether stored keys may be rotated to other positions again and again."""
+        return True
+
     @abstractmethod
     def key_fields(self, head_dim: int) -> tuple[Field, ...]:
         """The fields that store a key of `head_dim` elements, in the order in which a block holds them."""
@@ -118,36 +115,179 @@ class KVCodec(ABC):
 
 
 @dataclass(frozen=True)
-class PlainCodec(KVCodec):
-    """Vectors rounded to one floating-point format: `k dtype[d], v dtype[d]`."""
+class PairCodec(KVCodec):
+    """Keys in one format and values in another.
 
-    dtype: str
+    Where a side is rotated, what is stored is its Hadamard transform in blocks of `rotation_block` channels: it spreads
+    what few channels hold over all of them, so that no group has a much wider range than another. The transform is
+    orthonormal and its own inverse, so a kernel may read stored keys by rotated queries (q . k = Hq . Hk), and rotate
+    what it sums of stored values. `keys` and `values` here undo it.
+    """
+
+    key: VectorFormat
+    value: VectorFormat
+    rotate_keys: bool = False
+    rotate_values: bool = False
 
     @property
     def name(self) -> str:
-        return self.dtype
+        return str(KVDtype(self.key.name, self.value.name))
+
+    @property
+    def keys_can_turn(self) -> bool:
+        # Each turn rounds anew, and the errors add up: of int8 keys that were turned by a position 64 times 11 % of
+        # their norm, of int4 keys 73 %; one turn costs them 0.8 % and 11 %.
+        return isinstance(self.key, PlainFormat)
 
     def key_fields(self, head_dim: int) -> tuple[Field, ...]:
-        return (Field("k", self.dtype, head_dim),)
+        if (self.rotate_keys or self.rotate_values) and rotation_block(head_dim) == 1:
+            raise ConfigError(f"kv_rotate needs an even head_dim, the model's is {head_dim}: give none")
+        return self.key.fields("k", head_dim)
 
     def value_fields(self, head_dim: int) -> tuple[Field, ...]:
-        return (Field("v", self.dtype, head_dim),)
+        return self.value.fields("v", head_dim)
 
     def encode_keys(self, k: "Tensor") -> "dict[str, Tensor]":
-        return {"k": k}
+        return self._encode("k", self.key, k, self.rotate_keys)
 
     def encode_values(self, v: "Tensor") -> "dict[str, Tensor]":
-        return {"v": v}
+        return self._encode("v", self.value, v, self.rotate_values)
 
     def keys(self, fields: "Mapping[str, Tensor]") -> "Tensor":
-        return fields["k"].float()
+        return self._decode("k", self.key, fields, self.rotate_keys)
 
     def values(self, fields: "Mapping[str, Tensor]") -> "Tensor":
-        return fields["v"].float()
+        return self._decode("v", self.value, fields, self.rotate_values)
+
+    def _encode(self, side: str, form: VectorFormat, x: "Tensor", rotate: bool) -> "dict[str, Tensor]":
+        if rotate:
+            from winnow.cache.packing import hadamard
+
+            x = hadamard(x, rotation_block(x.shape[-1]))
+        names = (f"{side}{suffix}" for suffix in form.suffixes)
+        return dict(zip(names, form.encode(x), strict=True))
+
+    def _decode(
+        self, side: str, form: VectorFormat, fields: "Mapping[str, Tensor]", rotate: bool
+    ) -> "Tensor":
+        x = form.decode(*(fields[f"{side}{suffix}"] for suffix in form.suffixes))
+        if rotate:
+            from winnow.cache.packing import hadamard
+
+            x = hadamard(x, rotation_block(x.shape[-1]))
+        return x
 
 
-CODECS: Mapping[str, KVCodec] = {name: PlainCodec(name) for name in ("float32", "bfloat16", "float16")}
-"""The codecs by name."""
+@dataclass(frozen=True)
+class PlainCodec(PairCodec):
+    """Vectors rounded to one floating-point format: `k dtype[d], v dtype[d]`."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__(PlainFormat(dtype), PlainFormat(dtype))
+
+    @property
+    def dtype(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class KiviCodec(KVCodec):
+    """KIVI (Liu et al. 2024): keys by channel over the slots of a block, values by token over a group of channels.
+
+    The scales of a block's keys belong to the block, so they exist when it is full, and its KVs cannot move. Until then
+    its keys lie in the cache's `WideWindow`, which must hold at least `block_size` recent KVs. The d scales of a block
+    lie in its d / block_size f16 a slot, one slot after the other; codes of a key are packed as those of a value.
+    """
+
+    value: AffineFormat
+    block_size: int
+
+    @property
+    def name(self) -> str:
+        return f"kivi{self.value.bits}"
+
+    @property
+    def movable(self) -> bool:
+        return False
+
+    @property
+    def keys_can_turn(self) -> bool:
+        return False
+
+    def key_fields(self, head_dim: int) -> tuple[Field, ...]:
+        if head_dim % self.block_size or head_dim % 8:
+            raise ConfigError(
+                f"{self.name} KVs need a head_dim that is a multiple of 8 and of block_size ({self.block_size}), got "
+                f"{head_dim}"
+            )
+        scales = Field("k_scale", "float16", head_dim // self.block_size)
+        return Field("k", "uint8", head_dim * self.value.bits // 8), scales, scales._replace(name="k_min")
+
+    def value_fields(self, head_dim: int) -> tuple[Field, ...]:
+        return self.value.fields("v", head_dim)
+
+    def encode_keys(self, k: "Tensor") -> "dict[str, Tensor]":
+        """Encode the keys of whole blocks, [..., block_size, d]."""
+        from winnow.cache.packing import pack
+
+        code, scale, least = self.value.codes(k.float().mT.contiguous(), self.block_size)  # [..., d, slots]
+        slots = (self.block_size, k.shape[-1] // self.block_size)
+        return {
+            "k": pack(code.mT.contiguous(), self.value.bits, k.shape[-1]),
+            "k_scale": scale[..., 0].unflatten(-1, slots),
+            "k_min": least[..., 0].unflatten(-1, slots),
+        }
+
+    def encode_values(self, v: "Tensor") -> "dict[str, Tensor]":
+        return dict(zip(("v", "v_scale", "v_min"), self.value.encode(v), strict=True))
+
+    def encode(self, k: "Tensor", v: "Tensor") -> "dict[str, Tensor]":
+        """Encode the values of KVs: keys follow by blocks."""
+        return self.encode_values(v)
+
+    def keys(self, fields: "Mapping[str, Tensor]") -> "Tensor":
+        """Decode the keys of whole blocks, [..., block_size, length] each."""
+        from winnow.cache.packing import unpack
+
+        packed, scale, least = (fields[name] for name in ("k", "k_scale", "k_min"))
+        assert packed.shape[-2] == self.block_size, "keys are decoded by blocks"
+        code = unpack(packed, self.value.bits, packed.shape[-1] * 8 // self.value.bits).float()
+        return code * scale.flatten(-2)[..., None, :].float() + least.flatten(-2)[..., None, :].float()
+
+    def values(self, fields: "Mapping[str, Tensor]") -> "Tensor":
+        return self.value.decode(fields["v"], fields["v_scale"], fields["v_min"])
+
+
+def rotation_block(head_dim: int) -> int:
+    """Channels that the Hadamard transform mixes: the largest power of two that divides `head_dim`."""
+    return head_dim & -head_dim
+
+
+CODECS: Mapping[str, KVCodec] = {name: PlainCodec(name) for name in PLAIN_FORMATS}
+"""The codecs of plain vectors by name."""
+
+
+def make_codec(
+    kind: KVDtype, group: int | None = None, rotate: str = "auto", block_size: int = 16
+) -> KVCodec:
+    """The codec of two formats, neither of them `auto`.
+
+    Args:
+        group: channels that share a scale; None: a head at 8 bits, else the most up to 32 that divide it.
+        block_size: slots of a block, for formats whose keys are encoded by blocks.
+        rotate: which sides are rotated, one of `winnow.kv_dtype.ROTATIONS`; "auto": keys of 4 bits and below.
+    """
+    if kind.k == kind.v and kind.k in CODECS:
+        return CODECS[kind.k]
+    if kind.k in BY_BLOCK:
+        return KiviCodec(AffineFormat(group, BY_BLOCK[kind.k]), block_size)
+    rotates_keys = kind.k in NARROW_BITS if rotate == "auto" else "k" in rotate
+    return PairCodec(
+        make_format(kind.k, group),
+        make_format(kind.v, group),
+        rotates_keys and kind.k not in PLAIN_FORMATS,
+        "v" in rotate and kind.v not in PLAIN_FORMATS,
+    )
 
 
 def plain_format(codec: KVCodec, reader: str) -> str:
@@ -157,24 +297,22 @@ def plain_format(codec: KVCodec, reader: str) -> str:
         ConfigError: the codec stores something else; names the `reader`.
     """
     if not isinstance(codec, PlainCodec):
-        plain = [name for name, known in CODECS.items() if isinstance(known, PlainCodec)]
-        raise ConfigError(f"{reader} reads KVs stored as one of {', '.join(plain)}, got {codec.name}")
+        raise ConfigError(f"{reader} reads KVs stored as one of {', '.join(CODECS)}, got {codec.name}")
     return codec.dtype
 
 
 def codec_of(kind: "KVCodec | str | torch.dtype") -> KVCodec:
-    """The codec of that name; a torch dtype stands for the codec that stores vectors in it.
+    """The codec of that name, as `kv_cache_dtype` has it; a torch dtype stands for vectors stored in it.
 
     Raises:
         ConfigError: no codec has that name.
     """
     if isinstance(kind, KVCodec):
         return kind
-    name = str(kind).removeprefix("torch.")
-    codec = CODECS.get(name)
-    if codec is None:
-        raise ConfigError(f"KV format must be one of {', '.join(CODECS)}, got {name!r}")
-    return codec
+    parsed = KVDtype.parse(str(kind).removeprefix("torch."), "KV format")
+    if "auto" in (parsed.k, parsed.v):
+        raise ConfigError(f"KV format must say what auto stands for, got {kind!r}")
+    return make_codec(parsed)
 
 
 def round_up(n: int, multiple: int) -> int:

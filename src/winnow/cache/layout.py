@@ -1,6 +1,7 @@
 """Bytes of a KV, a block and a sequence, and how many of them fit into a budget. Imports no torch."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnow.cache.codec import BlockFormat, KVCodec, codec_of, round_up
+from winnow.cache.formats import ITEM_BYTES
 from winnow.errors import ConfigError
+from winnow.kv_dtype import WideParts
 from winnow.units import format_bytes
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ class CacheLayout:
     """Sliding window of each layer, None where a layer sees everything; empty: all layers do."""
     chunk: int | None = None
     """Most tokens that a step computes of one sequence; None: any number."""
+    wide: WideParts = field(default_factory=WideParts)
+    """Which KVs are kept in 16 bits beside those in blocks (`winnow.cache.wide`)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_format", codec_of(self.kv_format))  # so that equal layouts compare equal
@@ -90,6 +95,25 @@ class CacheLayout:
     def page_bytes(self) -> int:
         """One table page: PAGE_ENTRIES int32 block ids for every row of a sequence."""
         return self.rows_per_seq * PAGE_ENTRIES * _INT32
+
+    def wide_windows(self, max_positions: int) -> "Iterator[tuple[range, int, int]]":
+        """Layers, places of first tokens and places of recent ones of each `WideWindow`.
+
+        A layer that is wide as a whole has a place for every position.
+        """
+        wide, layers = self.wide, range(self.num_layers)
+        if wide.layers:
+            yield layers[: wide.layers], max_positions, 0
+        if (wide.sinks or wide.recent) and layers[wide.layers :]:
+            yield layers[wide.layers :], wide.sinks, wide.recent
+
+    def wide_bytes(self, max_positions: int) -> int:
+        """Bytes of a sequence's wide KVs and their positions."""
+        kv_bytes = 2 * self.num_kv_heads * self.head_dim * ITEM_BYTES[self.wide.dtype]
+        return sum(
+            len(layers) * (sinks + recent) * (kv_bytes + _INT32)
+            for layers, sinks, recent in self.wide_windows(max_positions)
+        )
 
     def blocks_for(self, num_kvs: int) -> int:
         """Blocks that a sequence with `num_kvs` KVs in every row needs."""
@@ -175,8 +199,12 @@ class CacheSize:
         num_pages = max(num_pages, min(pages_per_seq, ceil_div(num_blocks, PAGE_ENTRIES))) + max_num_seqs
         return cls(num_blocks, min(num_pages, max_num_seqs * pages_per_seq), max_num_seqs, pages_per_seq)
 
+    def max_positions(self, layout: CacheLayout) -> int:
+        """Positions that a sequence may have: its longest row, in whole table pages."""
+        return self.pages_per_seq * PAGE_ENTRIES * layout.block_size
+
     def nbytes(self, layout: CacheLayout) -> int:
-        """All bytes of the cache: blocks, free stack and counts of holders, table pages, page table, lengths."""
+        """All bytes of the cache: blocks, free stack, counts of holders, table pages, page table, lengths, wide KVs."""
         return (
             # free stack, holders, and whether the prefix index is one of them
             self.num_blocks * (layout.block_bytes + 2 * _INT32 + 1)
@@ -184,4 +212,5 @@ class CacheSize:
             + 2 * self.num_pages * layout.page_bytes
             # and what each sequence has reserved
             + self.max_num_seqs * (2 * self.pages_per_seq + 3 * layout.rows_per_seq + 1) * _INT32
+            + self.max_num_seqs * layout.wide_bytes(self.max_positions(layout))
         )

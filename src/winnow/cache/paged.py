@@ -11,6 +11,7 @@ from winnow.cache.ledger import Ledger
 from winnow.cache.pool import KVPool
 from winnow.cache.tables import BlockTables
 from winnow.cache.update import BlockCopies, CacheUpdate
+from winnow.cache.wide import WideWindow, open_windows
 from winnow.errors import describe_error
 
 
@@ -22,6 +23,8 @@ class PagedCache:
     tables: BlockTables
     host: HostTier | None = None
     """None: no update saves anything."""
+    windows: tuple[WideWindow, ...] = ()
+    """What is kept in 16 bits beside narrow KVs, for some of the layers each."""
 
     @classmethod
     def allocate(
@@ -29,11 +32,21 @@ class PagedCache:
     ) -> "PagedCache":
         """Take the memory; that of the host tier, at most `host_bytes`, is taken as it is used."""
         pool = KVPool(layout, size.num_blocks, device)
-        return cls(pool, BlockTables(layout, size, device), HostTier(pool, host_bytes))
+        tables, windows = BlockTables(layout, size, device), open_windows(layout, size, device)
+        return cls(pool, tables, HostTier(pool, host_bytes), windows)
 
     @property
     def nbytes(self) -> int:
-        return self.pool.nbytes + self.tables.nbytes
+        return self.pool.nbytes + self.tables.nbytes + sum(window.nbytes for window in self.windows)
+
+    def window(self, layer: int) -> WideWindow | None:
+        """What is kept wide of a layer's KVs."""
+        return next((window for window in self.windows if layer in window.layers), None)
+
+    def fork(self, slot: int, to: int) -> None:
+        """Follow a sequence that was forked to another slot, beyond what updates say."""
+        for window in self.windows:
+            window.fork(slot, to)
 
     def apply(self, update: CacheUpdate) -> None:
         """Follow a ledger: copy blocks, also to and from the host tier, then take over its tables and lengths.
@@ -41,6 +54,9 @@ class PagedCache:
         Raises:
             HostTierError: copies to or from the host tier failed; all else is done.
         """
+        for window in self.windows:
+            for slot in update.closed:
+                window.clear(slot)
         failed: dict[int, str] = {}
         for copies in update.copies:
             if isinstance(copies, BlockCopies):

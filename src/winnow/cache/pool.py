@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from winnow.cache.codec import Field
+from winnow.cache.formats import Field
 from winnow.cache.layout import CacheLayout
 from winnow.cache.memory import empty_in_large_pages
 
@@ -109,6 +109,10 @@ class KVPool:
         """Replace the keys in slots, int64 [...], by k, [..., d]; values, positions and accumulators stay."""
         self._store(self.place(slot), self.layout.codec.encode_keys(k))
 
+    def set_block_keys(self, block: Tensor, k: Tensor) -> None:
+        """Encode the keys of whole blocks, int64 [...], k [..., block_size, d], for codecs that do not by slots."""
+        self._store((block,), self.layout.codec.encode_keys(k))
+
     def keys_of(self, block: Tensor) -> Tensor:
         """The keys in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]; faster than by slots."""
         return self.layout.codec.keys(self._at(self._key_fields, (block,))).flatten(-3, -2)
@@ -167,7 +171,7 @@ class KVPool:
     def _at(self, fields: Iterable[Field], index: tuple[Tensor, ...]) -> dict[str, Tensor]:
         return {field.name: self.fields[field.name][index] for field in fields}
 
-    def _store(self, place: tuple[Tensor, Tensor], encoded: Mapping[str, Tensor]) -> None:
+    def _store(self, place: tuple[Tensor, ...], encoded: Mapping[str, Tensor]) -> None:
         for name, values in encoded.items():
             field = self.fields[name]
             field[place] = values.to(field.dtype)

@@ -64,7 +64,8 @@ class PrefixStore:
         self._directory = directory
         self._layout = layout
         shape = (layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.block_size)
-        self._made_for = dump_json([FORMAT, model, layout.codec.name, shape])
+        # The codec with its groups and rotations, which its name does not tell.
+        self._made_for = dump_json([FORMAT, model, repr(layout.codec), repr(layout.wide), shape])
         self._warned: set[Path] = set()
 
     def path(self, key: PrefixKey) -> Path:

@@ -24,9 +24,13 @@ class RowKernels:
 
     @classmethod
     def of(cls, rows: LayerRows) -> "RowKernels | None":
-        """None if the rows are not on the CPU or Winnow was built without a compiler."""
+        """None: the rows are not on the CPU, the kernels do not read their codec, or there are no kernels."""
         kernels = native_kernels() if rows.slot.device.type == "cpu" else None
-        return None if kernels is None else cls(kernels, rows)
+        if kernels is None:
+            return None
+        from winnow.attention.native import reads
+
+        return cls(kernels, rows) if reads(rows.pool.layout.codec) else None
 
     def leverage(self, ridge: float) -> Tensor:
         """Scores of `Leverage`, not smoothed: float32 [B, H, N], zeros where not valid."""

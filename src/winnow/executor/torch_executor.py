@@ -10,7 +10,6 @@ from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionObserver, PagedCache, Spans
 from winnow.cache import (
-    CacheLayout,
     CacheSize,
     CacheUpdate,
     CopyDiscarded,
@@ -46,16 +45,7 @@ class TorchExecutor:
         chunk = config.scheduler.prefill_chunk
         if chunk is not None:
             chunk = min(chunk, config.scheduler.max_num_batched_tokens)
-        layout = CacheLayout(
-            geometry.num_layers,
-            geometry.num_kv_heads,
-            geometry.head_dim,
-            config.cache.block_size,
-            model.dtype,
-            num_accumulators,
-            geometry.windows,
-            chunk,
-        )
+        layout = model.kv_layout(config.cache, num_accumulators, chunk)
         size = CacheSize.fit(
             layout,
             config.cache.kv_memory,
@@ -133,6 +123,7 @@ class TorchExecutor:
     def fork(self, slot: int, child: NewSequence) -> None:
         self._states.add(child)
         self._signals.fork(slot, child.slot, self._states)
+        self.cache.fork(slot, child.slot)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -158,6 +149,7 @@ class TorchExecutor:
         for entry in plan.entries:
             for slot in entry.forks:
                 self._signals.fork(entry.slot, slot, self._states)
+                self.cache.fork(entry.slot, slot)
         scored = {
             index: self._prompt_logprobs(plan.entries[index], rows[part])
             for index, part in logits.prompts.items()
@@ -211,6 +203,20 @@ class TorchExecutor:
         ]
 
     def prepare(self, policy: EvictionPolicy) -> None:
+        if not (self.layout.codec.movable or policy.when.never):
+            raise InvalidRequestError(
+                f"KVs stored as {self.layout.codec.name} (kv_cache_dtype) cannot be evicted, as keys of a block share "
+                "scales"
+            )
+        if policy.reassign_positions and not self.layout.codec.keys_can_turn:
+            raise InvalidRequestError(
+                f"positions cannot be re-assigned in KVs stored as {self.layout.codec.name} (kv_cache_dtype): every "
+                "round would round keys anew, and the errors add up; give keys 16 bits or more, such as k=auto,v=int4"
+            )
+        if policy.reassign_positions and self.cache.windows:
+            raise InvalidRequestError(
+                f"positions cannot be re-assigned beside kv_wide={self.layout.wide}, which finds KVs by position"
+            )
         if policy.reassign_positions and self._model.rotation is None:
             raise InvalidRequestError(
                 f"positions cannot be re-assigned: how {type(self._model.model).__name__} rotates keys is not known"

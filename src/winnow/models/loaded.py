@@ -1,12 +1,17 @@
 """What loading a model gives."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from winnow.cache import CacheLayout, make_codec
+from winnow.checks import require
+from winnow.config import CacheConfig
+from winnow.errors import ConfigError
+from winnow.kv_dtype import BY_BLOCK, PLAIN_FORMATS, KVDtype, WideParts
 from winnow.models.geometry import ModelGeometry
 from winnow.models.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.tokens import token_kinds
@@ -18,6 +23,10 @@ if TYPE_CHECKING:
     from winnow.models.packed.decoder import PackedDecoder
 
     ServedModel: TypeAlias = PreTrainedModel | PackedDecoder
+
+
+# KVs that KIVI leaves in 16 bits (its R), unless kv_wide says it.
+_KIVI_RECENT = 128
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,39 @@ class LoadedModel(PlainModel):
     """The parts of `model` without transformers' code between them, where they compute the same."""
     verified: Verified | None = None
     """How far what answers is from the model's own code; None: it was not compared at load."""
+
+    def kv_layout(self, config: CacheConfig, num_accumulators: int, chunk: int | None = None) -> CacheLayout:
+        """The shape of a cache for this model; a step computes at most `chunk` tokens of one sequence.
+
+        Raises:
+            ConfigError: KVs of the model's head_dim cannot be stored as `config` says.
+        """
+        dtype = str(self.dtype).removeprefix("torch.")
+        kind = KVDtype.parse(config.kv_cache_dtype).resolved(dtype)
+        wide = WideParts.parse(config.kv_wide, dtype="float16" if dtype == "float32" else dtype)
+        if kind.k in BY_BLOCK:
+            wide = replace(wide, recent=wide.recent or _KIVI_RECENT)
+            what = f"at least block_size ({config.block_size}) recent KVs for {kind}"
+            require(wide.recent >= config.block_size, "kv_wide", what, config.kv_wide)
+        layers = self.geometry.num_layers
+        require(wide.layers < layers, "kv_wide", f"fewer layers than the model's {layers}", config.kv_wide)
+        if wide.any and {kind.k, kind.v} <= set(PLAIN_FORMATS):
+            raise ConfigError(
+                f"kv_wide={wide} keeps KVs in 16 bits beside a kv_cache_dtype of fewer, got {kind}: leave it out"
+            )
+        layout = CacheLayout(
+            self.geometry.num_layers,
+            self.geometry.num_kv_heads,
+            self.geometry.head_dim,
+            config.block_size,
+            make_codec(kind, config.kv_group, config.kv_rotate, config.block_size),
+            num_accumulators,
+            self.geometry.windows,
+            chunk,
+            wide,
+        )
+        _ = layout.block_format
+        return layout
 
     @property
     def forward_model(self) -> "ServedModel":

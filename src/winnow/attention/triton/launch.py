@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from winnow.cache import KVPool, PagedCache
-from winnow.cache.codec import plain_format
+from winnow.cache.codec import KVCodec, PlainCodec, plain_format
 from winnow.cache.layout import PAGE_ENTRIES
 from winnow.errors import ConfigError
 
@@ -50,6 +50,11 @@ def cache_layout(cache: PagedCache) -> dict[str, Any]:
 def product_dtype(q: Tensor, pool: KVPool) -> torch.dtype:
     """The dtype in which q, K, p and V are multiplied: one that holds the activations' and the KVs' exactly."""
     return torch.promote_types(q.dtype, plain_dtype(pool))
+
+
+def reads(codec: KVCodec) -> bool:
+    """Whether the kernels read KVs that the codec stores."""
+    return isinstance(codec, PlainCodec)
 
 
 def plain_dtype(pool: KVPool) -> torch.dtype:

@@ -33,6 +33,7 @@ examples:
   winnow bench kernel
   winnow bench kernel --dtype float32 --context 8192 --batch 8 --uneven
   winnow bench kernel --attention-backend auto,reference --json kernels.json
+  winnow bench kernel --kv-cache-dtype bfloat16,int8,int4,k=int8,v=int4
 What is compared takes turns, so that a machine that slows down slows all of it.
 """
 
@@ -74,18 +75,21 @@ def _facts(report: "KernelReport") -> list[str]:
         f"{config.batch} sequences of {config.context} KVs in {rows} rows, {config.query_heads} query heads on "
         f"{config.kv_heads} KV heads of {config.head_dim}, {order} blocks of {config.block_size}; "
         f"prefill of {config.prefill_batch} x {config.chunk}",
-        f"{report.layers} layers, {format_bytes(report.cache_bytes)} of keys and values; last-level cache "
-        f"{format_bytes(report.machine.last_level_cache)}; median of {config.repeats}",
+        "; ".join(
+            f"{cache.layers} layers, {format_bytes(cache.nbytes)} of {cache.kv_format} keys and values"
+            for cache in report.caches
+        ),
+        f"last-level cache {format_bytes(report.machine.last_level_cache)}; median of {config.repeats}",
     ]
 
 
 def _table(report: "KernelReport") -> Table:
     """A row per operation and backend; where there are several, a column compares them with the first."""
-    several = len(report.config.backends) > 1
+    several = len(report.config.backends) > 1 or len(report.caches) > 1
     table = Table()
-    columns = ("operation", "backend", "ms", "GB/s", "of limit", "GFLOP/s", "of limit", "scores")
+    columns = ("operation", "backend", "KVs", "ms", "GB/s", "of limit", "GFLOP/s", "of limit", "scores")
     for column in columns + ("time",) * several:
-        is_name = column in ("operation", "backend")
+        is_name = column in ("operation", "backend", "KVs")
         table.add_column(column, justify="left" if is_name else "right", no_wrap=is_name)
     first: Measurement | None = None
     for measurement in report.measurements:
@@ -96,7 +100,8 @@ def _table(report: "KernelReport") -> Table:
                 table.add_section()
         assert first is not None
         ratio = (f"{measurement.median / first.median:.2f}x",) if several else ()
-        table.add_row(measurement.operation if new else "", measurement.backend, *_cells(measurement), *ratio)
+        name = measurement.operation if new else ""
+        table.add_row(name, measurement.backend, measurement.kv_format, *_cells(measurement), *ratio)
     return table
 
 

@@ -77,7 +77,7 @@ def execute(namespace: argparse.Namespace) -> int:
     out = console()
     out.print(f"{machine}; commit {head['commit']}", highlight=False, soft_wrap=True)
     table = pressure_table(replays, f"{namespace.trace.name} by {config.sweep}", config.sweep, notes)
-    out.print(table.title, highlight=False)
+    out.print(table.title, highlight=False, soft_wrap=True)
     out.print(table.upright().rich())
     for note in notes:
         out.print(note, highlight=False, soft_wrap=True)

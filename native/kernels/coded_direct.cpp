@@ -1,0 +1,331 @@
+// Not for AVX512-BF16, which attends to coded KVs as AVX-512 does (dispatch.cpp).
+#if !defined(__AVX512BF16__)
+
+#include "coded_direct.h"
+
+#include <algorithm>
+
+#include "attend.h"
+#include "coded_step.h"
+#include "lane_sums.h"
+
+namespace winnow::WINNOW_ISA {
+
+namespace {
+
+/// Channels of a group where none are asked for and the head has DIM of them.
+template <Format F, int DIM>
+constexpr int default_group() {
+  return vectors_of_step(F) == 2 ? 32 : DIM;
+}
+
+/// Where the steps of a vector lie. DIM: channels of a head whose groups are the default ones, or 0. Loops of known length take
+/// less time.
+template <Format F, int DIM>
+struct Steps {
+  static constexpr int VECTORS = vectors_of_step(F);
+  const int dim, group;  // channels
+
+  Steps(const CodedVectors &vectors, int any_dim)
+      : dim(DIM ? DIM : any_dim), group(DIM ? default_group<F, DIM>() : static_cast<int>(vectors.group)) {}
+
+  int count() const { return (DIM ? DIM : dim) / (VECTORS * WIDTH); }
+  int channels() const { return DIM ? default_group<F, DIM>() : group; }
+  int groups() const { return (DIM ? DIM : dim) / channels(); }
+  int per_group() const { return channels() / (VECTORS * WIDTH); }
+  /// Channels from a step's first vector to its second.
+  int apart() const { return channels() / VECTORS; }
+  /// The first channel of a step.
+  int channel(int step) const { return step / per_group() * channels() + step % per_group() * WIDTH; }
+};
+
+/// Scales of a tile as floats, [TILE, groups], and so the minima; those past n repeat the last.
+struct TileScales {
+  alignas(64) float scale[TILE * MAX_GROUPS], least[TILE * MAX_GROUPS];
+};
+
+/// Convert numbers that lie side by side for the KVs of a block, `groups` for each KV. run: KVs in the first block.
+void convert_each(const f16 *const *from, int64_t away, int n, int groups, int run, int block_size, float factor, float *out) {
+  for (int j = 0; j < n; j += run, run = block_size) {
+    run = std::min(run, n - j);
+    const f16 *first = from[j] + away;
+    float *to = out + j * groups;
+    for (int i = 0, size = run * groups; i < size; i += WIDTH) {
+      const int part = std::min(WIDTH, size - i);
+      put(to + i, get(first + i, part) * factor, part);
+    }
+  }
+  for (int j = n; j < round_up(n, WIDTH); ++j)
+    std::copy(out + (n - 1) * groups, out + n * groups, out + j * groups);
+}
+
+void convert_scales(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, int groups, TileScales &out) {
+  if (is_plain(vectors.format)) return;
+  const int size = static_cast<int>(std::min<int64_t>(block_size, TILE));
+  const int run = static_cast<int>(std::min<int64_t>(block_size - tile.slot[0] % block_size, TILE));
+  convert_each(tile.scale, 0, tile.n, groups, run, size, unit_of(vectors.format), out.scale);
+  if (!vectors.min.data) return;
+  convert_each(tile.scale, (vectors.min.data - vectors.scale.data) / 2, tile.n, groups, run, size, 1.0f, out.least);
+}
+
+/// What is prefetched while a tile is multiplied: a KV's codes, and the scales of it and its neighbours. A few at a time:
+/// requests in bursts would wait for each other.
+template <Format F, int DIM>
+class Prefetch {
+ public:
+  Prefetch(const CodedVectors &vectors, const CodedTile &next)
+      : code_(next.code),
+        scale_(next.scale),
+        bytes_(DIM ? DIM / (WIDTH * vectors_of_step(F)) * step_bytes(F) : vectors.code.slot_bytes),
+        away_(vectors.min.data ? (vectors.min.data - vectors.scale.data) / 2 : 0) {}
+
+  /// j: of the next tile, or past its end.
+  void operator()(int j) const {
+    asm volatile("");  // see prefetch_accumulators
+    const char *code = reinterpret_cast<const char *>(code_[j]);
+    for (int64_t byte = 0; byte < bytes_; byte += LINE<char>) __builtin_prefetch(code + byte, 0, 2);
+    if (is_plain(F) || j % KVS_OF_LINE) return;
+    __builtin_prefetch(scale_[j], 0, 2);
+    if (vectors_of_step(F) == 2) __builtin_prefetch(scale_[j] + away_, 0, 2);
+  }
+
+ private:
+  static constexpr int KVS_OF_LINE = 8;  // or more
+
+  const Coded *const *code_;
+  const f16 *const *scale_;
+  int64_t bytes_, away_;
+};
+
+inline const uint8_t *bytes_of_codes(const Coded *code) { return reinterpret_cast<const uint8_t *>(code); }
+
+/// coded_products of R rows.
+template <Format F, bool SCALED, int R, int DIM>
+[[gnu::noinline]] void products_of(const CodedVectors &vectors, const CodedTile &tile, const CodedTile &next, int any_dim,
+                                   const TileScales &scales, const float *queries, float *out) {
+  constexpr int V = vectors_of_step(F), N = R > 3 && WIDTH < 16 ? 2 : 4;
+  const Steps<F, DIM> steps(vectors, any_dim);
+  const Prefetch<F, DIM> prefetch(vectors, next);
+  const int dim = DIM ? DIM : any_dim, groups = steps.groups();
+  for (int first = 0; first < tile.n; first += WIDTH) {
+    vf fours[R][FOURS];
+#pragma GCC unroll 1
+    for (int i = 0; i < FOURS; ++i) {
+      vf all[R][4];
+#pragma GCC unroll 2
+      for (int half = 0; half < 4; half += N) {
+        const int at = first + 4 * i + half;
+        const uint8_t *code[N];
+        const float *scale[N], *least[N];
+        vf sum[R][N] = {};
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) {
+          code[j] = bytes_of_codes(tile.code[at + j]);
+          scale[j] = scales.scale + (at + j) * groups, least[j] = scales.least + (at + j) * groups;
+          prefetch(at + j);
+        }
+        int byte = 0;
+#pragma GCC unroll 4
+        for (int group = 0; group < groups; ++group) {
+          const float *q = queries + group * steps.channels();
+          for (int step = 0; step < steps.per_group(); ++step, q += WIDTH, byte += step_bytes(F)) {
+            vf row[R][V];
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+              for (int v = 0; v < V; ++v) row[r][v] = load(q + r * dim + v * steps.apart());
+#pragma GCC unroll 4
+            for (int j = 0; j < N; ++j) {
+              vf x[V];
+              decode_step<F, SCALED>(code[j] + byte, scale[j][group], least[j][group], x);
+#pragma GCC unroll 2
+              for (int v = 0; v < V; ++v)
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) sum[r][j] += row[r][v] * x[v];
+            }
+          }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+          for (int j = 0; j < N; ++j) all[r][half + j] = sum[r][j];
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) fours[r][i] = add_up_four(all[r][0], all[r][1], all[r][2], all[r][3]);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const vf sums = sums_of<false>(fours[r]);
+      store(out + r * TILE + first, SCALED || is_plain(F) ? sums : sums * load(scales.scale + first));
+    }
+  }
+}
+
+/// coded_sums of R rows, of S steps from `step` on. weights: with the scales where not SCALED.
+template <Format F, bool SCALED, int R, int S, int DIM>
+inline void sums_of_steps(const Steps<F, DIM> &steps, int step, const CodedTile &tile, const Prefetch<F, DIM> &prefetch,
+                          const TileScales &scales, const float *weights, float *sums) {
+  constexpr int V = vectors_of_step(F);
+  const int dim = DIM ? DIM : steps.dim, groups = steps.groups();
+  vf sum[R][S][V];
+  float *to[S];
+  const float *scale[S], *least[S];
+#pragma GCC unroll 8
+  for (int s = 0; s < S; ++s) {
+    to[s] = sums + steps.channel(step + s);
+    const int group = (step + s) / steps.per_group();
+    scale[s] = scales.scale + group, least[s] = scales.least + group;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) sum[r][s][v] = load(to[s] + r * dim + v * steps.apart());
+  }
+  for (int j = 0; j < tile.n; ++j) {
+    const uint8_t *code = bytes_of_codes(tile.code[j]) + step * step_bytes(F);
+    if (step == 0) prefetch(j);
+    vf w[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) w[r] = broadcast(weights[r * TILE + j]);
+#pragma GCC unroll 8
+    for (int s = 0; s < S; ++s) {
+      vf x[V];
+      decode_step<F, SCALED>(code + s * step_bytes(F), scale[s][j * groups], least[s][j * groups], x);
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sum[r][s][v] += w[r] * x[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int s = 0; s < S; ++s)
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) store(to[s] + r * dim + v * steps.apart(), sum[r][s][v]);
+}
+
+template <Format F, bool SCALED, int R, int DIM>
+[[gnu::noinline]] void sums_of_values(const CodedVectors &vectors, const CodedTile &tile, const CodedTile &next, int dim,
+                                      const TileScales &scales, const float *weights, float *sums) {
+  constexpr int V = vectors_of_step(F), MOST = WIDTH == 16 ? (R <= 3 ? 8 : 4) : (R <= 2 ? 4 : 2);  // vectors of sums
+  constexpr int S = MOST / V;
+  const Steps<F, DIM> steps(vectors, dim);
+  const Prefetch<F, DIM> prefetch(vectors, next);
+  alignas(64) float scaled[R * TILE];
+  if (!SCALED && !is_plain(F)) {
+    for (int r = 0; r < R; ++r)
+      for (int j = 0; j < tile.n; j += WIDTH)
+        store(scaled + r * TILE + j, load(weights + r * TILE + j) * load(scales.scale + j));
+    weights = scaled;
+  }
+  int step = 0;
+  for (; step + S <= steps.count(); step += S)
+    sums_of_steps<F, SCALED, R, S>(steps, step, tile, prefetch, scales, weights, sums);
+  if constexpr (S > 4)
+    for (; step + 4 <= steps.count(); step += 4)
+      sums_of_steps<F, SCALED, R, 4>(steps, step, tile, prefetch, scales, weights, sums);
+  if constexpr (S > 2)
+    for (; step + 2 <= steps.count(); step += 2)
+      sums_of_steps<F, SCALED, R, 2>(steps, step, tile, prefetch, scales, weights, sums);
+  for (; step < steps.count(); ++step)
+    sums_of_steps<F, SCALED, R, 1>(steps, step, tile, prefetch, scales, weights, sums);
+}
+
+/// Calls f with the format, whether channels have scales of their own, and the number of channels or 0 (Steps), as constants.
+template <class F>
+inline void with_format(const CodedVectors &vectors, int dim, F f) {
+  const auto with_dim = [&](auto format, auto scaled) {
+    if constexpr (WIDTH == 16 && (format == Format::int4 || (format == Format::int8 && !scaled))) {
+      if (dim == 64 && vectors.group == default_group<format, 64>()) return f(format, scaled, std::integral_constant<int, 64>{});
+      if (dim == 128 && vectors.group == default_group<format, 128>())
+        return f(format, scaled, std::integral_constant<int, 128>{});
+    }
+    f(format, scaled, std::integral_constant<int, 0>{});
+  };
+  const auto call = [&](auto format) {
+    if constexpr (vectors_of_step(format) == 1 && !is_plain(format))
+      vectors.group < dim ? with_dim(format, std::true_type{}) : with_dim(format, std::false_type{});
+    else
+      with_dim(format, std::integral_constant<bool, !is_plain(format)>{});
+  };
+  switch (vectors.format) {
+#define WINNOW_FORMAT(name) \
+  case Format::name: return call(std::integral_constant<Format, Format::name>{});
+    WINNOW_FORMAT(f32)
+    WINNOW_FORMAT(bf16)
+    WINNOW_FORMAT(f16)
+    WINNOW_FORMAT(fp8_e4m3)
+    WINNOW_FORMAT(int8)
+    WINNOW_FORMAT(int4)
+    WINNOW_FORMAT(int3)
+    WINNOW_FORMAT(int2)
+#undef WINNOW_FORMAT
+  }
+}
+
+template <class F>
+inline void with_few_rows(int rows, F f) {
+  switch (rows) {
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    default: return f(std::integral_constant<int, DIRECT_ROWS>{});
+  }
+}
+
+/// Calls f with each outlier of a tile: the KV's number, its channel, and what is added there.
+template <class F>
+inline void for_outliers(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, F f) {
+  if (!vectors.num_outliers) return;
+  for (int j = 0; j < tile.n; ++j) {
+    const int64_t block = tile.slot[j] / block_size, offset = tile.slot[j] % block_size;
+    const auto *rest = reinterpret_cast<const f16 *>(vectors.outlier.at(block, offset));
+    const auto *channel = reinterpret_cast<const uint8_t *>(vectors.channel.at(block, offset));
+    for (int64_t i = 0; i < vectors.num_outliers; ++i) f(j, channel[i], to_float(rest[i]));
+  }
+}
+
+/// Groups of a vector.
+inline int groups_of(const CodedVectors &vectors, int dim) { return dim / static_cast<int>(vectors.group); }
+
+}  // namespace
+
+bool decodes_in_registers(const CodedVectors &vectors, int rows, int dim) {
+  return rows <= DIRECT_ROWS && groups_of(vectors, dim) <= MAX_GROUPS && groups_are_steps(vectors, dim);
+}
+
+void coded_products(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, const CodedTile &next, int rows,
+                    int dim, const float *queries, float *out) {
+  const int groups = groups_of(vectors, dim);
+  TileScales scales;
+  convert_scales(vectors, block_size, tile, groups, scales);
+  with_format(vectors, dim, [&](auto format, auto scaled, auto known) {
+    with_few_rows(rows, [&](auto count) {
+      products_of<format, scaled, count, known>(vectors, tile, next, dim, scales, queries, out);
+    });
+  });
+  for_outliers(vectors, block_size, tile, [&](int j, int channel, float rest) {
+    for (int r = 0; r < rows; ++r) out[r * TILE + j] += queries[r * dim + channel] * rest;
+  });
+  for (int j = tile.n; j < next.n; ++j) __builtin_prefetch(next.code[j], 0, 2);
+}
+
+void coded_sums(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, const CodedTile &next, int rows,
+                int dim, const float *weights, float *sums) {
+  const int groups = groups_of(vectors, dim);
+  TileScales scales;
+  convert_scales(vectors, block_size, tile, groups, scales);
+  with_format(vectors, dim, [&](auto format, auto scaled, auto known) {
+    with_few_rows(rows, [&](auto count) {
+      sums_of_values<format, scaled, count, known>(vectors, tile, next, dim, scales, weights, sums);
+    });
+  });
+  for_outliers(vectors, block_size, tile, [&](int j, int channel, float rest) {
+    for (int r = 0; r < rows; ++r) sums[r * dim + channel] += weights[r * TILE + j] * rest;
+  });
+  for (int j = tile.n; j < next.n; ++j) __builtin_prefetch(next.code[j], 0, 2);
+}
+
+}  // namespace winnow::WINNOW_ISA
+
+#endif

@@ -1,0 +1,59 @@
+"""The evaluation of codecs: how they are named, and its tables."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.real_eval.codecs import Codec, Measured, tables
+from benchmarks.real_eval.rows import Row
+from winnow.errors import ConfigError
+from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, Cell
+from winnow.evaluate.perplexity import Perplexity, WindowScore
+
+
+def test_a_codec_is_a_format_and_what_else_is_said() -> None:
+    codec = Codec("k=int8,v=int4 group=64 rotate=kv wide=sinks=4,recent=64")
+    assert codec.options == {
+        "kv_cache_dtype": "k=int8,v=int4",
+        "kv_group": 64,
+        "kv_rotate": "kv",
+        "kv_wide": "sinks=4,recent=64",
+    }
+    assert Codec("int4 wide=recent=64").folder != Codec("int4").folder
+    with pytest.raises(ConfigError, match="a codec has group=, rotate= and wide=, got 'heads=2'"):
+        _ = Codec("int4 heads=2").options
+
+
+def measured(name: str, token_bytes: float, nats: float, scores: dict[Cell, float]) -> Measured:
+    windows = tuple(WindowScore("full", i, nats + i, 10, 20.0, 640, 0) for i in range(3))
+    rows: list[Any] = [
+        Row(work, cell.name, cell.preset, cell.query, cell.compression, score, 0.1, 2, 2, 1.0, 64.0)
+        for work in ("a", "b")
+        for cell, score in scores.items()
+    ]
+    return Measured(Codec(name), token_bytes, {128: [Perplexity("full", windows)]}, rows)
+
+
+def test_mixes_are_in_the_order_of_their_bytes() -> None:
+    half = Cell("keydiff", 2.0, AGNOSTIC)
+    found = [
+        measured("auto", 800.0, 20.0, {FULL_CELL: 0.9, half: 0.8}),
+        measured("int4 rotate=none", 200.0, 20.1, {FULL_CELL: 0.7, half: 0.6}),
+    ]
+    perplexity, accuracy, mixes = tables(found, 0.5)
+    assert [entry for _, entry in perplexity.rows][1][2].startswith("+1.01 ± 0.00 %")
+    assert perplexity.rows[1][1][3] == "0.3-1.0 %"
+    assert [name for name, _ in mixes.rows] == [
+        "int4 rotate=none, keydiff 2x, later",
+        "int4 rotate=none, full",
+        "auto, keydiff 2x, later",
+        "auto, full",
+    ]
+    assert [entry[:2] for _, entry in mixes.rows] == [
+        ("100", "8.0x"),
+        ("200", "4.0x"),
+        ("400", "2.0x"),
+        ("800", "1.0x"),
+    ]
+    assert len(accuracy.markdown()) > 4
+    assert len(tables(found, 0.95)) == 1, "no category counts"
