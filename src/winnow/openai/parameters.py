@@ -23,10 +23,8 @@ _UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "early_stopping": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "length_penalty": (1.0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "return_tokens_as_token_ids": (False,),
@@ -34,7 +32,6 @@ _UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "use_beam_search": (False,),
     "web_search_options": (),
 }
 _REASONS = {
