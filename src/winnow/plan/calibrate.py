@@ -6,9 +6,11 @@ for those to the median first token. What the runs do not tell stays near the de
 """
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,8 @@ from winnow.plan.simulated_engine import EngineSetup
 from winnow.plan.step_time import PARTS, Factors, StepWork
 from winnow.sampling import SamplingParams
 
-_PRIOR = 3e-4
-"""Weight of the defaults beside one measurement."""
-_SWEEPS = 2000
+_PRIOR = 1e-6
+"""Weight of the defaults beside one measurement: where that tells nothing they stay."""
 
 
 @dataclass(frozen=True)
@@ -81,23 +82,33 @@ def calibrate(paths: Sequence[Path], hardware: Hardware) -> Calibration:
     return Calibration(factors, errors)
 
 
-def fit(rows: NDArray[np.float64], seconds: NDArray[np.float64], prior: Factors) -> Factors:
+def fit(
+    rows: NDArray[np.float64], seconds: NDArray[np.float64], prior: Factors, weight: float = _PRIOR
+) -> Factors:
     """Factors of at least 0 with the least squared relative errors, drawn to the prior's where rows do not tell.
 
     Args:
         rows: ideal times by measurement and part of `Factors`, [M, P]; seconds: measured, [M].
+        weight: of the prior, whose every factor counts as so much of a measurement.
     """
     before = np.array([getattr(prior, part) for part in PARTS])
     # In units of the prior, and relative to what was measured.
-    matrix = np.vstack([rows * before / seconds[:, None], np.sqrt(_PRIOR) * np.eye(len(before))])
-    target = np.concatenate([np.ones(len(seconds)), np.full(len(before), np.sqrt(_PRIOR))])
-    gram, pull = matrix.T @ matrix, matrix.T @ target
-    found = np.ones(len(before))
-    for _ in range(_SWEEPS):  # coordinate descent; the problem is convex and has few unknowns
-        for index in range(len(found)):
-            rest = pull[index] - gram[index] @ found + gram[index, index] * found[index]
-            found[index] = max(rest / gram[index, index], 0.0)
+    matrix = np.vstack([rows * before / seconds[:, None], np.sqrt(weight) * np.eye(len(before))])
+    target = np.concatenate([np.ones(len(seconds)), np.full(len(before), np.sqrt(weight))])
+    # Few unknowns: the least squares of each set of factors that are not 0, of which the best without a negative one.
+    best, found = math.inf, np.ones(len(before))
+    for chosen in _subsets(len(before)):
+        solved = np.zeros(len(before))
+        if chosen:
+            solved[chosen] = np.linalg.lstsq(matrix[:, chosen], target, rcond=None)[0]
+        error = float(((matrix @ solved - target) ** 2).sum())
+        if solved.min() >= 0 and error < best:
+            best, found = error, solved
     return Factors(**dict(zip(PARTS, (found * before).tolist(), strict=True)))
+
+
+def _subsets(count: int) -> list[list[int]]:
+    return [list(chosen) for size in range(count + 1) for chosen in combinations(range(count), size)]
 
 
 def read_run(path: Path, hardware: Hardware) -> Measured:
