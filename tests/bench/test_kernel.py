@@ -195,6 +195,18 @@ def test_every_operation_is_measured_on_every_backend(no_measuring: None) -> Non
             assert measured.reading is None
 
 
+def test_formats_of_kvs_are_compared_side_by_side(no_measuring: None) -> None:
+    config = replace(SMALL, attention_backend="auto", kv_cache_dtype="auto,int8,k=int8,v=int4")
+    report = measure_kernels(config, lambda _: None)
+    formats = ["float32", "int8", "k=int8,v=int4"]
+    decodes = [m for m in report.measurements if m.operation == "decode"]
+    assert [m.kv_format for m in decodes] == formats == [cache.kv_format for cache in report.caches]
+    # A scale each, and where there are 4 bits a minimum.
+    assert [m.bytes_read / (3 * 2 * 64) for m in decodes] == [64, 20, 18]
+    observed = [m for m in report.measurements if m.operation == "decode, attention"]
+    assert [m.unobserved for m in observed] == [m.seconds for m in decodes]
+
+
 def test_the_command_prints_a_table_and_writes_json(
     no_measuring: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,6 +229,8 @@ def test_the_command_prints_a_table_and_writes_json(
     [
         ("--attention-backend reference,fast", "attention_backend must name some of auto, "),
         ("--attention-backend reference,reference", "attention_backend must name each once"),
+        ("--kv-cache-dtype int8,int9", "kv_cache_dtype must be one of auto, "),
+        ("--kv-cache-dtype int8,int8", "kv_cache_dtype must be formats that differ"),
         ("--dtype int8", "argument --dtype: invalid choice: 'int8'"),
         ("--query-heads 6", "query_heads must be a multiple of kv_heads (4), got 6"),
         ("--chunk 2000", "chunk must be at most half the context (1024), got 2000"),
