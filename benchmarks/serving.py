@@ -103,7 +103,7 @@ def soak(llm: LLM, arguments: argparse.Namespace) -> int:
     finally:
         server.stop()
     stats = llm.stats()
-    left = stats.kv_bytes_used - stats.cached_bytes - before
+    left = stats.kv_bytes_used - before
     llm.check_integrity()
     firsts.sort()
     print(

@@ -176,12 +176,13 @@ def start(directory: Path, port: int) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_kill_9_loses_and_repeats_no_line(tmp_path: Path) -> None:
     port = free_port()
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         process = start(tmp_path, port)
         try:
-            batch = create(client, upload(client, lines_of(120, max_tokens=150)))
+            batch = create(client, upload(client, lines_of(120, max_tokens=60)))
             for least in (5, 30):
                 eventually(partial(has_answered, client, batch["id"], least), "no line is answered", 60)
                 process.kill()

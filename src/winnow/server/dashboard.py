@@ -69,7 +69,7 @@ async def _snapshot(service: Service) -> dict[str, Any]:
         "running": stats.num_running,
         "waiting": stats.num_waiting,
         "batch_answers": service.engine.background,
-        "kv_bytes_used": stats.kv_bytes_used - stats.cached_bytes,
+        "kv_bytes_used": stats.kv_bytes_used,
         "kv_bytes_cached": stats.cached_bytes,
         "kv_bytes_peak": stats.kv_bytes_peak,
         "kv_bytes_budget": stats.kv_bytes_budget,
