@@ -38,7 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="the model, as --model")
     add_flags(parser, ServerConfig, "server")
-    add_engine_flags(parser)
+    # The bounds of the engine's queue are the server's, which counts prompts that are being tokenised too.
+    add_engine_flags(parser, skip=("max_queued_requests", "max_queued_tokens"))
     add_reflex_flags(parser)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from winnow.cache import CacheLayout
 from winnow.checks import check_integer, check_number
 from winnow.config import EvictionConfig, SchedulerConfig
-from winnow.errors import CapacityError, ConfigError
+from winnow.errors import CapacityError, ConfigError, InvalidRequestError
 from winnow.eviction import SequenceEviction
 from winnow.plan.hardware import Hardware
 from winnow.plan.models import DTYPE_BYTES, ModelShape
@@ -268,8 +268,8 @@ class Performance:
 
 
 def _is_allowed(fits: Any, total: int) -> bool:
-    """Whether a length fits; a policy whose protected set exceeds its budget allows none."""
+    """Whether a length fits. A policy may refuse it: its protected set exceeds its budget, or its replay the context."""
     try:
         return bool(fits(total))
-    except ConfigError:
+    except (ConfigError, InvalidRequestError):
         return False
