@@ -45,7 +45,8 @@ KV_MEMORY = "8MiB"
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     """An engine whose steps take whole batches, with memory for a few prompts."""
-    with LLM(kv_memory=KV_MEMORY, max_num_batched_tokens=2**16, prefill_chunk=None, kv_floor=1) as opened:
+    options = {"max_num_batched_tokens": 2**16, "prefill_chunk": None, "kv_floor": 1}
+    with LLM(kv_memory=KV_MEMORY, enable_prefix_caching=False, **options) as opened:  # type: ignore[arg-type]
         yield opened
 
 

@@ -70,7 +70,7 @@ def test_the_report_counts_what_was_done(
         assert one["most_running"] == 3 >= one["mean_running"] > 1
         assert one["steps"] >= 2 * 20
         assert 0 < one["first_token_seconds"] < one["seconds"]
-        assert set(one["parts"]) == {"schedule", "evict", "execute", "output"}
+        assert set(one["parts"]) == {"schedule", "evict", "swap", "execute", "output"}
         assert sum(one["parts"].values()) <= one["seconds"]
         assert 0 < one["kv_bytes_peak"] <= report["kv_bytes_budget"] == report["engine"]["kv_memory"]
     assert first["tokens_sha256"] == second["tokens_sha256"]
