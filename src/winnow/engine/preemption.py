@@ -39,10 +39,13 @@ class VictimPolicy(Protocol):
 
 
 class LeastLoss:
-    """The lowest priority, where the order minds priorities; of equals, in this order: who has come on since it was
-    last preempted, who loses least time per byte that it frees, and who is served last.
+    """Of those it may choose from, the lowest priority, where the order minds priorities; of equals, in this order: who
+    has come on since it was last preempted, who loses least time per byte that it frees, and who is served last.
 
-    Who is served first goes on to the end: it gives way to nobody but itself. So whatever the others do, requests end.
+    Who is served first among them gives way to nobody but itself. Where no tenant has a quota they are all that run, so
+    that one goes on to its end: whatever the others do, requests end. Else the scheduler offers the sequences of
+    tenants that borrow blocks, if there are any (`TenantAccounts.borrowers`), before all others and whatever their
+    priority.
 
     Args:
         loss: seconds that preempting a sequence costs per byte.
