@@ -17,6 +17,7 @@ from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.kv_state import KVState
 from winnow.engine.orders import TenantName, build_order
+from winnow.engine.own_blocks import OwnBlocks
 from winnow.engine.plan_builder import PlanBuilder, ScheduledStep
 from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
 from winnow.engine.preemption_costs import PreemptionCosts
@@ -67,8 +68,11 @@ class Scheduler:
         )
         saved = SavedPrefixes(executor, self.ledger, prefix_store)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, saved)
+        self._own_blocks = OwnBlocks(
+            self.ledger, self.prefixes, self.running, self._preempt, config.prefill_chunk
+        )
         self._rounds = EvictionScheduler(
-            executor, self.ledger, clock, max_round_kvs, self._own, self.prefixes.remember_round
+            executor, self.ledger, clock, max_round_kvs, self._own_blocks.own, self.prefixes.remember_round
         )
         self._forks = SequenceForks(self.ledger, executor, self.running, self.waiting)
         self._room = Room(config, self.ledger, self.prefixes)
@@ -154,10 +158,10 @@ class Scheduler:
             self._resume_next()
             drop_finished(self.ledger, self.running)
             self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.eviction is None])
-            self._unshare_samples(budgets_differ=True)
+            self._own_blocks.unshare_samples(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
-            self._unshare_samples(budgets_differ=False)
-            self._own_before_change()  # after rounds, of which the index may hold what they left
+            self._own_blocks.unshare_samples(budgets_differ=False)
+            self._own_blocks.own_before_change()  # after rounds, of which the index may hold what they left
             self._make_room()
             urgent = self._make_way()
             if any([self._resume(sequence) for sequence in urgent]):
@@ -236,23 +240,8 @@ class Scheduler:
         if lacking > 0 and sum(self._room.yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
 
-    def _unshare_samples(self, *, budgets_differ: bool) -> None:
-        """Give samples of one prompt KVs of their own, where their policies will act on each of them apart.
-
-        Those with different budgets part before the round, the others after it: then there is less to copy.
-        """
-        if not self.ledger.any_shared:
-            return
-        for sequence in list(self.running):
-            slot, request = sequence.kv.running_slot, sequence.request
-            if not sequence.owns_blocks or not self.ledger.is_shared(slot):
-                continue
-            if (len(request.evictions) > 1) != budgets_differ or sequence.kv.num_computed < request.fork_at:
-                continue
-            self._own(sequence)
-
     def _append(self, planned: list[tuple[Sequence, int]]) -> None:
-        """Take room for so many tokens of each sequence."""
+        """Take room for the next tokens of each sequence, as many as stand beside it."""
         if planned:
             self.ledger.append([s.kv.running_slot for s, _ in planned], [count for _, count in planned])
 
@@ -357,23 +346,6 @@ class Scheduler:
             self.waiting.remove(sequence)
             self.running.append(sequence)
             self._builder.announce(sequence)
-        return True
-
-    def _own_before_change(self) -> None:
-        """Let sequences have their blocks for themselves before a query or a replay adds to accumulators."""
-        if not self.ledger.any_shared:
-            return
-        most = self._config.prefill_chunk or sys.maxsize
-        for sequence in list(self.running):
-            if self.prefixes.is_about_to_change(sequence, most):
-                self._own(sequence)
-
-    def _own(self, sequence: Sequence) -> bool:
-        """Let a sequence have its blocks for itself. If memory lacks, since others hold so many, it gives way."""
-        slot = sequence.kv.running_slot
-        if self.ledger.is_shared(slot) and not self.ledger.own_or_forget(slot):
-            self._preempt(sequence)
-            return False
         return True
 
     def _preempt(self, victim: Sequence | None = None) -> None:
