@@ -13,7 +13,7 @@ class OwnBlocks:
 
     Args:
         running: the scheduler's own.
-        give_way: preempts a sequence for which copies find no room; takes it out of `running`.
+        preempt: lets a running sequence give way, whichever the policy names; takes it out of `running`.
         chunk: most tokens that a step computes of a prompt; None: any number.
     """
 
@@ -22,21 +22,26 @@ class OwnBlocks:
         ledger: Ledger,
         prefixes: PrefixSharing,
         running: list[Sequence],
-        give_way: Callable[[Sequence], None],
+        preempt: Callable[[], None],
         chunk: int | None,
     ) -> None:
         self._ledger = ledger
         self._prefixes = prefixes
         self._running = running
-        self._give_way = give_way
+        self._preempt = preempt
         self._chunk = sys.maxsize if chunk is None else chunk
 
     def own(self, sequence: Sequence) -> bool:
-        """Let a sequence have its blocks for itself. If memory lacks, since others hold so many, it gives way."""
+        """Let a running sequence have its blocks for itself.
+
+        While memory lacks, since others hold so many, sequences give way, as where decoding finds no room: who is
+        served first goes on. False: the sequence itself gave way.
+        """
         slot = sequence.kv.running_slot
-        if self._ledger.is_shared(slot) and not self._ledger.own_or_forget(slot):
-            self._give_way(sequence)
-            return False
+        while self._ledger.is_shared(slot) and not self._ledger.own_or_forget(slot):
+            self._preempt()
+            if sequence.kv.slot is None:
+                return False
         return True
 
     def unshare_samples(self, *, budgets_differ: bool) -> None:
@@ -47,7 +52,9 @@ class OwnBlocks:
         if not self._ledger.any_shared:
             return
         for sequence in list(self._running):
-            slot, request = sequence.kv.running_slot, sequence.request
+            slot, request = sequence.kv.slot, sequence.request
+            if slot is None:  # it gave way to another
+                continue
             if not sequence.owns_blocks or not self._ledger.is_shared(slot):
                 continue
             if (len(request.evictions) > 1) != budgets_differ or sequence.kv.num_computed < request.fork_at:
@@ -59,5 +66,5 @@ class OwnBlocks:
         if not self._ledger.any_shared:
             return
         for sequence in list(self._running):
-            if self._prefixes.is_about_to_change(sequence, self._chunk):
+            if sequence.kv.slot is not None and self._prefixes.is_about_to_change(sequence, self._chunk):
                 self.own(sequence)

@@ -16,6 +16,7 @@ from winnow.engine.orders import Order
 from winnow.engine.plan import StepPlan
 from winnow.engine.preemption_costs import MeasuredCosts, PreemptionCosts
 from winnow.engine.request import Sequence
+from winnow.engine.sequence_forks import group
 
 # Assumed until prompts have been computed: victims are compared by tokens then.
 _SECONDS_PER_TOKEN = 1e-3
@@ -66,7 +67,8 @@ class LeastLoss:
     def choose(self, running: SequenceType[Sequence]) -> Sequence:
         rank, level = self._order.rank, self._order.level
         first = min(running, key=rank)
-        others = [sequence for sequence in running if sequence is not first] or [first]
+        safe = group(first)  # beams go together
+        others = [sequence for sequence in running if sequence not in safe] or [first]
         lowest = min(map(level, others))
         equals = [sequence for sequence in others if level(sequence) == lowest]
         equals = [sequence for sequence in equals if self._progressed(sequence)] or equals
