@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from winnow.checks import MAX_COUNT as MAX_COUNT
-from winnow.checks import check_choice, check_integer, check_number
+from winnow.checks import check_choice, check_integer, check_number, require
 from winnow.errors import ConfigError
 from winnow.json_values import json_value
 from winnow.kv_dtype import ROTATIONS, KVDtype, WideParts, check_group
 from winnow.tenants import parse_tenants
-from winnow.units import parse_bytes
+from winnow.units import format_bytes, parse_bytes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
@@ -27,6 +27,7 @@ FULL, COMPRESSING = "full", "winnow"
 PREDICTOR = "kv_scores.safetensors"
 """What `winnow fit` adds to a model's directory."""
 KV_RESERVATIONS = ("on-demand", "prompt", "max")
+_LEAST_OFFLOADING = 2**16
 PADDED_MODES = ("embedding", "shaping", "pd", "static")
 SCHEDULING_POLICIES = ("fcfs", "priority", "srtf", "fair")
 BENCH_PADDED_MODES = ("shaping-gaps",)
@@ -198,6 +199,9 @@ class CacheConfig:
         if self.kv_offloading_size is not None:
             size = parse_bytes(self.kv_offloading_size, "kv_offloading_size")
             object.__setattr__(self, "kv_offloading_size", size)
+            # vLLM's --swap-space 4 means 4 GiB, which a size without a unit is not.
+            what = f"a size of {format_bytes(_LEAST_OFFLOADING)} or more, with its unit, such as 4GiB"
+            require(size >= _LEAST_OFFLOADING, "kv_offloading_size", what, self.kv_offloading_size)
         if self.prefix_store is not None and not self.enable_prefix_caching:
             raise ConfigError(f"prefix_store needs enable_prefix_caching, got {self.prefix_store} without it")
         if self.prefix_store is not None and self.kv_reservation != "on-demand":

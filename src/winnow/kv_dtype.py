@@ -13,6 +13,8 @@ NARROW_BITS = {"int4": 4, "int4-outlier": 4, "int3": 3, "int2": 2}
 KV_FORMATS = (AUTO, *PLAIN_FORMATS, "fp8_e4m3", "int8", *NARROW_BITS)
 BY_BLOCK = {"kivi4": 4, "kivi2": 2}
 """KIVI's formats of keys and values together, for comparison: KVs cannot move."""
+ALIASES = {"fp8": "fp8_e4m3"}
+"""As vLLM says it."""
 ROTATIONS = (AUTO, "none", "k", "kv")
 
 
@@ -34,11 +36,13 @@ class KVDtype:
         what = f"one of {', '.join(known)}, or one each for keys and values, such as k=int8,v=int4"
         require(isinstance(text, str), name, what, text)
         if "=" not in text:
-            require(text in known, name, what, text)
-            return cls(text, text)
+            both = ALIASES.get(text, text)
+            require(both in known, name, what, text)
+            return cls(both, both)
         sides: dict[str, str] = {}
         for part in text.split(","):
-            side, _, kind = part.strip().partition("=")
+            side, _, given = part.strip().partition("=")
+            kind = ALIASES.get(given, given)
             require(side in ("k", "v") and side not in sides and kind in KV_FORMATS, name, what, text)
             sides[side] = kind
         return cls(**{"k": AUTO, "v": AUTO} | sides)

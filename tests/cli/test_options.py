@@ -103,6 +103,7 @@ def test_every_option_of_the_engine_has_a_flag_with_help() -> None:
                 "template_tail",
                 "protect",
                 "forced_tokens",
+                "structured_outputs",
             ):
                 assert "--" + option.name.replace("_", "-") in actions[option.name].option_strings
                 assert actions[option.name].help

@@ -54,6 +54,8 @@ def test_model_and_options(model_dir: Path) -> None:
         ("--swap-space", "4GiB"),
         ("--max-num-seqs", "8"),
         ("--enable-prefix-caching",),
+        ("--kv-cache-dtype", "fp8"),
+        ("--scheduling-policy", "fcfs"),
     ],
 )
 def test_reflexes_that_are_taken(arguments: tuple[str, ...]) -> None:
@@ -65,7 +67,7 @@ def test_reflexes_that_are_taken(arguments: tuple[str, ...]) -> None:
     [
         (("--gpu-memory-utilization", "0.9"), "--kv-memory"),
         (("--tensor-parallel-size", "2"), "one device"),
-        (("--kv-cache-dtype", "fp8"), "--compression"),
+        (("--quantization", "awq"), "GGUF"),
         (("--trust-remote-code",), "no code"),
         (("--chat-template", "x.jinja"), "model's directory"),
         (("--tool-call-parser", "hermes"), "--response-template"),

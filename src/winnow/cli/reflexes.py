@@ -44,16 +44,10 @@ REFLEXES: Mapping[str, Reflex] = {
     "tensor-parallel-size": Reflex("a model runs on one device", _is("1")),
     "pipeline-parallel-size": Reflex("a model runs on one device", _is("1")),
     "data-parallel-size": Reflex("start a server for each device", _is("1")),
-    "kv-cache-dtype": Reflex(
-        "KVs are stored as --dtype says; --compression keeps fewer of them", _is("auto")
-    ),
     "cpu-offload-gb": Reflex("weights stay on their device", _is("0")),
     "tokenizer": Reflex("the tokenizer is the one in the model's directory"),
     "tokenizer-mode": Reflex("tokenizers are transformers' own", _is("auto")),
     "quantization": Reflex("weights are read as they were stored: a GGUF file holds quantised ones"),
-    "scheduling-policy": Reflex(
-        "requests are served by priority, ties in order of arrival", _is("fcfs", "priority")
-    ),
     "chat-template": Reflex("the chat template is the one in the model's directory"),
     "tool-call-parser": Reflex(
         "tool calls are read by the model's own response_template, or by --response-template FILE"

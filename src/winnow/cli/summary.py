@@ -43,6 +43,8 @@ class Summary:
     preemptions: int
     swaps: int
     """Preemptions that copied KVs to host memory."""
+    cached_tokens: int
+    """Of prompts, found in the prefix cache."""
     recomputed_tokens: int
     """Computed again after the others."""
     eviction_rounds: int
@@ -70,6 +72,7 @@ class Summary:
             kv_bytes_budget=stats.kv_bytes_budget,
             preemptions=stats.num_preemptions,
             swaps=stats.num_swaps,
+            cached_tokens=stats.cached_tokens,
             recomputed_tokens=stats.recomputed_tokens,
             eviction_rounds=stats.num_rounds,
             kv_bytes_freed=stats.kv_bytes_freed,
@@ -103,8 +106,10 @@ class Summary:
             ("requests", f"{self.requests:,}"),
             ("failed", f"{self.failed:,}"),
             ("prompt tokens", f"{self.prompt_tokens:,}"),
-            ("generated tokens", f"{self.generated_tokens:,}"),
         ]
+        if self.cached_tokens:
+            rows.append(("  of them in the prefix cache", f"{self.cached_tokens:,}"))
+        rows.append(("generated tokens", f"{self.generated_tokens:,}"))
         if self.resumed:
             rows.insert(1, ("from an earlier start", f"{self.resumed:,}"))
         if self.resumed < self.requests:

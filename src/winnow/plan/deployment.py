@@ -268,7 +268,7 @@ class Performance:
 
 
 def _is_allowed(fits: Any, total: int) -> bool:
-    """Whether a length fits. A policy may refuse it: its protected set exceeds its budget, or its replay the context."""
+    """Whether a length fits. A policy may refuse it: what it protects exceeds its budget, or its replay the context."""
     try:
         return bool(fits(total))
     except (ConfigError, InvalidRequestError):
