@@ -138,6 +138,28 @@ def test_preempted_beams_find_the_same(llama: tuple[Path, Any], caching: bool) -
         assert llm._engine._scheduler.ledger.allocator.num_used == 0
 
 
+@pytest.mark.parametrize("policy", ["h2o", "snapkv"])
+def test_preempted_beams_under_a_policy_come_to_their_ends(llama: tuple[Path, Any], policy: str) -> None:
+    """Each search needs copies of shared blocks for its rounds, and memory lacks for them while others run."""
+    options = {"block_size": 4, "prefill_chunk": 32, "max_model_len": 128, "max_num_seqs": 24}
+    params = beams(4, 24, ignore_eos=True, eviction=policy, kv_budget=60)
+    prompts = [PROMPTS[3][i : i + 70] for i in range(6)]
+    with LLM(llama[0], kv_memory="4MiB", **options) as llm:
+        layout = llm._engine._scheduler.ledger.layout
+    size = CacheSize.of_blocks(layout, layout.rows_per_seq * 88, 24, 128)
+    with LLM(llama[0], kv_memory=size.nbytes(layout), **options) as llm:
+        ids = [llm.submit(prompt, params) for prompt in prompts]
+        found: dict[str, Any] = {}
+        for _ in range(1500):
+            found |= {output.request_id: output for output in llm.step() if output.finished}
+            llm.check_integrity()
+            if not llm.has_unfinished:
+                break
+        assert found.keys() == set(ids), "searches give way to each other for ever"
+        assert llm.stats().num_preemptions > 0, "the pool was meant to be too small"
+        assert all(output.error is None and len(output.outputs) == 4 for output in found.values())
+
+
 def test_blocks_are_shared(llama: tuple[Path, Any]) -> None:
     """Beams never hold more than the prompt's whole blocks once, and what follows once each."""
     with LLM(llama[0], kv_memory="4MiB", block_size=4, enable_prefix_caching=False) as llm:

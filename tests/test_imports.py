@@ -15,7 +15,7 @@ LAYERS = [
     ["tenants", "kv_dtype"],
     ["threads", "config", "chat"],
     ["cache", "sampling"],
-    ["attention", "outputs"],
+    ["attention", "outputs", "prompts"],
     ["eviction", "openai"],
     ["options", "report", "models"],
     ["engine"],

@@ -1,14 +1,14 @@
 """`LLM`: a model, its KV memory, and requests to it."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import Any, Self, Unpack
 
-from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, apply_template
+from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
 from winnow.engine.loop import RequestLoop
@@ -17,18 +17,15 @@ from winnow.engine.occupancy import Occupancy
 from winnow.engine.shared import Mailbox, OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
 from winnow.eviction import resolve_policy
-from winnow.eviction.describe import brief_policy
 from winnow.executor.build import build_engine
 from winnow.fork import require_usable_torch
-from winnow.inspect import Held, Inspection, KeptTokens, read_tokens
+from winnow.inspect import Inspection, KeptTokens
 from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.options import EngineOptions
-from winnow.outputs import BeamSearchOutput, BeamSearchSequence, EngineStats, RequestOutput
+from winnow.outputs import BeamSearchOutput, EngineStats, RequestOutput
+from winnow.prompts import Prompt, PromptTokenizer, list_conversations, list_prompts
 from winnow.sampling import BeamSearchParams, SamplingParams
 from winnow.threads import TeamWait, release_team, set_threads
-
-# Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
-Prompt = str | Sequence[int] | Mapping[str, Any]
 
 # Loading changes torch's default dtype, which is global to the process; so is this lock.
 _LOADING = Lock()
@@ -74,10 +71,7 @@ class LLM:
         self.dtype, self.device = loaded.dtype, loaded.device
         self.decoder = type(getattr(loaded, "forward_model", loaded.model)).__name__  # what computes layers
         self.sampling_defaults = loaded.sampling_defaults
-        self._tokenizing = Lock()
-        if self.tokenizer is not None:
-            # The first use of a tokenizer may change its settings, which must not happen while a step decodes.
-            self.tokenizer.encode("")
+        self._prompts = PromptTokenizer(self.tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of a prompt without any: `SamplingParams()`, updated from the model's
@@ -113,10 +107,8 @@ class LLM:
                 Nothing has been computed.
             QueueFullError: more would wait than `max_queued_requests` and `max_queued_tokens` allow; likewise.
         """
-        single = isinstance(prompts, str | Mapping) or (bool(prompts) and _is_token_ids(prompts))
-        many = cast("list[Prompt]", [prompts] if single else list(prompts))
         self._require_usable()
-        tokenized = [self.tokenize(prompt) for prompt in many]
+        tokenized = [self.tokenize(prompt) for prompt in list_prompts(prompts)]
         return self._answer(tokenized, sampling_params, progress, priority=priority, tenant=tenant)
 
     def chat(
@@ -129,10 +121,8 @@ class LLM:
         tenant: str | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, with the model's chat template; otherwise as `generate`."""
-        single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations = cast("list[Sequence[Message]]", [messages] if single else list(messages))
         self._require_usable()
-        tokenized = [self.tokenize_chat(conversation) for conversation in conversations]
+        tokenized = [self.tokenize_chat(conversation) for conversation in list_conversations(messages)]
         return self._answer(tokenized, sampling_params, progress, priority=priority, tenant=tenant)
 
     def beam_search(
@@ -151,7 +141,7 @@ class LLM:
         outputs = self.generate(prompts, params.to_sampling_params(), progress=progress)
         for output in outputs:
             output.raise_for_error()
-        return [_beam_output(output, params.length_penalty) for output in outputs]
+        return [BeamSearchOutput.of(output, params.length_penalty) for output in outputs]
 
     def stream(
         self,
@@ -193,24 +183,12 @@ class LLM:
             raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
         if params.max_tokens == 1:
             params = replace(params, max_tokens=2)
-        tokenized = self.tokenize(prompt)
-        token_ids, observer = tokenized.token_ids, KeptTokens()
-        [output] = self._finish([self.new_request(tokenized, params, observer=observer, final_only=True)])
+        observer = KeptTokens()
+        request = self.new_request(self.tokenize(prompt), params, observer=observer, final_only=True)
+        [output] = self._shared.finish([request])
         output.raise_for_error()
-        answer = output.outputs[0]
         [eviction] = requested_eviction(self.config.eviction, params)
-        # The last token of an answer is never computed, so no row holds it.
-        at_end = Held.of(observer.at_end, len(token_ids) + len(answer.token_ids) - 1)
-        return Inspection(
-            policy=eviction.name,
-            parts=brief_policy(eviction.policy),
-            tokens=read_tokens(self.tokenizer, [*token_ids, *answer.token_ids]),
-            num_prompt_tokens=len(token_ids),
-            answer=answer.text,
-            after_prompt=Held.of(observer.after_prompt or observer.at_end, len(token_ids)),
-            at_end=at_end,
-            report=answer.eviction,
-        )
+        return Inspection.of(output, observer, eviction, self.tokenizer)
 
     def save_prefix(
         self,
@@ -253,7 +231,7 @@ class LLM:
         # Some token must follow the document; what it is changes nothing.
         followed = TokenizedPrompt(None, [*token_ids, *token_ids[-1:]])
         request = self.new_request(followed, params, tenant=tenant, final_only=True)
-        [output] = self._finish([request])
+        [output] = self._shared.finish([request])
         output.raise_for_error()
         return self._shared.call(lambda engine: engine.save_prefix(request, Path(directory)))
 
@@ -305,30 +283,13 @@ class LLM:
         Args:
             add_special_tokens: let the tokenizer add to a text what its model expects before it.
         """
-        content: Any = prompt
-        if isinstance(prompt, Mapping):
-            content = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
-        if not isinstance(content, str):
-            if not _is_token_ids(content):
-                raise InvalidRequestError("prompt must be text or a list of token ids")
-            return TokenizedPrompt(None, list(content))
-        if self.tokenizer is None:
-            raise InvalidRequestError(
-                "prompt must be a list of token ids: the model's directory has no tokenizer"
-            )
-        if not content:
-            raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
-        with self._tokenizing:
-            return TokenizedPrompt(
-                content, self.tokenizer.encode(content, add_special_tokens=add_special_tokens)
-            )
+        return self._prompts.tokenize(prompt, add_special_tokens=add_special_tokens)
 
     def tokenize_chat(
         self, messages: Sequence[Message], template: TemplateOptions = PLAIN
     ) -> TokenizedPrompt:
         """As `tokenize`, for a conversation; `template` is what its template is told beside the messages."""
-        with self._tokenizing:
-            return apply_template(self.tokenizer, messages, template)
+        return self._prompts.tokenize_chat(messages, template)
 
     def new_request(
         self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str | None = None, **options: Any
@@ -455,7 +416,7 @@ class LLM:
 
     def _require_usable(self) -> None:
         """Raise ClosedError or ForkedError before any other work."""
-        _ = self._shared.engine
+        _ = self._engine
 
     def _submit(
         self,
@@ -495,27 +456,14 @@ class LLM:
             self.new_request(prompt, params, final_only=True, **options)
             for prompt, params in zip(prompts, sampling_params, strict=True)
         ]
-        return self._finish(requests, "prompts", progress)
-
-    def _finish(
-        self, requests: list[NewRequest], label: str = "", progress: bool = False
-    ) -> list[RequestOutput]:
-        """Serve `final_only` requests. Returns their outputs in the order of `requests`."""
+        if not progress:
+            return self._shared.finish(requests, "prompts")
         from rich.console import Console
         from rich.progress import Progress
 
-        box = self._shared.mailbox()
-        try:
-            self._shared.submit(requests, box, label)
-            with Progress(console=Console(stderr=True), disable=not progress, transient=True) as bar:
-                task = bar.add_task("requests", total=len(requests))
-                while len(box.outputs) < len(requests):
-                    self._shared.wait(box, len(box.outputs) + 1 if progress else len(requests))
-                    bar.update(task, completed=len(box.outputs))
-        finally:
-            self._shared.abandon(box)  # on an interrupt, ends the requests
-        finished = {output.request_id: output for output in box.outputs}
-        return [finished[request.request_id] for request in requests]
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("requests", total=len(requests))
+            return self._shared.finish(requests, "prompts", lambda done: bar.update(task, completed=done))
 
     def _stream(
         self, prompt: TokenizedPrompt, params: SamplingParams | None, **options: Any
@@ -536,29 +484,3 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:
     policy = resolve_policy(config.eviction).policy
     loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
     return loaded, build_engine(loaded, config, policy, time.monotonic)
-
-
-def _beam_output(output: RequestOutput, length_penalty: float) -> BeamSearchOutput:
-    sequences = []
-    for answer in output.outputs:
-        assert answer.cumulative_logprob is not None and answer.finish_reason is not None, "it has finished"
-        sequences.append(
-            BeamSearchSequence(
-                [*output.prompt_token_ids, *answer.token_ids],
-                answer.text,
-                answer.cumulative_logprob,
-                answer.cumulative_logprob / len(answer.token_ids) ** length_penalty,
-                answer.finish_reason,
-                answer.stop_reason if isinstance(answer.stop_reason, int) else None,
-            )
-        )
-    return BeamSearchOutput(sequences)
-
-
-def _is_token_ids(value: Any) -> bool:
-    """Whether a value is a sequence of ints; bools are not ints here."""
-    return (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and all(type(token) is int for token in value)
-    )

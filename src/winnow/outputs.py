@@ -1,7 +1,7 @@
 """Outputs of requests and statistics of engines. Names and shapes follow vLLM."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from winnow.errors import RequestFailedError
 from winnow.sampling import Logprob
@@ -156,6 +156,26 @@ class BeamSearchOutput:
     """The answers of a beam search to one prompt, best first."""
 
     sequences: list[BeamSearchSequence]
+
+    @classmethod
+    def of(cls, output: RequestOutput, length_penalty: float) -> Self:
+        """The answers of a finished request with `use_beam_search`."""
+        sequences = []
+        for answer in output.outputs:
+            assert answer.cumulative_logprob is not None and answer.finish_reason is not None, (
+                "it has finished"
+            )
+            sequences.append(
+                BeamSearchSequence(
+                    [*output.prompt_token_ids, *answer.token_ids],
+                    answer.text,
+                    answer.cumulative_logprob,
+                    answer.cumulative_logprob / len(answer.token_ids) ** length_penalty,
+                    answer.finish_reason,
+                    answer.stop_reason if isinstance(answer.stop_reason, int) else None,
+                )
+            )
+        return cls(sequences)
 
 
 @dataclass(frozen=True)

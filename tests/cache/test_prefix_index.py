@@ -79,7 +79,7 @@ class PrefixMachine(RuleBasedStateMachine):
         held = len(keys) * SIZE
         assert held < length
         self.tokens[slot], self.chains[slot] = [], chain
-        self.ledger.adopt(slot, keys)
+        self.ledger.prefix_rows.adopt(slot, keys)
         assert (self.ledger.lengths[slot] == held).all()
         for index in range(len(keys)):
             known = (salt, *tokens[: (index + 1) * SIZE])
@@ -93,13 +93,13 @@ class PrefixMachine(RuleBasedStateMachine):
             key = chain.snapshot_key(tokens[:n], RULE)
             found = self.ledger.prefixes.snapshot(key, tokens[:n], "rule")
             assert self.ledger.prefixes.snapshot(key, tokens[:n], "other rule") is None
-            if found is not None and self.ledger.has_pages_for(found):
+            if found is not None and self.ledger.prefix_rows.has_pages_for(found):
                 return found
         return None
 
     def _resume(self, slot: int, chain: PrefixChain, tokens: list[int], found: Snapshot) -> None:
         state = (chain.salt, *tokens[: found.num_tokens])
-        self.ledger.resume(slot, found)
+        self.ledger.prefix_rows.resume(slot, found)
         self.follow()
         assert self.ledger.lengths[slot].tolist() == left_of(state).tolist()
         assert [self.content[block] for block in self.ledger.blocks_of(slot).tolist()] == self._kept(state)
@@ -145,7 +145,7 @@ class PrefixMachine(RuleBasedStateMachine):
         key = self.chains[slot].snapshot_key(self.tokens[slot], RULE)
         used, known = self.ledger.allocator.num_used, self.ledger.prefixes.knows(key)
         room = int((left_of(state) % SIZE > 0).sum()) <= self.ledger.allocator.num_free
-        self.ledger.take_snapshot(slot, key, self.tokens[slot], "rule")
+        self.ledger.prefix_rows.take_snapshot(slot, key, self.tokens[slot], "rule")
         assert self.ledger.prefixes.knows(key) == (known or room)
         assert self.ledger.allocator.num_used == used
 
@@ -173,7 +173,7 @@ class PrefixMachine(RuleBasedStateMachine):
                 self.content[block] = (self._salt(slot), *self.tokens[slot][: (index + 1) * SIZE])
         if slot not in self.changed:
             for index in range(done // SIZE, len(self.tokens[slot]) // SIZE):
-                self.ledger.remember(slot, index, *self.chains[slot].links[index])
+                self.ledger.prefix_rows.remember(slot, index, *self.chains[slot].links[index])
                 self.ever.add((self._salt(slot), *self.tokens[slot][: (index + 1) * SIZE]))
 
     def _salt(self, slot: int) -> str:
@@ -269,12 +269,12 @@ class PrefixMachine(RuleBasedStateMachine):
         if self.ledger.prefixes.knows(key):
             return
         free = self.ledger.allocator.num_free
-        blocks = self.ledger.take_blocks_for(lengths)
+        blocks = self.ledger.prefix_rows.take_blocks_for(lengths)
         assert (blocks is None) == (len(self._kept(state)) > free)
         if blocks is not None:
             self.follow()
             self.content |= dict(zip(blocks.tolist(), self._kept(state), strict=True))
-            self.ledger.keep_snapshot(Snapshot.of(key, tokens, "rule", lengths, blocks))
+            self.ledger.prefix_rows.keep_snapshot(Snapshot.of(key, tokens, "rule", lengths, blocks))
         assert self.ledger.allocator.num_free == free
 
     @rule(n=st.integers(1, 40))
@@ -328,7 +328,7 @@ def remembered(ledger: Ledger, tokens: list[int]) -> None:
     slot, chain = ledger.open(), chain_of(tokens)
     ledger.append([slot], [len(tokens)])
     for index, link in enumerate(chain.links):
-        ledger.remember(slot, index, *link)
+        ledger.prefix_rows.remember(slot, index, *link)
     ledger.close(slot)
 
 
@@ -343,7 +343,7 @@ def test_the_least_recently_used_goes_first_and_an_end_before_its_front(ledger: 
     remembered(ledger, b)
     assert ledger.allocator.num_free == ROWS * 10
     assert len(ledger.prefixes.match(chain_of(a), 16)) == 4
-    ledger.adopt(slot := ledger.open(), ledger.prefixes.match(chain_of(a), 16))
+    ledger.prefix_rows.adopt(slot := ledger.open(), ledger.prefixes.match(chain_of(a), 16))
     ledger.close(slot)
     ledger.allocator.release(ledger.allocator.allocate(ROWS * 7))
     assert (

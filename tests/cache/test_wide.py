@@ -121,7 +121,7 @@ def test_a_fork_goes_on_by_itself() -> None:
     "wide", [WIDE, WideParts(sinks=4), WideParts(recent=5, dtype="float32"), WideParts(layers=2)]
 )
 def test_wide_kvs_are_counted(wide: WideParts) -> None:
-    layout = CacheLayout(3, HEADS, DIM, 4, "int8", 1, wide)
+    layout = CacheLayout(3, HEADS, DIM, 4, "int8", 1, wide=wide)
     size = CacheSize.fit(layout, 60_000, 3, 100)
     cache, ledger = PagedCache.allocate(layout, size), Ledger(layout, size)
     assert cache.nbytes + ledger.nbytes == size.nbytes(layout) <= 60_000

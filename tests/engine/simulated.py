@@ -21,9 +21,10 @@ from winnow.cache import (
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
+from winnow.engine.plan_builder import ScheduledStep
 from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.request import Request, Sequence
-from winnow.engine.scheduler import ScheduledStep, Scheduler
+from winnow.engine.scheduler import Scheduler
 from winnow.eviction import (
     EvictionPolicy,
     EvictionTarget,

@@ -108,7 +108,7 @@ def test_another_tenant_finds_nothing(directory: Path, saved: Path) -> None:
     with open_llm(directory, prefix_store=saved.parent) as llm:
         for tenant, hits in (("other", 0), (None, LENGTH)):
             prompt = llm.tokenize([*DOCUMENT, 5, 6, 7])
-            [output] = llm._finish([llm.new_request(prompt, greedy(), tenant=tenant, final_only=True)])
+            [output] = llm._shared.finish([llm.new_request(prompt, greedy(), tenant=tenant, final_only=True)])
             assert output.num_cached_tokens == hits
 
 

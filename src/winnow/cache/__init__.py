@@ -9,7 +9,8 @@ from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.codec import KVCodec, codec_of, make_codec
 from winnow.cache.host_ledger import HostTierError
 from winnow.cache.layout import CacheLayout, CacheSize
-from winnow.cache.ledger import Demand, Ledger
+from winnow.cache.ledger import Ledger
+from winnow.cache.row_tables import Demand
 from winnow.cache.update import BlockCopies, CacheUpdate, CopyDiscarded, RowsRestored, RowsSaved
 from winnow.lazy import lazy_exports
 

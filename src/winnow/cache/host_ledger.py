@@ -86,5 +86,5 @@ class HostLedger:
         )
         assert self.used_bytes <= self.limit, "the host tier holds more than its limit"
         for copy in self.copies.values():
-            blocks = int((-(-copy.lengths // self._layout.block_size)).sum())
+            blocks = int(self._layout.row_blocks(copy.lengths).sum())
             assert blocks == copy.num_blocks, "a copy in host memory has other lengths than blocks"

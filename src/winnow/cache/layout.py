@@ -119,6 +119,16 @@ class CacheLayout:
         """Blocks that a sequence with `num_kvs` KVs in every row needs."""
         return self.rows_per_seq * ceil_div(num_kvs, self.block_size)
 
+    def row_blocks(self, lengths: IntArray) -> IntArray:
+        """Blocks of rows of `lengths` KVs, of any shape."""
+        return -(-lengths // self.block_size)
+
+    def partly_filled(self, lengths: IntArray) -> IntArray:
+        """Which blocks of rows of `lengths` KVs are partly filled: int64 [n], counted row by row."""
+        ends = self.row_blocks(lengths).ravel().cumsum() - 1
+        tails: IntArray = ends[lengths.ravel() % self.block_size > 0]
+        return tails
+
     @property
     def has_windows(self) -> bool:
         """Whether the rows of some layers need not keep all KVs."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from winnow.cache.layout import IntArray
+from winnow.cache.table_pages import TablePages
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,3 +85,43 @@ class CacheUpdate:
     """Slots whose table pages changed, each with all of its pages in order."""
     lengths: tuple[RowLengths, ...] = ()
     """Set one after the other; the last one for a slot counts."""
+
+
+class PendingUpdate:
+    """Gathers the next update while a ledger changes; the fields are those of `CacheUpdate`.
+
+    Attributes:
+        paged: slots whose table pages changed.
+    """
+
+    def __init__(self) -> None:
+        self.closed: list[int] = []
+        self.copies: list[BlockCopies | RowsSaved | RowsRestored | CopyDiscarded] = []
+        self.entries: list[IntArray] = []
+        self.paged: set[int] = set()
+        self.lengths: list[RowLengths] = []
+
+    def restores(self, slot: int) -> bool:
+        """Whether a copy in host memory is to be restored to a slot."""
+        return any(isinstance(each, RowsRestored) and each.slot == slot for each in self.copies)
+
+    def close(self, slot: int) -> None:
+        """A sequence has ended: what was to be restored to its slot is not."""
+        self.copies = [c for c in self.copies if not (isinstance(c, RowsRestored) and c.slot == slot)]
+        self.closed.append(slot)
+
+    def take(self, pages: TablePages) -> CacheUpdate:
+        """All that changed since the last call; `pages` are as they are now."""
+        entries = np.concatenate(self.entries) if self.entries else np.empty(0, dtype=np.int64)
+        update = CacheUpdate(
+            closed=tuple(self.closed),
+            copies=tuple(self.copies),
+            # An index may stand here twice; what it names is read now, so both say the same.
+            entries=entries,
+            blocks=pages.entries.reshape(-1)[entries],
+            pages=tuple((slot, tuple(pages.of(slot).tolist())) for slot in sorted(self.paged)),
+            lengths=tuple(self.lengths),
+        )
+        self.closed, self.copies, self.entries, self.lengths = [], [], [], []
+        self.paged = set()
+        return update

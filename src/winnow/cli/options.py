@@ -90,8 +90,7 @@ def _reading(field: "Field[Any]", hint: Any) -> dict[str, Any]:
     if parse is parse_bytes:
         return _Reader(lambda text: parse_bytes(text, field.name), "SIZE").arguments()
     if parse is not None:
-        reader = _Reader(parse, field.metadata.get("metavar", "SIZE" if parse is parse_bytes else "N"))
-        return reader.arguments()
+        return _Reader(parse, field.metadata.get("metavar", "N")).arguments()
     if "choices" in field.metadata:
         return {"choices": field.metadata["choices"]}
     for kind in kinds:

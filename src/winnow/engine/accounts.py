@@ -17,13 +17,13 @@ from winnow.tenants import OTHERS, Tenant
 class TenantAccounts:
     """Shares of the blocks, lent and given back, and the books of every tenant.
 
-    Whoever asks gets what is free, up to a limit. What a tenant holds above its guarantee is borrowed, from the part
+    A tenant gets what is free, up to its limit. What a tenant holds above its guarantee is borrowed, from the part
     that is guaranteed to nobody and from guarantees that others do not use; the scheduler takes it back when one of
     them needs it.
 
     Attributes:
         has_quotas: whether any tenant has a guarantee or a limit.
-        host_bytes: by tenant, what its requests hold on the host tier; kept by whoever moves them there.
+        host_bytes: by tenant, what its requests hold on the host tier; `Preemption` keeps it.
     """
 
     def __init__(self, tenants: Iterable[Tenant], ledger: Ledger) -> None:

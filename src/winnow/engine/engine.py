@@ -10,14 +10,15 @@ from winnow.engine.admission import Admission
 from winnow.engine.beams import BeamSearch, Continuation
 from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
-from winnow.engine.forks import forked_params, inherit, source_of
+from winnow.engine.forked_request import forked_params, inherit, source_of
 from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.new_request import KeptPositions, NewRequest
 from winnow.engine.occupancy import Occupancy, measure_occupancy
+from winnow.engine.plan_builder import ScheduledStep
 from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.request import ReplayTally, Request, Sequence
-from winnow.engine.scheduler import ScheduledStep, Scheduler
+from winnow.engine.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EngineStats, EvictionReport
 from winnow.sampling import SamplingParams

@@ -9,7 +9,7 @@ def eviction_report(sequence: Sequence, layout: CacheLayout) -> EvictionReport |
     """None while the sequence runs, if it never got a slot, or if no policy was asked for."""
     if sequence.kept is None or sequence.request.policy_name is None:
         return None
-    held = int(-(-sequence.kept // layout.block_size).sum())
+    held = int(layout.row_blocks(sequence.kept).sum())
     eviction = sequence.eviction
     return EvictionReport(
         policy=sequence.request.policy_name,

@@ -30,8 +30,8 @@ class EvictionScheduler:
         own: Callable[[Sequence], bool],
         remember: Callable[[Sequence], None],
     ) -> None:
-        """`own` lets a sequence have its blocks for itself, or preempts it and returns False; `remember` learns who has
-        had a round."""
+        """`own` lets a sequence have its blocks for itself, for which others may be preempted, or preempts it and
+        returns False; `remember` learns who has had a round."""
         self._executor = executor
         self._ledger = ledger
         self._clock = clock
@@ -134,9 +134,9 @@ class EvictionScheduler:
         taken: set[Sequence] = set()
         ranked = 0
         for sequence in sorted(able, key=lambda s: self._served.get(s, -1)):
-            size = int(self._ledger.lengths[sequence.kv.slot].sum())
-            if sequence in taken:
+            if sequence in taken or sequence.kv.slot is None:
                 continue
+            size = int(self._ledger.lengths[sequence.kv.slot].sum())
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
             if sequence.may_share_outside and not self._own(sequence):
@@ -145,8 +145,12 @@ class EvictionScheduler:
             same[sequence] = siblings(self._ledger, sequence, running)
             taken |= {sequence, *same[sequence]}
             ranked += size
-        self._run(leaders, same)
-        return taken
+        # Where memory lacked for blocks of their own, some have given way, also of those taken before.
+        leaders = [leader for leader in leaders if leader.kv.slot is not None]
+        same = {leader: [s for s in same[leader] if s.kv.slot is not None] for leader in leaders}
+        if leaders:
+            self._run(leaders, same)
+        return {sequence for leader in leaders for sequence in (leader, *same[leader])}
 
     def _run(self, leaders: list[Sequence], same: dict[Sequence, list[Sequence]]) -> None:
         start = self._clock()

@@ -25,13 +25,10 @@ class HostCopies:
         """Bytes that a copy of a sequence takes."""
         return self._ledger.host.nbytes(len(self._ledger.blocks_of(slot)), self._executor.state_bytes(slot))
 
-    def has_room_for(self, slot: int) -> bool:
-        return self._ledger.host.has_room_for(self.nbytes(slot))
-
     def save(self, slot: int) -> int | None:
         """Copy a sequence, which stays as it is. Returns the copy's id; None: the system lacks memory.
 
-        The caller has checked `has_room_for`.
+        The caller has checked `HostLedger.has_room_for`.
         """
         self._executor.apply(self._ledger.take_update())
         host_id = self._ledger.save(slot, self._executor.state_bytes(slot))

@@ -31,7 +31,7 @@ def measure_occupancy(running: Iterable[Sequence], ledger: Ledger, layout: Cache
         if sequence.kv.slot is None or not sequence.kv.num_computed:
             continue
         lengths = ledger.lengths[sequence.kv.slot]
-        blocks = int((-(-lengths // layout.block_size)).sum())
+        blocks = int(layout.row_blocks(lengths).sum())
         tenant = sequence.request.tenant or ""
         tenants[tenant] = tenants.get(tenant, 0) + blocks * layout.block_bytes
         kept += lengths / sequence.kv.num_computed

@@ -16,6 +16,7 @@ from winnow.engine.orders import Order
 from winnow.engine.plan import StepPlan
 from winnow.engine.preemption_costs import MeasuredCosts, PreemptionCosts
 from winnow.engine.request import Sequence
+from winnow.engine.sequence_forks import group
 
 # Assumed until prompts have been computed: victims are compared by tokens then.
 _SECONDS_PER_TOKEN = 1e-3
@@ -39,10 +40,13 @@ class VictimPolicy(Protocol):
 
 
 class LeastLoss:
-    """The lowest priority, where the order minds priorities; of equals, in this order: who has come on since it was
-    last preempted, who loses least time per byte that it frees, and who is served last.
+    """Of those it may choose from, the lowest priority, where the order minds priorities; of equals, in this order: who
+    has come on since it was last preempted, who loses least time per byte that it frees, and who is served last.
 
-    Who is served first goes on to the end: it gives way to nobody but itself. So whatever the others do, requests end.
+    Who is served first among them gives way to nobody but itself. Where no tenant has a quota they are all that run, so
+    that one goes on to its end: whatever the others do, requests end. Else the scheduler offers the sequences of
+    tenants that borrow blocks, if there are any (`TenantAccounts.borrowers`), before all others and whatever their
+    priority.
 
     Args:
         loss: seconds that preempting a sequence costs per byte.
@@ -63,7 +67,8 @@ class LeastLoss:
     def choose(self, running: SequenceType[Sequence]) -> Sequence:
         rank, level = self._order.rank, self._order.level
         first = min(running, key=rank)
-        others = [sequence for sequence in running if sequence is not first] or [first]
+        safe = group(first)  # beams go together
+        others = [sequence for sequence in running if sequence not in safe] or [first]
         lowest = min(map(level, others))
         equals = [sequence for sequence in others if level(sequence) == lowest]
         equals = [sequence for sequence in equals if self._progressed(sequence)] or equals
@@ -110,8 +115,9 @@ class Preemption:
         if not freed:
             return float("inf")
         seconds = self._recompute_seconds(sequence)
-        swap = self.costs.swap_seconds(self._copies.nbytes(slot)) if self._ledger.host.limit else None
-        if swap is not None and self._copies.has_room_for(slot):
+        nbytes = self._copy_bytes(sequence)
+        swap = None if nbytes is None else self.costs.swap_seconds(nbytes)
+        if swap is not None:
             seconds = swap if _is_compressed(sequence) else min(swap, seconds)
         return seconds / freed
 
@@ -198,20 +204,24 @@ class Preemption:
         self._accounts.host_bytes[sequence.request.tenant] -= self._ledger.host.copies[host_id].nbytes
         self._ledger.discard(host_id)
 
+    def _copy_bytes(self, sequence: Sequence) -> int | None:
+        """Bytes of a copy of a running sequence in the host tier; None: it may not have one, or there is no room."""
+        request, host = sequence.request, self._ledger.host
+        # Beams share what they have in common, and a copy comes back without what was reserved.
+        if not host.limit or request.beams is not None or request.reserved_tokens is not None:
+            return None
+        nbytes = self._copies.nbytes(sequence.kv.running_slot)
+        held = self._accounts.host_bytes[request.tenant]
+        allowed = held + nbytes <= self._accounts.host_limit(request.tenant, host.limit)
+        return nbytes if allowed and host.has_room_for(nbytes) else None
+
     def _prefers_swap(self, sequence: Sequence) -> bool:
-        request = sequence.request
-        if request.beams is not None or request.reserved_tokens is not None:
-            # Beams share what they have in common, and a copy comes back without what was reserved.
-            return False
-        slot, tenant = sequence.kv.running_slot, request.tenant
-        allowed = self._accounts.host_limit(tenant, self._ledger.host.limit)
-        if self._accounts.host_bytes[tenant] + self._copies.nbytes(slot) > allowed:
-            return False
-        if not self._copies.has_room_for(slot):
+        nbytes = self._copy_bytes(sequence)
+        if nbytes is None:
             return False
         if _is_compressed(sequence):
             return True
-        swap = self.costs.swap_seconds(self._copies.nbytes(sequence.kv.running_slot))
+        swap = self.costs.swap_seconds(nbytes)
         recompute = self.costs.recompute_seconds(sequence.kv.num_computed)
         return swap is None or recompute is None or swap <= recompute
 

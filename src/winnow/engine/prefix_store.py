@@ -113,7 +113,7 @@ class PrefixStore:
         lengths = tensors.get("lengths", np.empty(0))
         if not _is(lengths, np.int32, (layout.num_layers, layout.num_kv_heads)) or lengths.min() < 0:
             raise _UnusableError("lengths of rows are missing")
-        blocks = int((-(-lengths // layout.block_size)).sum())
+        blocks = int(layout.row_blocks(lengths).sum())
         for name, shape, dtype in (
             ("token_ids", (len(token_ids),), np.int64),
             ("kvs", (blocks, layout.block_format.nbytes), np.uint8),
@@ -186,10 +186,9 @@ class PrefixStore:
         blocks = len(snapshot.blocks)
         kvs, positions, *accumulators = (data[place].copy() for place in self._places(blocks))
         kvs = kvs.reshape(blocks, layout.block_format.nbytes)
-        num_blocks = -(-lengths // layout.block_size).ravel()
         filled = np.full(blocks, layout.block_size)
         rest = lengths.ravel() % layout.block_size
-        filled[(num_blocks.cumsum() - 1)[rest > 0]] = rest[rest > 0]
+        filled[layout.partly_filled(lengths)] = rest[rest > 0]
         behind = np.arange(layout.block_size) >= filled[:, None]  # [blocks, block_size]
         for field, offset in layout.block_format.fields:
             part = kvs[:, offset : offset + layout.block_size * field.slot_bytes]

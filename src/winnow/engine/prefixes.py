@@ -86,10 +86,10 @@ class PrefixSharing:
         """Let a sequence begin with what was found: it has just got its slot, and computes `count` tokens next."""
         request, index, slot = sequence.request, self._ledger.prefixes, sequence.kv.running_slot
         if found.snapshot is not None:
-            self._ledger.resume(slot, found.snapshot)
+            self._ledger.prefix_rows.resume(slot, found.snapshot)
             sequence.rounds.rounds += found.snapshot.num_rounds
         else:
-            self._ledger.adopt(slot, found.keys)
+            self._ledger.prefix_rows.adopt(slot, found.keys)
             if sequence.eviction is None:
                 self._ledger.drop_unseen([slot])
         if request.metrics.first_scheduled_time is None and sequence.prefix is not None:
@@ -123,7 +123,9 @@ class PrefixSharing:
             end = min(end, eviction.num_shareable)
         chain.extend(sequence.token_ids)
         for index in range(start // size, end // size):
-            self._ledger.remember(sequence.kv.running_slot, index, *chain.links[index], num_computed)
+            self._ledger.prefix_rows.remember(
+                sequence.kv.running_slot, index, *chain.links[index], num_computed
+            )
 
     def remember_round(self, sequence: Sequence) -> None:
         """Let later requests find what a round has just left of a sequence, if it has left them the same."""
@@ -132,7 +134,9 @@ class PrefixSharing:
         kv = sequence.kv
         key, rule = sequence.prefix.snapshots[kv.num_computed]
         token_ids = sequence.token_ids[: kv.num_computed]
-        self._ledger.take_snapshot(kv.running_slot, key, token_ids, rule, kv.num_rounds, kv.position_offset)
+        self._ledger.prefix_rows.take_snapshot(
+            kv.running_slot, key, token_ids, rule, kv.num_rounds, kv.position_offset
+        )
 
     def is_about_to_change(self, sequence: Sequence, most: int) -> bool:
         """Whether a replay or queries of the next tokens, at most so many, may add to accumulators of shared blocks."""
@@ -224,7 +228,7 @@ class PrefixSharing:
         assert sequence.prefix is not None, "who looks for a prefix has a chain"
         for computed, (key, rule) in sequence.prefix.snapshots.items():
             found = self._ledger.prefixes.snapshot(key, sequence.token_ids[:computed], rule)
-            if found is not None and self._ledger.has_pages_for(found):
+            if found is not None and self._ledger.prefix_rows.has_pages_for(found):
                 return found
         return None
 

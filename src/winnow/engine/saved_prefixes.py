@@ -32,7 +32,7 @@ class SavedPrefixes:
         found = self._store.load(key, token_ids, rule.policy.score.num_accumulators)
         if found is None:
             return False
-        blocks = self._ledger.take_blocks_for(found.lengths)
+        blocks = self._ledger.prefix_rows.take_blocks_for(found.lengths)
         if blocks is None:
             return False
         try:
@@ -42,7 +42,7 @@ class SavedPrefixes:
         except BaseException:
             self._ledger.allocator.release(blocks)
             raise
-        self._ledger.keep_snapshot(
+        self._ledger.prefix_rows.keep_snapshot(
             Snapshot.of(key, token_ids, rule, found.lengths, blocks, found.num_rounds, found.position_offset)
         )
         return True

@@ -7,18 +7,18 @@ step's token budget is spent. Nothing here knows a model: the simulator runs the
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.config import SchedulerConfig
 from winnow.engine.accounts import TenantAccounts
 from winnow.engine.beams import Continuation
-from winnow.engine.entry import Entry
+from winnow.engine.entry_rules import EntryRules
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.kv_state import KVState
 from winnow.engine.orders import TenantName, build_order
-from winnow.engine.plan import PlannedSequence, StepPlan
+from winnow.engine.own_blocks import OwnBlocks
+from winnow.engine.plan_builder import PlanBuilder, ScheduledStep
 from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
 from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.prefix_store import PrefixStore
@@ -28,21 +28,7 @@ from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.engine.room import Room
 from winnow.engine.saved_prefixes import SavedPrefixes
-from winnow.engine.sequence_forks import SequenceForks, fork_slot, group, new_sequence, share_prefix
-
-
-@dataclass(frozen=True)
-class ScheduledStep:
-    """A plan, and whose it is: the executor knows slots only.
-
-    Attributes:
-        sequences: of each of the plan's entries.
-        samplers: of each of `StepPlan.samplers`.
-    """
-
-    plan: StepPlan
-    sequences: tuple[Sequence, ...]
-    samplers: tuple[Sequence, ...]
+from winnow.engine.sequence_forks import SequenceForks, group, share_prefix
 
 
 class Scheduler:
@@ -82,14 +68,19 @@ class Scheduler:
         )
         saved = SavedPrefixes(executor, self.ledger, prefix_store)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, saved)
+        self._own_blocks = OwnBlocks(
+            self.ledger, self.prefixes, self.running, self._preempt, config.prefill_chunk
+        )
         self._rounds = EvictionScheduler(
-            executor, self.ledger, clock, max_round_kvs, self._own, self.prefixes.remember_round
+            executor, self.ledger, clock, max_round_kvs, self._own_blocks.own, self.prefixes.remember_round
         )
         self._forks = SequenceForks(self.ledger, executor, self.running, self.waiting)
         self._room = Room(config, self.ledger, self.prefixes)
-        self._entry_rules = Entry(self.waiting, self.accounts, self.ledger, self._room, config.max_passes)
+        self._entry_rules = EntryRules(
+            self.waiting, self.accounts, self.ledger, self._room, config.max_passes
+        )
         self._failed: list[Sequence] = []
-        self._new: dict[Sequence, None] = {}
+        self._builder = PlanBuilder(self.ledger, self.running, self.waiting)
 
     @property
     def rounds(self) -> RoundTally:
@@ -167,10 +158,10 @@ class Scheduler:
             self._resume_next()
             drop_finished(self.ledger, self.running)
             self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.eviction is None])
-            self._unshare_samples(budgets_differ=True)
+            self._own_blocks.unshare_samples(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
-            self._unshare_samples(budgets_differ=False)
-            self._own_before_change()  # after rounds, of which the index may hold what they left
+            self._own_blocks.unshare_samples(budgets_differ=False)
+            self._own_blocks.own_before_change()  # after rounds, of which the index may hold what they left
             self._make_room()
             urgent = self._make_way()
             if any([self._resume(sequence) for sequence in urgent]):
@@ -221,14 +212,7 @@ class Scheduler:
             planned.append((self.running[-1], first))
             self._append(planned[-1:])
             budget -= first
-        # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
-        samplers: list[Sequence] = []
-        entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)
-        if not entries:
-            return ScheduledStep(StepPlan(()), (), ())
-        new, self._new = [new_sequence(s) for s in self._new if s.kv.slot is not None], {}
-        plan = StepPlan(entries, self.ledger.take_update(), tuple(new))
-        return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
+        return self._builder.build(planned)
 
     def _append_decodes(self, waits: set[Sequence], most: int) -> list[tuple[Sequence, int]]:
         """Take room for one more KV a row of the decoding sequences, `most` of them.
@@ -256,23 +240,8 @@ class Scheduler:
         if lacking > 0 and sum(self._room.yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
 
-    def _unshare_samples(self, *, budgets_differ: bool) -> None:
-        """Give samples of one prompt KVs of their own, where their policies will act on each of them apart.
-
-        Those with different budgets part before the round, the others after it: then there is less to copy.
-        """
-        if not self.ledger.any_shared:
-            return
-        for sequence in list(self.running):
-            slot, request = sequence.kv.running_slot, sequence.request
-            if not sequence.owns_blocks or not self.ledger.is_shared(slot):
-                continue
-            if (len(request.evictions) > 1) != budgets_differ or sequence.kv.num_computed < request.fork_at:
-                continue
-            self._own(sequence)
-
     def _append(self, planned: list[tuple[Sequence, int]]) -> None:
-        """Take room for so many tokens of each sequence."""
+        """Take room for the next tokens of each sequence, as many as stand beside it."""
         if planned:
             self.ledger.append([s.kv.running_slot for s, _ in planned], [count for _, count in planned])
 
@@ -349,7 +318,7 @@ class Scheduler:
         if sequence.request.reserved_tokens is not None:
             self.ledger.reserve(sequence.kv.slot, sequence.request.reserved_tokens)
         self.prefixes.adopt(sequence, prefix, count)
-        self._new[sequence] = None
+        self._builder.announce(sequence)
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
             self._charge(sequence.request.tenant, sequence.prompt_len - sequence.kv.num_computed, 0)
@@ -376,64 +345,7 @@ class Scheduler:
         if self._preemption.resume(sequence):
             self.waiting.remove(sequence)
             self.running.append(sequence)
-            self._new[sequence] = None
-        return True
-
-    def _own_before_change(self) -> None:
-        """Let sequences have their blocks for themselves before a query or a replay adds to accumulators."""
-        if not self.ledger.any_shared:
-            return
-        most = self._config.prefill_chunk or sys.maxsize
-        for sequence in list(self.running):
-            if self.prefixes.is_about_to_change(sequence, most):
-                self._own(sequence)
-
-    def _own(self, sequence: Sequence) -> bool:
-        """Let a sequence have its blocks for itself. If memory lacks, since others hold so many, it gives way."""
-        slot = sequence.kv.running_slot
-        if self.ledger.is_shared(slot) and not self.ledger.own_or_forget(slot):
-            self._preempt(sequence)
-            return False
-        return True
-
-    def _entry(self, sequence: Sequence, count: int, sampling: list[Sequence]) -> PlannedSequence:
-        """Plan the next `count` tokens of a sequence.
-
-        Those that sample from the last of them join `sampling`; samples that share its prompt may fork off.
-        """
-        kv, token_ids = sequence.kv, sequence.token_ids
-        slot, start, offset = kv.running_slot, kv.num_computed, kv.position_offset
-        if (replay := sequence.next_pass) is not None:
-            again = replay.token_ids[kv.replayed : kv.replayed + count]
-            return PlannedSequence(slot, start + kv.replayed, list(again), offset, replay=kv.passes_done)
-        planned = PlannedSequence(slot, start, token_ids[start : start + count], offset)
-        samples = start + count == len(token_ids)
-        if samples:
-            planned.samplers = (slot,)
-            sampling.append(sequence)
-        if sequence.request.params.prompt_logprobs is not None:
-            planned.logprobs = _wanted_logprobs(sequence, start, count)
-        if sequence.forks and start + count >= sequence.request.fork_at:
-            forks, sequence.forks = sequence.forks, []
-            started = [fork for fork in forks if self._fork(sequence, fork, start + count)]
-            # Those that find no slot now compute the prompt themselves later.
-            for fork in forks[len(started) :]:
-                self.waiting.put_back(fork)
-            planned.forks = tuple(fork.kv.running_slot for fork in started)
-            if samples:
-                planned.samplers += planned.forks
-                sampling += started
-        return planned
-
-    def _fork(self, parent: Sequence, child: Sequence, num_computed: int) -> bool:
-        """Let `child` hold what `parent` has after this step, `num_computed` tokens. False: there is no slot for it."""
-        slot = fork_slot(self.ledger, parent.kv.running_slot, child)
-        if slot is None:
-            return False
-        child.kv = parent.kv.fork(slot)
-        child.kv.num_computed = num_computed
-        self._new[child] = None
-        self.running.append(child)
+            self._builder.announce(sequence)
         return True
 
     def _preempt(self, victim: Sequence | None = None) -> None:
@@ -522,14 +434,3 @@ class Scheduler:
         """Put tokens on a tenant's account."""
         self.accounts.charge(tenant, prompt_tokens, output_tokens)
         self.waiting.order.charge(tenant, prompt_tokens, output_tokens)
-
-
-def _wanted_logprobs(sequence: Sequence, start: int, count: int) -> tuple[int, int] | None:
-    """Which of a sequence's next tokens predict prompt tokens whose logprobs are asked for and not yet known."""
-    request = sequence.request
-    if not request.wants_prompt_logprobs or sequence is not request.sequences[0]:
-        return None
-    # The logits at position p predict token p + 1.
-    known = max(start, len(request.prompt_logprobs) - 1)
-    last = min(start + count, len(request.prompt_token_ids) - 1)
-    return (known, last) if known < last else None

@@ -163,6 +163,29 @@ class SharedEngine:
         """
         self._advance(box, num_outputs, once=False)
 
+    def finish(
+        self, requests: Sequence[NewRequest], label: str = "", progress: Callable[[int], None] | None = None
+    ) -> list[RequestOutput]:
+        """Serve `final_only` requests to their ends. Returns their outputs in the order of `requests`.
+
+        Raises as `submit` and `wait`; an interrupt ends the requests.
+
+        Args:
+            label: as in `submit`.
+            progress: called with the number of requests that have finished, whenever it has grown.
+        """
+        box = self.mailbox()
+        try:
+            self.submit(requests, box, label)
+            while len(box.outputs) < len(requests):
+                self.wait(box, len(box.outputs) + 1 if progress else len(requests))
+                if progress is not None:
+                    progress(len(box.outputs))
+        finally:
+            self.abandon(box)
+        finished = {output.request_id: output for output in box.outputs}
+        return [finished[request.request_id] for request in requests]
+
     def step(self, box: Mailbox | None = None) -> list[RequestOutput]:
         """Compute a step, or wait for one of another thread.
 

@@ -18,7 +18,7 @@ from winnow.cache import (
     RowsRestored,
     RowsSaved,
 )
-from winnow.cache.layout import IntArray
+from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
 from winnow.config import EngineConfig
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan, StepResult
@@ -194,7 +194,7 @@ class TorchExecutor:
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """Positions of the KVs in the rows of a slot, ascending, by layer and head. Reads them from the device."""
         tables, lengths = self.cache.tables, self.cache.tables.host_lengths[slot]
-        most = -(-int(lengths.max()) // self.layout.block_size)
+        most = ceil_div(int(lengths.max()), self.layout.block_size)
         blocks = tables.lookup_layers(torch.tensor([slot], device=tables.pages.device), most)[:, 0].long()
         held = self.cache.pool.positions_of(blocks).cpu().numpy()  # [L, H, N]
         return [
@@ -245,9 +245,9 @@ class TorchExecutor:
             assert np.array_equal(tables.page_table[slot, : len(pages)].cpu().numpy(), pages), (
                 "a page table differs from the ledger's"
             )
-            most = -(-int(ledger.lengths[slot].max()) // self.layout.block_size)
+            most = ceil_div(int(ledger.lengths[slot].max()), self.layout.block_size)
             found = tables.lookup_layers(torch.tensor([slot], device=tables.pages.device), most)[:, 0]
-            num_blocks = -(-ledger.lengths[slot] // self.layout.block_size)
+            num_blocks = self.layout.row_blocks(ledger.lengths[slot])
             held = np.arange(most) < num_blocks[..., None]
             assert np.array_equal(found.cpu().numpy()[held], ledger.blocks_of(slot)), (
                 "a block table differs from the ledger's"

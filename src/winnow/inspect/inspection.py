@@ -6,8 +6,10 @@ from functools import cached_property
 from typing import Any, Self
 
 from winnow.engine.new_request import KeptPositions
+from winnow.eviction import ResolvedPolicy
+from winnow.eviction.describe import brief_policy
 from winnow.inspect.page import Moment, Page, render
-from winnow.outputs import EvictionReport
+from winnow.outputs import EvictionReport, RequestOutput
 from winnow.sampling import SamplingParams, TextStream
 from winnow.units import format_bytes
 
@@ -96,6 +98,28 @@ class Inspection:
     after_prompt: Held
     at_end: Held
     report: EvictionReport | None
+
+    @classmethod
+    def of(cls, output: RequestOutput, kept: "KeptTokens", policy: ResolvedPolicy, tokenizer: Any) -> Self:
+        """Inspect a finished request.
+
+        Args:
+            kept: its observer.
+            policy: that it ran under.
+            tokenizer: as in `read_tokens`.
+        """
+        prompt, answer = output.prompt_token_ids, output.outputs[0]
+        return cls(
+            policy=policy.name,
+            parts=brief_policy(policy.policy),
+            tokens=read_tokens(tokenizer, [*prompt, *answer.token_ids]),
+            num_prompt_tokens=len(prompt),
+            answer=answer.text,
+            after_prompt=Held.of(kept.after_prompt or kept.at_end, len(prompt)),
+            # The last token of an answer is never computed, so no row holds it.
+            at_end=Held.of(kept.at_end, len(prompt) + len(answer.token_ids) - 1),
+            report=answer.eviction,
+        )
 
     @property
     def kept_share(self) -> tuple[float, ...]:

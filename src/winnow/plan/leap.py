@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from winnow.engine.plan import PlannedSequence, StepPlan
-from winnow.engine.scheduler import ScheduledStep
+from winnow.engine.plan_builder import ScheduledStep
 from winnow.plan.simulated_executor import SAMPLED
 from winnow.plan.step_time import StepWork
 

@@ -24,7 +24,7 @@ class _Shortage:
     pages: int
 
 
-class Entry:
+class EntryRules:
     """Says which waiting sequences may start, in what order, and which running ones give way to them."""
 
     def __init__(

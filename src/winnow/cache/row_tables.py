@@ -1,0 +1,164 @@
+"""Rows of sequences: their lengths, and the blocks that stand in their tables."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from winnow.cache.allocator import BlockAllocator
+from winnow.cache.layout import CacheLayout, CacheSize, IntArray
+from winnow.cache.table_pages import TablePages
+from winnow.cache.update import PendingUpdate, RowLengths
+
+
+class Demand(NamedTuple):
+    """What appending would take, at most."""
+
+    blocks: int = 0
+    pages: int = 0
+
+    def plus(self, other: "Demand") -> "Demand":
+        return Demand(self.blocks + other.blocks, self.pages + other.pages)
+
+
+class Growth(NamedTuple):
+    """Of sequences whose rows get longer."""
+
+    slots: IntArray  # int64 [B]
+    lengths: IntArray  # of each row afterwards, int32 [B, layers, heads]
+    have: IntArray  # blocks of each row before, int32 [B, layers, heads]
+    want: IntArray  # and afterwards
+    num_blocks: int  # that all rows lack
+    pages: IntArray  # that each sequence lacks, int64 [B]
+    num_pages: int  # of all
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(self.num_blocks, self.num_pages)
+
+
+class RowTables:
+    """Lengths and tables of the rows of all sequences, and a record of their changes.
+
+    Attributes:
+        lengths: int32 [max_num_seqs, layers, heads], KVs of each row.
+        reserved: int32 [max_num_seqs], blocks that each row has at least.
+        pages: the block tables.
+        changes: what the next update says.
+        peak_blocks: most blocks that were in use at a time.
+    """
+
+    def __init__(self, layout: CacheLayout, size: CacheSize, allocator: BlockAllocator) -> None:
+        self.layout = layout
+        self.allocator = allocator
+        self.pages = TablePages(layout, size)
+        self.changes = PendingUpdate()
+        self.lengths = np.zeros((size.max_num_seqs, layout.num_layers, layout.num_kv_heads), dtype=np.int32)
+        self.reserved = np.zeros(size.max_num_seqs, dtype=np.int32)
+        self.peak_blocks = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.pages.nbytes + self.lengths.nbytes + self.reserved.nbytes
+
+    # -- what rows hold ------------------------------------------------------------------------------------------
+
+    def num_blocks(self, slot: int) -> IntArray:
+        """Of each row of a sequence, reserved ones included, [layers, heads]."""
+        num_blocks: IntArray = np.maximum(self.layout.row_blocks(self.lengths[slot]), self.reserved[slot])
+        return num_blocks
+
+    def num_blocks_of(self, slots: IntArray, lengths: IntArray) -> IntArray:
+        """Of each row of sequences, [B, layers, heads], if it has `lengths` KVs, reserved ones included."""
+        num_blocks: IntArray = np.maximum(self.layout.row_blocks(lengths), self.reserved[slots, None, None])
+        return num_blocks
+
+    def blocks_of(self, slot: int) -> IntArray:
+        """The ids of the blocks that hold KVs of a sequence, int32 [n], row by row."""
+        num_blocks = self.layout.row_blocks(self.lengths[slot])
+        return self.blocks([slot], np.zeros_like(num_blocks)[None], num_blocks[None])
+
+    def blocks(self, slots: Iterable[int], first: IntArray, last: IntArray) -> IntArray:
+        """What stands in the entries first <= j < last of each row, int32 [n]."""
+        index = self.pages.index(np.fromiter(slots, dtype=np.int64), first, last)
+        found: IntArray = self.pages.entries.reshape(-1)[index]
+        return found
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    def enter(self, index: IntArray, blocks: IntArray) -> None:
+        """Let `blocks` stand at an index of `TablePages.index`."""
+        self.pages.entries.reshape(-1)[index] = blocks
+        self.changes.entries.append(index)
+
+    def set_lengths(self, slots: IntArray, lengths: IntArray) -> None:
+        """Set the lengths of the rows of sequences, [B, layers, heads]."""
+        self.lengths[slots] = lengths
+        self.changes.lengths.append(RowLengths(slots, lengths))
+
+    def count_peak(self) -> None:
+        """Blocks were taken."""
+        self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
+
+    def has_room_for(self, demand: Demand) -> bool:
+        return demand.blocks <= self.allocator.num_free and demand.pages <= self.pages.num_free
+
+    def growth(self, slots: IntArray, lengths: IntArray, at_least: int = 0) -> Growth:
+        """What it takes until rows have `lengths` KVs, none below what they have, and `at_least` blocks each."""
+        reserved = self.reserved[slots, None, None]
+        have = np.maximum(self.layout.row_blocks(self.lengths[slots]), reserved)
+        want = np.maximum(self.layout.row_blocks(lengths), reserved)
+        if at_least:
+            want = np.maximum(want, at_least)
+        pages = self.pages.missing(slots, want.max(axis=(1, 2)))
+        return Growth(slots, lengths, have, want, int((want - have).sum()), pages, int(pages.sum()))
+
+    def grow(self, growth: Growth) -> None:
+        """Take the blocks and pages that rows lack, for which there is room, and enter them into the tables."""
+        if growth.num_pages:
+            self.changes.paged.update(self.pages.grow(growth.slots, growth.pages))
+        if growth.num_blocks:
+            index = self.pages.index(growth.slots, growth.have, growth.want)
+            self.enter(index, self.allocator.allocate(growth.num_blocks))
+        self.set_lengths(growth.slots, growth.lengths)
+        self.count_peak()
+
+    def has_pages_for(self, slot: int, lengths: IntArray) -> bool:
+        """Whether a sequence finds table pages for rows of `lengths` KVs, [layers, heads]."""
+        return self.growth(np.array([slot]), lengths[None]).num_pages <= self.pages.num_free
+
+    def hold(self, slot: int, lengths: IntArray, blocks: IntArray) -> None:
+        """Let an empty sequence hold `blocks`, whose holders count it already, row by row.
+
+        Args:
+            lengths: KVs of its rows, int32 [layers, heads].
+        """
+        growth = self.growth(np.array([slot], dtype=np.int64), lengths[None])
+        self.changes.paged.update(self.pages.grow(growth.slots, growth.pages))
+        num_blocks = self.layout.row_blocks(growth.lengths)
+        self.enter(self.pages.index(growth.slots, np.zeros_like(num_blocks), num_blocks), blocks)
+        self.set_lengths(growth.slots, growth.lengths.copy())
+        self.count_peak()
+
+    def drop_front(self, slot: int, num_blocks: IntArray) -> None:
+        """Take `num_blocks`, [layers], off the front of the rows of a sequence. Those behind take their place."""
+        held, slots = self.num_blocks(slot), np.array([slot], dtype=np.int64)
+        dropped = np.broadcast_to(num_blocks[:, None], held.shape)
+        left = np.where(dropped > 0, held - dropped, 0)
+        none = np.zeros_like(held)
+        released = self.blocks([slot], none[None], dropped[None])
+        moved = self.blocks([slot], dropped[None], (dropped + left)[None])
+        self.enter(self.pages.index(slots, none[None], left[None]), moved)
+        self.allocator.release(released)
+        lengths = self.lengths[slots] - (dropped * self.layout.block_size).astype(np.int32)
+        self.set_lengths(slots, lengths)
+        self.pages.trim(slot, int(self.num_blocks(slot).max()))
+
+    def clear(self, slot: int) -> None:
+        """Empty a sequence: its blocks lose a holder, its pages are free, nothing is reserved."""
+        num_blocks = self.num_blocks(slot)[None]
+        self.allocator.release(self.blocks([slot], np.zeros_like(num_blocks), num_blocks))
+        self.pages.trim(slot, 0)
+        self.reserved[slot] = 0
+        emptied = np.array([slot], dtype=np.int64)
+        self.set_lengths(emptied, np.zeros_like(self.lengths[emptied]))

@@ -1,0 +1,95 @@
+"""Blocks with more than one holder: who may hold any, and copies before somebody writes into one."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from winnow.cache.layout import IntArray
+from winnow.cache.row_tables import RowTables
+from winnow.cache.update import BlockCopies
+
+
+class SharedBlocks:
+    """Copy-on-write for the rows of sequences."""
+
+    def __init__(self, rows: RowTables) -> None:
+        self._rows = rows
+        # Slots that took part in a fork. The first kind may hold blocks with other holders; the second kind may
+        # have such a block at the tail of a row, where the next KV would be written.
+        self.slots: set[int] = set()
+        self._shared_tail: set[int] = set()
+
+    def add(self, slot: int) -> None:
+        """A sequence holds full blocks with others."""
+        self.slots.add(slot)
+
+    def add_with_tail(self, slot: int) -> None:
+        """A sequence holds blocks with others, the partly filled ones included."""
+        self.slots.add(slot)
+        self._shared_tail.add(slot)
+
+    def discard(self, slot: int) -> None:
+        """A sequence shares nothing from now on."""
+        self.slots.discard(slot)
+        self._shared_tail.discard(slot)
+
+    def is_shared(self, slot: int) -> bool:
+        """Whether a block of a sequence has another holder."""
+        if slot in self.slots and not self._num_shared(slot):
+            self.discard(slot)
+        return slot in self.slots
+
+    def can_own(self, slot: int) -> bool:
+        """Whether `own` would find blocks for its copies."""
+        return slot not in self.slots or self._num_shared(slot) <= self._rows.allocator.num_free
+
+    def own(self, slot: int) -> None:
+        """Replace all blocks of a sequence that have other holders by copies.
+
+        Raises:
+            OutOfBlocksError: `can_own` is False; nothing has changed.
+        """
+        if slot in self.slots:
+            self._copy(slot, np.zeros_like(self._rows.lengths[slot]))
+            self.discard(slot)
+
+    def num_tails(self, slots: Iterable[int]) -> int:
+        """Rows of some sequences whose partly filled last blocks have other holders."""
+        return sum(map(self._num_shared_tails, self._shared_tail.intersection(slots)))
+
+    def own_tails(self, slots: Iterable[int]) -> None:
+        """Replace the shared, partly filled last blocks of some sequences by copies."""
+        for slot in self._shared_tail.intersection(slots):
+            self._shared_tail.discard(slot)
+            self._copy(slot, self._tail_range(slot)[0])
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _num_shared(self, slot: int) -> int:
+        return int((self._rows.allocator.holders[self._rows.blocks_of(slot)] > 1).sum())
+
+    def _tail_range(self, slot: int) -> tuple[IntArray, IntArray]:
+        """The entry of the partly filled last block of each row, half-open; empty where it is full."""
+        lengths, layout = self._rows.lengths[slot], self._rows.layout
+        return lengths // layout.block_size, layout.row_blocks(lengths)
+
+    def _num_shared_tails(self, slot: int) -> int:
+        first, last = self._tail_range(slot)
+        return int(
+            (self._rows.allocator.holders[self._rows.blocks([slot], first[None], last[None])] > 1).sum()
+        )
+
+    def _copy(self, slot: int, first: IntArray) -> None:
+        """Replace the shared ones among the blocks from `first`, [layers, heads], on by copies."""
+        rows, allocator = self._rows, self._rows.allocator
+        index = rows.pages.index(np.array([slot], dtype=np.int64), first[None], rows.num_blocks(slot)[None])
+        blocks = rows.pages.entries.reshape(-1)[index]
+        shared = allocator.holders[blocks] > 1
+        source = blocks[shared]
+        if not len(source):
+            return
+        target = allocator.allocate(len(source))
+        rows.enter(index[shared], target)
+        allocator.release(source)
+        rows.changes.copies.append(BlockCopies(source, target))
+        rows.count_peak()

@@ -1,0 +1,70 @@
+"""WHO must have its blocks for itself before a step changes them."""
+
+import sys
+from collections.abc import Callable
+
+from winnow.cache import Ledger
+from winnow.engine.prefixes import PrefixSharing
+from winnow.engine.request import Sequence
+
+
+class OwnBlocks:
+    """Gives running sequences copies of blocks that others hold too.
+
+    Args:
+        running: the scheduler's own.
+        preempt: lets a running sequence give way, whichever the policy names; takes it out of `running`.
+        chunk: most tokens that a step computes of a prompt; None: any number.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        prefixes: PrefixSharing,
+        running: list[Sequence],
+        preempt: Callable[[], None],
+        chunk: int | None,
+    ) -> None:
+        self._ledger = ledger
+        self._prefixes = prefixes
+        self._running = running
+        self._preempt = preempt
+        self._chunk = sys.maxsize if chunk is None else chunk
+
+    def own(self, sequence: Sequence) -> bool:
+        """Let a running sequence have its blocks for itself.
+
+        While memory lacks, since others hold so many, sequences give way, as where decoding finds no room: who is
+        served first goes on. False: the sequence itself gave way.
+        """
+        slot = sequence.kv.running_slot
+        while self._ledger.is_shared(slot) and not self._ledger.own_or_forget(slot):
+            self._preempt()
+            if sequence.kv.slot is None:
+                return False
+        return True
+
+    def unshare_samples(self, *, budgets_differ: bool) -> None:
+        """Unshare samples of one prompt whose policies will evict per sample.
+
+        Those with different budgets part before the round, the others after it: then there is less to copy.
+        """
+        if not self._ledger.any_shared:
+            return
+        for sequence in list(self._running):
+            slot, request = sequence.kv.slot, sequence.request
+            if slot is None:  # it gave way to another
+                continue
+            if not sequence.owns_blocks or not self._ledger.is_shared(slot):
+                continue
+            if (len(request.evictions) > 1) != budgets_differ or sequence.kv.num_computed < request.fork_at:
+                continue
+            self.own(sequence)
+
+    def own_before_change(self) -> None:
+        """Let sequences have their blocks for themselves before a query or a replay adds to accumulators."""
+        if not self._ledger.any_shared:
+            return
+        for sequence in list(self._running):
+            if sequence.kv.slot is not None and self._prefixes.is_about_to_change(sequence, self._chunk):
+                self.own(sequence)

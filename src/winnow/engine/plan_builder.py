@@ -1,0 +1,104 @@
+"""WHAT a step's plan says of each sequence: its tokens, who samples, who forks off, whose logprobs are asked for."""
+
+from collections.abc import Sequence as SequenceType
+from dataclasses import dataclass
+
+from winnow.cache import Ledger
+from winnow.engine.plan import PlannedSequence, StepPlan
+from winnow.engine.queue import WaitingQueue
+from winnow.engine.request import Sequence
+from winnow.engine.sequence_forks import fork_slot, new_sequence
+
+
+@dataclass(frozen=True)
+class ScheduledStep:
+    """A plan, and whose it is: the executor knows slots only.
+
+    Attributes:
+        sequences: of each of the plan's entries.
+        samplers: of each of `StepPlan.samplers`.
+    """
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...] = ()
+    samplers: tuple[Sequence, ...] = ()
+
+
+class PlanBuilder:
+    """Turns the sequences of a step, which have room for their tokens, into a plan.
+
+    Args:
+        running, waiting: the scheduler's own; samples that fork off a prompt join one of them.
+    """
+
+    def __init__(self, ledger: Ledger, running: list[Sequence], waiting: WaitingQueue) -> None:
+        self._ledger = ledger
+        self._running = running
+        self._waiting = waiting
+        self._started: dict[Sequence, None] = {}
+
+    def announce(self, sequence: Sequence) -> None:
+        """A sequence has got a slot: the next plan tells the executor, if it still has one then."""
+        self._started[sequence] = None
+
+    def build(self, planned: SequenceType[tuple[Sequence, int]]) -> ScheduledStep:
+        """The plan of a step that computes so many tokens of each sequence."""
+        # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
+        samplers: list[Sequence] = []
+        entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)
+        if not entries:
+            return ScheduledStep(StepPlan(()))
+        new, self._started = [new_sequence(s) for s in self._started if s.kv.slot is not None], {}
+        plan = StepPlan(entries, self._ledger.take_update(), tuple(new))
+        return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
+
+    def _entry(self, sequence: Sequence, count: int, sampling: list[Sequence]) -> PlannedSequence:
+        """Plan the next `count` tokens of a sequence.
+
+        Those that sample from the last of them join `sampling`; samples that share its prompt may fork off.
+        """
+        kv, token_ids = sequence.kv, sequence.token_ids
+        slot, start, offset = kv.running_slot, kv.num_computed, kv.position_offset
+        if (replay := sequence.next_pass) is not None:
+            again = replay.token_ids[kv.replayed : kv.replayed + count]
+            return PlannedSequence(slot, start + kv.replayed, list(again), offset, replay=kv.passes_done)
+        planned = PlannedSequence(slot, start, token_ids[start : start + count], offset)
+        samples = start + count == len(token_ids)
+        if samples:
+            planned.samplers = (slot,)
+            sampling.append(sequence)
+        if sequence.request.params.prompt_logprobs is not None:
+            planned.logprobs = _wanted_logprobs(sequence, start, count)
+        if sequence.forks and start + count >= sequence.request.fork_at:
+            forks, sequence.forks = sequence.forks, []
+            started = [fork for fork in forks if self._fork(sequence, fork, start + count)]
+            # Those that find no slot now compute the prompt themselves later.
+            for fork in forks[len(started) :]:
+                self._waiting.put_back(fork)
+            planned.forks = tuple(fork.kv.running_slot for fork in started)
+            if samples:
+                planned.samplers += planned.forks
+                sampling += started
+        return planned
+
+    def _fork(self, parent: Sequence, child: Sequence, num_computed: int) -> bool:
+        """Let `child` hold what `parent` has after this step, `num_computed` tokens. False: there is no slot for it."""
+        slot = fork_slot(self._ledger, parent.kv.running_slot, child)
+        if slot is None:
+            return False
+        child.kv = parent.kv.fork(slot)
+        child.kv.num_computed = num_computed
+        self.announce(child)
+        self._running.append(child)
+        return True
+
+
+def _wanted_logprobs(sequence: Sequence, start: int, count: int) -> tuple[int, int] | None:
+    """Which of a sequence's next tokens predict prompt tokens whose logprobs are asked for and not yet known."""
+    request = sequence.request
+    if not request.wants_prompt_logprobs or sequence is not request.sequences[0]:
+        return None
+    # The logits at position p predict token p + 1.
+    known = max(start, len(request.prompt_logprobs) - 1)
+    last = min(start + count, len(request.prompt_token_ids) - 1)
+    return (known, last) if known < last else None

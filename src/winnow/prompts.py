@@ -1,0 +1,79 @@
+"""Prompts as callers write them, and as the engine takes them."""
+
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any, cast
+
+from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, apply_template
+from winnow.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list."""
+    single = isinstance(prompts, str | Mapping) or (bool(prompts) and _is_token_ids(prompts))
+    return cast("list[Prompt]", [prompts] if single else list(prompts))
+
+
+def list_conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> list[Sequence[Message]]:
+    """One conversation or several, as a list."""
+    single = bool(messages) and isinstance(messages[0], Mapping)
+    return cast("list[Sequence[Message]]", [messages] if single else list(messages))
+
+
+class PromptTokenizer:
+    """Turns prompts into token ids, on any thread: a tokenizer is used by one at a time.
+
+    Args:
+        tokenizer: the model's; None: prompts are token ids.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase | None") -> None:
+        self._tokenizer = tokenizer
+        self._using = Lock()
+        if tokenizer is not None:
+            # The first use of a tokenizer may change its settings, which must not happen while a step decodes.
+            tokenizer.encode("")
+
+    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
+        """See `LLM.tokenize`."""
+        content: Any = prompt
+        if isinstance(prompt, Mapping):
+            content = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
+        if not isinstance(content, str):
+            if not _is_token_ids(content):
+                raise InvalidRequestError("prompt must be text or a list of token ids")
+            return TokenizedPrompt(None, list(content))
+        if self._tokenizer is None:
+            raise InvalidRequestError(
+                "prompt must be a list of token ids: the model's directory has no tokenizer"
+            )
+        if not content:
+            raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
+        with self._using:
+            return TokenizedPrompt(
+                content, self._tokenizer.encode(content, add_special_tokens=add_special_tokens)
+            )
+
+    def tokenize_chat(
+        self, messages: Sequence[Message], template: TemplateOptions = PLAIN
+    ) -> TokenizedPrompt:
+        """See `LLM.tokenize_chat`."""
+        with self._using:
+            return apply_template(self._tokenizer, messages, template)
+
+
+def _is_token_ids(value: Any) -> bool:
+    """Whether a value is a sequence of ints; bools are not ints here."""
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and all(type(token) is int for token in value)
+    )
