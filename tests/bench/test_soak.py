@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import Soak, Tally, drawn_lengths, open_pair, requests, tiny_llama
+from benchmarks.soak import Soak, Tally, open_pair
+from benchmarks.soak_load import drawn_lengths, requests, tiny_llama
 
 
 def soaked(path: Path, count: int, seed: int, host_seqs: int) -> Tally:

@@ -131,7 +131,7 @@ class Entry:
             while len(own) > 1 and self._exceeds_limit(tenant, own):
                 victim = choose(own)
                 park(victim)
-                own.remove(victim)
+                own = list(of_tenant(tenant, running))  # without the beams beside it, either
 
     def _exceeds_limit(self, tenant: TenantName, own: SequenceType[Sequence]) -> bool:
         """Whether what a tenant's running sequences hold and take in the next step exceeds its limit."""

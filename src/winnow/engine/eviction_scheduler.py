@@ -134,9 +134,9 @@ class EvictionScheduler:
         taken: set[Sequence] = set()
         ranked = 0
         for sequence in sorted(able, key=lambda s: self._served.get(s, -1)):
-            size = int(self._ledger.lengths[sequence.kv.slot].sum())
-            if sequence in taken:
+            if sequence in taken or sequence.kv.slot is None:  # a beam may have gone with the one before it
                 continue
+            size = int(self._ledger.lengths[sequence.kv.slot].sum())
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
             if sequence.may_share_outside and not self._own(sequence):
@@ -145,7 +145,11 @@ class EvictionScheduler:
             same[sequence] = siblings(self._ledger, sequence, running)
             taken |= {sequence, *same[sequence]}
             ranked += size
-        self._run(leaders, same)
+        if gone := {s for s in taken if s.kv.slot is None}:  # likewise, with one after it
+            leaders = [s for s in leaders if s not in gone]
+            taken -= gone
+        if leaders:
+            self._run(leaders, same)
         return taken
 
     def _run(self, leaders: list[Sequence], same: dict[Sequence, list[Sequence]]) -> None:

@@ -264,6 +264,8 @@ class Scheduler:
         if not self.ledger.any_shared:
             return
         for sequence in list(self.running):
+            if sequence.kv.slot is None:  # it went with another beam
+                continue
             slot, request = sequence.kv.running_slot, sequence.request
             if not sequence.owns_blocks or not self.ledger.is_shared(slot):
                 continue
@@ -385,7 +387,8 @@ class Scheduler:
             return
         most = self._config.prefill_chunk or sys.maxsize
         for sequence in list(self.running):
-            if self.prefixes.is_about_to_change(sequence, most):
+            # A beam may have gone with the one before it.
+            if sequence.kv.slot is not None and self.prefixes.is_about_to_change(sequence, most):
                 self._own(sequence)
 
     def _own(self, sequence: Sequence) -> bool:
