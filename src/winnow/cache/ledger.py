@@ -84,6 +84,7 @@ class Ledger:
         self._entries: list[IntArray] = []
         self._paged: set[int] = set()
         self._lengths: list[RowLengths] = []
+        self._last_update = CacheUpdate()
 
     # -- how much ------------------------------------------------------------------------------------------------
 
@@ -527,7 +528,19 @@ class Ledger:
         )
         self._closed, self._copies, self._entries, self._lengths = [], [], [], []
         self._paged = set()
+        self._last_update = update
         return update
+
+    def repeat_update(self) -> None:
+        """Let the next update also say what the last one said, which its reader may not have followed to the end.
+
+        Copies of blocks are not made again, so that what sequences hold then has to be computed again.
+        """
+        last, self._last_update = self._last_update, CacheUpdate()
+        discarded = [copies for copies in last.copies if isinstance(copies, CopyDiscarded)]
+        self._closed[:0], self._copies[:0], self._lengths[:0] = last.closed, discarded, last.lengths
+        self._entries.insert(0, last.entries)
+        self._paged |= {slot for slot, _ in last.pages}
 
     # -- invariants ----------------------------------------------------------------------------------------------
 
