@@ -361,7 +361,8 @@ def main() -> None:
         f"{tally.submitted} requests, {tally.forked} of them forks, {tally.refused} refused, {tally.finished} "
         f"finished, {tally.aborted} aborted; {soak.steps} steps, {stats.num_preemptions} preemptions, "
         f"{stats.num_swaps} swaps, {stats.cached_tokens} prompt tokens found; {failures.copies} copies and "
-        f"{failures.steps} steps or rounds made to fail; {tally.compared} compared ({tally.compared_forks} forks, {tally.compared_beams} with beams), "
+        f"{failures.steps} steps or rounds made to fail; {tally.compared} compared "
+        f"({tally.compared_forks} forks, {tally.compared_beams} with beams), "
         f"{tally.ties} ties, {len(tally.faults)} faults; {time.perf_counter() - start:.0f} s"
     )
     for fault in tally.faults[:20]:

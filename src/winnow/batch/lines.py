@@ -8,7 +8,8 @@ Three forms are read:
 
 Both may carry `reference`, `category` and `metric`, by which answers are scored, and `metadata`; they come back in the
 record. Where the file is the operator's own, both may name a `tenant`, and a flat line its `priority`: the greater is
-served first. A Batch body has a priority too, the other way round, as vLLM has it. Any other key that is not a sampling parameter is refused, since an ignored typo would change answers unseen.
+served first. A Batch body has a priority too, the other way round, as vLLM has it. Any other key that is not a sampling
+parameter is refused, since an ignored typo would change answers unseen.
 """
 
 from collections.abc import Mapping, Sequence
