@@ -1,7 +1,7 @@
 """Beams lose their KVs together: whoever goes through running sequences meanwhile finds fewer of them."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,24 +136,27 @@ def test_a_tenant_above_its_limit_parks_beams(model: Path) -> None:
 
 
 def test_others_look_for_a_prefix_beside_beams_that_start_again(model: Path) -> None:
+    met = list[int]()
     with opened(model, kv_memory="8MiB") as llm:
         scheduler: Any = llm._engine._scheduler  # type: ignore[attr-defined]
-        [alone] = llm.generate([prompt(13, 1)], beams(40))
-        llm.submit(prompt(13, 1), beams(40), request_id="beams")
-        names: Iterator[int] = iter(range(1000))
-        countdown = [3]
+        for seed in range(6):
+            before = len(met)
+            [alone] = llm.generate([prompt(13, seed)], beams(40))
+            llm.submit(prompt(13, seed), beams(40), request_id="beams")
 
-        def disturb() -> None:
-            countdown[0] -= 1
-            running = [s for s in scheduler.running if s.request.request_id == "beams"]
-            if countdown[0] > 0 or len(running) < 3:
-                return
-            countdown[0] = 5
-            scheduler._preempt(running[0])
-            number = next(names)
-            params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, detokenize=False)
-            llm.submit(prompt(90, 100 + number), params, priority=-1)
+            def disturb(seed: int = seed, before: int = before) -> None:
+                running = [s for s in scheduler.running if s.request.request_id == "beams"]
+                if len(running) < 3:
+                    return
+                if any(s.num_to_compute > 1 for s in running) and len(met) == before:
+                    # They share what they have in common, and compute the rest each for itself, in the next step.
+                    met.append(seed)
+                    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, detokenize=False)
+                    llm.submit(prompt(90, 100 + seed), params)
+                elif running[0].num_tokens % 4 == 0 and len(met) == before:
+                    scheduler._preempt(running[0])  # the last token of a block is known, and not computed
 
-        outputs = finished(llm, disturb)
-    found = [each.token_ids for each in outputs["beams"].outputs]
-    assert found == [each.token_ids for each in alone.outputs]
+            outputs = finished(llm, disturb)
+            found = [each.token_ids for each in outputs["beams"].outputs]
+            assert found == [each.token_ids for each in alone.outputs]
+    assert met
