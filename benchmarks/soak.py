@@ -30,6 +30,7 @@ from rich.console import Console
 from winnow import LLM, RequestOutput
 from winnow.bench.traces import read_trace
 from winnow.config import SCHEDULING_POLICIES
+from winnow.engine.sequence_forks import group
 from winnow.errors import InvalidRequestError
 from winnow.eviction.presets import find_preset
 from winnow.report.provenance import Machine
@@ -113,9 +114,11 @@ class Soak:
                     left = request is not None
                     if request is not None:
                         self._submit(request)
-            # Who is alone gives way to nobody: that would count as a request that fits nowhere.
-            if len(self._scheduler.running) > 1 and self._random.random() < self._preempt:
-                self._scheduler._preempt(self._random.choice(self._scheduler.running))
+            if self._scheduler.running and self._random.random() < self._preempt:
+                victim = self._random.choice(self._scheduler.running)
+                # Who is alone gives way to nobody: that would count as a request that fits nowhere.
+                if not set(self._scheduler.running) <= set(group(victim)):
+                    self._scheduler._preempt(victim)
             try:
                 for output in self._loaded.step():
                     self._take(output)
