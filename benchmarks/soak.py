@@ -1,15 +1,18 @@
 """Many requests through a cache that is far too small for them, and each of them held to what it is owed.
 
     python benchmarks/soak.py [--requests 5000] [--trace FILE] [--kv-seqs 4] [--host-seqs 4] [--compare 1.0]
-        [--check-every 1] [--preempt 0.1] [--seed 0]
+        [--check-every 1] [--preempt 0.1] [--tenants] [--scheduling-policy fair] [--kv-cache-dtype int8]
+        [--fail-copies 0.1] [--fail-steps 0.01] [--seed 0]
 
-Prompts begin alike, arrive with random priorities under several policies, some ask for more than one sample, some are
-aborted. Every request must end exactly once; answers that ended by themselves must be those of the same request alone
-in an engine with room for everything (float32, greedy); the engine's invariants are asserted after steps; at the end
-nobody may hold a block or a byte of host memory. The model is a tiny Llama of random weights.
+Prompts begin alike, arrive with random priorities under several policies, some ask for more than one sample or search
+with beams, some are forked in the middle of their answers, some are aborted. Every request must end exactly once;
+answers that ended by themselves must be those of the same request alone in an engine with room for everything (float32,
+greedy), a fork's those of the request that it came from; the engine's invariants are asserted after steps; at the end
+nobody may hold a block or a byte of host memory, also on no tenant's account. The model is a tiny Llama of random
+weights.
 
 An answer that differs where the two best tokens of the unloaded run are closer than `--tie` in logprob is counted as a
-tie, not as a fault: sums in float32 depend on who shares the batch.
+tie, not as a fault: sums in float32 depend on who shares the batch. Beams are a tie if their logprobs are so close.
 """
 
 import argparse
@@ -17,33 +20,34 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
 from rich.console import Console
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from winnow import LLM, RequestOutput, SamplingParams
-from winnow.bench.traces import TraceRequest, read_trace, scaled
+from winnow import LLM, RequestOutput
+from winnow.bench.traces import read_trace
+from winnow.config import SCHEDULING_POLICIES
+from winnow.engine.sequence_forks import group
 from winnow.errors import InvalidRequestError
 from winnow.eviction.presets import find_preset
 from winnow.report.provenance import Machine
 
-VOCAB = 97
-LONGEST = 256
-"""Tokens of a prompt and its answer, at most."""
+if not __package__:  # run as a file, which puts this folder on the path
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
-POLICIES: tuple[dict[str, Any], ...] = (
-    {},
-    {"eviction": "batch-max", "kv_budget": 96},
-    {"eviction": "kv-compress", "compression": 2.0},
-    {"eviction": "kv-compress-pd", "kv_budget": 96},
-    {"eviction": "kvzip", "compression": 2.0},
-    {"eviction": "keydiff", "compression": 2.0},
-    {"eviction": "streaming-shift", "kv_budget": 48},
+from benchmarks.soak_load import (
+    LONGEST,
+    TENANTS,
+    Failures,
+    InjectedError,
+    SoakRequest,
+    drawn_lengths,
+    fitted,
+    requests,
+    tiny_llama,
 )
 
 
@@ -52,6 +56,7 @@ class Tally:
     """What came of the requests so far.
 
     Attributes:
+        submitted: forks included.
         faults: one line for each broken promise.
     """
 
@@ -59,77 +64,20 @@ class Tally:
     refused: int = 0
     finished: int = 0
     aborted: int = 0
+    forked: int = 0
     compared: int = 0
+    compared_forks: int = 0
+    compared_beams: int = 0
     ties: int = 0
+    failed_steps: int = 0
     faults: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class SoakRequest:
-    """One request, drawn from a seed.
-
-    Attributes:
-        abort_after: tokens of its answer after which it is aborted; None: it may end by itself.
-    """
-
-    name: str
-    prompt: list[int]
-    params: SamplingParams
-    priority: int
-    abort_after: int | None
-
-
-def tiny_llama(path: Path) -> Path:
-    """Save a Llama of 2 layers, 4 query and 2 KV heads whose random weights are large enough for varied answers."""
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4 * LONGEST,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        model = LlamaForCausalLM(config)
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.data.normal_(0, 0.3)
-    model.save_pretrained(path)
-    return path
-
-
-def requests(count: int, trace: list[TraceRequest], seed: int) -> Iterator[SoakRequest]:
-    """Draw `count` requests, the same for every run with that seed; their lengths are the trace's, in turn."""
-    for index in range(count):
-        random = Random(f"{seed} {index}")  # noqa: S311
-        shape = trace[index % len(trace)]
-        prompt = [3 + token for token in shape.prompt(VOCAB - 3, seed=index % 50)]
-        # Every third begins as others do, also where the trace knows nothing of that.
-        if index % 3 == 0:
-            shared = Random(index % 4)  # noqa: S311
-            prompt = ([shared.randrange(3, VOCAB) for _ in range(64)] + prompt)[: max(len(prompt), 65)]
-        policy = random.choice(POLICIES)
-        new_tokens = min(shape.output_tokens, LONGEST - len(prompt) - 1)
-        params = SamplingParams(
-            n=random.choice((1, 1, 1, 2, 3)),
-            temperature=0.0,
-            max_tokens=max(new_tokens, 1),
-            detokenize=False,
-            **policy,
-        )
-        abort_after = random.randrange(1, 20) if random.random() < 0.05 else None
-        yield SoakRequest(f"soak-{index}", prompt, params, random.randrange(-2, 3), abort_after)
 
 
 class Soak:
     """A loaded engine, an unloaded one, and the books of both.
 
     Args:
-        in_flight: requests that are unfinished at a time, at most.
+        in_flight: requests that are unfinished at a time, at most; forks come on top.
         compare: share of the answers that are compared with the unloaded engine's.
         check_every: steps from one assertion of the engine's invariants to the next.
         tie: difference of logprobs below which two tokens are as good as each other.
@@ -154,7 +102,6 @@ class Soak:
         self._tie, self._preempt = tie, preempt
         self._scheduler = loaded._engine._scheduler  # type: ignore[attr-defined]
         self._running: dict[str, SoakRequest] = {}
-        self._seen: set[str] = set()
         self._random = Random(0)  # noqa: S311
 
     def run(self, drawn: Iterator[SoakRequest], show: Any = None) -> Tally:
@@ -167,30 +114,66 @@ class Soak:
                     left = request is not None
                     if request is not None:
                         self._submit(request)
-            # Who is alone gives way to nobody: that would count as a request that fits nowhere.
-            if len(self._scheduler.running) > 1 and self._random.random() < self._preempt:
-                self._scheduler._preempt(self._random.choice(self._scheduler.running))
-            for output in self._loaded.step():
-                self._take(output)
+            if self._scheduler.running and self._random.random() < self._preempt:
+                victim = self._random.choice(self._scheduler.running)
+                # Who is alone gives way to nobody: that would count as a request that fits nowhere.
+                if not set(self._scheduler.running) <= set(group(victim)):
+                    self._scheduler._preempt(victim)
+            try:
+                for output in self._loaded.step():
+                    self._take(output)
+            except InjectedError:
+                self.tally.failed_steps += 1
             self.steps += 1
             if self.steps % self._check_every == 0:
                 self._loaded.check_integrity()
+                self._check_accounts()
             if show is not None:
                 show(self.tally)
         for name in self._running:
             self.tally.faults.append(f"{name} never ended")
         self._loaded.check_integrity()
-        if held := self._scheduler.ledger.allocator.num_used:
-            self.tally.faults.append(f"{held} blocks are held by nobody")
-        if held := self._loaded.stats().host_bytes_used:
-            self.tally.faults.append(f"{held} bytes in host memory are nobody's")
+        self._check_left()
         return self.tally
+
+    # -- the books -----------------------------------------------------------------------------------------------
+
+    def _check_accounts(self) -> None:
+        """What tenants hold on the host is what is held there."""
+        held, used = self._scheduler.accounts.host_bytes, self._loaded.stats().host_bytes_used
+        if held.total() != used or min(held.values(), default=0) < 0:
+            self.tally.faults.append(
+                f"step {self.steps}: tenants hold {dict(held)} of {used} bytes on the host"
+            )
+
+    def _check_left(self) -> None:
+        """Nobody holds anything."""
+        stats, faults = self._loaded.stats(), self.tally.faults
+        if held := self._scheduler.ledger.allocator.num_used:
+            faults.append(f"{held} blocks are held by nobody")
+        if stats.host_bytes_used:
+            faults.append(f"{stats.host_bytes_used} bytes in host memory are nobody's")
+        faults += [
+            f"{held} bytes in host memory are on the account of {tenant or 'nobody'}"
+            for tenant, held in self._scheduler.accounts.host_bytes.items()
+            if held
+        ]
+        for name, tenant in stats.tenants.items():
+            for each in ("num_running", "num_waiting", "blocks", "borrowed_blocks", "host_bytes"):
+                if left := getattr(tenant, each):
+                    faults.append(f"{name or 'nobody'} has {each} {left} at the end")
+
+    # -- requests ------------------------------------------------------------------------------------------------
 
     def _submit(self, request: SoakRequest) -> None:
         self.tally.submitted += 1
         try:
             self._loaded.submit(
-                request.prompt, request.params, request_id=request.name, priority=request.priority
+                request.prompt,
+                request.params,
+                request_id=request.name,
+                priority=request.priority,
+                tenant=request.tenant,
             )
         except InvalidRequestError:  # such as a budget below what the policy protects of a short prompt
             self.tally.refused += 1
@@ -203,14 +186,11 @@ class Soak:
             self.tally.faults.append(f"{output.request_id} gave an output after its end")
             return
         if not output.finished:
-            if request.abort_after is not None and len(output.outputs[0].token_ids) >= request.abort_after:
-                last = self._loaded.abort(request.name)
-                self.tally.aborted += 1
-                del self._running[request.name]
-                if last is None or not last.finished:
-                    self.tally.faults.append(f"{request.name} was aborted and goes on")
-                if self._loaded.abort(request.name) is not None:
-                    self.tally.faults.append(f"{request.name} ended twice")
+            answered = len(output.outputs[0].token_ids)
+            if request.abort_after is not None and answered >= request.abort_after:
+                self._abort(request)
+            elif request.fork_after is not None and answered >= request.fork_after:
+                self._fork(request, output)
             return
         del self._running[request.name]
         self.tally.finished += 1
@@ -220,12 +200,49 @@ class Soak:
         elif self._random.random() < self._compare and self._is_comparable(request, output):
             self._check(request, output)
 
+    def _abort(self, request: SoakRequest) -> None:
+        last = self._loaded.abort(request.name)
+        self.tally.aborted += 1
+        del self._running[request.name]
+        if last is None or not last.finished:
+            self.tally.faults.append(f"{request.name} was aborted and goes on")
+        if self._loaded.abort(request.name) is not None:
+            self.tally.faults.append(f"{request.name} ended twice")
+
+    def _fork(self, request: SoakRequest, output: RequestOutput) -> None:
+        """Let another request go on from one of the samples that are unfinished."""
+        self._running[request.name] = replace(request, fork_after=None)
+        going_on = [answer.index for answer in output.outputs if answer.finish_reason is None]
+        sample = self._random.choice(going_on)
+        name = f"{request.name}-fork"
+        try:
+            self._loaded.fork(request.name, new_request_id=name, index=sample)
+        except InvalidRequestError as error:
+            self.tally.faults.append(f"{request.name} sample {sample} could not be forked: {error}")
+            return
+        self.tally.submitted += 1
+        self.tally.forked += 1
+        # One whose parent waits computes its tokens itself, under a policy with rounds that see other tokens.
+        shares = any(sequence.request.request_id == name for sequence in self._scheduler.running)
+        self._running[name] = replace(
+            request,
+            name=name,
+            fork_after=None,
+            abort_after=None,
+            sample=sample,
+            comparable=self._is_comparable(request, output) and (shares or request.params.eviction is None),
+        )
+
+    # -- comparison ----------------------------------------------------------------------------------------------
+
     def _is_comparable(self, request: SoakRequest, output: RequestOutput) -> bool:
         """Whether the same request alone would answer alike.
 
         Rounds that come by the load are another matter, and so is a compressed request that was computed again: its
         rounds see other tokens then.
         """
+        if not request.comparable:
+            return False
         if request.params.eviction is None:
             return True
         when = find_preset(str(request.params.eviction)).policy.when
@@ -242,30 +259,30 @@ class Soak:
     def _check(self, request: SoakRequest, output: RequestOutput) -> None:
         [alone] = self._unloaded.generate([request.prompt], request.params)
         self.tally.compared += 1
-        for got, expected in zip(output.outputs, alone.outputs, strict=True):
+        self.tally.compared_forks += request.sample is not None
+        self.tally.compared_beams += request.params.use_beam_search
+        answers = alone.outputs if request.sample is None else [alone.outputs[request.sample]]
+        for got, expected in zip(output.outputs, answers, strict=True):
             if got.token_ids == expected.token_ids:
                 continue
             pairs = zip(got.token_ids, expected.token_ids, strict=False)
             place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-            if place is not None and self._is_tie(request, expected.index, place):
+            if request.params.use_beam_search:
+                ours, theirs = got.cumulative_logprob, expected.cumulative_logprob
+                tie = ours is not None and theirs is not None and abs(ours - theirs) < self._tie
+            else:
+                tie = place is not None and self._is_tie(request, expected.index, place)
+            if tie:
                 self.tally.ties += 1
                 continue
             self.tally.faults.append(
-                f"{request.name} sample {got.index} under {request.params.eviction or 'full'} differs from the "
-                f"unloaded run at token {place}"
+                f"{request.name} sample {got.index} under {request.params.eviction or 'full'}"
+                f"{' with beams' if request.params.use_beam_search else ''} differs from the unloaded run at "
+                f"token {place}"
             )
 
     def _is_tie(self, request: SoakRequest, sample: int, place: int) -> bool:
-        params = SamplingParams(
-            n=request.params.n,
-            temperature=0.0,
-            max_tokens=place + 1,
-            logprobs=2,
-            detokenize=False,
-            eviction=request.params.eviction,
-            compression=request.params.compression,
-            kv_budget=request.params.kv_budget,
-        )
+        params = replace(request.params, max_tokens=place + 1, logprobs=2)
         [again] = self._unloaded.generate([request.prompt], params)
         logprobs = again.outputs[sample].logprobs
         there = (logprobs[place] if logprobs else None) or {}
@@ -273,15 +290,20 @@ class Soak:
         return len(best) > 1 and best[0] - best[1] < self._tie
 
 
-def open_pair(model: Path, kv_seqs: int, host_seqs: int = 0) -> tuple[LLM, LLM]:
+def open_pair(
+    model: Path, kv_seqs: int, host_seqs: int = 0, *, tenants: bool = False, **options: Any
+) -> tuple[LLM, LLM]:
     """An engine with KV memory for `kv_seqs` requests of the greatest length, and one with room for all.
 
     Args:
         host_seqs: requests of the greatest length that fit into the loaded engine's host tier.
+        tenants: whether the loaded engine knows `TENANTS`.
+        options: of the loaded engine; kv_cache_dtype: of both.
     """
     common: dict[str, Any] = {
         "model": model,
         "dtype": "float32",
+        "kv_cache_dtype": options.pop("kv_cache_dtype", "auto"),
         "max_model_len": 2 * LONGEST,
         "num_accumulators": 2,
         "kv_floor": 1,
@@ -295,36 +317,31 @@ def open_pair(model: Path, kv_seqs: int, host_seqs: int = 0) -> tuple[LLM, LLM]:
         kv_memory=kv_seqs * per_seq,
         max_num_seqs=16,
         kv_offloading_size=host_seqs * per_seq if host_seqs else None,
+        tenants=TENANTS if tenants else (),
+        **options,
     )
     return loaded, unloaded
 
 
 def main() -> None:
     """Run, print what came of it, and exit with 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0] if __doc__ else None, allow_abbrev=False
-    )
-    parser.add_argument("--requests", type=int, default=5000)
-    parser.add_argument("--trace", type=Path, help="lengths of requests (default: random lengths)")
-    parser.add_argument("--kv-seqs", type=int, default=4, help="KV memory for so many requests of 256 tokens")
-    parser.add_argument("--host-seqs", type=int, default=4, help="such requests that fit into host memory")
-    parser.add_argument("--in-flight", type=int, default=48, help="unfinished requests at a time")
-    parser.add_argument("--compare", type=float, default=1.0, help="share of answers that are compared")
-    parser.add_argument("--check-every", type=int, default=1, help="steps between assertions of invariants")
-    parser.add_argument("--tie", type=float, default=1e-3)
-    parser.add_argument(
-        "--preempt", type=float, default=0.1, help="share of steps before which one gives way"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = _parser().parse_args()
     trace = (
         drawn_lengths(options.seed) if options.trace is None else fitted(read_trace(options.trace, 20_000))
     )
     console = Console()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
-        loaded, unloaded = open_pair(tiny_llama(Path(directory)), options.kv_seqs, options.host_seqs)
+        loaded, unloaded = open_pair(
+            tiny_llama(Path(directory)),
+            options.kv_seqs,
+            options.host_seqs,
+            tenants=options.tenants,
+            kv_cache_dtype=options.kv_cache_dtype,
+            scheduling_policy=options.scheduling_policy,
+        )
         with loaded, unloaded, Console(stderr=True).status("") as status:
+            failures = Failures(loaded, options.seed, copies=options.fail_copies, steps=options.fail_steps)
             soak = Soak(
                 loaded,
                 unloaded,
@@ -335,7 +352,7 @@ def main() -> None:
                 preempt=options.preempt,
             )
             tally = soak.run(
-                requests(options.requests, trace, options.seed),
+                requests(options.requests, trace, options.seed, options.tenants),
                 lambda so_far: status.update(
                     f"{so_far.finished + so_far.aborted} of {options.requests} ended, "
                     f"{len(so_far.faults)} faults"
@@ -344,26 +361,42 @@ def main() -> None:
             stats = loaded.stats()
     console.print(str(Machine.here()))
     console.print(
-        f"{tally.submitted} requests, {tally.refused} refused, {tally.finished} finished, {tally.aborted} aborted; "
-        f"{soak.steps} steps, {stats.num_preemptions} preemptions, {stats.cached_tokens} prompt tokens found; "
-        f"{tally.compared} compared, {tally.ties} ties, {len(tally.faults)} faults; "
-        f"{time.perf_counter() - start:.0f} s"
+        f"{tally.submitted} requests, {tally.forked} of them forks, {tally.refused} refused, {tally.finished} "
+        f"finished, {tally.aborted} aborted; {soak.steps} steps, {stats.num_preemptions} preemptions, "
+        f"{stats.num_swaps} swaps, {stats.cached_tokens} prompt tokens found; {failures.copies} copies and "
+        f"{failures.steps} steps or rounds made to fail; {tally.compared} compared "
+        f"({tally.compared_forks} forks, {tally.compared_beams} with beams), "
+        f"{tally.ties} ties, {len(tally.faults)} faults; {time.perf_counter() - start:.0f} s"
     )
     for fault in tally.faults[:20]:
         console.print(fault)
     sys.exit(bool(tally.faults))
 
 
-def drawn_lengths(seed: int) -> list[TraceRequest]:
-    """Lengths without a trace."""
-    random = Random(seed)  # noqa: S311
-    return [TraceRequest(0.0, random.randrange(1, 160), random.randrange(1, 60)) for _ in range(1000)]
-
-
-def fitted(trace: list[TraceRequest]) -> list[TraceRequest]:
-    """A trace whose median request has an eighth of the greatest length; longer ones than that are left out."""
-    lengths = sorted(request.prompt_tokens + request.output_tokens for request in trace)
-    return scaled(trace, tokens=LONGEST / 8 / lengths[len(lengths) // 2], longest=LONGEST - 66)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0] if __doc__ else None, allow_abbrev=False
+    )
+    parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--trace", type=Path, help="lengths of requests (default: random lengths)")
+    parser.add_argument("--kv-seqs", type=int, default=4, help="KV memory for so many requests of 256 tokens")
+    parser.add_argument("--host-seqs", type=int, default=4, help="such requests that fit into host memory")
+    parser.add_argument("--in-flight", type=int, default=48, help="unfinished requests at a time, less forks")
+    parser.add_argument("--compare", type=float, default=1.0, help="share of answers that are compared")
+    parser.add_argument("--check-every", type=int, default=1, help="steps between assertions of invariants")
+    parser.add_argument("--tie", type=float, default=1e-3)
+    parser.add_argument(
+        "--preempt", type=float, default=0.1, help="share of steps before which one gives way"
+    )
+    parser.add_argument(
+        "--tenants", action="store_true", help="requests run on accounts with shares and limits"
+    )
+    parser.add_argument("--scheduling-policy", choices=SCHEDULING_POLICIES, default="priority")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="format of stored KVs in both engines")
+    parser.add_argument("--fail-copies", type=float, default=0.0, help="share of host copies that fail")
+    parser.add_argument("--fail-steps", type=float, default=0.0, help="share of steps and rounds that raise")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
 
 
 if __name__ == "__main__":

@@ -56,6 +56,19 @@ def test_other_sweeps(trace: Path) -> None:
         assert [each["name"] for each in replays] == names
 
 
+def test_the_sweep_of_preemption_ends_with_the_break_even(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--sweep", "preemption", "--requests", "2", "--max-model-len", "300", "--lengths", "32,64,4096")
+    report = measure(trace, *more)
+    shown = capsys.readouterr().out
+    assert "One preemption by length" in shown and "copying is" in shown
+    points = report["preemptions"]
+    assert isinstance(points, list) and [each["length"] for each in points] == [32, 64]
+    assert all(each["swap_seconds"] > 0 and each["recompute_seconds"] > 0 for each in points)
+    assert "break_even" in report
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

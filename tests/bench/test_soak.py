@@ -1,34 +1,70 @@
 """Every request of a soak ends once, as it would alone, and leaves nothing behind."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.soak import Soak, Tally, drawn_lengths, open_pair, requests, tiny_llama
+from benchmarks.soak import Soak, Tally, open_pair
+from benchmarks.soak_load import Failures, drawn_lengths, requests, tiny_llama
 
 
-def soaked(path: Path, count: int, seed: int, host_seqs: int) -> Tally:
-    loaded, unloaded = open_pair(tiny_llama(path), kv_seqs=4, host_seqs=host_seqs)
+def soaked(
+    path: Path,
+    count: int,
+    seed: int,
+    host_seqs: int,
+    *,
+    tenants: bool = False,
+    fail_copies: float = 0.0,
+    fail_steps: float = 0.0,
+    tie: float = 1e-3,
+    **options: Any,
+) -> Tally:
+    loaded, unloaded = open_pair(tiny_llama(path), kv_seqs=4, host_seqs=host_seqs, tenants=tenants, **options)
     with loaded, unloaded:
-        soak = Soak(loaded, unloaded, preempt=0.2)
-        tally = soak.run(requests(count, drawn_lengths(seed), seed))
+        failures = Failures(loaded, seed, copies=fail_copies, steps=fail_steps)
+        soak = Soak(loaded, unloaded, preempt=0.2, tie=tie)
+        tally = soak.run(requests(count, drawn_lengths(seed), seed, tenants))
         assert loaded.stats().num_preemptions > count // 20
-        assert loaded.stats().cached_tokens > 0
+        assert tenants or loaded.stats().cached_tokens > 0
         assert (loaded.stats().num_swaps > 0) == (host_seqs > 0)
+        assert (failures.copies > 0) == (fail_copies > 0)
+        assert tally.failed_steps == failures.steps and (failures.steps > 0) == (fail_steps > 0)
+    assert tally.faults == []
+    assert tally.finished + tally.aborted + tally.refused == tally.submitted == count + tally.forked
     return tally
 
 
-@pytest.mark.parametrize("host_seqs", [0, 3])
-def test_a_short_soak(tmp_path: Path, host_seqs: int) -> None:
-    tally = soaked(tmp_path, 60, 1, host_seqs)
-    assert tally.faults == []
-    assert tally.finished + tally.aborted + tally.refused == tally.submitted == 60
-    assert tally.compared > 20
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"host_seqs": 0},
+        {
+            "host_seqs": 3,
+            "tenants": True,
+            "scheduling_policy": "fair",
+            "fail_copies": 0.1,
+            "fail_steps": 0.02,
+        },
+    ],
+)
+def test_a_short_soak(tmp_path: Path, setting: dict[str, Any]) -> None:
+    tally = soaked(tmp_path, 60, 1, **setting)
+    assert tally.compared > 12 and tally.forked > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("host_seqs", [0, 3, 100])
-def test_a_long_soak(tmp_path: Path, host_seqs: int) -> None:
-    tally = soaked(tmp_path, 500, 2, host_seqs)
-    assert tally.faults == []
-    assert tally.compared > 150
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"host_seqs": 0},
+        {"host_seqs": 100, "tenants": True, "scheduling_policy": "fair"},
+        {"host_seqs": 3, "tenants": True, "fail_copies": 0.1, "fail_steps": 0.01},
+        {"host_seqs": 3, "kv_cache_dtype": "int8", "tie": 0.05, "scheduling_policy": "srtf"},
+    ],
+)
+def test_a_long_soak(tmp_path: Path, setting: dict[str, Any]) -> None:
+    tally = soaked(tmp_path, 200, 2, **setting)
+    assert tally.compared > 50
+    assert tally.compared_forks > 3 and tally.compared_beams > 1

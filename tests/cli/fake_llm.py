@@ -24,6 +24,7 @@ class FakeLLM:
         self.config = EngineConfig.from_options({"model": model, **options})
         self.submitted: list[str] = []
         self.params: dict[str, SamplingParams] = {}
+        self.accounts: dict[str, tuple[str | None, int]] = {}
         self.most_waiting = 0
         self._steps = 0
         self._waiting: dict[str, list[int]] = {}
@@ -40,7 +41,14 @@ class FakeLLM:
         self._waiting.clear()
 
     def submit(
-        self, prompt: Any, params: Any = None, *, request_id: str | None = None, final_only: bool = False
+        self,
+        prompt: Any,
+        params: Any = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
+        final_only: bool = False,
     ) -> str:
         tokens = [ord(letter) for letter in prompt] if isinstance(prompt, str) else list(prompt)
         if len(tokens) > CONTEXT:
@@ -53,14 +61,13 @@ class FakeLLM:
         assert request_id is not None
         self.submitted.append(request_id)
         self.params[request_id] = params
+        self.accounts[request_id] = tenant, priority
         self._waiting[request_id] = tokens
         self.most_waiting = max(self.most_waiting, len(self._waiting))
         return request_id
 
-    def submit_chat(
-        self, messages: Any, params: Any = None, *, request_id: str | None = None, final_only: bool = False
-    ) -> str:
-        return self.submit("".join(message["content"] for message in messages), params, request_id=request_id)
+    def submit_chat(self, messages: Any, params: Any = None, **options: Any) -> str:
+        return self.submit("".join(message["content"] for message in messages), params, **options)
 
     def stream(self, prompt: str, params: SamplingParams) -> Any:
         self.params["stream"] = params

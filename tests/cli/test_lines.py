@@ -214,3 +214,36 @@ def test_whatever_the_json_a_line_is_a_job_or_a_bad_line(line: Any) -> None:
 def test_whatever_the_body_a_line_is_a_job_or_a_bad_line(body: dict[str, Any]) -> None:
     for url in (Endpoint.CHAT.value, Endpoint.COMPLETION.value):
         parse({**batch(url), "body": body})
+
+
+def test_lines_say_on_whose_account_they_run_and_how_urgent_they_are() -> None:
+    def read(line: Any) -> Job | BadLine:
+        return parse_line(RawLine(4, 6, json.dumps(line).encode()), {}, accounts=True)
+
+    flat = read({"prompt": "ab", "tenant": "gold", "priority": 3})
+    assert isinstance(flat, Job) and (flat.tenant, flat.priority) == ("gold", 3) and flat.carried == {}
+    left_out = read({"prompt": "ab", "tenant": None, "priority": None})
+    assert isinstance(left_out, Job) and (left_out.tenant, left_out.priority) == (None, 0)
+    openai = read(batch(prompt="ab", priority=3) | {"tenant": "gold"})
+    assert isinstance(openai, Job) and (openai.tenant, openai.priority) == ("gold", -3)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"tenant": 3}, "tenant must be a name, got a number"),
+        ({"tenant": ""}, "tenant must be a name, got an empty one"),
+        ({"priority": 1.5}, "priority must be an integer between -2147483647 and 2147483647, got 1.5"),
+        ({"priority": True}, "priority must be an integer between -2147483647 and 2147483647, got True"),
+        ({"priority": 10**30}, "priority must be an integer between -2147483647 and 2147483647, got 1000"),
+    ],
+)
+def test_accounts_of_lines_are_checked(more: dict[str, Any], message: str) -> None:
+    parsed = parse_line(RawLine(4, 6, json.dumps({"prompt": "ab", **more}).encode()), {}, accounts=True)
+    assert isinstance(parsed, BadLine) and message in str(parsed.error)
+
+
+@pytest.mark.parametrize("line", [{"prompt": "ab"}, batch(prompt="ab")])
+def test_whose_line_it_is_may_be_none_of_the_callers_business(line: dict[str, Any]) -> None:
+    parsed = parse_line(RawLine(4, 6, json.dumps(line | {"tenant": "gold"}).encode()), {})
+    assert isinstance(parsed, BadLine) and "tenant" in str(parsed.error)

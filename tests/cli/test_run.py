@@ -44,6 +44,20 @@ def test_answers_come_in_the_order_of_the_input(run: Run, write_prompts: Write, 
     assert [record["index"] for record in records(output)] == list(range(30))
 
 
+def test_lines_run_on_accounts(run: Run, write_prompts: Write, output: Path, llms: list[FakeLLM]) -> None:
+    write_prompts(
+        [
+            {"prompt": "ab", "tenant": "gold", "priority": 2},
+            {"messages": [{"role": "user", "content": "cd"}], "tenant": "lead"},
+            {"prompt": "ef"},
+            {"prompt": "gh", "tenant": []},
+        ]
+    )
+    assert run() == 1
+    assert list(llms[0].accounts.values()) == [("gold", 2), ("lead", 0), (None, 0)]
+    assert records(output)[3]["error"]["code"] == "invalid_request"
+
+
 def test_one_bad_line_is_one_error_record(
     run: Run, write_prompts: Write, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from round_policies import EVERY_8, PRESSURE, REPLAYED, UNEVEN
 from simulated import BLOCK, ROWS, Simulation
 
+from winnow.cache import CopyDiscarded
+from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.preemption_costs import FixedCosts, MeasuredCosts
 from winnow.engine.request import Request
 
@@ -164,6 +166,25 @@ class TestFaults:
         ends_well(simulation, 2)
         assert num_computed(simulation, new) == 32 + 16 - 1, "its copy is from before that step"
         assert old.metrics.recomputed_tokens > 0 and old.metrics.num_preemptions == 0
+
+    def test_a_step_that_raises_before_it_follows_its_update_loses_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        simulation, _, _ = crowded()
+        execute = simulation.executor.execute
+        raised = []
+
+        def fail(plan: StepPlan) -> StepResult:
+            if any(isinstance(copies, CopyDiscarded) for copies in plan.update.copies) and not raised:
+                raised.append(plan)
+                raise RuntimeError("no memory")
+            return execute(plan)
+
+        monkeypatch.setattr(simulation.executor, "execute", fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            simulation.run()
+        simulation.scheduler.start_anew()
+        ends_well(simulation, 2)
 
     def test_a_swapped_one_that_finds_no_room_even_alone_computes_its_tokens_again(self) -> None:
         simulation, old, new = crowded()

@@ -34,6 +34,8 @@ class Engine(Protocol):
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
         final_only: bool = False,
     ) -> str:
         """Queue a prompt."""
@@ -44,6 +46,8 @@ class Engine(Protocol):
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
         final_only: bool = False,
     ) -> str:
         """Queue a conversation."""
@@ -152,7 +156,7 @@ class Driver:
     def _open_lines(self, prompts: Path) -> Iterator[Job | BadLine]:
         for raw in read_lines(prompts):
             if not self._writer.holds(raw.index):
-                yield parse_line(raw, self._defaults)
+                yield parse_line(raw, self._defaults, accounts=True)
 
     def _fill(self, lines: Iterator[Job | BadLine]) -> None:
         """Submit lines until the engine has enough to choose from."""
@@ -174,11 +178,12 @@ class Driver:
         if params.seed is None:
             params = replace(params, seed=line_seed(self._seed, job.index))
         try:
+            options: dict[str, Any] = {"request_id": name, "priority": job.priority, "tenant": job.tenant}
             if job.messages is not None:
-                self._engine.submit_chat(job.messages, params, request_id=name, final_only=True)
+                self._engine.submit_chat(job.messages, params, final_only=True, **options)
             else:
                 assert job.prompt is not None
-                self._engine.submit(job.prompt, params, request_id=name, final_only=True)
+                self._engine.submit(job.prompt, params, final_only=True, **options)
         except (QueueFullError, *_ENDS_THE_RUN):
             raise
         except Exception as error:

@@ -7,11 +7,13 @@ Three forms are read:
   and `body` holds the prompt and the sampling parameters under OpenAI's names.
 
 Both may carry `reference`, `category` and `metric`, by which answers are scored, and `metadata`; they come back in the
-record. Any other key that is not a sampling parameter is refused, since an ignored typo would change answers unseen.
+record. Where the file is the operator's own, both may name a `tenant`, and a flat line its `priority`: the greater is
+served first. A Batch body has a priority too, the other way round, as vLLM has it. Any other key that is not a sampling
+parameter is refused, since an ignored typo would change answers unseen.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from winnow.batch.reader import MAX_LINE_BYTES, RawLine
@@ -19,7 +21,7 @@ from winnow.json_values import json_kind, parse_strict
 from winnow.openai.batch import BATCH_KEYS, endpoint_of, read_batch_line
 from winnow.openai.errors import ApiError
 from winnow.openai.parameters import sampling_from_fields
-from winnow.openai.request import Endpoint, Message, read_messages, read_prompt
+from winnow.openai.request import Endpoint, Message, read_messages, read_priority, read_prompt
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
 
@@ -40,6 +42,9 @@ class Job:
     params: SamplingParams
     model: str | None
     carried: Mapping[str, Any]
+    priority: int = 0
+    tenant: str | None = None
+    """See `NewRequest`."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,13 @@ _FLAT_CARRIED = ("custom_id", "id", "reference", "category", "metric", "metadata
 _BATCH_CARRIED = ("custom_id", "reference", "category", "metric", "metadata")
 
 
-def parse_line(raw: RawLine, defaults: Mapping[str, Any]) -> Job | BadLine:
-    """Read a line; `defaults` are the sampling parameters of lines that do not say."""
+def parse_line(raw: RawLine, defaults: Mapping[str, Any], *, accounts: bool = False) -> Job | BadLine:
+    """Read a line.
+
+    Args:
+        defaults: the sampling parameters of lines that do not say.
+        accounts: whether lines may say on whose account they run, and how urgent they are.
+    """
     endpoint, carried = _guess_endpoint(raw.data or b""), dict[str, Any]()
     try:
         line = _load(raw.data)
@@ -71,9 +81,11 @@ def parse_line(raw: RawLine, defaults: Mapping[str, Any]) -> Job | BadLine:
         # Taken before anything is checked, so that an error record can name its request.
         carried = {key: line[key] for key in _carried_keys(endpoint) if key in line}
         _check_carried(carried, endpoint)
+        tenant = _take_tenant(line) if accounts else None
         if endpoint is None:
-            return _flat_job(raw, line, carried, defaults)
-        return _batch_job(raw, line, endpoint, carried, defaults)
+            priority = _take_priority(line) if accounts else 0
+            return replace(_flat_job(raw, line, carried, defaults), priority=priority, tenant=tenant)
+        return replace(_batch_job(raw, line, endpoint, carried, defaults), tenant=tenant)
     except ApiError as error:
         return BadLine(raw.index, raw.number, endpoint, error, carried)
     except Exception as error:
@@ -102,8 +114,31 @@ def _batch_job(
     _refuse_unknown(line, {*BATCH_KEYS, *_BATCH_CARRIED})
     asked = read_batch_line(line, defaults)
     return Job(
-        raw.index, raw.number, endpoint, asked.prompt, asked.messages, asked.params, asked.model, carried
+        raw.index,
+        raw.number,
+        endpoint,
+        asked.prompt,
+        asked.messages,
+        asked.params,
+        asked.model,
+        carried,
+        asked.priority,
     )
+
+
+def _take_tenant(line: dict[str, Any]) -> str | None:
+    """The tenant that a line names, which is no longer in it."""
+    tenant = line.pop("tenant", None)
+    if tenant is not None and not (isinstance(tenant, str) and tenant):
+        shown = json_kind(tenant) if tenant != "" else "an empty one"
+        raise ApiError("invalid_request", f"tenant must be a name, got {shown}", "tenant")
+    return tenant
+
+
+def _take_priority(line: dict[str, Any]) -> int:
+    """The priority of a flat line, which is no longer in it."""
+    priority = line.pop("priority", None)
+    return 0 if priority is None else read_priority(priority)
 
 
 def _load(data: bytes | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winnow.bench.lists import numbers
+from winnow.bench.lists import integers, numbers
 from winnow.bench.traces import TraceRequest, read_trace, scaled
 from winnow.checks import check_choice, check_integer, check_number
 from winnow.config import EngineConfig, option
@@ -20,7 +20,7 @@ class PressureConfig:
     sweep: str = option(
         "watermark",
         "what changes from one replay to the next: the high watermark; preempted requests computed again or swapped "
-        "to the host; the prefix cache; or what a request holds from its start",
+        "to the host, with the break-even by length; the prefix cache; or what a request holds from its start",
         choices=SWEEPS,
     )
     watermarks: tuple[float, ...] = option(
@@ -28,6 +28,13 @@ class PressureConfig:
         "high watermarks of --sweep watermark, with commas between",
         parse=numbers,
         metavar="X,...",
+    )
+    lengths: tuple[int, ...] = option(
+        (128, 512, 1024, 2048),
+        "tokens of the requests whose preemption --sweep preemption times; those that exceed the model's context are "
+        "left out",
+        parse=integers,
+        metavar="N,...",
     )
     requests: int = option(64, "requests of the trace, from its start")
     token_scale: float = option(0.125, "lengths of prompts and answers, as a part of the trace's")
@@ -38,6 +45,8 @@ class PressureConfig:
         check_choice("sweep", self.sweep, SWEEPS)
         for watermark in self.watermarks:
             check_number("watermarks", watermark, 0.01, 1.0)
+        for length in self.lengths:
+            check_integer("lengths", length, 1)
         check_integer("requests", self.requests, 1)
         check_integer("prompt_seed", self.prompt_seed, 0)
         for name in ("token_scale", "rate"):

@@ -306,6 +306,13 @@ class Ledger:
         """All that changed since the last call."""
         return self._changes.take(self.pages)
 
+    def repeat_update(self) -> None:
+        """Let the next update also say what the last one said, which its reader may not have followed to the end.
+
+        Copies of blocks are not made again, so that what sequences hold then has to be computed again.
+        """
+        self._changes.repeat()
+
     # -- invariants ----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:

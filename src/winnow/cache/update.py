@@ -100,6 +100,7 @@ class PendingUpdate:
         self.entries: list[IntArray] = []
         self.paged: set[int] = set()
         self.lengths: list[RowLengths] = []
+        self._last = CacheUpdate()
 
     def restores(self, slot: int) -> bool:
         """Whether a copy in host memory is to be restored to a slot."""
@@ -124,4 +125,13 @@ class PendingUpdate:
         )
         self.closed, self.copies, self.entries, self.lengths = [], [], [], []
         self.paged = set()
+        self._last = update
         return update
+
+    def repeat(self) -> None:
+        """Say again what the last update said, but for its copies of blocks."""
+        last, self._last = self._last, CacheUpdate()
+        self.closed[:0], self.lengths[:0] = last.closed, last.lengths
+        self.copies[:0] = [each for each in last.copies if isinstance(each, CopyDiscarded)]
+        self.entries.insert(0, last.entries)
+        self.paged |= {slot for slot, _ in last.pages}

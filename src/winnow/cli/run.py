@@ -46,6 +46,8 @@ A line of the input is a JSON object in one of these forms; blank lines are skip
   {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once upon"}}
                                                         OpenAI Batch; also /v1/chat/completions
 Sampling parameters may stand in each line; the flags below serve lines that do not say.
+So may "tenant", a name of --tenants or another, on whose account the line runs, and "priority", an
+integer: the greater is served first (in an OpenAI body the smaller, as in vLLM).
 With "reference" (and "category", "metric": exact, rouge-l, qa-f1 or match-all) in the lines, answers are scored.
 
 Results reach the disk as they finish. A run that was interrupted, even killed, is resumed by

@@ -142,7 +142,7 @@ def read_prompts(path: Path, max_tokens: int) -> "list[TunePrompt]":
     prompts = []
     try:
         for raw in read_lines(path):
-            job = parse_line(raw, {"max_tokens": max_tokens})
+            job = parse_line(raw, {"max_tokens": max_tokens}, accounts=True)
             if isinstance(job, BadLine):
                 raise UsageError(f"{path}, line {job.number}: {job.error}")
             prompts.append(_prompt(job, TunePrompt))

@@ -11,6 +11,7 @@ from winnow.engine.orders import TenantName
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.request import Sequence
 from winnow.engine.room import Room
+from winnow.engine.sequence_forks import group
 
 _LOOKAHEAD = 64
 """Waiting sequences that may pass one which does not fit are looked for among so many."""
@@ -123,15 +124,15 @@ class EntryRules:
         choose: Callable[[SequenceType[Sequence]], Sequence],
         park: Callable[[Sequence], None],
     ) -> None:
-        """Park sequences of tenants whose answers have grown beyond their limits, but for one of each."""
+        """Park sequences of tenants whose answers have grown beyond their limits, but for one of each, or its beams."""
         if not self._accounts.has_quotas:
             return
         for tenant in {sequence.request.tenant for sequence in running}:
             own = list(of_tenant(tenant, running))
-            while len(own) > 1 and self._exceeds_limit(tenant, own):
+            while not set(own) <= set(group(own[0])) and self._exceeds_limit(tenant, own):
                 victim = choose(own)
                 park(victim)
-                own.remove(victim)
+                own = list(of_tenant(tenant, running))  # without the beams beside it, either
 
     def _exceeds_limit(self, tenant: TenantName, own: SequenceType[Sequence]) -> bool:
         """Whether what a tenant's running sequences hold and take in the next step exceeds its limit."""

@@ -216,6 +216,7 @@ class PrefixSharing:
         if other.kv.last_round:
             return 0
         size = self._ledger.layout.block_size
+        theirs.extend(other.token_ids)  # a beam that starts beside the one before it was not looked up again
         most = min(_num_shareable(sequence, sequence.num_tokens - 1), _num_shareable(other, other.num_tokens))
         first = max(known, other.kv.num_computed) // size
         end = first

@@ -404,8 +404,12 @@ class Scheduler:
             self._failed.append(each)
 
     def start_anew(self) -> None:
-        """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
+        """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted.
+
+        Nor is it known what the executor made of the last update.
+        """
         self.ledger.prefixes.clear()
+        self.ledger.repeat_update()
         for sequence in list(reversed(self.running)):
             if sequence.kv.slot is not None:  # it may have been put back with another beam
                 self._preemption.drop(sequence)

@@ -94,9 +94,7 @@ def read_body(
     if echo and chat:
         raise ApiError("unsupported_parameter", f"echo is not supported for {endpoint.value}", "echo")
     return_token_ids = _switch(values, "return_token_ids")
-    priority = values.pop("priority", 0)
-    if type(priority) is not int or abs(priority) > MAX_PRIORITY:
-        raise ApiError("invalid_request", f"priority must be an integer, got {priority!r:.80}", "priority")
+    priority = read_priority(values.pop("priority", 0))
     only_echo = echo and values.get("max_tokens") == 0
     if only_echo:
         values["max_tokens"] = 1
@@ -125,6 +123,17 @@ def read_body(
         -priority,
         template,
     )
+
+
+def read_priority(priority: Any) -> int:
+    """Check a priority."""
+    if type(priority) is not int or abs(priority) > MAX_PRIORITY:
+        raise ApiError(
+            "invalid_request",
+            f"priority must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority!r:.80}",
+            "priority",
+        )
+    return priority
 
 
 def read_prompt(prompt: Any) -> Prompt:

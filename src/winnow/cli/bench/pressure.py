@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from winnow.report.provenance import typed_command
 from winnow.units import format_bytes
 
 if TYPE_CHECKING:
+    from winnow.bench.preemption import Point
     from winnow.bench.pressure import Replay
 
 SUMMARY = "a recorded load on too little memory, under one setting after the other"
@@ -39,8 +41,11 @@ examples:
   winnow bench pressure AzureLLMInferenceTrace_conv.csv --kv-memory 4MiB
   winnow bench pressure conversation_trace.jsonl --token-scale 0.02 --rate 4 --sweep prefix-cache
   winnow bench pressure TRACE --watermarks 0.7,0.9,0.98 --json sweep.json --plot sweep
+  winnow bench pressure TRACE --sweep preemption --lengths 256,1024,4096
 Settings are replayed one after the other: compare within one run, on a machine that does nothing else.
 """
+_REPEAT = 3
+"""Preemptions of each length and way."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -67,25 +72,33 @@ def execute(namespace: argparse.Namespace) -> int:
                 raise UsageError(
                     f"--{name.replace('_', '-')} is what --sweep {config.sweep} changes: leave it out"
                 )
+    from winnow.bench.preemption import break_even, preemption_panel, preemption_table
     from winnow.bench.pressure import pressure_panels, pressure_table
     from winnow.report.plots import line_chart, save_figure
     from winnow.report.provenance import Machine, report_head
 
     silence_transformers()
     replays, notes = _measure(namespace, config, options, settings)
+    points = _preempt(config, options) if config.sweep == "preemption" else []
     head = report_head(typed_command(), machine := Machine.here(options.get("device", "auto")))
     out = console()
     out.print(f"{machine}; commit {head['commit']}", highlight=False, soft_wrap=True)
     table = pressure_table(replays, f"{namespace.trace.name} by {config.sweep}", config.sweep, notes)
-    out.print(table.title, highlight=False, soft_wrap=True)
-    out.print(table.upright().rich())
-    for note in notes:
-        out.print(note, highlight=False, soft_wrap=True)
+    panels = pressure_panels(replays)
+    for each in (table, preemption_table(points)) if points else (table,):
+        out.print(each.title, highlight=False, soft_wrap=True)
+        out.print(each.upright().rich())
+        for note in each.notes:
+            out.print(note, highlight=False, soft_wrap=True)
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    report = {"trace": namespace.trace.name, "notes": notes, "replays": [each.to_json() for each in replays]}
+    report: dict[str, Any] = {"trace": namespace.trace.name, "notes": notes}
+    report["replays"] = [each.to_json() for each in replays]
+    if points:
+        panels.append(preemption_panel(points))
+        report |= {"preemptions": [asdict(point) for point in points], "break_even": break_even(points)}
     write_json(namespace.json, head | {"engine": shown, "load": vars(config)} | report)
     if namespace.plot is not None:
-        save_figure(line_chart(pressure_panels(replays), table.title, columns=3), namespace.plot)
+        save_figure(line_chart(panels, table.title, columns=len(panels)), namespace.plot)
     return 0
 
 
@@ -132,3 +145,22 @@ def _measure(
         f"longer than the model's context; lengths x {config.token_scale:g}, arrivals {config.rate:g} times as dense.",
         f"{tokens[0]:,} prompt and {tokens[1]:,} output tokens; KV memory {format_bytes(budget)}.",
     )
+
+
+def _preempt(config: PressureConfig, options: dict[str, Any]) -> list["Point"]:
+    """Time preemptions by length, on an engine that has room for the longest request."""
+    from winnow.bench.preemption import ANSWER, measure_preemption
+
+    with open_llm(options) as llm:
+        lengths = [length for length in config.lengths if length + ANSWER <= llm.max_model_len]
+        if not lengths:
+            return []
+        room = 2 * llm.kv_bytes(max(lengths) + ANSWER)
+        tables = llm.stats().kv_bytes_budget  # what was asked for holds tables and one request at least
+    changed = {
+        "kv_memory": room + tables,
+        "kv_offloading_size": room + tables,
+        "enable_prefix_caching": False,
+    }
+    with open_llm(options | changed) as llm:
+        return measure_preemption(llm, lengths, _REPEAT)

@@ -1,12 +1,12 @@
-"""The break-even of copying and computing again, and a run of the benchmark on a tiny model."""
+"""The break-even of copying and computing again, and a measurement on a tiny model."""
 
 from pathlib import Path
 
 import pytest
 from tiny_llama import save_tiny_llama
 
-from benchmarks.swap_or_recompute import Point, Preempted, break_even
 from winnow import LLM
+from winnow.bench.preemption import Point, Preempted, break_even, preemption_panel, preemption_table
 
 
 def point(length: int, swap: float, recompute: float) -> Point:
@@ -30,3 +30,13 @@ def test_a_request_is_preempted_in_both_ways(tmp_path: Path) -> None:
     assert found.nbytes == stats.swap_bytes_out // 2 == stats.swap_bytes_in // 2
     assert found.swap_seconds > 0 and found.recompute_seconds > 0
     assert found.expected_swap is not None and found.expected_recompute is not None
+
+
+def test_the_table_ends_with_the_break_even() -> None:
+    points = [point(n, 1.0 + 0.001 * n, 0.003 * n) for n in (100, 1000)]
+    table = preemption_table(points)
+    assert table.rows[1] == ("1,000", ("0 B", "2000.00", "-", "3000.00", "-", "1.5"))
+    assert table.notes == ("copying is cheaper from 500 tokens on",)
+    assert preemption_table(points[1:]).notes == ("copying is cheaper at every length",)
+    assert preemption_table([point(9, 2.0, 1.0)]).notes == ("copying is never cheaper here",)
+    assert [line.label for line in preemption_panel(points).lines] == ["swap", "recompute"]
