@@ -77,8 +77,8 @@ def test_products_hold_activations_and_kvs_exactly() -> None:
         (torch.float16, torch.bfloat16): torch.float32,
     }
     for (dtype, kv_dtype), products in formats.items():
-        pool = KVPool(CacheLayout(1, 1, 8, 4, kv_dtype), 1)
-        assert product_dtype(torch.empty(1, dtype=dtype), pool) == products
+        layout = CacheLayout(1, 1, 8, 4, kv_dtype)
+        assert product_dtype(torch.empty(1, dtype=dtype), layout) == products
 
 
 def test_a_row_does_not_feel_the_batch() -> None:
