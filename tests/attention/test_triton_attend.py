@@ -111,7 +111,7 @@ def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
 
 
 @pytest.mark.parametrize("moves", [0, 3, 37])
-@pytest.mark.parametrize("kv_format", ["bfloat16", ScaledKeys()], ids=str)
+@pytest.mark.parametrize("kv_format", ["bfloat16", "k=int8,v=fp8_e4m3", ScaledKeys()], ids=str)
 @pytest.mark.parametrize("head_dim", [8, 5])
 def test_compact_moves_all_of_a_kv(moves: int, kv_format: KVCodec | str, head_dim: int) -> None:
     pool = KVPool(CacheLayout(1, 1, head_dim, 4, kv_format, num_accumulators=2), 25, DEVICE)

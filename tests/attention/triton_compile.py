@@ -22,7 +22,11 @@ from winnow.cache import CacheLayout, KVCodec, KVPool
 from winnow.cache.codec import make_codec
 from winnow.kv_dtype import KVDtype
 
-FORMATS = {torch.bfloat16: (tl.bfloat16, "*bf16"), torch.float32: (tl.float32, "*fp32")}
+FORMATS = {
+    torch.bfloat16: (tl.bfloat16, "*bf16"),
+    torch.float32: (tl.float32, "*fp32"),
+    torch.float16: (tl.float16, "*fp16"),
+}
 LAYOUT = {"LAYERS": 32, "KV_HEADS": 8, "BLOCK_SIZE": 16, "PAGE_ENTRIES": 16, "PAGES_PER_SEQ": 128}
 GROUP = 4
 WORDS = {torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.uint8: "*u8"}
@@ -52,7 +56,14 @@ def variants(
     tuning = tuning_for(head_dim, products)
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim)}
     sizes_of_kvs = {**sizes, **side_formats(pool.layout)}
-    plain = {**LAYOUT, **sizes_of_kvs, "GROUP": GROUP, "WINDOW": None, "SOFTCAP": None, "DOT": FORMATS[products][0]}
+    plain = {
+        **LAYOUT,
+        **sizes_of_kvs,
+        "GROUP": GROUP,
+        "WINDOW": None,
+        "SOFTCAP": None,
+        "DOT": FORMATS[products][0],
+    }
     bent = {**plain, "WINDOW": 100, "SOFTCAP": 30.0}
     cut = {"MIN_SPLIT": tuning.min_split, "MAX_SPLITS": tuning.max_splits}
 
@@ -113,8 +124,7 @@ def compile_all(capability: int, dtype: torch.dtype, head_dim: int, codec: KVCod
     for kernel, constants, num_warps, num_stages in variants(dtype, codec, head_dim):
         names = kernel.arg_names
         signature = {
-            name: "constexpr" if name in constants else argument(kernel, name, dtype, word)
-            for name in names
+            name: "constexpr" if name in constants else argument(kernel, name, dtype, word) for name in names
         }
         compiled = triton.compile(
             ASTSource(kernel, signature, {(names.index(name),): v for name, v in constants.items()}),

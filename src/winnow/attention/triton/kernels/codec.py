@@ -30,7 +30,9 @@ def field_at(
 
 
 @triton.jit
-def load_halves(storage, flat, index, inside, OFFSET: tl.constexpr, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def load_halves(
+    storage, flat, index, inside, OFFSET: tl.constexpr, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):
     """Scales or minima, float32, of the groups `index`."""
     groups: tl.constexpr = SIDE.head_dim // SIDE.group
     at = field_at(storage, flat, OFFSET, groups, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE)
@@ -46,10 +48,12 @@ def load_codes(at, channel, inside, BITS: tl.constexpr, GROUP: tl.constexpr):
         high: tl.constexpr = GROUP // 8
         two = tl.load(at + (group + rest % low), mask=inside, other=0).to(tl.int32) >> (rest // low * 2)
         one = tl.load(at + (group + low + rest % high), mask=inside, other=0).to(tl.int32) >> (rest // high)
-        return (two & 3) | ((one & 1) << 2)
-    size: tl.constexpr = GROUP * BITS // 8
-    byte = tl.load(at + (group + rest % size), mask=inside, other=0).to(tl.int32)
-    return (byte >> (rest // size * BITS)) & (2**BITS - 1)
+        code = (two & 3) | ((one & 1) << 2)
+    else:
+        size: tl.constexpr = GROUP * BITS // 8
+        byte = tl.load(at + (group + rest % size), mask=inside, other=0).to(tl.int32)
+        code = (byte >> (rest // size * BITS)) & (2**BITS - 1)
+    return code
 
 
 @triton.jit
@@ -76,32 +80,32 @@ def load_vectors(
     Plain vectors come as they are stored, others decoded to float32.
     """
     kind: tl.constexpr = SIDE.kind
-    inside = slot_inside & channel_inside
-    if kind == "plain":
-        at = field_at(
-            storage, flat, SIDE.code, SIDE.head_dim, SIDE.dtype, SIDE.item_bytes, SIDE.block_bytes, BLOCK_SIZE
-        )
-        return tl.load(at + channel, mask=inside, other=0.0)
-    at = field_at(storage, flat, SIDE.code, SIDE.code_length, SIDE.dtype, 1, SIDE.block_bytes, BLOCK_SIZE)
     group: tl.constexpr = SIDE.group
-    one_group: tl.constexpr = group == SIDE.head_dim
-    index = 0 if one_group else channel // group
-    known = slot_inside if one_group else inside
-    scale = load_halves(storage, flat, index, known, SIDE.scale, SIDE, BLOCK_SIZE)
-    if kind == "int8":
-        return tl.load(at + channel, mask=inside, other=0).to(tl.float32) * scale
-    if kind == "fp8_e4m3":
-        return float_of_e4m3(tl.load(at + channel, mask=inside, other=0)) * scale
-    least = load_halves(storage, flat, index, known, SIDE.least, SIDE, BLOCK_SIZE)
-    x = load_codes(at, channel, inside, SIDE.bits, group).to(tl.float32) * scale + least
+    inside = slot_inside & channel_inside
+    at = field_at(
+        storage, flat, SIDE.code, SIDE.code_length, SIDE.dtype, SIDE.item_bytes, SIDE.block_bytes, BLOCK_SIZE
+    )
+    if kind == "plain":
+        x = tl.load(at + channel, mask=inside, other=0.0)
+    else:
+        # One scale a slot where a vector is one group.
+        one_group: tl.constexpr = group == SIDE.head_dim
+        index = 0 if one_group else channel // group
+        known = slot_inside if one_group else inside
+        scale = load_halves(storage, flat, index, known, SIDE.scale, SIDE, BLOCK_SIZE)
+        if kind == "affine":
+            least = load_halves(storage, flat, index, known, SIDE.least, SIDE, BLOCK_SIZE)
+            x = load_codes(at, channel, inside, SIDE.bits, group).to(tl.float32) * scale + least
+        else:
+            code = tl.load(at + channel, mask=inside, other=0)
+            x = (code.to(tl.float32) if kind == "int8" else float_of_e4m3(code)) * scale
     outliers: tl.constexpr = SIDE.outliers
-    if outliers > 0:
+    for m in tl.static_range(outliers):
         rest_at = field_at(storage, flat, SIDE.outlier, outliers, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE)
         which_at = field_at(storage, flat, SIDE.channel, outliers, tl.uint8, 1, SIDE.block_bytes, BLOCK_SIZE)
-        for m in tl.static_range(outliers):
-            rest = tl.load(rest_at + m, mask=slot_inside, other=0.0).to(tl.float32)
-            which = tl.load(which_at + m, mask=slot_inside, other=0).to(tl.int32)
-            x += tl.where(which == channel, rest, 0.0)
+        rest = tl.load(rest_at + m, mask=slot_inside, other=0.0).to(tl.float32)
+        which = tl.load(which_at + m, mask=slot_inside, other=0).to(tl.int32)
+        x += tl.where(which == channel, rest, 0.0)
     return x
 
 
@@ -195,7 +199,9 @@ def find_outliers(x_at, inside, COUNT: tl.constexpr, HEAD_DIM: tl.constexpr, BLO
 
 
 @triton.jit
-def store_outliers(storage, flat, x_at, inside, channel, number, least, scale, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def store_outliers(
+    storage, flat, x_at, inside, channel, number, least, scale, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):
     """Store what the codes of the channels of a group with this number leave of x; channel: [H, outliers or more]."""
     count: tl.constexpr = SIDE.outliers
     m = tl.arange(0, channel.shape[1])
@@ -273,11 +279,11 @@ def store_vectors(
                         storage, flat, x_at, inside, channel, number, least, wide, SIDE, BLOCK_SIZE
                     )
             else:
-                most: tl.constexpr = 127.0 if kind == "int8" else 448.0
+                limit: tl.constexpr = 127.0 if kind == "int8" else 448.0
                 size = nan_where(tl.max(tl.abs(x), axis=1), any_nan(x))
-                scale = tl.math.div_rn(size, most).to(tl.float16)
+                scale = tl.math.div_rn(size, limit).to(tl.float16)
                 y = divided(x, scale.to(tl.float32)[:, None])
-                y = tl.minimum(tl.maximum(y, -most), most)
+                y = tl.minimum(tl.maximum(y, -limit), limit)
                 code = rounded(y).to(tl.int32) if kind == "int8" else e4m3_of_float(y)
                 tl.store(at[:, None] + (number * group + i)[None, :], code.to(SIDE.dtype), shown)
             tl.store(scale_at + number, scale, inside)
