@@ -95,12 +95,12 @@ def attend_chunk(
         if WINDOW is not None:  # skip KVs that no query of the tile sees
             wanted = inside & (positions > earliest - WINDOW)
         keys = load_vectors(
-            storage, flat[None, :], wanted[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE
+            storage, flat[None, :], wanted[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE, 0
         ).to(DOT)
         visible = sees(now[:, None] - positions[None, :], inside[None, :], WINDOW)
         logits = tl.where(visible, logits_of(queries, keys, scale, SOFTCAP), float("-inf"))
         values = load_vectors(
-            storage, flat[:, None], wanted[:, None], d[None, :], (d < HEAD_DIM)[None, :], VALUE, BLOCK_SIZE
+            storage, flat[:, None], wanted[:, None], d[None, :], (d < HEAD_DIM)[None, :], VALUE, BLOCK_SIZE, 1
         ).to(DOT)
         row_max, row_sum, acc = online_softmax(logits, values, row_max, row_sum, acc)
         if statistics is not None:

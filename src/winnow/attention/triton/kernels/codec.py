@@ -40,6 +40,31 @@ def load_halves(
 
 
 @triton.jit
+def load_group_halves(
+    storage,
+    flat,
+    slot_inside,
+    channel,
+    OFFSET: tl.constexpr,
+    SIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    AXIS: tl.constexpr,
+):
+    """Scales or minima of the groups of all channels, each loaded once, along the dimension AXIS of a tile."""
+    group: tl.constexpr = SIDE.group
+    count: tl.constexpr = channel.shape[AXIS] // group
+    size: tl.constexpr = slot_inside.shape[1 - AXIS]
+    number = tl.expand_dims(tl.arange(0, count), 1 - AXIS)
+    known = slot_inside & (number < SIDE.head_dim // group)
+    x = load_halves(storage, flat, number, known, OFFSET, SIDE, BLOCK_SIZE)
+    if AXIS == 0:
+        x = tl.reshape(tl.broadcast_to(x[:, None, :], [count, group, size]), [count * group, size])
+    else:
+        x = tl.reshape(tl.broadcast_to(x[:, :, None], [size, count, group]), [size, count * group])
+    return x
+
+
+@triton.jit
 def load_codes(at, channel, inside, BITS: tl.constexpr, GROUP: tl.constexpr):
     """The codes of channels below 8 bits, from pointers to the first byte of their vectors."""
     group, rest = channel // GROUP * (GROUP * BITS // 8), channel % GROUP
@@ -74,10 +99,11 @@ def load_vectors(
     channel_inside,
     SIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    AXIS: tl.constexpr,
 ):
     """Channels of the vectors in the slots `flat`, which broadcast against each other; 0 where a mask is unset.
 
-    Plain vectors come as they are stored, others decoded to float32.
+    AXIS: the dimension of the result along which all channels lie in order; None: there is one channel. Plain vectors come as they are stored, others decoded to float32.
     """
     kind: tl.constexpr = SIDE.kind
     group: tl.constexpr = SIDE.group
@@ -88,13 +114,22 @@ def load_vectors(
     if kind == "plain":
         x = tl.load(at + channel, mask=inside, other=0.0)
     else:
-        # One scale a slot where a vector is one group.
+        # One scale a slot where a vector is one group. Groups whose size is no power of two are no part of a tile.
         one_group: tl.constexpr = group == SIDE.head_dim
+        by_group: tl.constexpr = AXIS is not None and not one_group and group & (group - 1) == 0
         index = 0 if one_group else channel // group
         known = slot_inside if one_group else inside
-        scale = load_halves(storage, flat, index, known, SIDE.scale, SIDE, BLOCK_SIZE)
+        if by_group:
+            scale = load_group_halves(storage, flat, slot_inside, channel, SIDE.scale, SIDE, BLOCK_SIZE, AXIS)
+        else:
+            scale = load_halves(storage, flat, index, known, SIDE.scale, SIDE, BLOCK_SIZE)
         if kind == "affine":
-            least = load_halves(storage, flat, index, known, SIDE.least, SIDE, BLOCK_SIZE)
+            if by_group:
+                least = load_group_halves(
+                    storage, flat, slot_inside, channel, SIDE.least, SIDE, BLOCK_SIZE, AXIS
+                )
+            else:
+                least = load_halves(storage, flat, index, known, SIDE.least, SIDE, BLOCK_SIZE)
             x = load_codes(at, channel, inside, SIDE.bits, group).to(tl.float32) * scale + least
         else:
             code = tl.load(at + channel, mask=inside, other=0)

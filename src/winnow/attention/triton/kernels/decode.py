@@ -104,13 +104,13 @@ def attend_split(
         # Skip KVs outside the window. Without a window, loads of keys do not depend on positions.
         wanted = inside if WINDOW is None else visible
         keys = load_vectors(
-            storage, flat[None, :], wanted[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE
+            storage, flat[None, :], wanted[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE, 0
         ).to(DOT)
         logits = tl.where(visible[None, :], logits_of(queries, keys, scale, SOFTCAP), float("-inf"))
         if raw is not None:
             tl.store(raw + mine[:, None] * raw_stride + n[None, :], logits, real[:, None] & inside[None, :])
         values = load_vectors(
-            storage, flat[:, None], wanted[:, None], d[None, :], (d < HEAD_DIM)[None, :], VALUE, BLOCK_SIZE
+            storage, flat[:, None], wanted[:, None], d[None, :], (d < HEAD_DIM)[None, :], VALUE, BLOCK_SIZE, 1
         ).to(DOT)
         row_max, row_sum, acc = online_softmax(logits, values, row_max, row_sum, acc)
         seen += visible.to(tl.float32)

@@ -128,7 +128,7 @@ def squared_distance(
     """
     distance = tl.zeros([BLOCK_Q, BLOCK_N], tl.float32)
     for d in range(HEAD_DIM):
-        value = load_vectors(storage, flat, inside, d, d < HEAD_DIM, VALUE, BLOCK_SIZE).to(tl.float32)
+        value = load_vectors(storage, flat, inside, d, d < HEAD_DIM, VALUE, BLOCK_SIZE, None).to(tl.float32)
         output = tl.load(exact + out_row * HEAD_DIM + d, mask=real, other=0.0)
         apart = value[None, :] - output[:, None]
         distance += apart * apart
@@ -202,7 +202,7 @@ def observe_chunk(
     )  # fmt: skip
     positions = tl.load(position_pool + flat, mask=inside, other=0)
     keys = load_vectors(
-        storage, flat[None, :], inside[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE
+        storage, flat[None, :], inside[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE, 0
     ).to(DOT)
     plane = tokens.to(tl.int64) * (KV_HEADS * GROUP)
     added = tl.zeros([BLOCK_N], tl.float32)
