@@ -67,16 +67,19 @@ def load_group_halves(
 @triton.jit
 def load_codes(at, channel, inside, BITS: tl.constexpr, GROUP: tl.constexpr):
     """The codes of channels below 8 bits, from pointers to the first byte of their vectors."""
+    # The compiler sees bytes side by side in `channel % size`, and not in `rest % size`, which is the same.
     group, rest = channel // GROUP * (GROUP * BITS // 8), channel % GROUP
     if BITS == 3:
         low: tl.constexpr = GROUP // 4
         high: tl.constexpr = GROUP // 8
-        two = tl.load(at + (group + rest % low), mask=inside, other=0).to(tl.int32) >> (rest // low * 2)
-        one = tl.load(at + (group + low + rest % high), mask=inside, other=0).to(tl.int32) >> (rest // high)
+        two = tl.load(at + (group + channel % low), mask=inside, other=0).to(tl.int32) >> (rest // low * 2)
+        one = tl.load(at + (group + low + channel % high), mask=inside, other=0).to(tl.int32) >> (
+            rest // high
+        )
         code = (two & 3) | ((one & 1) << 2)
     else:
         size: tl.constexpr = GROUP * BITS // 8
-        byte = tl.load(at + (group + rest % size), mask=inside, other=0).to(tl.int32)
+        byte = tl.load(at + (group + channel % size), mask=inside, other=0).to(tl.int32)
         code = (byte >> (rest // size * BITS)) & (2**BITS - 1)
     return code
 
