@@ -106,7 +106,8 @@ def load_vectors(
 ):
     """Channels of the vectors in the slots `flat`, which broadcast against each other; 0 where a mask is unset.
 
-    AXIS: the dimension of the result along which all channels lie in order; None: there is one channel. Plain vectors come as they are stored, others decoded to float32.
+    Plain vectors come as they are stored, others decoded to float32. AXIS: the dimension of the result along which all
+    channels lie in order; None: there is one channel.
     """
     kind: tl.constexpr = SIDE.kind
     group: tl.constexpr = SIDE.group
