@@ -77,8 +77,8 @@ def test_products_hold_activations_and_kvs_exactly() -> None:
         (torch.float16, torch.bfloat16): torch.float32,
     }
     for (dtype, kv_dtype), products in formats.items():
-        pool = KVPool(CacheLayout(1, 1, 8, 4, kv_dtype), 1)
-        assert product_dtype(torch.empty(1, dtype=dtype), pool) == products
+        layout = CacheLayout(1, 1, 8, 4, kv_dtype)
+        assert product_dtype(torch.empty(1, dtype=dtype), layout) == products
 
 
 def test_a_row_does_not_feel_the_batch() -> None:
@@ -111,7 +111,7 @@ def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
 
 
 @pytest.mark.parametrize("moves", [0, 3, 37])
-@pytest.mark.parametrize("kv_format", ["bfloat16", ScaledKeys()], ids=str)
+@pytest.mark.parametrize("kv_format", ["bfloat16", "k=int8,v=fp8_e4m3", ScaledKeys()], ids=str)
 @pytest.mark.parametrize("head_dim", [8, 5])
 def test_compact_moves_all_of_a_kv(moves: int, kv_format: KVCodec | str, head_dim: int) -> None:
     pool = KVPool(CacheLayout(1, 1, head_dim, 4, kv_format, num_accumulators=2), 25, DEVICE)

@@ -1,6 +1,6 @@
 """Compiles every kernel for a GPU that need not be there: python triton_compile.py 90 bfloat16 128 [float32]
 
-Arguments: compute capability, the dtype of activations, head_dim, and the dtype of KVs where it is another. The
+Arguments: compute capability, the dtype of activations, head_dim, and the format of KVs where it is another. The
 interpreter takes programs that the compiler refuses. Prints a line for each kernel, with its shared memory.
 """
 
@@ -15,15 +15,24 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from winnow.attention.triton.kernels import chunk, decode, move, observer
+from winnow.attention.triton.launch import product_dtype
+from winnow.attention.triton.side_format import side_formats
 from winnow.attention.triton.tuning import tuning_for
+from winnow.cache import CacheLayout, KVCodec, KVPool
+from winnow.cache.codec import make_codec
+from winnow.kv_dtype import KVDtype
 
-FORMATS = {torch.bfloat16: (tl.bfloat16, "*bf16"), torch.float32: (tl.float32, "*fp32")}
+FORMATS = {
+    torch.bfloat16: (tl.bfloat16, "*bf16"),
+    torch.float32: (tl.float32, "*fp32"),
+    torch.float16: (tl.float16, "*fp16"),
+}
 LAYOUT = {"LAYERS": 32, "KV_HEADS": 8, "BLOCK_SIZE": 16, "PAGE_ENTRIES": 16, "PAGES_PER_SEQ": 128}
 GROUP = 4
+WORDS = {torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.uint8: "*u8"}
 # What kernels call their arguments says what they are; what is in none of these sets is int32.
 OF_MODEL = {"q", "k", "v", "out", "sinks"}
-OF_POOL = {"k_pool", "v_pool"}
-INT64 = {"slots", "position", "token_slots", "tokens_after", "source", "words"}
+INT64 = {"slots", "position", "token_slots", "tokens_after", "source"}
 INT32 = {"pages", "page_table", "lengths", "index", "position_pool", "extents", "tiles"}
 FLOAT32 = {
     "partial",
@@ -39,13 +48,22 @@ FLOAT32 = {
 
 
 def variants(
-    dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int
+    dtype: torch.dtype, codec: KVCodec, head_dim: int
 ) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
     """Each kernel, plain and with all that it may be asked for; constants, warps, stages."""
-    products = torch.promote_types(dtype, kv_dtype)
+    pool = KVPool(CacheLayout(32, 8, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1)
+    products = product_dtype(torch.empty(0, dtype=dtype), pool.layout)
     tuning = tuning_for(head_dim, products)
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim)}
-    plain = {**LAYOUT, **sizes, "GROUP": GROUP, "WINDOW": None, "SOFTCAP": None, "DOT": FORMATS[products][0]}
+    sizes_of_kvs = {**sizes, **side_formats(pool.layout)}
+    plain = {
+        **LAYOUT,
+        **sizes_of_kvs,
+        "GROUP": GROUP,
+        "WINDOW": None,
+        "SOFTCAP": None,
+        "DOT": FORMATS[products][0],
+    }
     bent = {**plain, "WINDOW": 100, "SOFTCAP": 30.0}
     cut = {"MIN_SPLIT": tuning.min_split, "MAX_SPLITS": tuning.max_splits}
 
@@ -77,20 +95,23 @@ def variants(
         3,
     )
     yield observer.replace_accumulators, {**LAYOUT, "BLOCK_N": 128}, 4, 3
-    yield move.write_kvs, {**LAYOUT, **sizes, "NUM_ACCUMULATORS": 2, "BLOCK_H": 8}, 4, 3
-    words = head_dim * kv_dtype.itemsize // 8
+    yield move.write_kvs, {**LAYOUT, **sizes_of_kvs, "NUM_ACCUMULATORS": 2, "BLOCK_H": 8}, 4, 3
     of_pool = {
         "BLOCK_SIZE": 16,
-        "BLOCK_WORDS": 32 * words,
-        "FIELDS": ((0, words, words), (16 * words, words, words)),
+        "BLOCK_WORDS": pool.words.shape[1],
+        "FIELDS": tuple((at, size, triton.next_power_of_2(size)) for at, size in pool.fields_in_words),
     }
     yield move.move_kvs, {**of_pool, "NUM_ACCUMULATORS": 2, "BLOCK_N": 16}, 4, 3
 
 
-def argument(kernel: Any, name: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> str:
+def argument(kernel: Any, name: str, dtype: torch.dtype, word: torch.dtype) -> str:
     """The type of a kernel's argument, in Triton's words."""
-    if name in OF_MODEL or name in OF_POOL:
-        return FORMATS[dtype if name in OF_MODEL else kv_dtype][1]
+    if name in OF_MODEL:
+        return FORMATS[dtype][1]
+    if name == "storage":
+        return "*u8"
+    if name == "words":
+        return WORDS[word]
     if name in INT64 or (kernel is move.move_kvs and name == "target"):
         return "*i64"
     if name in INT32 or name in FLOAT32:
@@ -98,22 +119,26 @@ def argument(kernel: Any, name: str, dtype: torch.dtype, kv_dtype: torch.dtype) 
     return "fp32" if name == "scale" else "i32"
 
 
-def compile_all(capability: int, dtype: torch.dtype, head_dim: int, kv_dtype: torch.dtype) -> None:
-    for kernel, constants, num_warps, num_stages in variants(dtype, kv_dtype, head_dim):
+def compile_all(capability: int, dtype: torch.dtype, head_dim: int, codec: KVCodec) -> None:
+    word = KVPool(CacheLayout(1, 1, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1).words.dtype
+    for kernel, constants, num_warps, num_stages in variants(dtype, codec, head_dim):
         names = kernel.arg_names
         signature = {
-            name: "constexpr" if name in constants else argument(kernel, name, dtype, kv_dtype)
-            for name in names
+            name: "constexpr" if name in constants else argument(kernel, name, dtype, word) for name in names
         }
         compiled = triton.compile(
             ASTSource(kernel, signature, {(names.index(name),): v for name, v in constants.items()}),
             target=GPUTarget("cuda", capability, 32),
-            options={"num_warps": num_warps, "num_stages": num_stages},
+            options={
+                "num_warps": num_warps,
+                "num_stages": num_stages,
+                "enable_fp_fusion": kernel is not move.write_kvs,
+            },
         )
         print(kernel.__name__, compiled.metadata.shared)
 
 
 if __name__ == "__main__":
-    _, capability, dtype, head_dim, *kv_dtype = sys.argv
-    formats = [getattr(torch, name) for name in (dtype, *kv_dtype)]
-    compile_all(int(capability), formats[0], int(head_dim), formats[-1])
+    _, capability, dtype, head_dim, *kv_format = sys.argv
+    codec = make_codec(KVDtype.parse((kv_format or [dtype])[0]), rotate="kv")
+    compile_all(int(capability), getattr(torch, dtype), int(head_dim), codec)

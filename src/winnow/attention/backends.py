@@ -61,7 +61,7 @@ def _open_triton(
         warnings.warn(f"attention runs in plain torch, many times slower: {missing}", stacklevel=3)
         return ReferenceBackend()
     from winnow.attention.triton import TritonBackend
-    from winnow.attention.triton.launch import reads
+    from winnow.attention.triton.side_format import reads
 
     return TritonBackend(device) if _reads(reads, layout, "triton", required) else ReferenceBackend()
 

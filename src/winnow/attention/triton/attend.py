@@ -16,6 +16,7 @@ from winnow.attention.triton.kernels.chunk import attend_chunk
 from winnow.attention.triton.kernels.decode import attend_split, merge_splits
 from winnow.attention.triton.kernels.observer import observe_chunk, observe_decode, replace_accumulators
 from winnow.attention.triton.launch import cache_layout, dot_format, padded, product_dtype
+from winnow.attention.triton.side_format import side_formats
 from winnow.attention.triton.tuning import Tuning
 from winnow.cache import PagedCache
 from winnow.cache.layout import ceil_div
@@ -27,13 +28,22 @@ _KVS_PER_PROGRAM = 128
 class Attend:
     """One layer of a batch: queries, the rows they read, and the output.
 
+    Where keys or values are stored rotated, so are the queries that come and the output.
+
     Attributes:
-        out: [T, Hq, d], contiguous, in q's dtype.
+        out: [T, Hq, d], contiguous, floating-point.
         tile_queries: tokens in one tile of a chunk.
     """
 
     def __init__(
-        self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec, tuning: Tuning
+        self,
+        cache: PagedCache,
+        spans: Spans,
+        layer: int,
+        q: Tensor,
+        out: Tensor,
+        spec: AttentionSpec,
+        tuning: Tuning,
     ) -> None:
         pool, tables = cache.pool, cache.tables
         self._cache, self._spans, self._layer, self._q, self._spec, self._tuning = (
@@ -47,9 +57,9 @@ class Attend:
         self._group = q.shape[1] // pool.layout.num_kv_heads
         self._tile = max(tuning.chunk.queries, padded(self._group))
         self.tile_queries = self._tile // self._group
-        self.out = q.new_empty(q.shape)
+        self.out = out
         # Arguments that kernels share, in order.
-        self._kvs = (pool.k, pool.v, pool.position)
+        self._kvs = (pool.storage, pool.position)
         self._rows = (tables.pages, tables.page_table, tables.lengths, spans.device_slots)
         self._layout = cache_layout(cache)
 
@@ -57,12 +67,13 @@ class Attend:
     def _formula(self) -> dict[str, Any]:
         """The compile-time constants of kernels that describe the computation of logits."""
         return {
+            **side_formats(self._cache.pool.layout),
             "HEAD_DIM": self._q.shape[2],
             "BLOCK_D": padded(self._q.shape[2]),
             "GROUP": self._group,
             "WINDOW": self._spec.window,
             "SOFTCAP": self._spec.softcap,
-            "DOT": dot_format(product_dtype(self._q, self._cache.pool)),
+            "DOT": dot_format(product_dtype(self._q, self._cache.pool.layout)),
         }
 
     # -- one query each ------------------------------------------------------------------------------------------

@@ -13,13 +13,15 @@ from winnow.attention.triton.kernels.move import move_kvs, write_kvs
 from winnow.attention.triton.launch import (
     cache_layout,
     padded,
-    plain_dtype,
     product_dtype,
     require_device,
     unit_stride,
 )
+from winnow.attention.triton.side_format import pair_codec, side_formats
 from winnow.attention.triton.tuning import Tuning, tuning_for
 from winnow.cache import KVPool, PagedCache
+from winnow.cache.codec import rotation_block
+from winnow.cache.packing import hadamard
 
 _MOVES_PER_PROGRAM = 16
 
@@ -52,15 +54,15 @@ class TritonBackend(TorchBackend):
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
         pool, tables = cache.pool, cache.tables
-        plain_dtype(pool)
-        k, v = unit_stride(k), unit_stride(v)
+        codec = pair_codec(pool.layout)
+        k = unit_stride(turned(k) if codec.rotate_keys else k)
+        v = unit_stride(turned(v) if codec.rotate_values else v)
         only_decodes = spans.num_decodes == len(spans.counts)
         with torch.cuda.device_of(k):
             write_kvs[(len(k),)](
                 k,
                 v,
-                pool.k,
-                pool.v,
+                pool.storage,
                 pool.position,
                 pool.accumulators,
                 tables.pages,
@@ -76,16 +78,22 @@ class TritonBackend(TorchBackend):
                 v.stride(1),
                 pool.position.numel(),
                 **cache_layout(cache),
+                **side_formats(pool.layout),
                 HEAD_DIM=pool.layout.head_dim,
                 NUM_ACCUMULATORS=pool.layout.num_accumulators,
                 BLOCK_H=triton.next_power_of_2(pool.layout.num_kv_heads),
                 BLOCK_D=padded(pool.layout.head_dim),
                 num_warps=4,
+                enable_fp_fusion=False,  # codes are the reference's, bit for bit
             )
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-        tuning = self._tuning or tuning_for(padded(q.shape[2]), product_dtype(q, cache.pool))
-        call = Attend(cache, spans, layer, unit_stride(q), spec, tuning)
+        tuning = self._tuning or tuning_for(padded(q.shape[2]), product_dtype(q, cache.pool.layout))
+        codec = pair_codec(cache.pool.layout)
+        queries = turned(q).to(q.dtype) if codec.rotate_keys else q
+        # Summed values are turned back before they are rounded.
+        out = q.new_empty(q.shape, dtype=torch.float32 if codec.rotate_values else q.dtype)
+        call = Attend(cache, spans, layer, unit_stride(queries), out, spec, tuning)
         if self._planned is None or self._planned[0] is not spans:
             self._planned = spans, Batch.plan(spans, q.shape[1], call.tile_queries)
         batch = self._planned[1]
@@ -94,7 +102,7 @@ class TritonBackend(TorchBackend):
                 call.decode(decodes)
             if batch.chunks is not None:
                 call.prefill(batch.chunks)
-        return call.out
+        return turned(out).to(q.dtype) if codec.rotate_values else out
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         if not len(source):
@@ -117,3 +125,8 @@ class TritonBackend(TorchBackend):
                 BLOCK_N=_MOVES_PER_PROGRAM,
                 num_warps=4,
             )
+
+
+def turned(x: Tensor) -> Tensor:
+    """The transform of rotated keys and values, of x, [..., d]: float32."""
+    return hadamard(x, rotation_block(x.shape[-1]))

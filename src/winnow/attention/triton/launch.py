@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from winnow.cache import KVPool, PagedCache
-from winnow.cache.codec import KVCodec, PlainCodec, plain_format
+from winnow.attention.triton.side_format import pair_codec
+from winnow.cache import CacheLayout, PagedCache
+from winnow.cache.formats import PlainFormat
 from winnow.cache.layout import PAGE_ENTRIES
 from winnow.errors import ConfigError
 
@@ -47,23 +48,20 @@ def cache_layout(cache: PagedCache) -> dict[str, Any]:
     }
 
 
-def product_dtype(q: Tensor, pool: KVPool) -> torch.dtype:
-    """The dtype in which q, K, p and V are multiplied: one that holds the activations' and the KVs' exactly."""
-    return torch.promote_types(q.dtype, plain_dtype(pool))
+def product_dtype(q: Tensor, layout: CacheLayout) -> torch.dtype:
+    """The dtype in which q, K, p and V are multiplied: one that holds the activations and plain vectors exactly.
 
-
-def reads(codec: KVCodec) -> bool:
-    """Whether the kernels read KVs that the codec stores."""
-    return isinstance(codec, PlainCodec)
-
-
-def plain_dtype(pool: KVPool) -> torch.dtype:
-    """The dtype of the pool's vectors.
+    Decoded vectors are rounded to it.
 
     Raises:
-        ConfigError: the pool's codec stores something else.
+        ConfigError: the kernels do not read such KVs.
     """
-    return getattr(torch, plain_format(pool.layout.codec, "attention_backend triton"))
+    codec = pair_codec(layout)
+    dtype = q.dtype
+    for form in (codec.key, codec.value):
+        if isinstance(form, PlainFormat):
+            dtype = torch.promote_types(dtype, getattr(torch, form.dtype))
+    return dtype
 
 
 def dot_format(dtype: torch.dtype) -> Any:

@@ -3,21 +3,20 @@
 import triton
 import triton.language as tl
 
+from winnow.attention.triton.kernels.codec import load_vectors
 from winnow.attention.triton.kernels.rows import (
     find_slots,
     logits_of,
     online_softmax,
     row_length,
     sees,
-    vectors_at,
 )
 
 
 @triton.jit(do_not_specialize=["layer", "tokens"])
 def attend_chunk(
     q,
-    k_pool,
-    v_pool,
+    storage,
     position_pool,
     pages,
     page_table,
@@ -40,6 +39,8 @@ def attend_chunk(
     BLOCK_SIZE: tl.constexpr,
     PAGE_ENTRIES: tl.constexpr,
     PAGES_PER_SEQ: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -93,14 +94,13 @@ def attend_chunk(
         wanted = inside
         if WINDOW is not None:  # skip KVs that no query of the tile sees
             wanted = inside & (positions > earliest - WINDOW)
-        at = vectors_at(flat, BLOCK_SIZE, HEAD_DIM)
-        keys = tl.load(
-            k_pool + at[None, :] + d[:, None], mask=wanted[None, :] & (d < HEAD_DIM)[:, None], other=0.0
+        keys = load_vectors(
+            storage, flat[None, :], wanted[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE, 0
         ).to(DOT)
         visible = sees(now[:, None] - positions[None, :], inside[None, :], WINDOW)
         logits = tl.where(visible, logits_of(queries, keys, scale, SOFTCAP), float("-inf"))
-        values = tl.load(
-            v_pool + at[:, None] + d[None, :], mask=wanted[:, None] & (d < HEAD_DIM)[None, :], other=0.0
+        values = load_vectors(
+            storage, flat[:, None], wanted[:, None], d[None, :], (d < HEAD_DIM)[None, :], VALUE, BLOCK_SIZE, 1
         ).to(DOT)
         row_max, row_sum, acc = online_softmax(logits, values, row_max, row_sum, acc)
         if statistics is not None:

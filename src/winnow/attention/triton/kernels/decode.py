@@ -6,13 +6,13 @@ The split of a row depends on its own length only, so a sequence's result is bit
 import triton
 import triton.language as tl
 
+from winnow.attention.triton.kernels.codec import load_vectors
 from winnow.attention.triton.kernels.rows import (
     find_slots,
     logits_of,
     online_softmax,
     row_length,
     sees,
-    vectors_at,
 )
 
 
@@ -31,8 +31,7 @@ def split_size(length, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr):
 @triton.jit(do_not_specialize=["layer", "raw_stride"])
 def attend_split(
     q,
-    k_pool,
-    v_pool,
+    storage,
     position_pool,
     pages,
     page_table,
@@ -53,6 +52,8 @@ def attend_split(
     BLOCK_SIZE: tl.constexpr,
     PAGE_ENTRIES: tl.constexpr,
     PAGES_PER_SEQ: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -102,15 +103,14 @@ def attend_split(
         visible = sees(age, inside, WINDOW)
         # Skip KVs outside the window. Without a window, loads of keys do not depend on positions.
         wanted = inside if WINDOW is None else visible
-        at = vectors_at(flat, BLOCK_SIZE, HEAD_DIM)
-        keys = tl.load(
-            k_pool + at[None, :] + d[:, None], mask=wanted[None, :] & (d < HEAD_DIM)[:, None], other=0.0
+        keys = load_vectors(
+            storage, flat[None, :], wanted[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE, 0
         ).to(DOT)
         logits = tl.where(visible[None, :], logits_of(queries, keys, scale, SOFTCAP), float("-inf"))
         if raw is not None:
             tl.store(raw + mine[:, None] * raw_stride + n[None, :], logits, real[:, None] & inside[None, :])
-        values = tl.load(
-            v_pool + at[:, None] + d[None, :], mask=wanted[:, None] & (d < HEAD_DIM)[None, :], other=0.0
+        values = load_vectors(
+            storage, flat[:, None], wanted[:, None], d[None, :], (d < HEAD_DIM)[None, :], VALUE, BLOCK_SIZE, 1
         ).to(DOT)
         row_max, row_sum, acc = online_softmax(logits, values, row_max, row_sum, acc)
         seen += visible.to(tl.float32)

@@ -3,15 +3,15 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.rows import find_slots, row_length, vectors_at
+from winnow.attention.triton.kernels.codec import store_vectors
+from winnow.attention.triton.kernels.rows import find_slots, row_length
 
 
 @triton.jit(do_not_specialize=["layer"])
 def write_kvs(
     k,
     v,
-    k_pool,
-    v_pool,
+    storage,
     position_pool,
     accumulators,
     pages,
@@ -31,6 +31,8 @@ def write_kvs(
     BLOCK_SIZE: tl.constexpr,
     PAGE_ENTRIES: tl.constexpr,
     PAGES_PER_SEQ: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     NUM_ACCUMULATORS: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -43,7 +45,6 @@ def write_kvs(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(token_slots + token)
     head = tl.arange(0, BLOCK_H)
-    d = tl.arange(0, BLOCK_D)
     # Count a token's place from the end of its row: rows may differ in length, but all end with this batch.
     n = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS) - 1
     if tokens_after is not None:
@@ -53,12 +54,10 @@ def write_kvs(
         pages, page_table, slot, layer, head, n, inside,
         LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
     )  # fmt: skip
-    shown = inside[:, None] & (d < HEAD_DIM)[None, :]
-    at = vectors_at(flat, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
-    key = tl.load(k + token * k_token_stride + head[:, None] * k_head_stride + d[None, :], mask=shown)
-    tl.store(k_pool + at, key.to(k_pool.dtype.element_ty), shown)
-    value = tl.load(v + token * v_token_stride + head[:, None] * v_head_stride + d[None, :], mask=shown)
-    tl.store(v_pool + at, value.to(v_pool.dtype.element_ty), shown)
+    key_at = k + token * k_token_stride + head * k_head_stride
+    store_vectors(storage, flat, key_at, inside, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D)
+    value_at = v + token * v_token_stride + head * v_head_stride
+    store_vectors(storage, flat, value_at, inside, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_D)
     now = tl.load(position + token).to(tl.int32)
     tl.store(position_pool + flat, tl.zeros([BLOCK_H], tl.int32) + now, inside)
     for number in tl.static_range(NUM_ACCUMULATORS):

@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
+from winnow.attention.triton.kernels.codec import load_vectors
 from winnow.attention.triton.kernels.decode import sequence_of
-from winnow.attention.triton.kernels.rows import find_slots, logits_of, row_length, sees, vectors_at
+from winnow.attention.triton.kernels.rows import find_slots, logits_of, row_length, sees
 
 # Tolerance for KVs of average weight, since recomputed logits may differ in their last bits.
 CLEARLY_BELOW: tl.constexpr = tl.constexpr(1.0 - 1e-5)
@@ -109,23 +110,25 @@ def observe_decode(
 
 @triton.jit
 def squared_distance(
-    v_pool,
+    storage,
     exact,
-    at,
+    flat,
     inside,
     out_row,
     real,
+    VALUE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """|v_j - o_i|^2 of outputs [BLOCK_Q] and of the values `at`, [BLOCK_N], from differences.
+    """|v_j - o_i|^2 of outputs [BLOCK_Q] and of the values in slots `flat`, [BLOCK_N], from differences.
 
     Products would be faster but cancel: where one KV takes nearly all attention, o is nearly v.
     """
     distance = tl.zeros([BLOCK_Q, BLOCK_N], tl.float32)
     for d in range(HEAD_DIM):
-        value = tl.load(v_pool + at + d, mask=inside, other=0.0).to(tl.float32)
+        value = load_vectors(storage, flat, inside, d, d < HEAD_DIM, VALUE, BLOCK_SIZE, None).to(tl.float32)
         output = tl.load(exact + out_row * HEAD_DIM + d, mask=real, other=0.0)
         apart = value[None, :] - output[:, None]
         distance += apart * apart
@@ -135,8 +138,7 @@ def squared_distance(
 @triton.jit(do_not_specialize=["layer", "tokens", "longest"])
 def observe_chunk(
     q,
-    k_pool,
-    v_pool,
+    storage,
     position_pool,
     pages,
     page_table,
@@ -159,6 +161,8 @@ def observe_chunk(
     BLOCK_SIZE: tl.constexpr,
     PAGE_ENTRIES: tl.constexpr,
     PAGES_PER_SEQ: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -197,11 +201,8 @@ def observe_chunk(
         LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
     )  # fmt: skip
     positions = tl.load(position_pool + flat, mask=inside, other=0)
-    at = vectors_at(flat, BLOCK_SIZE, HEAD_DIM)
-    keys = tl.load(
-        k_pool + at[None, :] + d[:, None],
-        mask=inside[None, :] & (d < HEAD_DIM)[:, None],
-        other=0.0,
+    keys = load_vectors(
+        storage, flat[None, :], inside[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE, 0
     ).to(DOT)
     plane = tokens.to(tl.int64) * (KV_HEADS * GROUP)
     added = tl.zeros([BLOCK_N], tl.float32)
@@ -229,7 +230,7 @@ def observe_chunk(
             p = term_of(p, counted, seen[:, None], TERM)
             if TERM == "value aware":
                 p *= squared_distance(
-                    v_pool, exact, at, inside, mine, real, HEAD_DIM, BLOCK_Q, BLOCK_N
+                    storage, exact, flat, inside, mine, real, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_Q, BLOCK_N
                 )  # fmt: skip
             if AGGREGATE == "max":
                 together = tl.maximum(together, p)

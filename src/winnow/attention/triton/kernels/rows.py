@@ -38,12 +38,6 @@ def find_slots(
 
 
 @triton.jit
-def vectors_at(flat, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Offsets of the keys, or of the values, of slots: the pool holds the keys of a block and then its values."""
-    return (flat + flat // BLOCK_SIZE * BLOCK_SIZE) * HEAD_DIM
-
-
-@triton.jit
 def sees(age, inside, WINDOW: tl.constexpr):
     """Whether a query sees a KV `age` positions back."""
     visible = inside & (age >= 0)

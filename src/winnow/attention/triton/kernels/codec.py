@@ -1,0 +1,328 @@
+"""Read and write keys or values in any format: decoded in registers, encoded as `winnow.cache.formats` has it.
+
+SIDE is a `SideFormat`, which says where in a block the fields of a side lie. `storage` is the pool's, as bytes.
+"""
+
+import triton
+import triton.language as tl
+
+# Added to a float32 below 2**22 and taken off again, rounds it to an integer, to nearest even.
+ROUNDING = tl.constexpr(12582912.0)
+
+
+@triton.jit
+def field_at(
+    storage,
+    flat,
+    OFFSET: tl.constexpr,
+    LENGTH: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ITEM_BYTES: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Pointers to the first of LENGTH elements that slots hold of a field, which lies in blocks from byte OFFSET on."""
+    first = (storage + OFFSET).to(tl.pointer_type(DTYPE))
+    return first + flat // BLOCK_SIZE * (BLOCK_BYTES // ITEM_BYTES) + flat % BLOCK_SIZE * LENGTH
+
+
+# -- decoding --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def load_halves(
+    storage, flat, index, inside, OFFSET: tl.constexpr, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):
+    """Scales or minima, float32, of the groups `index`."""
+    groups: tl.constexpr = SIDE.head_dim // SIDE.group
+    at = field_at(storage, flat, OFFSET, groups, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE)
+    return tl.load(at + index, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_group_halves(
+    storage,
+    flat,
+    slot_inside,
+    channel,
+    OFFSET: tl.constexpr,
+    SIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    AXIS: tl.constexpr,
+):
+    """Scales or minima of the groups of all channels, each loaded once, along the dimension AXIS of a tile."""
+    group: tl.constexpr = SIDE.group
+    count: tl.constexpr = channel.shape[AXIS] // group
+    size: tl.constexpr = slot_inside.shape[1 - AXIS]
+    number = tl.expand_dims(tl.arange(0, count), 1 - AXIS)
+    known = slot_inside & (number < SIDE.head_dim // group)
+    x = load_halves(storage, flat, number, known, OFFSET, SIDE, BLOCK_SIZE)
+    if AXIS == 0:
+        x = tl.reshape(tl.broadcast_to(x[:, None, :], [count, group, size]), [count * group, size])
+    else:
+        x = tl.reshape(tl.broadcast_to(x[:, :, None], [size, count, group]), [size, count * group])
+    return x
+
+
+@triton.jit
+def load_codes(at, channel, inside, BITS: tl.constexpr, GROUP: tl.constexpr):
+    """The codes of channels below 8 bits, from pointers to the first byte of their vectors."""
+    # The compiler sees bytes side by side in `channel % size`, and not in `rest % size`, which is the same.
+    group, rest = channel // GROUP * (GROUP * BITS // 8), channel % GROUP
+    if BITS == 3:
+        low: tl.constexpr = GROUP // 4
+        high: tl.constexpr = GROUP // 8
+        two = tl.load(at + (group + channel % low), mask=inside, other=0).to(tl.int32) >> (rest // low * 2)
+        one = tl.load(at + (group + low + channel % high), mask=inside, other=0).to(tl.int32) >> (
+            rest // high
+        )
+        code = (two & 3) | ((one & 1) << 2)
+    else:
+        size: tl.constexpr = GROUP * BITS // 8
+        byte = tl.load(at + (group + channel % size), mask=inside, other=0).to(tl.int32)
+        code = (byte >> (rest // size * BITS)) & (2**BITS - 1)
+    return code
+
+
+@triton.jit
+def float_of_e4m3(code):
+    """The floats, float32, that bytes of e4m3fn stand for, on GPUs without that format too; of NaN any."""
+    code = code.to(tl.int16)
+    # As exponent and mantissa of a float16, whose exponent counts from 8 lower.
+    bits = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
+    return bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def load_vectors(
+    storage,
+    flat,
+    slot_inside,
+    channel,
+    channel_inside,
+    SIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    AXIS: tl.constexpr,
+):
+    """Channels of the vectors in the slots `flat`, which broadcast against each other; 0 where a mask is unset.
+
+    Plain vectors come as they are stored, others decoded to float32. AXIS: the dimension of the result along which all
+    channels lie in order; None: there is one channel.
+    """
+    kind: tl.constexpr = SIDE.kind
+    group: tl.constexpr = SIDE.group
+    inside = slot_inside & channel_inside
+    at = field_at(
+        storage, flat, SIDE.code, SIDE.code_length, SIDE.dtype, SIDE.item_bytes, SIDE.block_bytes, BLOCK_SIZE
+    )
+    if kind == "plain":
+        x = tl.load(at + channel, mask=inside, other=0.0)
+    else:
+        # One scale a slot where a vector is one group. Groups whose size is no power of two are no part of a tile.
+        one_group: tl.constexpr = group == SIDE.head_dim
+        by_group: tl.constexpr = AXIS is not None and not one_group and group & (group - 1) == 0
+        index = 0 if one_group else channel // group
+        known = slot_inside if one_group else inside
+        if by_group:
+            scale = load_group_halves(storage, flat, slot_inside, channel, SIDE.scale, SIDE, BLOCK_SIZE, AXIS)
+        else:
+            scale = load_halves(storage, flat, index, known, SIDE.scale, SIDE, BLOCK_SIZE)
+        if kind == "affine":
+            if by_group:
+                least = load_group_halves(
+                    storage, flat, slot_inside, channel, SIDE.least, SIDE, BLOCK_SIZE, AXIS
+                )
+            else:
+                least = load_halves(storage, flat, index, known, SIDE.least, SIDE, BLOCK_SIZE)
+            x = load_codes(at, channel, inside, SIDE.bits, group).to(tl.float32) * scale + least
+        else:
+            code = tl.load(at + channel, mask=inside, other=0)
+            x = (code.to(tl.float32) if kind == "int8" else float_of_e4m3(code)) * scale
+    outliers: tl.constexpr = SIDE.outliers
+    for m in tl.static_range(outliers):
+        rest_at = field_at(storage, flat, SIDE.outlier, outliers, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE)
+        which_at = field_at(storage, flat, SIDE.channel, outliers, tl.uint8, 1, SIDE.block_bytes, BLOCK_SIZE)
+        rest = tl.load(rest_at + m, mask=slot_inside, other=0.0).to(tl.float32)
+        which = tl.load(which_at + m, mask=slot_inside, other=0).to(tl.int32)
+        x += tl.where(which == channel, rest, 0.0)
+    return x
+
+
+# -- encoding --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def rounded(y):
+    """Round float32 below 2**22 to integers, to nearest even."""
+    return (y + ROUNDING) - ROUNDING
+
+
+@triton.jit
+def divided(x, scale):
+    """x / scale, and 0 where that is no number: where the scale is 0 or not finite."""
+    y = tl.math.div_rn(x, scale)
+    return tl.where((tl.abs(y) < float("inf")) & (scale != 0.0), y, 0.0)
+
+
+@triton.jit
+def nan_where(x, broken):
+    return tl.where(broken, float("nan"), x)
+
+
+@triton.jit
+def any_nan(x):
+    """Whether a row of x, [H, N], holds one: reductions may skip them."""
+    return tl.max((x != x).to(tl.int32), axis=1) > 0
+
+
+@triton.jit
+def e4m3_of_float(y):
+    """The bytes of e4m3fn, as int32, nearest to floats from -448 to 448, ties to even."""
+    bits = y.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    # The exponent counts from 120 lower, and 20 bits of the mantissa are rounded off.
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
+    # Below 2**-6 multiples of 2**-9.
+    small = rounded(tl.abs(y) * 512.0).to(tl.int32)
+    code = tl.where(size < 0x3C800000, small, normal)
+    return code | ((bits >> 24) & 0x80)
+
+
+@triton.jit
+def affine_codes(x, least, scale, BITS: tl.constexpr):
+    """Codes, int32, of x by the minima and scales of their groups, float32."""
+    y = divided(x - least, scale)
+    return rounded(tl.minimum(tl.maximum(y, 0.0), 2.0**BITS - 1.0)).to(tl.int32)
+
+
+@triton.jit
+def store_plane(
+    at,
+    x_at,
+    inside,
+    least,
+    scale,
+    CODE_BITS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Store BITS of the codes of a group, from bit SHIFT on, side by side; `at` and `x_at` [H] point at its first."""
+    size: tl.constexpr = GROUP * BITS // 8
+    j = tl.arange(0, triton.next_power_of_2(size))
+    shown = inside[:, None] & (j < size)[None, :]
+    packed = tl.zeros(shown.shape, tl.int32)
+    for part in tl.static_range(8 // BITS):
+        x = tl.load(x_at[:, None] + (part * size + j)[None, :], mask=shown, other=0.0).to(tl.float32)
+        code = affine_codes(x, least[:, None], scale[:, None], CODE_BITS)
+        packed |= ((code >> SHIFT) & (2**BITS - 1)) << (part * BITS)
+    tl.store(at[:, None] + j[None, :], packed.to(tl.uint8), shown)
+
+
+@triton.jit
+def find_outliers(x_at, inside, COUNT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The channels with the greatest |x|, the first of equals and NaN before all: int32 [H, COUNT or more], or -1."""
+    d = tl.arange(0, BLOCK_D)
+    shown = inside[:, None] & (d < HEAD_DIM)[None, :]
+    x = tl.load(x_at[:, None] + d[None, :], mask=shown, other=0.0).to(tl.float32)
+    # Bits of absolute values are in the order of the values.
+    left = tl.where(x != x, 0x7FFFFFFF, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    left = tl.where((d < HEAD_DIM)[None, :], left, -1)
+    m = tl.arange(0, triton.next_power_of_2(COUNT))
+    found = tl.zeros([inside.shape[0], m.shape[0]], tl.int32) - 1
+    for number in tl.static_range(COUNT):
+        channel = tl.argmax(left, axis=1).to(tl.int32)
+        found = tl.where((m == number)[None, :], channel[:, None], found)
+        left = tl.where(d[None, :] == channel[:, None], -1, left)
+    return found
+
+
+@triton.jit
+def store_outliers(
+    storage, flat, x_at, inside, channel, number, least, scale, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):
+    """Store what the codes of the channels of a group with this number leave of x; channel: [H, outliers or more]."""
+    count: tl.constexpr = SIDE.outliers
+    m = tl.arange(0, channel.shape[1])
+    shown = inside[:, None] & (m < count)[None, :] & (channel // SIDE.group == number)
+    x = tl.load(x_at[:, None] + channel, mask=shown, other=0.0).to(tl.float32)
+    code = affine_codes(x, least[:, None], scale[:, None], SIDE.bits).to(tl.float32)
+    rest = (x - (code * scale[:, None] + least[:, None])).to(tl.float16)
+    # Infinity could make a logit -inf, which attention takes for a mask; NaN is noticed.
+    rest = tl.where(tl.abs(rest.to(tl.float32)) == float("inf"), float("nan"), rest.to(tl.float32))
+    at = field_at(storage, flat, SIDE.outlier, count, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE)
+    tl.store(at[:, None] + m[None, :], rest.to(tl.float16), shown)
+    at = field_at(storage, flat, SIDE.channel, count, tl.uint8, 1, SIDE.block_bytes, BLOCK_SIZE)
+    tl.store(at[:, None] + m[None, :], channel.to(tl.uint8), shown)
+
+
+@triton.jit
+def store_vectors(
+    storage,
+    flat,
+    x_at,
+    inside,
+    SIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Encode the vectors at the pointers x_at, [H], into the slots `flat`, [H], where `inside`."""
+    kind: tl.constexpr = SIDE.kind
+    if kind == "plain":
+        d = tl.arange(0, BLOCK_D)
+        shown = inside[:, None] & (d < HEAD_DIM)[None, :]
+        at = field_at(
+            storage, flat, SIDE.code, HEAD_DIM, SIDE.dtype, SIDE.item_bytes, SIDE.block_bytes, BLOCK_SIZE
+        )
+        x = tl.load(x_at[:, None] + d[None, :], mask=shown)
+        tl.store(at[:, None] + d[None, :], x.to(SIDE.dtype), shown)
+    else:
+        group: tl.constexpr = SIDE.group
+        groups: tl.constexpr = HEAD_DIM // group
+        at = field_at(storage, flat, SIDE.code, SIDE.code_length, SIDE.dtype, 1, SIDE.block_bytes, BLOCK_SIZE)
+        scale_at = field_at(storage, flat, SIDE.scale, groups, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE)
+        i = tl.arange(0, triton.next_power_of_2(group))
+        shown = inside[:, None] & (i < group)[None, :]
+        if SIDE.outliers > 0:
+            channel = find_outliers(x_at, inside, SIDE.outliers, HEAD_DIM, BLOCK_D)
+        for number in range(groups):
+            first = x_at + number * group
+            x = tl.load(first[:, None] + i[None, :], mask=shown, other=0.0).to(tl.float32)
+            if kind == "affine":
+                low = tl.where(shown, x, float("inf"))
+                high = tl.where(shown, x, float("-inf"))
+                if SIDE.outliers > 0:
+                    each = (number * group + i)[None, :, None] == channel[:, None, :]
+                    kept = tl.max(each.to(tl.int32), axis=2) > 0
+                    low = tl.where(kept, float("inf"), low)
+                    high = tl.where(kept, float("-inf"), high)
+                broken = any_nan(low)
+                least = nan_where(tl.min(low, axis=1), broken).to(tl.float16)
+                most = nan_where(tl.max(high, axis=1), broken)
+                span = tl.math.div_rn(most - least.to(tl.float32), 2.0**SIDE.bits - 1.0)
+                scale = tl.where(span < 0.0, 0.0, span).to(tl.float16)
+                least_at = field_at(
+                    storage, flat, SIDE.least, groups, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE
+                )
+                tl.store(least_at + number, least, inside)
+                least, wide = least.to(tl.float32), scale.to(tl.float32)
+                code_at = at + number * (group * SIDE.bits // 8)
+                if SIDE.bits == 3:
+                    store_plane(code_at, first, inside, least, wide, 3, 0, 2, group)
+                    store_plane(code_at + group // 4, first, inside, least, wide, 3, 2, 1, group)
+                else:
+                    store_plane(code_at, first, inside, least, wide, SIDE.bits, 0, SIDE.bits, group)
+                if SIDE.outliers > 0:
+                    store_outliers(
+                        storage, flat, x_at, inside, channel, number, least, wide, SIDE, BLOCK_SIZE
+                    )
+            else:
+                limit: tl.constexpr = 127.0 if kind == "int8" else 448.0
+                size = nan_where(tl.max(tl.abs(x), axis=1), any_nan(x))
+                scale = tl.math.div_rn(size, limit).to(tl.float16)
+                y = divided(x, scale.to(tl.float32)[:, None])
+                y = tl.minimum(tl.maximum(y, -limit), limit)
+                code = rounded(y).to(tl.int32) if kind == "int8" else e4m3_of_float(y)
+                tl.store(at[:, None] + (number * group + i)[None, :], code.to(SIDE.dtype), shown)
+            tl.store(scale_at + number, scale, inside)

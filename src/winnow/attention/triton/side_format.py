@@ -1,0 +1,117 @@
+"""How kernels find and decode a side of the KVs, keys or values: a constant with which they are compiled."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton.language as tl
+
+from winnow.cache import CacheLayout
+from winnow.cache.codec import BlockFormat, KVCodec, PairCodec
+from winnow.cache.formats import AffineFormat, PlainFormat, SymmetricFormat, VectorFormat
+from winnow.errors import ConfigError
+from winnow.kv_dtype import KV_FORMATS
+
+_DTYPES = {
+    "float32": tl.float32,
+    "bfloat16": tl.bfloat16,
+    "float16": tl.float16,
+    "int8": tl.int8,
+    "uint8": tl.uint8,
+}
+
+
+@dataclass(frozen=True)
+class SideFormat:
+    """Where the fields of a side lie in a block, in bytes from its start, and what they mean.
+
+    Attributes:
+        kind: "plain", "int8", "fp8_e4m3", or "affine": codes of `bits` bits with scale and minimum.
+        dtype: Triton's, of the field named as the side: vectors or codes.
+        item_bytes: of an element of that field.
+        code_length: elements of that field in a slot.
+        group: channels that share a scale.
+        block_bytes: from one block to the next.
+        code, scale, least, outlier, channel: offsets of fields; 0 where there is none.
+        outliers: of a vector.
+    """
+
+    kind: str
+    dtype: Any
+    item_bytes: int
+    code_length: int
+    head_dim: int
+    group: int
+    bits: int
+    block_bytes: int
+    code: int
+    scale: int = 0
+    least: int = 0
+    outlier: int = 0
+    channel: int = 0
+    outliers: int = 0
+
+
+def reads(codec: KVCodec) -> bool:
+    """Whether the kernels read KVs that the codec stores."""
+    return isinstance(codec, PairCodec) and all(
+        isinstance(form, PlainFormat | SymmetricFormat | AffineFormat) for form in (codec.key, codec.value)
+    )
+
+
+def pair_codec(layout: CacheLayout) -> PairCodec:
+    """The codec of KVs that kernels read.
+
+    Raises:
+        ConfigError: it is another; names it.
+    """
+    codec = layout.codec
+    if isinstance(codec, PairCodec) and reads(codec):
+        return codec
+    raise ConfigError(
+        f"attention_backend triton reads KVs stored as one of {', '.join(KV_FORMATS[1:])}, got {codec.name}"
+    )
+
+
+def side_formats(layout: CacheLayout) -> dict[str, SideFormat]:
+    """The compile-time constants of kernels that describe how KVs are stored.
+
+    Raises:
+        ConfigError: the kernels do not read such KVs.
+    """
+    codec, form, head_dim = pair_codec(layout), layout.block_format, layout.head_dim
+    return {
+        "KEY": _side_format(form, "k", codec.key, head_dim),
+        "VALUE": _side_format(form, "v", codec.value, head_dim),
+    }
+
+
+def _side_format(block: BlockFormat, side: str, form: VectorFormat, head_dim: int) -> SideFormat:
+    placed = {field.name: (field, offset) for field, offset in block.fields}
+    field, code = placed[side]
+    offsets = {
+        name: placed[f"{side}_{suffix}"][1]
+        for name, suffix in (
+            ("scale", "scale"),
+            ("least", "min"),
+            ("outlier", "outlier"),
+            ("channel", "channel"),
+        )
+        if f"{side}_{suffix}" in placed
+    }
+    kind = "plain" if isinstance(form, PlainFormat) else form.name
+    bits = 8
+    if isinstance(form, AffineFormat):
+        kind, bits = "affine", form.bits
+    return SideFormat(
+        kind=kind,
+        dtype=_DTYPES[field.dtype],
+        item_bytes=field.item_bytes,
+        code_length=field.length,
+        head_dim=head_dim,
+        group=head_dim // placed[f"{side}_scale"][0].length if "scale" in offsets else head_dim,
+        bits=bits,
+        block_bytes=block.nbytes,
+        code=code,
+        outliers=placed[f"{side}_outlier"][0].length if "outlier" in offsets else 0,
+        **offsets,
+    )
