@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -57,7 +58,7 @@ class Preempted:
             nbytes = self._preemption._copies.nbytes(sequence.kv.running_slot)
             expected = self.costs.swap_seconds(nbytes), self.costs.recompute_seconds(sequence.kv.num_computed)
             self._preempt(sequence, SWAP)
-            self._step_until(lambda s=sequence: s.kv.slot is not None)
+            self._step_until(partial(_is_running, sequence))
             swaps.append(sequence.request.metrics.swap_seconds)
             self._preempt(sequence, RECOMPUTE)
             while self._llm.has_unfinished:
@@ -86,6 +87,10 @@ class Preempted:
     def _step_until(self, reached: Callable[[], bool]) -> None:
         while not reached():
             self._llm.step()
+
+
+def _is_running(sequence: Sample) -> bool:
+    return sequence.kv.slot is not None
 
 
 def break_even(points: Sequence[Point]) -> float | None:

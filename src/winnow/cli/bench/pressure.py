@@ -85,10 +85,10 @@ def execute(namespace: argparse.Namespace) -> int:
     out.print(f"{machine}; commit {head['commit']}", highlight=False, soft_wrap=True)
     table = pressure_table(replays, f"{namespace.trace.name} by {config.sweep}", config.sweep, notes)
     panels = pressure_panels(replays)
-    for each in (table, preemption_table(points)) if points else (table,):
-        out.print(each.title, highlight=False, soft_wrap=True)
-        out.print(each.upright().rich())
-        for note in each.notes:
+    for each_table in (table, preemption_table(points)) if points else (table,):
+        out.print(each_table.title, highlight=False, soft_wrap=True)
+        out.print(each_table.upright().rich())
+        for note in each_table.notes:
             out.print(note, highlight=False, soft_wrap=True)
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     report: dict[str, Any] = {"trace": namespace.trace.name, "notes": notes}
