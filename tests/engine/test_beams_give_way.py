@@ -88,7 +88,8 @@ def test_no_memory_for_a_copy_of_their_own(
 def test_a_round_in_which_a_beam_gives_way(model: Path) -> None:
     with opened(model, kv_memory="8MiB") as llm:
         scheduler: Any = llm._engine._scheduler  # type: ignore[attr-defined]
-        rounds, own, refused = scheduler._rounds, scheduler._own, list[Any]()
+        rounds, refused = scheduler._rounds, list[Any]()
+        own = rounds._own
 
         def give_way(sequence: Any) -> bool:
             # The last beam lacks memory: those before it were to take part, and go with it.
