@@ -111,12 +111,12 @@ def measure(model: Path, workload: Workload, mode: str, arguments: argparse.Name
         requests = [request(each, max_len, chance) for each in sizes]
         for prompt, params in requests:  # each alone: what is held at its last step is its own
             llm.submit(prompt, params)
-            last = llm.stats()
+            last = 0, 0
             while llm.has_unfinished:
-                now = llm.stats()
-                last = now if now.kv_bytes_held else last
+                now = llm.stats().kv_bytes_held, llm.occupancy().filled_bytes
+                last = now if now[0] else last
                 llm.step()
-            end_held, end_filled = end_held + last.kv_bytes_held, end_filled + last.kv_bytes_filled
+            end_held, end_filled = end_held + last[0], end_filled + last[1]
         pool = size.num_blocks * layout.block_bytes
         for prompt, params in requests:
             llm.submit(prompt, params)
@@ -124,7 +124,7 @@ def measure(model: Path, workload: Workload, mode: str, arguments: argparse.Name
             llm.step()
             stats = llm.stats()
             steps += 1
-            held, filled = held + stats.kv_bytes_held, filled + stats.kv_bytes_filled
+            held, filled = held + stats.kv_bytes_held, filled + llm.occupancy().filled_bytes
             running += stats.num_running
             if stats.num_waiting:
                 unused, waiting_steps = unused + pool - stats.kv_bytes_held, waiting_steps + 1

@@ -67,7 +67,7 @@ def test_the_ledger_holds_what_is_reserved(directory: Path, mode: str) -> None:
             assert ledger.allocator.num_used == rows * reserved(mode, prompt, computed)
             stats = llm.stats()
             assert stats.kv_bytes_held == ledger.allocator.num_used * ledger.layout.block_bytes
-            assert stats.kv_bytes_filled == rows * computed * ledger.layout.block_bytes // BLOCK
+            assert llm.occupancy().filled_bytes == rows * computed * ledger.layout.block_bytes // BLOCK
 
 
 def test_answers_are_the_same(llm: LLM, expected: list[list[int]]) -> None:

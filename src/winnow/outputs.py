@@ -212,8 +212,6 @@ class EngineStats:
     kv_bytes_budget: int = 0
     kv_bytes_held: int = 0
     """Of the blocks that sequences hold."""
-    kv_bytes_filled: int = 0
-    """Of the slots in these blocks that hold KVs; the rest is reserved, or the end of a row's last block."""
     prompt_tokens: int = 0
     """Prompt tokens computed; recomputed ones count again."""
     cached_tokens: int = 0

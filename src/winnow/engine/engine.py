@@ -64,7 +64,6 @@ class Engine(RequestLoop):
             kv_bytes_used=ledger.used_bytes,
             kv_bytes_peak=ledger.peak_bytes,
             kv_bytes_held=ledger.allocator.num_used * ledger.layout.block_bytes,
-            kv_bytes_filled=ledger.num_filled_slots() * ledger.layout.block_bytes // ledger.layout.block_size,
             kv_bytes_budget=self._kv_memory,
             prompt_tokens=self._requests.prompt_tokens,
             cached_tokens=ledger.prefixes.num_hit_tokens,

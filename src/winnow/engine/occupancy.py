@@ -11,15 +11,18 @@ from winnow.engine.request import Sequence
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The KV memory in use, between two steps.
+    """The KV memory in use, between two steps. Looks at every block: for now and then, not for every step.
 
     Attributes:
+        filled_bytes: of the slots that hold KVs; the rest of the blocks held is reserved, or the end of a row's last
+            block.
         tenants: tenant -> bytes of the blocks of its running answers; shared blocks count for each.
         kept: KVs per token computed, mean over running answers, by layer and head; empty: none runs.
     """
 
     tenants: dict[str, int]
     kept: list[list[float]]
+    filled_bytes: int = 0
 
 
 def measure_occupancy(running: Iterable[Sequence], ledger: Ledger, layout: CacheLayout) -> Occupancy:
@@ -36,4 +39,5 @@ def measure_occupancy(running: Iterable[Sequence], ledger: Ledger, layout: Cache
         tenants[tenant] = tenants.get(tenant, 0) + blocks * layout.block_bytes
         kept += lengths / sequence.kv.num_computed
         count += 1
-    return Occupancy(tenants, (kept / count).round(4).tolist() if count else [])
+    filled = ledger.num_filled_slots() * layout.block_bytes // layout.block_size
+    return Occupancy(tenants, (kept / count).round(4).tolist() if count else [], filled)
