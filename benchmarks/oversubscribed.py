@@ -84,7 +84,7 @@ class GreedyRoom(Room):
 
 
 def admit_greedily(llm: LLM) -> None:
-    """Let an engine admit whoever's next chunk fits."""
+    """Let an engine admit each request whose next chunk fits."""
     scheduler: Any = llm._engine._scheduler  # type: ignore[attr-defined]
     room = GreedyRoom(scheduler._config, scheduler.ledger, scheduler.prefixes)
     scheduler._room = scheduler._entry_rules._room = room

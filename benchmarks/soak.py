@@ -379,7 +379,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--trace", type=Path, help="lengths of requests (default: random lengths)")
-    parser.add_argument("--kv-seqs", type=int, default=4, help="KV memory for so many requests of 256 tokens")
+    parser.add_argument("--kv-seqs", type=int, default=4, help="KV memory, in requests of 256 tokens")
     parser.add_argument("--host-seqs", type=int, default=4, help="such requests that fit into host memory")
     parser.add_argument("--in-flight", type=int, default=48, help="unfinished requests at a time, less forks")
     parser.add_argument("--compare", type=float, default=1.0, help="share of answers that are compared")

@@ -124,7 +124,7 @@ void pack_codes(int bits, int group, const uint8_t *from, uint8_t *to) {
 constexpr int MAX_GROUP = 1024;
 constexpr int MAX_OUTLIERS = 8;
 
-/// The channels of the largest numbers, the first of equals; NaN counts as the largest.
+/// The channels of the largest numbers, ties go to the first; NaN counts as the largest.
 void find_outliers(int dim, const float *x, int64_t count, uint8_t *channel) {
   for (int64_t i = 0; i < count; ++i) {
     int found = -1;

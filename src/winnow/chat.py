@@ -20,7 +20,7 @@ _SENTINEL = "winnowquestionstandshere"
 
 @dataclass(frozen=True)
 class TemplateOptions:
-    """What a chat template is told beside the messages.
+    """Variables of a chat template beside the messages.
 
     Attributes:
         tools: functions that the model may call, as OpenAI describes them.

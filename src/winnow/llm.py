@@ -134,7 +134,7 @@ class LLM:
         have in common. The same as `generate` with `use_beam_search`. Paged engine only.
 
         Raises:
-            InvalidRequestError (or a subclass): a prompt or the parameters are invalid, or so many beams do not fit
+            InvalidRequestError (or a subclass): a prompt or the parameters are invalid, or the beams do not fit
                 into the KV memory together. Nothing has been computed.
             RequestFailedError: a request failed while it was computed.
         """
@@ -288,7 +288,7 @@ class LLM:
     def tokenize_chat(
         self, messages: Sequence[Message], template: TemplateOptions = PLAIN
     ) -> TokenizedPrompt:
-        """As `tokenize`, for a conversation; `template` is what its template is told beside the messages."""
+        """As `tokenize`, for a conversation; `template` holds the template's other variables."""
         return self._prompts.tokenize_chat(messages, template)
 
     def new_request(
@@ -315,7 +315,7 @@ class LLM:
             self._grammars.check(params.form)
 
     def mailbox(self) -> Mailbox:
-        """Make a mailbox, for a caller whose outputs nobody else's `step` returns."""
+        """Make a mailbox, whose outputs only `step` with this mailbox returns."""
         return self._shared.mailbox()
 
     def submit_all(self, requests: Sequence[NewRequest], box: Mailbox | None = None) -> None:

@@ -217,7 +217,7 @@ class EngineStats:
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when their requests were first scheduled."""
     cached_bytes: int = 0
-    """Of blocks that only the prefix cache holds: they are free for whoever needs them."""
+    """Of blocks that only the prefix cache holds: they count as free."""
     generated_tokens: int = 0
     num_preemptions: int = 0
     num_swaps: int = 0

@@ -19,7 +19,7 @@ class Tenant:
 
     Attributes:
         weight: its part of the tokens under scheduling_policy=fair, next to the weights of others.
-        guarantee: part of the blocks that it gets back within one step, whoever has borrowed them.
+        guarantee: part of the blocks that it gets back within one step, also where others have borrowed them.
         limit: part of the blocks beyond which it does not borrow.
         host_limit: part of the host tier that its swapped requests may fill.
     """

@@ -228,7 +228,7 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
     def swap_out(self, data: st.DataObject) -> None:
-        """A sequence goes to host memory, whoever shares its blocks."""
+        """A sequence goes to host memory, also where its blocks are shared."""
         slot = data.draw(st.sampled_from(sorted(self.tokens)))
         if not self.ledger.host.has_room_for(self.ledger.host.nbytes(self.ledger.blocks_held(slot))):
             return

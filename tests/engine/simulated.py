@@ -1,4 +1,4 @@
-"""The scheduler without any model: the planner's executor that only tells time, with a record of what it was told."""
+"""The scheduler without any model: the planner's executor that only tells time, with a record of its plans."""
 
 from collections.abc import Sequence as SequenceType
 from dataclasses import replace

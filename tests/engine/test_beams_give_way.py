@@ -1,4 +1,4 @@
-"""Beams lose their KVs together: whoever goes through running sequences meanwhile finds fewer of them."""
+"""Beams lose their KVs together: a loop over running sequences meanwhile finds fewer of them."""
 
 import random
 from collections.abc import Callable

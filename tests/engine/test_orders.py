@@ -41,7 +41,7 @@ def test_srtf_serves_the_fewest_tokens_first() -> None:
     assert served_alone("srtf", arrivals) == [2, 3, 1, 0]
 
 
-def test_fair_takes_turns_whoever_came_first() -> None:
+def test_fair_takes_turns_in_any_order_of_arrival() -> None:
     arrivals = [{"prompt_len": 20, "max_tokens": 4, "tenant": tenant} for tenant in "aaaabb"]
     assert served_alone("fair", arrivals) == [0, 4, 1, 5, 2, 3]
 

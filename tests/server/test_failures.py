@@ -161,7 +161,7 @@ def test_nothing_leaks_when_many_come_and_go(llm: LLM) -> None:
 
 
 def test_two_callers_of_one_engine_get_their_own(llm: LLM) -> None:
-    """A server takes nobody else's outputs, and nobody takes its own."""
+    """A server takes its own outputs alone, and no other caller takes them."""
     body = {"prompt": "a", "max_tokens": 60, "ignore_eos": True}
     with running(llm) as first, running(llm) as second:
         results: list[int] = []

@@ -21,7 +21,7 @@ class BlockAllocator:
         holders: int32 [num_blocks], how many table entries name each block, and the index.
         indexed: bool [num_blocks], whether the index is one of the holders.
         num_cached: blocks that only the index holds.
-        reclaim: makes at least so many of them free; set by the index.
+        reclaim: called with a number of blocks, frees at least as many of them; set by the index.
     """
 
     def __init__(self, num_blocks: int) -> None:

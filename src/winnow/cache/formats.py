@@ -21,7 +21,7 @@ All arithmetic is float32. Encoding, which kernels repeat operation by operation
                 code = round(y) held in -127..127, or e4m3(y held in -448..448)
     b bits:     min = f16(least x), scale = f16((greatest x - min) / (2**b - 1));
                 code = round((x - min) / scale) held in 0..2**b-1, or 0 where scale is 0
-    outliers:   n times the channel with the greatest |x| that is left, the first of equals; they count for neither min
+    outliers:   n times the channel with the greatest |x| that is left, ties to the first; they count for neither min
                 nor scale; outlier = f16(x - (code * scale + min))
 
 A vector with NaN, infinity, or a value whose scale or min is beyond float16 decodes to NaN in that group, which makes

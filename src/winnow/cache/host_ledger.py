@@ -55,7 +55,7 @@ class HostLedger:
         self._next_id = 0
 
     def nbytes(self, num_blocks: int, state_bytes: int = 0) -> int:
-        """Bytes of a copy of so many blocks, and of what else is kept of the sequence."""
+        """Bytes of a copy of `num_blocks` blocks, and of what else is kept of the sequence."""
         return self._layout.host_bytes(num_blocks) + state_bytes
 
     def has_room_for(self, nbytes: int) -> bool:

@@ -208,7 +208,7 @@ class Ledger:
         """Let a sequence have its blocks for itself, since they will change: copy those that others hold.
 
         Where memory lacks for that, the index forgets them. Returns False, with nothing changed but the index, if other
-        sequences hold so many that copies find no room.
+        sequences hold too many for copies to find room.
         """
         if not self.can_own(slot):
             self.prefixes.forget(self.blocks_of(slot))

@@ -229,7 +229,7 @@ class PrefixIndex:
                 self._entries.move_to_end(key)
 
     def reclaim(self, num_blocks: int) -> None:
-        """Forget prefixes that nobody else holds, until at least `num_blocks` blocks are free again.
+        """Forget prefixes that only the index holds, until at least `num_blocks` blocks are free again.
 
         Only then those that somebody uses: of a snapshot, or where a window has passed, some blocks may be the index's
         alone.

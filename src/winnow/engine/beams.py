@@ -59,7 +59,7 @@ class BeamSearch:
         """Start the search that parameters ask for.
 
         Raises:
-            InvalidRequestError: so many beams need more candidates than are reported.
+            InvalidRequestError: the beams need more candidates than are reported.
         """
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
         each = max(2, 1 + len(ends))
@@ -73,7 +73,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Continuations that are looked at: so many that `width` of them go on, whichever ends come first."""
+        """Continuations to look at: enough for `width` of them to go on, whichever ends come first."""
         return self.params.logprobs or 0
 
     def offer(self, beam: int, candidates: LogprobDict) -> None:

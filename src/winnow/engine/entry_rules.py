@@ -14,7 +14,7 @@ from winnow.engine.room import Room
 from winnow.engine.sequence_forks import group
 
 _LOOKAHEAD = 64
-"""Waiting sequences that may pass one which does not fit are looked for among so many."""
+"""How many waiting sequences are searched for one that may pass another which does not fit."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class EntryRules:
         """Park running sequences for waiting ones that outrank them. Returns those that enter in this step.
 
         Args:
-            lacking: blocks that a waiting sequence lacks, once so many of the running ones have left.
+            lacking: blocks that a waiting sequence lacks, once a number of running ones have left.
             park: lets a running sequence wait; takes it out of `running`.
         """
         urgent: list[Sequence] = []

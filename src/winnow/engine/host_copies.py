@@ -8,7 +8,7 @@ from winnow.engine.preemption_costs import PreemptionCosts
 
 
 class HostCopies:
-    """Copies of running sequences in the host tier. What fails to be copied is not there: nobody else notices.
+    """Copies of running sequences in the host tier. A copy that fails is not there; other sequences are unaffected.
 
     Every copy is made before the method returns, and its time is recorded.
     """

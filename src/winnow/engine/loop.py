@@ -142,7 +142,7 @@ class RequestLoop(ABC):
         """Counters and sizes as they are now."""
 
     def occupancy(self) -> Occupancy:
-        """Who holds the KV memory now; nothing where rows are not told apart."""
+        """Who holds the KV memory now; empty where rows are not distinguished."""
         return Occupancy({}, [])
 
     @abstractmethod

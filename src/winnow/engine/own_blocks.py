@@ -34,7 +34,7 @@ class OwnBlocks:
     def own(self, sequence: Sequence) -> bool:
         """Let a running sequence have its blocks for itself.
 
-        While memory lacks, since others hold so many, sequences give way, as where decoding finds no room: who is
+        While memory lacks, since others hold shared blocks, sequences give way, as where decoding finds no room: who is
         served first goes on. False: the sequence itself gave way.
         """
         slot = sequence.kv.running_slot

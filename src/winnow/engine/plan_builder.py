@@ -42,7 +42,7 @@ class PlanBuilder:
         self._started[sequence] = None
 
     def build(self, planned: SequenceType[tuple[Sequence, int]]) -> ScheduledStep:
-        """The plan of a step that computes so many tokens of each sequence."""
+        """The plan of a step that computes the given number of tokens of each sequence."""
         # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
         samplers: list[Sequence] = []
         entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)

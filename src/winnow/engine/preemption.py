@@ -40,8 +40,10 @@ class VictimPolicy(Protocol):
 
 
 class LeastLoss:
-    """Of those it may choose from, the lowest priority, where the order minds priorities; of equals, in this order: who
-    has come on since it was last preempted, who loses least time per byte that it frees, and who is served last.
+    """Chooses the sequence of the lowest priority, where the order minds priorities.
+
+    Ties go, in this order, to those that have advanced since they were last preempted, to the least time lost per byte
+    that comes free, and to the one served last.
 
     Who is served first among them gives way to nobody but itself. Where no tenant has a quota they are all that run, so
     that one goes on to its end: whatever the others do, requests end. Else the scheduler offers the sequences of

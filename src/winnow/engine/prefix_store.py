@@ -139,7 +139,7 @@ class PrefixStore:
         return data
 
     def _places(self, blocks: int) -> list[slice]:
-        """Where KVs, positions and each of the accumulators lie in the bytes of so many blocks."""
+        """Where KVs, positions and each of the accumulators lie in the bytes of a number of blocks."""
         places, start = [], 0
         for size in self._layout.part_bytes:
             places.append(slice(start, start + blocks * size))

@@ -139,7 +139,7 @@ class PrefixSharing:
         )
 
     def is_about_to_change(self, sequence: Sequence, most: int) -> bool:
-        """Whether a replay or queries of the next tokens, at most so many, may add to accumulators of shared blocks."""
+        """Whether a replay or queries of the next tokens, at most `most`, may add to accumulators of shared blocks."""
         eviction = sequence.eviction
         if not sequence.may_share_outside or eviction is None:
             return False

@@ -50,7 +50,7 @@ class Request:
     error: str | None = None
     """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
     reserved_tokens: int | None = None
-    """Each sequence holds blocks for so many tokens from its start; None: for those that it has."""
+    """Each sequence holds blocks for this number of tokens from its start; None: for those that it has."""
     beams: BeamSearch | None = None
     """Its sequences are beams of this search; None: they are samples."""
     shared_tokens: int | None = None

@@ -183,7 +183,7 @@ class Scheduler:
         budget = self._config.max_num_batched_tokens
         planned = self._append_decodes(waits, budget)
         budget -= len(planned)
-        # In most steps everybody decodes, and nobody else need be looked at again.
+        # In most steps everybody decodes, and no other sequence need be looked at again.
         rest = list(self.running) if len(planned) < len(self.running) else ()
         for sequence in urgent:
             if sequence in self.waiting and (first := self._start(sequence, budget)):

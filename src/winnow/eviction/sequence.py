@@ -161,7 +161,7 @@ class SequenceEviction:
     def snapshots(self) -> Iterator[tuple[int, "SequenceEviction"]]:
         """The rounds whose outcome other prompts share that begin alike, the last one first.
 
-        Rounds within the prompt are so many tokens apart that their snapshots take no more memory than its KVs did.
+        Rounds within the prompt are spaced so that their snapshots take no more memory than its KVs did.
         All follows from policy and prompt, so that who looks for a snapshot knows where to look.
 
         Yields:

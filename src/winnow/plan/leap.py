@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from winnow.plan.simulated_engine import SimulatedEngine
 
 _FEWEST = 2
-"""A leap costs about as much as so many steps."""
+"""A leap costs about as much as this number of steps."""
 
 
 class Leaper:

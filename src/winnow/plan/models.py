@@ -49,7 +49,7 @@ class ModelShape:
         return self.num_layers * self.num_kv_heads
 
     def kv_elements(self, num_tokens: int = 1) -> int:
-        """Elements of the keys and values of so many tokens."""
+        """Elements of the keys and values of a number of tokens."""
         return 2 * self.rows * self.head_dim * num_tokens
 
     def to_json(self) -> dict[str, Any]:

@@ -91,5 +91,5 @@ def held_blocks(layout: CacheLayout, eviction: SequenceEviction | None, request:
 
 
 def cache_bytes(layout: CacheLayout, num_blocks: int, max_num_seqs: int, max_model_len: int) -> int:
-    """All memory of a cache with so many blocks, tables included: the `kv_memory` that provides them."""
+    """All memory of a cache with a number of blocks, tables included: the `kv_memory` that provides them."""
     return CacheSize.of_blocks(layout, num_blocks, max_num_seqs, max_model_len).nbytes(layout)

@@ -139,7 +139,7 @@ async def _events(
 
 
 def stream_error(error: Exception) -> ApiError:
-    """What a client is told of an error in the middle of a stream: nothing of the server's inside."""
+    """The message of an error in the middle of a stream: it discloses nothing internal."""
     if isinstance(error, WinnowError):
         return ApiError.wrap(error)
     return ApiError("internal_error", "the server failed while it wrote the answer")

@@ -84,7 +84,7 @@ class Gate:
 
 
 def _bounded(receive: Receive, most: int) -> Receive:
-    """`receive`, up to so many bytes: a body need not say how long it is."""
+    """`receive`, up to a limit of bytes: a body need not say how long it is."""
     taken = 0
 
     async def receive_bounded() -> Message:
@@ -123,7 +123,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     return body
 
 
-class ClientLeft(Exception):  # noqa: N818 (no error: nobody is there to be told)
+class ClientLeft(Exception):  # noqa: N818 (no error: the client has disconnected)
     """The client has closed its connection."""
 
 

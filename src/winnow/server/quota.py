@@ -22,7 +22,7 @@ class TokenQuota:
     def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        self._buckets: dict[str | None, tuple[float, float]] = {}  # tokens, and when there were so many
+        self._buckets: dict[str | None, tuple[float, float]] = {}  # tokens, and when that was their number
 
     def require(self, tenant: str | None) -> None:
         """Refuse a tenant whose bucket is empty.

@@ -26,7 +26,7 @@ FAILED = 1
 
 
 class Server(uvicorn.Server):
-    """Serves until it is told to end, and lets requests in progress finish first."""
+    """Serves until a signal ends it, and lets requests in progress finish first."""
 
     def __init__(self, service: Service, started: "Callable[[str], None]") -> None:
         config = service.config

@@ -28,7 +28,7 @@ class Search:
         kind: what agreement means, `exact` or `tokens`.
         objective: throughput, or bytes of KVs.
         first: prompts of the first rung; each rung has twice as many.
-        eta: of each rung's candidates one in so many goes on.
+        eta: one in `eta` of each rung's candidates goes on.
         held_back: part of the prompts that choose nothing, and tell whether the promise holds.
         seed: of which prompts these are.
     """

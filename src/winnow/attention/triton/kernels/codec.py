@@ -221,7 +221,7 @@ def store_plane(
 
 @triton.jit
 def find_outliers(x_at, inside, COUNT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The channels with the greatest |x|, the first of equals and NaN before all: int32 [H, COUNT or more], or -1."""
+    """The channels with the greatest |x|, ties to the first, NaN before all: int32 [H, COUNT or more], or -1."""
     d = tl.arange(0, BLOCK_D)
     shown = inside[:, None] & (d < HEAD_DIM)[None, :]
     x = tl.load(x_at[:, None] + d[None, :], mask=shown, other=0.0).to(tl.float32)
