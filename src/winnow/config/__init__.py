@@ -1,0 +1,34 @@
+"""Every option of the engine, once: keyword arguments of `LLM`, command-line flags and the docs come from here."""
+
+from winnow.config.cache import KV_RESERVATIONS, CacheConfig
+from winnow.config.engine import EFFECTS, PARTS, EngineConfig
+from winnow.config.eviction import COMPRESSING, FULL, EvictionConfig
+from winnow.config.model import ATTENTION_BACKENDS, DTYPES, ENGINES, LOAD_FORMATS, PREDICTOR, ModelConfig
+from winnow.config.option import Effect, option, optional_int
+from winnow.config.padded import BENCH_PADDED_MODES, PADDED_MODES, PaddedConfig
+from winnow.config.scheduler import SCHEDULING_POLICIES, SchedulerConfig
+
+__all__ = [
+    "ATTENTION_BACKENDS",
+    "BENCH_PADDED_MODES",
+    "COMPRESSING",
+    "DTYPES",
+    "EFFECTS",
+    "ENGINES",
+    "FULL",
+    "KV_RESERVATIONS",
+    "LOAD_FORMATS",
+    "PADDED_MODES",
+    "PARTS",
+    "PREDICTOR",
+    "SCHEDULING_POLICIES",
+    "CacheConfig",
+    "Effect",
+    "EngineConfig",
+    "EvictionConfig",
+    "ModelConfig",
+    "PaddedConfig",
+    "SchedulerConfig",
+    "option",
+    "optional_int",
+]

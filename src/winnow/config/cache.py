@@ -1,0 +1,98 @@
+"""Options of the KV cache."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from winnow.checks import check_choice, check_integer, require
+from winnow.config.option import Effect, option
+from winnow.errors import ConfigError
+from winnow.kv_dtype import ROTATIONS, KVDtype, WideParts, check_group
+from winnow.units import format_bytes, parse_bytes
+
+KV_RESERVATIONS = ("on-demand", "prompt", "max")
+_LEAST_OFFLOADING = 2**16
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """How much memory the KVs may take, and in what pieces."""
+
+    kv_memory: int = option(
+        512 * 2**20,
+        "all memory of the KV cache: keys, values, positions, accumulators and tables, such as 512MiB",
+        parse=parse_bytes,
+        effect=Effect.MEMORY,
+    )
+    block_size: int = option(16, "slots of one block; memory is handed out and given back in blocks")
+    enable_prefix_caching: bool = option(
+        True,
+        "keep the KVs of prompts while memory lasts, and let later requests that begin alike take them",
+        effect=Effect.BATCHES,
+    )
+    prefix_store: str | Path | None = option(
+        None,
+        "directory of compressed prefixes that `winnow prefix save` wrote; prompts that begin so start from them",
+        effect=Effect.BATCHES,
+    )
+    kv_offloading_size: int | None = option(
+        None,
+        "host memory for the KVs of preempted requests, which come back as they were, such as 4GiB; left out: none, "
+        "they are computed again",
+        parse=parse_bytes,
+        effect=Effect.BATCHES,
+        aliases=("swap_space",),
+    )
+    kv_reservation: str = option(
+        "on-demand",
+        "blocks that a request holds from its start, as engines with contiguous caches do, to compare with: on-demand: "
+        "those of its first tokens; prompt: for its prompt and max_tokens; max: for max_model_len. With the last two "
+        "nothing is shared, and no prefix is kept",
+        choices=KV_RESERVATIONS,
+        effect=Effect.BATCHES,
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "format of stored KVs: auto (as dtype), float32, bfloat16, float16, fp8_e4m3, int8, int4, int4-outlier, int3, "
+        "int2; or one each for keys and values, such as k=int8,v=int4; kivi4 and kivi2, for comparison, without "
+        "eviction",
+        aliases=("kv_dtype",),
+    )
+    kv_group: int | None = option(
+        None,
+        "channels that share a scale, which takes 2 bytes, or 4 at 4 bits and below; left out: a head at 8 bits, 32 "
+        "(or the most below that divide a head) at 4 bits and below",
+    )
+    kv_rotate: str = option(
+        "auto",
+        "what a Hadamard transform spreads over the channels of a head before it is quantized: none, k (keys), kv; "
+        "auto: keys of 4 bits and below",
+        choices=ROTATIONS,
+    )
+
+    kv_wide: str | None = option(
+        None,
+        "KVs that are kept in 16 bits beside narrow ones, such as layers=1,sinks=4,recent=64: first layers, and in the "
+        "others first and last tokens; room for them is set aside for max_num_seqs sequences, and no prefix is shared",
+    )
+
+    def __post_init__(self) -> None:
+        check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
+        # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
+        object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+        if self.kv_offloading_size is not None:
+            size = parse_bytes(self.kv_offloading_size, "kv_offloading_size")
+            object.__setattr__(self, "kv_offloading_size", size)
+            # vLLM's --swap-space 4 means 4 GiB, which a size without a unit is not.
+            what = f"a size of {format_bytes(_LEAST_OFFLOADING)} or more, with its unit, such as 4GiB"
+            require(size >= _LEAST_OFFLOADING, "kv_offloading_size", what, self.kv_offloading_size)
+        if self.prefix_store is not None and not self.enable_prefix_caching:
+            raise ConfigError(f"prefix_store needs enable_prefix_caching, got {self.prefix_store} without it")
+        if self.prefix_store is not None and self.kv_reservation != "on-demand":
+            raise ConfigError(
+                f"prefix_store needs kv_reservation=on-demand, got {self.prefix_store} and {self.kv_reservation}"
+            )
+        check_integer("block_size", self.block_size, 1, 1024)
+        check_group("kv_group", self.kv_group)
+        check_choice("kv_rotate", self.kv_rotate, ROTATIONS)
+        KVDtype.parse(self.kv_cache_dtype)
+        WideParts.parse(self.kv_wide)

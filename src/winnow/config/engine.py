@@ -1,0 +1,123 @@
+"""All options together: what an engine is opened with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from winnow.config.cache import CacheConfig
+from winnow.config.eviction import EvictionConfig
+from winnow.config.model import ModelConfig
+from winnow.config.option import Effect
+from winnow.config.padded import PaddedConfig
+from winnow.config.scheduler import SchedulerConfig
+from winnow.errors import ConfigError
+from winnow.json_values import json_value
+
+# What means nothing to an engine, so that giving it is a mistake.
+_ONLY_PAGED = {
+    "model": ("attention_backend",),
+    "cache": (
+        "block_size",
+        "prefix_store",
+        "kv_reservation",
+        "kv_cache_dtype",
+        "kv_group",
+        "kv_rotate",
+        "kv_wide",
+    ),
+    "scheduler": ("max_passes", "watermark_high", "watermark_low"),
+    "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_accumulators", "max_round_kvs"),
+}
+_ONLY_PADDED = {"padded": tuple(each.name for each in fields(PaddedConfig))}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The five parts together."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    eviction: EvictionConfig = field(default_factory=EvictionConfig)
+    padded: PaddedConfig = field(default_factory=PaddedConfig)
+
+    def __post_init__(self) -> None:
+        other, foreign = ("paged", _ONLY_PAGED) if self.model.engine == "padded" else ("padded", _ONLY_PADDED)
+        for part, names in foreign.items():
+            config = getattr(self, part)
+            for each in fields(config):
+                value = getattr(config, each.name)
+                if each.name in names and value != each.default:
+                    raise ConfigError(
+                        f"{each.name} needs engine={other}, got {value!r} and engine={self.model.engine}"
+                    )
+
+        quotas = [tenant.name for tenant in self.scheduler.tenants if tenant.has_quota]
+        if quotas and self.model.engine != "paged":
+            raise ConfigError(
+                f"tenants: guarantee and limit need engine=paged, got those of {', '.join(quotas)} and "
+                f"engine={self.model.engine}"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """Every option of every part by name, as JSON values: what resume, fingerprints and reports go by.
+
+        A policy without a name is described by all its fields; one that was left out is the preset that stands for it.
+        """
+        values = {
+            each.name: json_value(getattr(part, each.name))
+            for part in (getattr(self, name) for name in PARTS)
+            for each in fields(part)
+        }
+        return values | {"eviction": json_value(self.eviction.chosen)}
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Sort flat keyword arguments into the parts.
+
+        Raises:
+            ConfigError: an unknown option, or a value out of range.
+        """
+        names = {part: [f.name for f in fields(config)] for part, config in PARTS.items()}
+        known = [name for part in names.values() for name in part]
+        options = _by_present_name(options)
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
+        return cls(
+            **{
+                part: config(**{name: options[name] for name in names[part] if name in options})
+                for part, config in PARTS.items()
+            }
+        )
+
+
+def _by_present_name(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with every earlier name replaced by the present one.
+
+    Raises:
+        ConfigError: an option is given by both names.
+    """
+    renamed = {}
+    for name, value in options.items():
+        present = _ALIASES.get(name, name)
+        if present in renamed or (present != name and present in options):
+            raise ConfigError(f"{name} is the earlier name of {present}: give {present} alone")
+        renamed[present] = value
+    return renamed
+
+
+PARTS: Mapping[str, Any] = {each.name: each.default_factory for each in fields(EngineConfig)}
+"""Name -> dataclass of each part of the configuration."""
+
+_ALIASES: Mapping[str, str] = {
+    alias: each.name
+    for config in PARTS.values()
+    for each in fields(config)
+    for alias in each.metadata.get("aliases", ())
+}
+
+EFFECTS: Mapping[str, Effect] = {
+    each.name: each.metadata["effect"] for config in PARTS.values() for each in fields(config)
+}
+"""Option -> when another value of it changes answers."""

@@ -1,0 +1,89 @@
+"""Options of the model, and of how it is loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from winnow.checks import check_choice, check_integer
+from winnow.config.option import Effect, option, optional_int
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "dummy")
+ATTENTION_BACKENDS = ("auto", "native", "triton", "reference")
+ENGINES = ("paged", "padded")
+PREDICTOR = "kv_scores.safetensors"
+"""What `winnow fit` adds to a model's directory."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, and how it is loaded."""
+
+    model: str | Path | None = option(
+        None,
+        "directory with config.json and safetensors weights, a GGUF file, or org/name on the Hugging Face Hub; left "
+        "out: the demo model that ships with Winnow",
+    )
+    revision: str | None = option(
+        None,
+        "branch, tag or commit of a model on the Hub; left out: its main branch",
+        effect=Effect.NEVER,  # the model's files are compared
+    )
+    engine: str = option(
+        "paged",
+        "what runs the model: paged, or padded for any causal model of transformers as it is, without eviction",
+        choices=ENGINES,
+    )
+    dtype: str = option(
+        "auto",
+        "number format of weights and KVs; auto: float32 on CPU, the checkpoint's own elsewhere",
+        choices=DTYPES,
+    )
+    device: str = option(
+        "auto", "torch device, such as cpu or cuda:0; auto: cuda where there is one, else cpu"
+    )
+    threads: int | None = option(
+        None,
+        "threads that compute on the CPU; left out: one per core that affinity and control groups let this process "
+        "use, or what OMP_NUM_THREADS says",
+        effect=Effect.BATCHES,
+    )
+    load_format: str = option(
+        "auto",
+        "auto: weights from safetensors; dummy: random weights from config.json alone",
+        choices=LOAD_FORMATS,
+    )
+    max_model_len: int | None = option(
+        None,
+        "longest prompt plus answer, in tokens; left out: the model's own limit",
+        parse=optional_int,
+    )
+    attention_backend: str = option(
+        "auto", "what computes attention over the paged cache", choices=ATTENTION_BACKENDS
+    )
+    optimize: bool = option(
+        True,
+        "on CPU, compute layers in fused native passes and keep weights packed for the processor, wherever that gives "
+        "what the model's own code gives",
+    )
+    generation_config: str = option(
+        "auto",
+        "whose sampling parameters serve requests that bring none: auto: those of the model's generation_config.json; "
+        "winnow: Winnow's own; or a directory with a generation_config.json",
+    )
+    verify_model: bool = option(
+        True,
+        "compare the model at load with its own code, on a few tokens, and refuse it where they differ",
+        effect=Effect.NEVER,
+    )
+    seed: int = option(0, "seed of requests that bring none, and of dummy weights")
+
+    def __post_init__(self) -> None:
+        check_choice("engine", self.engine, ENGINES)
+        check_choice("dtype", self.dtype, DTYPES)
+        check_choice("load_format", self.load_format, LOAD_FORMATS)
+        check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        if self.max_model_len is not None:
+            check_integer("max_model_len", self.max_model_len, 1)
+        if self.threads is not None:
+            check_integer("threads", self.threads, 1, 1024)
+        check_integer("seed", self.seed, 0, 2**63 - 1)

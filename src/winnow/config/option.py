@@ -1,0 +1,30 @@
+"""How an option of the engine is declared.
+
+Its metadata holds `help`, where needed `choices` (allowed values), `parse` (text -> value) and `aliases` (earlier
+names), and `effect` where the option changes fewer answers than others do.
+"""
+
+from dataclasses import field
+from enum import Enum
+from typing import Any
+
+
+class Effect(Enum):
+    """When another value of an option changes answers; a run is resumed under another value only where it does not."""
+
+    ALWAYS = "always"
+    BATCHES = "batches"
+    """Which requests share a batch: changes sampled answers, and what eviction under memory pressure takes."""
+    MEMORY = "memory"
+    """How much room there is: changes what eviction under memory pressure takes."""
+    NEVER = "never"
+
+
+def option(default: Any, help: str, effect: Effect = Effect.ALWAYS, **extra: Any) -> Any:
+    """A dataclass field that documents itself; `effect` says when another value changes answers."""
+    return field(default=default, metadata={"help": help, "effect": effect, **extra})
+
+
+def optional_int(text: str) -> int | None:
+    """ "none" -> None, else an int: for limits that can be switched off."""
+    return None if text.lower() == "none" else int(text)

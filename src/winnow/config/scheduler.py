@@ -1,0 +1,102 @@
+"""Options of the scheduler, its queue and its tenants."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from winnow.checks import check_choice, check_integer, check_number
+from winnow.config.option import Effect, option, optional_int
+from winnow.errors import ConfigError
+from winnow.tenants import parse_tenants
+
+SCHEDULING_POLICIES = ("fcfs", "priority", "srtf", "fair")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How many requests and tokens a step may hold."""
+
+    max_num_seqs: int = option(64, "most sequences that hold KVs at the same time", effect=Effect.BATCHES)
+    max_num_batched_tokens: int = option(
+        2048, "most tokens computed in one step, over all requests", effect=Effect.BATCHES
+    )
+    prefill_chunk: int | None = option(
+        512, "most prompt tokens of one request in one step; none: whole prompts", parse=optional_int
+    )
+    scheduling_policy: str = option(
+        "priority",
+        "who is served first: fcfs: who came first; priority: the greater priority, which may park lower ones that "
+        "run; srtf: the shortest remaining; fair: the tenant that got the fewest tokens for its weight",
+        choices=SCHEDULING_POLICIES,
+        effect=Effect.BATCHES,
+    )
+    aging: float | None = option(
+        60.0,
+        "seconds of waiting that count as one level of priority, or as 1000 tokens less under srtf, so that nobody "
+        "waits for ever; none: no aging",
+        effect=Effect.BATCHES,
+    )
+    fair_input_price: float = option(
+        1.0,
+        "what a computed prompt token costs its tenant under scheduling_policy=fair",
+        effect=Effect.BATCHES,
+    )
+    fair_output_price: float = option(2.0, "what an output token costs, likewise", effect=Effect.BATCHES)
+    max_passes: int = option(
+        0,
+        "how often later requests that fit may be served before one that does not fit yet; 0: they wait behind it",
+        effect=Effect.BATCHES,
+    )
+    watermark_high: float = option(
+        1.0,
+        "requests join others only up to this part of the blocks; the rest is for the growth of those that run",
+        effect=Effect.BATCHES,
+    )
+    watermark_low: float | None = option(
+        None,
+        "after a request was held back, none joins until use has fallen to this part of the blocks; left out: "
+        "watermark_high, so that requests join as soon as they fit",
+        effect=Effect.BATCHES,
+    )
+    max_queued_requests: int | None = option(
+        None, "requests that may wait; further ones are refused; left out: no limit", effect=Effect.NEVER
+    )
+    max_queued_tokens: int | None = option(
+        None,
+        "tokens of requests that may wait; further requests are refused, unless none waits; left out: no limit",
+        effect=Effect.NEVER,
+    )
+    tenants: Any = option(
+        (),
+        'tenants with weight, guarantee, limit and host_limit: a JSON object {"NAME": {"weight": 2}, ...} or the '
+        "file of one",
+        parse=parse_tenants,
+        metavar="JSON",
+        effect=Effect.BATCHES,
+    )
+
+    def __post_init__(self) -> None:
+        check_integer("max_num_seqs", self.max_num_seqs, 1, 65536)
+        check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        for name in ("prefill_chunk", "max_queued_requests", "max_queued_tokens"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
+        check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        if self.aging is not None:
+            check_number("aging", self.aging, 1e-3)
+        for name in ("fair_input_price", "fair_output_price"):
+            check_number(name, getattr(self, name), 0.0, 1e6)
+        check_integer("max_passes", self.max_passes, 0)
+        check_number("watermark_high", self.watermark_high, 0.01, 1.0)
+        if self.watermark_low is not None:
+            check_number("watermark_low", self.watermark_low, 0.0, 1.0)
+            if self.watermark_low > self.watermark_high:
+                raise ConfigError(
+                    f"watermark_low must be at most watermark_high ({self.watermark_high:g}), "
+                    f"got {self.watermark_low:g}"
+                )
+        object.__setattr__(self, "tenants", parse_tenants(self.tenants))
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), so that every running "
+                f"request can take a step, got {self.max_num_batched_tokens}"
+            )
