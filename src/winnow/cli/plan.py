@@ -59,15 +59,9 @@ class PlanOptions:
     price: float | None = option(None, "of one device for an hour, for the cost of a million tokens")
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.usage = "winnow plan MODEL [options] | winnow plan paper|papers [TABLE]"
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("model", metavar="MODEL", help="model, or one of the words paper and papers")
-    parser.add_argument("table", metavar="TABLE", nargs="?", help="of paper or papers; all: each of them")
+def add_hardware_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare `--hardware` and `--calibrate`, beside the flags of `PlanOptions`."""
     parser.add_argument("--hardware", dest="gpu", default=argparse.SUPPRESS, help="the same as --gpu")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything planned as JSON too")
-    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     parser.add_argument(
         "--calibrate",
         metavar="FILE",
@@ -75,6 +69,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="JSON of `winnow bench throughput` on the hardware, to fit the times to; may be repeated",
     )
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.usage = "winnow plan MODEL [options] | winnow plan paper|papers [TABLE]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("model", metavar="MODEL", help="model, or one of the words paper and papers")
+    parser.add_argument("table", metavar="TABLE", nargs="?", help="of paper or papers; all: each of them")
+    add_hardware_flags(parser)
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything planned as JSON too")
+    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.png and STEM.svg")
     add_flags(parser, PlanOptions, "what is planned for")
     add_flags(parser, EvictionConfig, "eviction; several policies: commas between")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from winnow.checks import check_integer, check_number
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import check_json_path, require_writable, write_json, write_text
-from winnow.cli.plan import PlanOptions, deployments
+from winnow.cli.plan import PlanOptions, add_hardware_flags, deployments
 from winnow.config import EvictionConfig, SchedulerConfig, option
 from winnow.errors import UsageError
 from winnow.json_values import dump_json
@@ -68,15 +68,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("model", metavar="MODEL", help="as for winnow plan")
     parser.add_argument("--trace", metavar="FILE", type=Path, required=True, help="requests: .csv or .jsonl")
-    parser.add_argument("--hardware", dest="gpu", default=argparse.SUPPRESS, help="the same as --gpu")
+    add_hardware_flags(parser)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all numbers as JSON too")
-    parser.add_argument(
-        "--calibrate",
-        metavar="FILE",
-        type=Path,
-        action="append",
-        help="JSON of `winnow bench throughput` on the hardware, to fit the times to; may be repeated",
-    )
     parser.add_argument(
         "--chrome-trace", metavar="FILE", type=Path, help="write a trace for chrome://tracing"
     )
