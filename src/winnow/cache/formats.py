@@ -249,7 +249,11 @@ class AffineFormat(_Grouped):
 
 @dataclass(frozen=True)
 class OutlierFormat(AffineFormat):
-    """`AffineFormat`, and the largest channels of a vector in 16 bits (as KVQuant and GEAR keep some)."""
+    """`AffineFormat`, and the largest channels of a vector in 16 bits (as KVQuant and GEAR keep some).
+
+    What is stored of such a channel is its difference from its code. Where that exceeds float16's range, since numbers
+    of a vector are more than 65,504 apart, the channel decodes to NaN.
+    """
 
     suffixes = ("", "_scale", "_min", "_outlier", "_channel")
     share: float = 0.01
