@@ -234,6 +234,7 @@ def native_pool(pool: KVPool) -> native.Pool:
 
     Where the kernels do not read its codec they still move its KVs, which takes the fields alone.
     """
+    assert len(pool.views) == 1, "where values lie apart, kernels see the pool as a layer does"
     layout = pool.layout
     codec = layout.codec
     plain = isinstance(codec, PlainCodec)

@@ -75,6 +75,10 @@ class BlockAllocator:
         self._withheld, self._far.count = self._far.total, 0
         self._grant, self._grant_size = grant, size
 
+    def retry(self) -> None:
+        """Count memory that was refused as free, until it is asked for again."""
+        self.refusal = None
+
     # -- how many ------------------------------------------------------------------------------------------------
 
     @property

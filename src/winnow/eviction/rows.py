@@ -112,7 +112,7 @@ class LayerRows:
         self.length = rows.length[layer]
         self.position = rows.position[layer]
         self.protected = rows.protected[layer]
-        self.pool = rows.cache.pool
+        self.pool = rows.cache.pool.of_layer(layer)
         self._rows = rows
 
     @cached_property
