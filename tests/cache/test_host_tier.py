@@ -60,7 +60,7 @@ def test_blocks_come_back_bit_by_bit(
     before, others = content(cache, source), content(cache, [0, 8, 9, 21])
     apply(cache, RowsSaved(0, 0, ints(*source)))
     for part in cache.pool.parts:
-        part[source] = 0
+        part.pieces[0][0][source] = 0
     apply(cache, RowsRestored(0, 1, ints(*target)))
     for found, expected in zip(content(cache, target), before, strict=True):
         assert torch.equal(found, expected)

@@ -137,6 +137,10 @@ class Ledger:
         count = BlockCount(int(filled[:first].sum()), int(filled[first:].sum()))
         return self.layout.device_bytes(count) // self.layout.block_size
 
+    def num_filled_slots(self) -> int:
+        """Slots of the pool that hold KVs of sequences; those of shared blocks count once."""
+        return int(self._filled_slots().sum())
+
     def _filled_slots(self) -> IntArray:
         """Of each block."""
         slots = np.flatnonzero(self.lengths.any(axis=(1, 2)))
