@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "decoder.h"
+#include "selected.h"
 #include "team_wait.h"
 
 namespace nb = nanobind;
@@ -171,15 +172,15 @@ NB_MODULE(_native, m) {
           "__init__",
           [](Batch *self, std::vector<int64_t> slots, std::vector<int64_t> counts, std::vector<int64_t> starts,
              uintptr_t position, int64_t num_tokens, std::vector<int64_t> observer, std::vector<int64_t> observe_from,
-             std::vector<AttentionObserver> observers) {
+             std::vector<AttentionObserver> observers, std::vector<int64_t> select_from) {
             const int64_t *first = at<int64_t>(position);
             new (self) Batch{std::move(slots),        std::move(counts),
                              std::move(starts),       std::vector<int64_t>(first, first + num_tokens),
                              std::move(observer),     std::move(observe_from),
-                             std::move(observers)};
+                             std::move(observers),    std::move(select_from)};
           },
           nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observer"_a,
-          "observe_from"_a, "observers"_a)
+          "observe_from"_a, "observers"_a, "select_from"_a = std::vector<int64_t>{})
       .def_prop_ro("end", &Batch::end);
 
   nb::class_<AttentionSpec>(m, "AttentionSpec")
@@ -189,6 +190,18 @@ NB_MODULE(_native, m) {
             new (self) AttentionSpec{scale, window, softcap, at<float>(sinks)};
           },
           nb::kw_only(), "scale"_a, "window"_a, "softcap"_a, "sinks"_a);
+
+  nb::class_<Selection>(m, "Selection")
+      .def(
+          "__init__",
+          [](Selection *self, int64_t most, bool renormalize) { new (self) Selection{most, renormalize}; },
+          nb::kw_only(), "most"_a, "renormalize"_a);
+
+  nb::class_<ValuesRead>(m, "ValuesRead")
+      .def_ro("head_queries", &ValuesRead::head_queries)
+      .def_ro("selected", &ValuesRead::selected)
+      .def_ro("rows", &ValuesRead::rows)
+      .def_ro("in_full", &ValuesRead::in_full);
 
   nb::class_<StackedLayer>(m, "StackedLayer")
       .def(
@@ -252,6 +265,15 @@ NB_MODULE(_native, m) {
                          work);
            },
            nb::call_guard<nb::gil_scoped_release>())
+      .def("attend_selected",
+           [](const Kernels &self, Workspace &work, const Cache &cache, const Batch &batch, int64_t layer, DType dtype,
+              uintptr_t q, int64_t q_token, int64_t q_head, uintptr_t out, int64_t num_query_heads,
+              const AttentionSpec &spec, const Selection &selection, int threads) {
+             return attend_selected(self, {spec, cache, batch, layer, dtype, heads(q, q_token, q_head), at<char>(out),
+                                           num_query_heads, threads}, selection, work);
+           },
+           nb::call_guard<nb::gil_scoped_release>(), "work"_a, "cache"_a, "batch"_a, nb::kw_only(), "layer"_a, "dtype"_a,
+           "q"_a, "q_token"_a, "q_head"_a, "out"_a, "num_query_heads"_a, "spec"_a, "selection"_a, "threads"_a)
       .def("replay",
            [](const Kernels &self, Workspace &work, const Cache &cache, int64_t layer, int64_t slot, int64_t head,
               int64_t start, int64_t end, int64_t context_len, DType dtype, uintptr_t q, int64_t q_token, int64_t q_head,

@@ -146,12 +146,22 @@ class Batch:
         observer: list[int],
         observe_from: list[int],
         observers: list[AttentionObserver],
+        select_from: list[int] = ...,
     ) -> None: ...
     @property
     def end(self) -> int: ...
 
 class AttentionSpec:
     def __init__(self, *, scale: float, window: int, softcap: float, sinks: int) -> None: ...
+
+class Selection:
+    def __init__(self, *, most: int, renormalize: bool) -> None: ...
+
+class ValuesRead:
+    head_queries: int
+    selected: int
+    rows: int
+    in_full: int
 
 class StackedLayer:
     def __init__(self, layer: DecoderLayer, spec: AttentionSpec, index: int) -> None: ...
@@ -229,6 +239,23 @@ class Kernels:
         spec: AttentionSpec,
         threads: int,
     ) -> None: ...
+    def attend_selected(
+        self,
+        work: Workspace,
+        cache: Cache,
+        batch: Batch,
+        *,
+        layer: int,
+        dtype: DType,
+        q: int,
+        q_token: int,
+        q_head: int,
+        out: int,
+        num_query_heads: int,
+        spec: AttentionSpec,
+        selection: Selection,
+        threads: int,
+    ) -> ValuesRead: ...
     def replay(
         self,
         work: Workspace,
