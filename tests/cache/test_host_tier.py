@@ -37,7 +37,7 @@ def cache_of(
 
 
 def content(cache: PagedCache, blocks: list[int]) -> list[torch.Tensor]:
-    return [part[blocks].view(torch.uint8).cpu() for part in cache.pool.parts]
+    return [part.pieces[0][0][blocks].view(torch.uint8).cpu() for part in cache.pool.parts]
 
 
 def apply(cache: PagedCache, *copies: BlockCopies | RowsSaved | RowsRestored | CopyDiscarded) -> None:

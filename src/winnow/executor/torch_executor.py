@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionObserver, PagedCache, Spans
+from winnow.attention.spans import NEVER
 from winnow.cache import (
     CacheSize,
     CacheUpdate,
@@ -72,7 +73,7 @@ class TorchExecutor:
         self._signals = EngineSignals(size.max_num_seqs, model, lambda: locate_model(config.model))
         self._watches_residuals = self._watches_inputs = False
         self._graphs: DecodeGraphs | None = None
-        if model.device.type == "cuda":
+        if model.device.type == "cuda" and layout.value_tier is None:  # values are chosen on the host
             self._graphs = DecodeGraphs(
                 self.decode_logits,
                 lambda spans: backend.capturable(spans, geometry.num_query_heads),
@@ -270,7 +271,20 @@ class TorchExecutor:
             device=self._model.device,
             observe=[observe for observe, _ in observed],
             observe_from=[first for _, first in observed],
+            select_from=self._select_from(plan),
         )
+
+    def _select_from(self, plan: StepPlan) -> list[int] | None:
+        """The first position of each sequence whose query chooses among values on a tier: that of its answer.
+
+        A token that is computed again, in a chunk, chooses as it did. Replays read all values.
+        """
+        if self.layout.value_tier is None:
+            return None
+        return [
+            NEVER if entry.replay is not None else self._states[entry.slot].prompt_len - entry.position_offset
+            for entry in plan.entries
+        ]
 
     def _observed(self, entry: PlannedSequence) -> tuple[AttentionObserver | None, int]:
         """What the entry's queries add to accumulators, and the first position that counts."""
