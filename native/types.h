@@ -196,7 +196,7 @@ struct Attend : AttentionSpec {
 /// Which values a query reads; see winnow.value_tier.
 struct Selection {
   int64_t most;      // of each query head: those of its largest weights
-  bool renormalize;  // the weights of these become a sum of 1; else they stay those of the softmax over all KVs
+  bool renormalize;  // their weights add up to what those of all KVs do; else they are as softmaxed
 };
 
 /// What was read of a layer's values.

@@ -216,8 +216,9 @@ class GroupPass {
     std::vector<int64_t> counts(group_);
     for (int h = 0; h < group_; ++h) {
       int32_t *chosen = memory_.chosen + h * memory_.most;
-      counts[h] = most ? choose_largest(logits + h * stride, width, most, memory_.value, memory_.index, chosen) : 0;
-      weigh(logits + h * stride, width, h, counts[h]);
+      const float *of_head = logits + h * stride;
+      counts[h] = most ? choose_largest(of_head, width, most, memory_.value, memory_.index, chosen) : 0;
+      counts[h] = weigh(of_head, width, h, counts[h]);
       for (int64_t i = 0; i < counts[h]; ++i) memory_.bits[chosen[i] / 64] |= uint64_t{1} << (chosen[i] % 64);
       found.selected += counts[h];
     }
@@ -258,30 +259,34 @@ class GroupPass {
     }
   }
 
-  /// The weights of what a query head chose.
-  void weigh(const float *logits, int64_t width, int h, int64_t count) const {
-    const int32_t *chosen = memory_.chosen + h * memory_.most;
+  /// The weights of what a query head chose. Returns how many are not 0; the others are forgotten.
+  int64_t weigh(const float *logits, int64_t width, int h, int64_t count) const {
+    int32_t *chosen = memory_.chosen + h * memory_.most;
     float *weight = memory_.weight + h * memory_.most;
-    float row_max = call_.sinks && !selection_.renormalize ? call_.sinks[head_ * group_ + h] : NEG_INF;
+    float row_max = call_.sinks ? call_.sinks[head_ * group_ + h] : NEG_INF;
     for (int64_t i = 0; i < count; ++i) row_max = std::max(row_max, logits[chosen[i]]);  // the largest is among them
-    if (row_max == NEG_INF) return;
-    float kept = 0.0f;
+    if (row_max == NEG_INF) return 0;
+    const auto exponential = [row_max](vf x) { return vexp2((x - row_max) * LOG2_E); };
+    vf total{};
+    for (int64_t i = 0; i < width; i += WIDTH) total += exponential(load(logits + i));
+    const float all = horizontal_sum(total);
+    vf kept{};
     for (int64_t i = 0; i < count; i += WIDTH) {
       const int part = static_cast<int>(std::min<int64_t>(WIDTH, count - i));
       vf x = broadcast(NEG_INF);
       for (int j = 0; j < part; ++j) x[j] = logits[chosen[i + j]];
-      const vf p = vexp2((x - row_max) * LOG2_E);
+      const vf p = exponential(x);
       put(weight + i, p, part);
-      kept += horizontal_sum(p);
+      kept += p;
     }
-    float sum = kept;
-    if (!selection_.renormalize) {
-      vf total{};
-      for (int64_t i = 0; i < width; i += WIDTH) total += vexp2((load(logits + i) - row_max) * LOG2_E);
-      sum = horizontal_sum(total);
-      if (call_.sinks) sum += std::exp(call_.sinks[head_ * group_ + h] - row_max);
+    float scale = 1.0f / (call_.sinks ? all + std::exp(call_.sinks[head_ * group_ + h] - row_max) : all);
+    if (selection_.renormalize) scale *= all / horizontal_sum(kept);
+    int64_t left = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      weight[left] = weight[i] * scale, chosen[left] = chosen[i];
+      left += weight[left] > 0.0f;
     }
-    for (int64_t i = 0; i < count; ++i) weight[i] /= sum;
+    return left;
   }
 
   /// Weights times values: memory_.sums.

@@ -9,11 +9,11 @@ from winnow.attention.native_step import NativeSpec, NativeStep
 from winnow.attention.observer import AttentionObserver
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
-from winnow.attention.split import attend_split
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.codec import KVCodec, PairCodec, PlainCodec, rotation_block
 from winnow.cache.formats import VectorFormat
-from winnow.cache.layout import PAGE_ENTRIES
+from winnow.cache.layout import PAGE_ENTRIES, CacheLayout
+from winnow.cache.tier_traffic import TierTraffic
 from winnow.errors import ConfigError
 
 
@@ -53,8 +53,6 @@ class NativeBackend(AttentionBackend):
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         layout = cache.pool.layout
-        if layout.is_far(layer):
-            return attend_split(cache, spans, layer, q, spec)
         assert (
             q.shape[::2] == (len(spans.position), layout.head_dim) and q.shape[1] % layout.num_kv_heads == 0
         ), (
@@ -63,6 +61,24 @@ class NativeBackend(AttentionBackend):
         queries = _dense(q)
         out = torch.empty(q.shape, dtype=q.dtype)
         native_spec = NativeSpec(spec)
+        if layout.is_far(layer):
+            read = self._kernels.attend_selected(
+                self._work,
+                self._native_cache(cache, layer),
+                self._native_batch(spans),
+                layer=layer,
+                dtype=native.native_dtype(q.dtype),
+                q=queries.data_ptr(),
+                q_token=queries.stride(0),
+                q_head=queries.stride(1),
+                out=out.data_ptr(),
+                num_query_heads=q.shape[1],
+                spec=native_spec.native,
+                selection=native_selection(layout),
+                threads=torch.get_num_threads(),
+            )
+            cache.pool.traffic.add(_traffic(read, cache.pool))
+            return out
         self._kernels.attend(
             self._work,
             self._native_cache(cache, layer),
@@ -204,6 +220,7 @@ class NativeBackend(AttentionBackend):
                 observer=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
                 observe_from=spans.observe_from.tolist(),
                 observers=[self._native_observer(kind) for kind in kinds.values()],
+                select_from=spans.select_from.tolist(),
             )
             self._batch = spans, view
         return self._batch[1]
@@ -226,6 +243,25 @@ def reads(codec: KVCodec) -> bool:
     """Whether the kernels read KVs that the codec stores."""
     return isinstance(codec, PairCodec) and all(
         form.name in native.FORMATS or form.name == "int4-outlier" for form in (codec.key, codec.value)
+    )
+
+
+def native_selection(layout: CacheLayout) -> native.Selection:
+    """Which values a query reads, where they lie on a tier."""
+    tier = layout.value_tier
+    assert tier is not None, "values lie on a tier"
+    return native.Selection(most=tier.top_n, renormalize=tier.renormalize)
+
+
+def _traffic(read: native.ValuesRead, pool: KVPool) -> TierTraffic:
+    apart = pool.values_apart
+    assert apart is not None, "values lie on a tier"
+    return TierTraffic(
+        head_queries=read.head_queries,
+        rows_selected=read.selected,
+        rows_read=read.rows,
+        rows_prefilled=read.in_full,
+        bytes_read=(read.rows + read.in_full) * apart.slot_bytes,
     )
 
 
