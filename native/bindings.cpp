@@ -6,7 +6,6 @@
 #include <stdexcept>
 
 #include "decoder.h"
-#include "selected.h"
 #include "team_wait.h"
 
 namespace nb = nanobind;
@@ -203,6 +202,15 @@ NB_MODULE(_native, m) {
       .def_ro("rows", &ValuesRead::rows)
       .def_ro("in_full", &ValuesRead::in_full);
 
+  nb::class_<FarLayers>(m, "FarLayers")
+      .def(
+          "__init__",
+          [](FarLayers *self, const Cache &cache, int64_t first, const Selection &selection) {
+            new (self) FarLayers{cache, first, selection};
+          },
+          nb::kw_only(), "cache"_a, "first"_a, "selection"_a)
+      .def("take_counts", &FarLayers::take_counts);
+
   nb::class_<StackedLayer>(m, "StackedLayer")
       .def(
           "__init__",
@@ -366,20 +374,22 @@ NB_MODULE(_native, m) {
       .def("decoder_layer",
            [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, int64_t index, uintptr_t x,
               uintptr_t cos, uintptr_t sin, int64_t rotary_dim, const AttentionSpec &spec, const Cache &cache,
-              const Batch &batch, Workspace &attention_work, int threads) {
+              const Batch &batch, Workspace &attention_work, FarLayers *far, int threads) {
              decoder_layer(self, layer, index, at<char>(x), {at<char>(cos), at<char>(sin), rotary_dim}, spec,
-                           {cache, batch, attention_work}, work, threads);
+                           {cache, batch, attention_work, far}, work, threads);
            },
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<nb::gil_scoped_release>(), "work"_a, "layer"_a, "index"_a, "x"_a, "cos"_a, "sin"_a, "rotary_dim"_a,
+           "spec"_a, "cache"_a, "batch"_a, "attention_work"_a, "far"_a.none(), "threads"_a)
       .def("decode",
            [](const Kernels &self, DecoderWorkspace &work, const Decoder &decoder, uintptr_t tokens, uintptr_t cos,
               uintptr_t sin, int64_t rotary_dim, const Cache &cache, const Batch &batch, Workspace &attention_work,
-              int64_t num_wanted, uintptr_t wanted, uintptr_t logits, int threads) {
+              FarLayers *far, int64_t num_wanted, uintptr_t wanted, uintptr_t logits, int threads) {
              check_rows(at<int64_t>(tokens), batch.num_tokens(), decoder.embedding.num_tokens);
              decode(self, decoder, at<int64_t>(tokens), {at<char>(cos), at<char>(sin), rotary_dim},
-                    {cache, batch, attention_work}, {num_wanted, at<int64_t>(wanted)}, at<char>(logits), work, threads);
+                    {cache, batch, attention_work, far}, {num_wanted, at<int64_t>(wanted)}, at<char>(logits), work, threads);
            },
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<nb::gil_scoped_release>(), "work"_a, "decoder"_a, "tokens"_a, "cos"_a, "sin"_a, "rotary_dim"_a,
+           "cache"_a, "batch"_a, "attention_work"_a, "far"_a.none(), "num_wanted"_a, "wanted"_a, "logits"_a, "threads"_a)
       .def("greedy",
            [](const Kernels &self, DType dtype, uintptr_t logits, int64_t stride, int64_t count, int64_t size,
               uintptr_t tokens, int threads) {

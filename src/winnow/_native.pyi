@@ -163,6 +163,10 @@ class ValuesRead:
     rows: int
     in_full: int
 
+class FarLayers:
+    def __init__(self, *, cache: Cache, first: int, selection: Selection) -> None: ...
+    def take_counts(self) -> ValuesRead: ...
+
 class StackedLayer:
     def __init__(self, layer: DecoderLayer, spec: AttentionSpec, index: int) -> None: ...
 
@@ -383,6 +387,7 @@ class Kernels:
         cache: Cache,
         batch: Batch,
         attention_work: Workspace,
+        far: FarLayers | None,
         threads: int,
     ) -> None: ...
     def decode(
@@ -396,6 +401,7 @@ class Kernels:
         cache: Cache,
         batch: Batch,
         attention_work: Workspace,
+        far: FarLayers | None,
         num_wanted: int,
         wanted: int,
         logits: int,

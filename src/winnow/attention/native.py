@@ -5,15 +5,15 @@ from torch import Tensor
 
 from winnow import native
 from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
-from winnow.attention.native_step import NativeSpec, NativeStep
+from winnow.attention.native_step import NativeSpec, NativeStep, count_reads
 from winnow.attention.observer import AttentionObserver
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
+from winnow.attention.split import attend_split
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.codec import KVCodec, PairCodec, PlainCodec, rotation_block
 from winnow.cache.formats import VectorFormat
 from winnow.cache.layout import PAGE_ENTRIES, CacheLayout
-from winnow.cache.tier_traffic import TierTraffic
 from winnow.errors import ConfigError
 
 
@@ -62,6 +62,8 @@ class NativeBackend(AttentionBackend):
         out = torch.empty(q.shape, dtype=q.dtype)
         native_spec = NativeSpec(spec)
         if layout.is_far(layer):
+            if _selects_pages(layout):
+                return attend_split(cache, spans, layer, q, spec)
             read = self._kernels.attend_selected(
                 self._work,
                 self._native_cache(cache, layer),
@@ -77,7 +79,8 @@ class NativeBackend(AttentionBackend):
                 selection=native_selection(layout),
                 threads=torch.get_num_threads(),
             )
-            cache.pool.traffic.add(_traffic(read, cache.pool))
+            assert cache.pool.values_apart is not None, "values lie on a tier"
+            count_reads(read, cache.pool.values_apart)
             return out
         self._kernels.attend(
             self._work,
@@ -138,9 +141,19 @@ class NativeBackend(AttentionBackend):
 
     def step(self, cache: PagedCache, spans: Spans) -> NativeStep | None:
         """The step for layers that attend within their own native call."""
-        if cache.pool.layout.value_tier is not None:
+        layout, tier = cache.pool.layout, cache.pool.layout.value_tier
+        if _selects_pages(layout):
             return None
-        return NativeStep(self._native_cache(cache, 0), self._native_batch(spans), self._work)
+        batch = self._native_batch(spans)
+        if tier is None:
+            return NativeStep(self._native_cache(cache, 0), batch, self._work)
+        near, far = cache.pool.views
+        far_layers = native.FarLayers(
+            cache=self._native_view(cache, far), first=tier.layers, selection=native_selection(layout)
+        )
+        return NativeStep(
+            self._native_view(cache, near), batch, self._work, far_layers, cache.pool.values_apart
+        )
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         if len(pool.views) > 1:
@@ -188,7 +201,10 @@ class NativeBackend(AttentionBackend):
 
     def _native_cache(self, cache: PagedCache, layer: int) -> native.Cache:
         """The cache as the rows of a layer see it."""
-        pool = cache.pool.of_layer(layer)
+        return self._native_view(cache, cache.pool.of_layer(layer))
+
+    def _native_view(self, cache: PagedCache, pool: KVPool) -> native.Cache:
+        """The cache with one of the pool's views."""
         known = self._caches.get(pool.first)
         if known is None or known[0] is not cache or known[1] is not pool:
             layout, tables = cache.pool.layout, cache.tables
@@ -246,23 +262,16 @@ def reads(codec: KVCodec) -> bool:
     )
 
 
+def _selects_pages(layout: CacheLayout) -> bool:
+    """Whether values are chosen by summaries of keys, which is computed in plain torch."""
+    return layout.value_tier is not None and layout.value_tier.select != "weights"
+
+
 def native_selection(layout: CacheLayout) -> native.Selection:
     """Which values a query reads, where they lie on a tier."""
     tier = layout.value_tier
     assert tier is not None, "values lie on a tier"
     return native.Selection(most=tier.top_n, renormalize=tier.renormalize)
-
-
-def _traffic(read: native.ValuesRead, pool: KVPool) -> TierTraffic:
-    apart = pool.values_apart
-    assert apart is not None, "values lie on a tier"
-    return TierTraffic(
-        head_queries=read.head_queries,
-        rows_selected=read.selected,
-        rows_read=read.rows,
-        rows_prefilled=read.in_full,
-        bytes_read=(read.rows + read.in_full) * apart.slot_bytes,
-    )
 
 
 def native_pool(pool: KVPool) -> native.Pool:
