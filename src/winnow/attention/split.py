@@ -24,7 +24,7 @@ from winnow.attention.interface import AttentionSpec
 from winnow.attention.observer import Term
 from winnow.attention.spans import Spans
 from winnow.cache import PagedCache
-from winnow.cache.value_store import TierTraffic
+from winnow.cache.tier_traffic import TierTraffic
 from winnow.value_tier import ValueTier
 
 

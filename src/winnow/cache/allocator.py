@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnow.cache.layout import BlockCount, IntArray
+from winnow.errors import describe_error
 
 
 class OutOfBlocksError(RuntimeError):
@@ -37,13 +38,15 @@ class BlockAllocator:
     that only the prefix index holds counts as free, and is taken back from there when the stack does not suffice.
 
     Where values of some layers lie on a tier, the last `num_far` blocks serve the rows of these layers, and the others
-    the rest; each kind can run short alone.
+    the rest; each kind can run short alone. Memory of far ones may have to be asked for first (`withhold`): what is
+    refused counts as used until it is granted.
 
     Attributes:
         first_far: the first block whose values lie on a tier; `num_blocks` if none do.
         holders: int32 [num_blocks], how many table entries name each block, and the index.
         indexed: bool [num_blocks], whether the index is one of the holders.
         reclaim: called with a condition, frees blocks that only the index holds until it is true; set by the index.
+        refusal: why memory for values was refused the last time; None: it was not.
     """
 
     def __init__(self, num_blocks: int, num_far: int = 0) -> None:
@@ -55,19 +58,36 @@ class BlockAllocator:
         self._cached = BlockCount()
         self._num_indexed = 0
         self.reclaim: Callable[[Callable[[], bool]], None] = lambda enough: None
+        self.refusal: str | None = None
+        self._withheld = 0  # the first of the far ones
+        self._grant: Callable[[int, int], None] = lambda first, end: None
+        self._grant_size = 1
+
+    def withhold(self, grant: Callable[[int, int], None], size: int) -> None:
+        """Hand far blocks out only after memory for them was granted. Called before any is taken.
+
+        Args:
+            grant: makes the values of blocks first <= block < end writable, counted from the first far one. Raises
+                MemoryError or OSError where there is no room.
+            size: blocks that it is asked for at a time.
+        """
+        assert self._far.count == self._far.total, "no far block is in use"
+        self._withheld, self._far.count = self._far.total, 0
+        self._grant, self._grant_size = grant, size
 
     # -- how many ------------------------------------------------------------------------------------------------
 
     @property
     def free(self) -> BlockCount:
         """Blocks that can be had."""
-        return BlockCount(self._near.count + self._cached.near, self._far.count + self._cached.far)
+        withheld = 0 if self.refusal else self._withheld
+        return BlockCount(self._near.count + self._cached.near, self._far.count + self._cached.far + withheld)
 
     @property
-    def used(self) -> BlockCount:
+    def held(self) -> BlockCount:
         """Blocks that sequences hold."""
-        free = self.free
-        return BlockCount(self._near.total - free.near, self._far.total - free.far)
+        far = self._far.total - self._withheld - self._far.count - self._cached.far
+        return BlockCount(self._near.total - self._near.count - self._cached.near, far)
 
     @property
     def cached(self) -> BlockCount:
@@ -98,7 +118,10 @@ class BlockAllocator:
         return stacks + self.holders.nbytes + self.indexed.nbytes
 
     def has(self, count: BlockCount) -> bool:
-        """Whether so many of each kind can be had."""
+        """Whether so many of each kind can be had; those withheld are asked for where needed."""
+        lacking = count.far - self._far.count - self._cached.far
+        if lacking > 0 and self._withheld:
+            self._ask_for(lacking)
         free = self.free
         return count.near <= free.near and count.far <= free.far
 
@@ -176,11 +199,26 @@ class BlockAllocator:
         assert (self.holders[free] == 0).all(), "a free block has a holder"
         held = holders + self.indexed
         assert np.array_equal(self.holders, held), "counts of holders differ from the tables"
-        assert len(free) + int((held > 0).sum()) == self.num_blocks, "a block is neither free nor held"
+        assert len(free) + int((held > 0).sum()) + self._withheld == self.num_blocks, (
+            "a block is neither free nor held"
+        )
         cached = np.flatnonzero(self.indexed & (holders == 0)).astype(np.int32)
         assert self._cached == self.count(cached), "cached blocks are miscounted"
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _ask_for(self, count: int) -> None:
+        """Ask for memory of at least `count` far blocks that are withheld, as far as there are any."""
+        while count > 0 and self._withheld:
+            end, first = self._withheld, max(self._withheld - self._grant_size, 0)
+            try:
+                self._grant(first, end)
+            except (MemoryError, OSError) as error:
+                self.refusal = describe_error(error)
+                return
+            self.refusal = None
+            self._far.push(np.arange(self.first_far + first, self.first_far + end, dtype=np.int32))
+            self._withheld, count = first, count - (end - first)
 
     def _count_cached(self, blocks: IntArray, sign: int) -> None:
         """Those of `blocks` that only the index holds become cached, or (-1) are no longer."""

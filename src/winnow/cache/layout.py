@@ -109,6 +109,12 @@ class CacheLayout:
         """Of one block, those that lie on a tier where its row's values do."""
         return 0 if self.value_tier is None else self.value_format.nbytes
 
+    def by_kind(self, num_blocks: IntArray) -> BlockCount:
+        """Blocks of each kind, of rows that have `num_blocks`, [layers, heads]."""
+        return BlockCount(
+            int(num_blocks[: self.near_layers].sum()), int(num_blocks[self.near_layers :].sum())
+        )
+
     def device_bytes(self, count: BlockCount) -> int:
         """Bytes of the device that so many blocks take."""
         return count.total * self.block_bytes - count.far * self.value_bytes
@@ -220,7 +226,7 @@ class CacheSize:
     """The last of the blocks, whose values lie on a tier."""
 
     @property
-    def count(self) -> BlockCount:
+    def by_kind(self) -> BlockCount:
         return BlockCount(self.num_blocks - self.num_far_blocks, self.num_far_blocks)
 
     @classmethod
@@ -294,7 +300,7 @@ class CacheSize:
         """All bytes of the cache but those of a value tier: blocks, free stack, counts of holders, table pages, page
         table, lengths, wide KVs."""
         return (
-            layout.device_bytes(self.count)
+            layout.device_bytes(self.by_kind)
             # free stack, holders, and whether the prefix index is one of them
             + self.num_blocks * (2 * _INT32 + 1)
             # tables and lengths exist twice: the ledger's, and those on the compute device; lengths of these twice

@@ -10,7 +10,7 @@ import numpy as np
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.host_ledger import HostLedger
-from winnow.cache.layout import CacheLayout, CacheSize, IntArray, ceil_div
+from winnow.cache.layout import BlockCount, CacheLayout, CacheSize, IntArray, ceil_div
 from winnow.cache.prefix_index import PrefixIndex
 from winnow.cache.prefix_rows import PrefixRows
 from winnow.cache.row_tables import Demand, Growth, RowTables
@@ -56,7 +56,7 @@ class Ledger:
     @property
     def table_bytes(self) -> int:
         """Everything but the blocks themselves, here and where they are followed: tables, lengths, free stack."""
-        return self.size.nbytes(self.layout) - self.layout.device_bytes(self.size.count)
+        return self.size.nbytes(self.layout) - self.layout.device_bytes(self.size.by_kind)
 
     @property
     def used_bytes(self) -> int:
@@ -66,7 +66,7 @@ class Ledger:
     @property
     def held_bytes(self) -> int:
         """Bytes of the device that the blocks in use take."""
-        return self.layout.device_bytes(self.allocator.used)
+        return self.layout.device_bytes(self.allocator.held)
 
     @property
     def cached_bytes(self) -> int:
@@ -76,7 +76,7 @@ class Ledger:
     @property
     def value_bytes(self) -> int:
         """Bytes of values of blocks in use that lie on a tier."""
-        return self.allocator.used.far * self.layout.value_bytes
+        return self.allocator.held.far * self.layout.value_bytes
 
     @property
     def peak_blocks(self) -> int:
@@ -86,6 +86,10 @@ class Ledger:
     @property
     def peak_bytes(self) -> int:
         return self._rows.peak_bytes + self.table_bytes
+
+    def bytes_of(self, num_blocks: int) -> int:
+        """Bytes of the device that blocks take, of each kind in the proportion of the cache."""
+        return num_blocks * self.layout.device_bytes(self.size.by_kind) // self.size.num_blocks
 
     @property
     def nbytes(self) -> int:
@@ -126,8 +130,15 @@ class Ledger:
         """The ids of the blocks that hold KVs of a sequence, int32 [n], row by row."""
         return self._rows.blocks_of(slot)
 
-    def num_filled_slots(self) -> int:
-        """Slots of the pool that hold KVs of sequences; those of shared blocks count once."""
+    @property
+    def filled_bytes(self) -> int:
+        """Bytes of the device that slots take which hold KVs of sequences; those of shared blocks count once."""
+        filled, first = self._filled_slots(), self.allocator.first_far
+        count = BlockCount(int(filled[:first].sum()), int(filled[first:].sum()))
+        return self.layout.device_bytes(count) // self.layout.block_size
+
+    def _filled_slots(self) -> IntArray:
+        """Of each block."""
         slots = np.flatnonzero(self.lengths.any(axis=(1, 2)))
         num_blocks = self.layout.row_blocks(self.lengths[slots])
         counts = num_blocks.ravel()
@@ -136,7 +147,7 @@ class Ledger:
         left = np.repeat(self.lengths[slots].ravel(), counts) - entry * self.layout.block_size
         filled = np.zeros(self.size.num_blocks, dtype=np.int64)
         np.maximum.at(filled, blocks, np.minimum(left, self.layout.block_size))
-        return int(filled.sum())
+        return filled
 
     # -- the life of a sequence ----------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ from winnow.cache.formats import Field
 from winnow.cache.layout import CacheLayout
 from winnow.cache.memory import empty_in_large_pages
 from winnow.cache.segment import BlockPart, Segment, Storage, joined_part
-from winnow.cache.value_store import TierTraffic, ValueStore
+from winnow.cache.tier_traffic import TierTraffic
+from winnow.cache.value_store import ValueStore
 
 
 class KVPool:
@@ -131,6 +132,12 @@ class KVPool:
         """What goes to and from the values that lie apart."""
         assert self.values_apart is not None, "there is a tier"
         return self.values_apart.traffic
+
+    def count_scored(self, num_rows: int) -> None:
+        """A policy reads values that lie apart."""
+        assert self.values_apart is not None, "there is a tier"
+        nbytes = num_rows * self.values_apart.slot_bytes
+        self.traffic.add(TierTraffic(rows_scored=num_rows, bytes_read=nbytes))
 
     @property
     def parts(self) -> tuple[BlockPart, ...]:

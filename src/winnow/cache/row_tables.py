@@ -108,9 +108,9 @@ class RowTables:
 
     def count_peak(self) -> None:
         """Blocks were taken."""
-        used = self.allocator.used
-        self.peak_blocks = max(self.peak_blocks, used.total)
-        self.peak_bytes = max(self.peak_bytes, self.layout.device_bytes(used))
+        held = self.allocator.held
+        self.peak_blocks = max(self.peak_blocks, held.total)
+        self.peak_bytes = max(self.peak_bytes, self.layout.device_bytes(held))
 
     def has_room_for(self, demand: Demand) -> bool:
         return self.allocator.has(demand.by_kind) and demand.pages <= self.pages.num_free

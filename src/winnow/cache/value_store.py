@@ -1,54 +1,23 @@
 """Memory for values beside the device: on the host, or in a file."""
 
 import contextlib
-import errno
 import mmap
 import os
 import tempfile
-from dataclasses import dataclass, fields
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from winnow.cache.layout import CacheLayout, IntArray, ceil_div
+from winnow.cache.layout import CacheLayout
 from winnow.cache.memory import empty_in_large_pages
+from winnow.cache.tier_traffic import TierTraffic
 from winnow.errors import ConfigError
 from winnow.resources import host_memory
 from winnow.units import format_bytes
 from winnow.value_tier import ValueTier
 
-# Memory is asked for in pieces of this size, so that a lack is found before it is touched.
 _EXTENT_BYTES = 2**24
-
-
-@dataclass
-class TierTraffic:
-    """What went to and from a value tier.
-
-    Attributes:
-        head_queries: pairs of a decoded token and a query head that chose which values to read; rows_selected: values
-            that these chose, at most N each.
-        rows_read: values read for them; those that several query heads of a group chose count once.
-        rows_prefilled: values read by tokens of prompts, which read all.
-        rows_written: values stored.
-        bytes_read, bytes_written: of all these.
-        seconds_waited: for values to arrive; on a CPU, which reads them where they lie, none.
-    """
-
-    head_queries: int = 0
-    rows_selected: int = 0
-    rows_read: int = 0
-    rows_prefilled: int = 0
-    rows_written: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    seconds_waited: float = 0.0
-
-    def add(self, other: "TierTraffic") -> None:
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 class ValueStore:
@@ -72,13 +41,11 @@ class ValueStore:
         self._file: int | None = None
         shape = (num_blocks, layout.value_bytes)
         nbytes = num_blocks * layout.value_bytes
-        self._committed = np.zeros(ceil_div(nbytes, _EXTENT_BYTES), dtype=np.bool_)
         if self.tier.path is not None:
             self.data = self._map(self.tier.path, max(nbytes, 1)).narrow(0, 0, nbytes).view(shape)
         elif torch.device(device).type == "cuda":
             _require_host_memory(nbytes)
             self.data = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-            self._committed[:] = True
         else:
             _require_host_memory(nbytes)
             self.data = empty_in_large_pages(shape, torch.uint8)
@@ -87,25 +54,23 @@ class ValueStore:
     def nbytes(self) -> int:
         return self.data.nbytes
 
-    def commit(self, blocks: IntArray) -> None:
-        """Make sure that blocks, counted from the store's first, int32 [n], can be written.
+    @property
+    def grant_size(self) -> int:
+        """Blocks whose memory is asked for at a time, so that a lack is found before it is touched."""
+        return max(_EXTENT_BYTES // self._block_bytes, 1)
+
+    def grant(self, first: int, end: int) -> None:
+        """Make sure that blocks first <= block < end can be written.
 
         Raises:
-            MemoryError, OSError: the host or the disk is full; nothing was written.
+            MemoryError, OSError: the host or the disk is full; nothing has changed.
         """
-        first = blocks.astype(np.int64) * self._block_bytes
-        last = first + self._block_bytes - 1
-        extents = np.unique(np.concatenate([first // _EXTENT_BYTES, last // _EXTENT_BYTES]))
-        for extent in extents[~self._committed[extents]].tolist():
-            self._take(extent * _EXTENT_BYTES, min(_EXTENT_BYTES, self.nbytes - extent * _EXTENT_BYTES))
-            self._committed[extent] = True
-
-    def _take(self, start: int, nbytes: int) -> None:
+        start, nbytes = first * self._block_bytes, (end - first) * self._block_bytes
         if self._file is not None:
             # A hole of a mapped file that finds no room on the disk when it is written would end the process.
             os.posix_fallocate(self._file, start, nbytes)
             return
-        memory = host_memory()
+        memory = None if self.data.is_pinned() else host_memory()
         if memory is not None and memory.free < nbytes:
             raise MemoryError(
                 f"{format_bytes(nbytes)} of host memory asked for, {format_bytes(memory.free)} free"
@@ -131,11 +96,6 @@ class ValueStore:
         if getattr(self, "_file", None) is not None:
             os.close(self._file)  # type: ignore[arg-type]
             self._file = None
-
-
-def is_out_of_space(error: OSError) -> bool:
-    """Whether a disk, or the part of it that a user may take, is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _require_host_memory(nbytes: int) -> None:

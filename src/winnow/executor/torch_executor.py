@@ -21,6 +21,8 @@ from winnow.cache import (
 )
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
+from winnow.cache.tier_traffic import TierTraffic
+from winnow.cache.value_store import ValueStore
 from winnow.config import EngineConfig
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan, StepResult
 from winnow.errors import InvalidRequestError, UnsupportedModelError, describe_error
@@ -118,6 +120,11 @@ class TorchExecutor:
         assert self.cache.host is not None, "the cache was allocated with one"
         return self.cache.host.time_copies(clock)
 
+    @property
+    def values_apart(self) -> ValueStore | None:
+        """Where values of some layers lie."""
+        return self.cache.pool.values_apart
+
     def state_bytes(self, slot: int) -> int:
         return self._signals.nbytes(slot)
 
@@ -147,6 +154,7 @@ class TorchExecutor:
             replays,
         )
         rows = self._forward(plan, spans, step, wanted)
+        traffic = self._take_traffic(plan)
         for entry in plan.entries:
             for slot in entry.forks:
                 self._signals.fork(entry.slot, slot, self._states)
@@ -157,13 +165,23 @@ class TorchExecutor:
         }
         samplers = plan.samplers
         if not samplers:
-            return StepResult([], [], scored)
+            return StepResult([], [], scored, traffic=traffic)
         if logits.samples != list(range(len(rows))):  # in most steps each row is sampled from once
             rows = rows[torch.tensor(logits.samples, device=rows.device)]
         self._enter(samplers)
         sampled = self._sampler.sample(rows, samplers)
         errors = {row: fault.explain(self._model.dtype) for row, fault in sampled.faults.items()}
-        return StepResult(sampled.token_ids, sampled.logprobs, scored, errors)
+        return StepResult(sampled.token_ids, sampled.logprobs, scored, errors, traffic)
+
+    def _take_traffic(self, plan: StepPlan) -> TierTraffic | None:
+        """What went to and from the values that lie apart since the last step, the rounds before this one included."""
+        apart, layout = self.values_apart, self.layout
+        if apart is None:
+            return None
+        rows = plan.num_tokens * (layout.num_layers - layout.near_layers) * layout.num_kv_heads
+        apart.traffic.add(TierTraffic(rows_written=rows, bytes_written=rows * apart.slot_bytes))
+        traffic, apart.traffic = apart.traffic, TierTraffic()
+        return traffic
 
     def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         targets = [
