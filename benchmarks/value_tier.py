@@ -15,11 +15,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
-from benchmarks.papers.harness import write_page
 
+from benchmarks.papers.harness import write_page
 from winnow.attention import AttentionBackend, AttentionSpec, Spans, open_backend
 from winnow.bench.timing import interleave
 from winnow.cache import CacheLayout, CacheSize, LocalCache
@@ -62,7 +63,9 @@ class Case:
         layer_bytes = 2 * batch * length * heads * dim * dtype.itemsize
         self.layers = max(1, ceil_div(_TIMES_CACHE * cache_bytes, layer_bytes))
         tier = ValueTier("host", layers=self.layers, top_n=1)
-        layout = CacheLayout(2 * self.layers, heads, dim, _BLOCK, arguments.kv_cache_dtype or dtype, value_tier=tier)
+        layout = CacheLayout(
+            2 * self.layers, heads, dim, _BLOCK, arguments.kv_cache_dtype or dtype, value_tier=tier
+        )
         blocks = batch * layout.blocks_for(length)
         pages = batch * layout.pages_for(length)
         size = CacheSize(blocks, pages, batch, layout.pages_for(length), blocks // 2)
@@ -90,14 +93,15 @@ class Case:
     def of_top_n(self, top_n: int) -> AttentionBackend:
         """A backend that reads so many values: what is compared shares one cache."""
         pool = self.local.paged.pool
-        assert pool.layout.value_tier is not None
-        tier = replace(pool.layout.value_tier, top_n=top_n)
+        tier = ValueTier("host", layers=self.layers, top_n=top_n)
         for view in (pool, *pool.views):
             view.layout = replace(view.layout, value_tier=tier)
         return self.backend
 
 
-def measure(arguments: argparse.Namespace, length: int, top_n: Sequence[int], cache_bytes: int) -> list[Measured]:
+def measure(
+    arguments: argparse.Namespace, length: int, top_n: Sequence[int], cache_bytes: int
+) -> list[Measured]:
     """All N at one length, in turn."""
     case = Case(arguments, length, cache_bytes)
 
@@ -120,7 +124,7 @@ def measure(arguments: argparse.Namespace, length: int, top_n: Sequence[int], ca
 
 def crossing(points: Sequence[tuple[int, float]]) -> float | None:
     """The length at which the ratio falls below 1, between those measured on a logarithmic scale; None: nowhere."""
-    for (a, x), (b, y) in zip(points, points[1:], strict=False):
+    for (a, x), (b, y) in pairwise(points):
         if x >= 1.0 > y:
             share = math.log(x) / (math.log(x) - math.log(y))
             return math.exp(math.log(a) + share * (math.log(b) - math.log(a)))
@@ -167,7 +171,9 @@ def tables(
         for n in top_n:
             each = by_key[length, n]
             gain = _predicted(each, speeds, model, batch)
-            entries.append(f"{each.tiered_seconds * 1e6:,.0f} ({each.ratio:.2f}; {gain.tiered_seconds / gain.full_seconds:.2f})")
+            entries.append(
+                f"{each.tiered_seconds * 1e6:,.0f} ({each.ratio:.2f}; {gain.tiered_seconds / gain.full_seconds:.2f})"
+            )
         rows.append((f"{length:,}", tuple(entries)))
     for n in top_n:
         seen = crossing([(length, by_key[length, n].ratio) for length in lengths])
@@ -177,7 +183,9 @@ def tables(
     cross_rows = tuple(
         (
             f"N={each['top_n']}",
-            tuple("never" if each[k] is None else f"{each[k]:,.0f}" for k in ("measured_from", "predicted_from")),
+            tuple(
+                "never" if each[k] is None else f"{each[k]:,.0f}" for k in ("measured_from", "predicted_from")
+            ),
         )
         for each in crossings
     )
@@ -196,11 +204,19 @@ def _predicted(each: Measured, speeds: TierSpeeds, model: TierModel, batch: int)
 
 def main() -> None:
     """Measure, predict, show and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     numbers = lambda text: tuple(int(part) for part in text.split(","))  # noqa: E731
     parser.add_argument("--lengths", type=numbers, default=(512, 1024, 2048, 4096, 8192, 16384))
     parser.add_argument("--top-n", type=numbers, default=(32, 64, 128))
-    for name, default in {"batch": 4, "query-heads": 32, "kv-heads": 8, "head-dim": 128, "repeats": 5}.items():
+    for name, default in {
+        "batch": 4,
+        "query-heads": 32,
+        "kv-heads": 8,
+        "head-dim": 128,
+        "repeats": 5,
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kv-cache-dtype", help="how KVs are stored (default: in dtype)")
@@ -234,7 +250,9 @@ def main() -> None:
     print(facts[0])
     if arguments.json is not None:
         values = head | {
-            "config": {name: value for name, value in vars(arguments).items() if name not in ("json", "page")},
+            "config": {
+                name: value for name, value in vars(arguments).items() if name not in ("json", "page")
+            },
             "speeds": {name: value for name, value in asdict(speeds).items() if math.isfinite(value)},
             "crossings": crossings,
             "measured": [asdict(each) for each in found],

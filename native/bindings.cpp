@@ -171,15 +171,15 @@ NB_MODULE(_native, m) {
           "__init__",
           [](Batch *self, std::vector<int64_t> slots, std::vector<int64_t> counts, std::vector<int64_t> starts,
              uintptr_t position, int64_t num_tokens, std::vector<int64_t> observer, std::vector<int64_t> observe_from,
-             std::vector<AttentionObserver> observers, std::vector<int64_t> select_from) {
+             std::vector<AttentionObserver> observers) {
             const int64_t *first = at<int64_t>(position);
             new (self) Batch{std::move(slots),        std::move(counts),
                              std::move(starts),       std::vector<int64_t>(first, first + num_tokens),
                              std::move(observer),     std::move(observe_from),
-                             std::move(observers),    std::move(select_from)};
+                             std::move(observers)};
           },
           nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observer"_a,
-          "observe_from"_a, "observers"_a, "select_from"_a = std::vector<int64_t>{})
+          "observe_from"_a, "observers"_a)
       .def_prop_ro("end", &Batch::end);
 
   nb::class_<AttentionSpec>(m, "AttentionSpec")
@@ -193,8 +193,10 @@ NB_MODULE(_native, m) {
   nb::class_<Selection>(m, "Selection")
       .def(
           "__init__",
-          [](Selection *self, int64_t most, bool renormalize) { new (self) Selection{most, renormalize}; },
-          nb::kw_only(), "most"_a, "renormalize"_a);
+          [](Selection *self, int64_t most, bool renormalize, std::vector<int64_t> from) {
+            new (self) Selection{most, renormalize, std::move(from)};
+          },
+          nb::kw_only(), "most"_a, "renormalize"_a, "select_from"_a);
 
   nb::class_<ValuesRead>(m, "ValuesRead")
       .def_ro("head_queries", &ValuesRead::head_queries)
@@ -205,10 +207,8 @@ NB_MODULE(_native, m) {
   nb::class_<FarLayers>(m, "FarLayers")
       .def(
           "__init__",
-          [](FarLayers *self, const Cache &cache, int64_t first, const Selection &selection) {
-            new (self) FarLayers{cache, first, selection};
-          },
-          nb::kw_only(), "cache"_a, "first"_a, "selection"_a)
+          [](FarLayers *self, const Cache &cache, int64_t first) { new (self) FarLayers{cache, first}; },
+          nb::kw_only(), "cache"_a, "first"_a)
       .def("take_counts", &FarLayers::take_counts);
 
   nb::class_<StackedLayer>(m, "StackedLayer")
@@ -374,22 +374,22 @@ NB_MODULE(_native, m) {
       .def("decoder_layer",
            [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, int64_t index, uintptr_t x,
               uintptr_t cos, uintptr_t sin, int64_t rotary_dim, const AttentionSpec &spec, const Cache &cache,
-              const Batch &batch, Workspace &attention_work, FarLayers *far, int threads) {
+              const Batch &batch, Workspace &attention_work, FarLayers *far, const Selection *selection, int threads) {
              decoder_layer(self, layer, index, at<char>(x), {at<char>(cos), at<char>(sin), rotary_dim}, spec,
-                           {cache, batch, attention_work, far}, work, threads);
+                           {cache, batch, attention_work, far, selection}, work, threads);
            },
            nb::call_guard<nb::gil_scoped_release>(), "work"_a, "layer"_a, "index"_a, "x"_a, "cos"_a, "sin"_a, "rotary_dim"_a,
-           "spec"_a, "cache"_a, "batch"_a, "attention_work"_a, "far"_a.none(), "threads"_a)
+           "spec"_a, "cache"_a, "batch"_a, "attention_work"_a, "far"_a.none(), "selection"_a.none(), "threads"_a)
       .def("decode",
            [](const Kernels &self, DecoderWorkspace &work, const Decoder &decoder, uintptr_t tokens, uintptr_t cos,
               uintptr_t sin, int64_t rotary_dim, const Cache &cache, const Batch &batch, Workspace &attention_work,
-              FarLayers *far, int64_t num_wanted, uintptr_t wanted, uintptr_t logits, int threads) {
+              FarLayers *far, const Selection *selection, int64_t num_wanted, uintptr_t wanted, uintptr_t logits, int threads) {
              check_rows(at<int64_t>(tokens), batch.num_tokens(), decoder.embedding.num_tokens);
              decode(self, decoder, at<int64_t>(tokens), {at<char>(cos), at<char>(sin), rotary_dim},
-                    {cache, batch, attention_work, far}, {num_wanted, at<int64_t>(wanted)}, at<char>(logits), work, threads);
+                    {cache, batch, attention_work, far, selection}, {num_wanted, at<int64_t>(wanted)}, at<char>(logits), work, threads);
            },
            nb::call_guard<nb::gil_scoped_release>(), "work"_a, "decoder"_a, "tokens"_a, "cos"_a, "sin"_a, "rotary_dim"_a,
-           "cache"_a, "batch"_a, "attention_work"_a, "far"_a.none(), "num_wanted"_a, "wanted"_a, "logits"_a, "threads"_a)
+           "cache"_a, "batch"_a, "attention_work"_a, "far"_a.none(), "selection"_a.none(), "num_wanted"_a, "wanted"_a, "logits"_a, "threads"_a)
       .def("greedy",
            [](const Kernels &self, DType dtype, uintptr_t logits, int64_t stride, int64_t count, int64_t size,
               uintptr_t tokens, int threads) {

@@ -132,7 +132,7 @@ const char *attend(const Kernels &kernels, const DecoderLayer &layer, int64_t in
   const Heads q = heads_of(layer, qkv, 0);
   const Attend call{spec, step.cache_of(index), step.batch, index, layer.dtype(), q, attended, layer.num_query_heads, threads, read};
   if (step.is_far(index))
-    step.far->count(attend_selected(kernels, call, step.far->selection, step.work));
+    step.far->count(attend_selected(kernels, call, *step.selection, step.work));
   else
     kernels.attend(call, step.work);
   return attended;
@@ -274,7 +274,12 @@ char *hidden_states_by_sub_batch(const Kernels &kernels, const Decoder &decoder,
       if (whose == thread) own_wanted.push_back(which), own_rows.push_back(i);
     }
     const Wanted wants{wanted.all() ? -1 : static_cast<int64_t>(own_wanted.size()), own_wanted.data()};
-    const PagedStep own_step{step.cache, sub_batch.batch, own.attention, step.far};
+    Selection selection;
+    if (step.selection) {
+      selection = {step.selection->most, step.selection->renormalize, {}};
+      for (const int64_t seq : sub_batch.sequences) selection.from.push_back(step.selection->from[seq]);
+    }
+    const PagedStep own_step{step.cache, sub_batch.batch, own.attention, step.far, &selection};
     const char *x = hidden_states(kernels, decoder, own_ids.data(), table, own_step, wants, own, 1);
     for (size_t i = 0; i < own_rows.size(); ++i) std::memcpy(hidden + own_rows[i] * size, x + i * size, size);
   }

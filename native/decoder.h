@@ -55,7 +55,6 @@ void post_attention(const Kernels &, const DecoderLayer &, char *x, const char *
 struct FarLayers {
   const Cache cache;
   const int64_t first;
-  const Selection selection;
   std::atomic<int64_t> head_queries = 0, selected = 0, rows = 0, in_full = 0;
 
   /// Threads that compute sub-batches count at the same time.
@@ -69,7 +68,8 @@ struct PagedStep {
   const Cache &cache;
   const Batch &batch;
   Workspace &work;
-  FarLayers *far;  // null: there are none
+  FarLayers *far;              // null: there are none
+  const Selection *selection;  // in these; as far
 
   bool is_far(int64_t layer) const { return far && layer >= far->first; }
   const Cache &cache_of(int64_t layer) const { return is_far(layer) ? far->cache : cache; }

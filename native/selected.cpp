@@ -29,7 +29,7 @@ ValuesRead attend_selected(const Kernels &kernels, const Attend &call, const Sel
     bool any = observes_values(batch, seq);
     observed += batch.observer[seq] >= 0;
     for (int64_t token = batch.starts[seq]; token < end; ++token) {
-      reads_all[token] = !batch.selects(seq, token) && !(call.read && !(*call.read)[token]);
+      reads_all[token] = !selection.selects(batch, seq, token) && !(call.read && !(*call.read)[token]);
       any |= reads_all[token];
     }
     if (any) in_full += num_kvs(call.cache, batch.slots[seq], call.layer);

@@ -5,7 +5,7 @@
 
 namespace winnow {
 
-/// As Kernels::attend. Tokens that select values (Batch::selects) read those of their largest weights alone; observers see all
+/// As Kernels::attend. Tokens that select values read those of their largest weights alone; observers see all
 /// weights either way.
 ValuesRead attend_selected(const Kernels &, const Attend &, const Selection &, Workspace &);
 

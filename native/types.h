@@ -147,9 +147,7 @@ struct Batch {
   std::vector<int64_t> observer;               // [B]: index into observers, or -1
   std::vector<int64_t> observe_from;           // [B]
   std::vector<AttentionObserver> observers;
-  std::vector<int64_t> select_from;            // [B]: the first position whose query selects values; empty: none does
 
-  bool selects(int64_t seq, int64_t token) const { return !select_from.empty() && position[token] >= select_from[seq]; }
   int64_t num_seqs() const { return static_cast<int64_t>(slots.size()); }
   int64_t num_tokens() const { return static_cast<int64_t>(position.size()); }
   /// The highest position and one.
@@ -191,20 +189,6 @@ struct Attend : AttentionSpec {
   const std::vector<bool> *read = nullptr;  // [T]: whether a token's output is read; null: all are
 
   int64_t group() const { return num_query_heads / cache.num_heads; }
-};
-
-/// Which values a query reads; see winnow.value_tier.
-struct Selection {
-  int64_t most;      // of each query head: those of its largest weights
-  bool renormalize;  // their weights add up to what those of all KVs do; else they are as softmaxed
-};
-
-/// What was read of a layer's values.
-struct ValuesRead {
-  int64_t head_queries = 0;  // that selected values: tokens times query heads
-  int64_t selected = 0;      // values, summed over these
-  int64_t rows = 0;          // values read for them: one that several query heads of a group select is read once
-  int64_t in_full = 0;       // values of rows that other tokens read in full
 };
 
 /// Queries of a pass that repeats a context, and the KVs that they score; see winnow.eviction.reconstruction.

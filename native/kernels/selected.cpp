@@ -12,6 +12,7 @@
 
 #include "attend.h"
 #include "coded_direct.h"
+#include "../selection.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -345,13 +346,13 @@ class GroupPass {
 };
 
 /// The tokens that select values, in every KV head.
-std::vector<Query> queries_of(const Attend &call) {
+std::vector<Query> queries_of(const Attend &call, const Selection &selection) {
   const Batch &batch = call.batch;
   std::vector<Query> queries;
   for (int64_t seq = 0; seq < batch.num_seqs(); ++seq)
     for (int64_t i = 0; i < batch.counts[seq]; ++i) {
       const int64_t token = batch.starts[seq] + i;
-      if (!batch.selects(seq, token) || (call.read && !(*call.read)[token])) continue;
+      if (!selection.selects(batch, seq, token) || (call.read && !(*call.read)[token])) continue;
       for (int64_t head = 0; head < call.cache.num_heads; ++head) {
         const Row row(call.cache, batch.slots[seq], call.layer, head);
         queries.push_back({seq, token, head, row.length - batch.counts[seq] + i + 1});
@@ -362,7 +363,7 @@ std::vector<Query> queries_of(const Attend &call) {
 
 template <class KV>
 ValuesRead attend_selected_as(const Attend &call, const Selection &selection, Workspace &work) {
-  std::vector<Query> queries = queries_of(call);
+  std::vector<Query> queries = queries_of(call, selection);
   const int64_t group = call.group(), padded = round_up(static_cast<int>(call.cache.head_dim), WIDTH);
   const bool whole_rows = call.threads == 1 || static_cast<int64_t>(queries.size()) >= GROUPS_OF_THREAD * call.threads;
   std::vector<std::pair<size_t, int64_t>> pieces;  // that threads share: a query, and its first key
@@ -413,7 +414,7 @@ ValuesRead attend_selected(const Attend &call, const Selection &selection, Works
 
 #else
 
-#include "../types.h"
+#include "../selection.h"
 
 namespace winnow {
 

@@ -146,7 +146,6 @@ class Batch:
         observer: list[int],
         observe_from: list[int],
         observers: list[AttentionObserver],
-        select_from: list[int] = ...,
     ) -> None: ...
     @property
     def end(self) -> int: ...
@@ -155,7 +154,7 @@ class AttentionSpec:
     def __init__(self, *, scale: float, window: int, softcap: float, sinks: int) -> None: ...
 
 class Selection:
-    def __init__(self, *, most: int, renormalize: bool) -> None: ...
+    def __init__(self, *, most: int, renormalize: bool, select_from: list[int]) -> None: ...
 
 class ValuesRead:
     head_queries: int
@@ -164,7 +163,7 @@ class ValuesRead:
     in_full: int
 
 class FarLayers:
-    def __init__(self, *, cache: Cache, first: int, selection: Selection) -> None: ...
+    def __init__(self, *, cache: Cache, first: int) -> None: ...
     def take_counts(self) -> ValuesRead: ...
 
 class StackedLayer:
@@ -388,6 +387,7 @@ class Kernels:
         batch: Batch,
         attention_work: Workspace,
         far: FarLayers | None,
+        selection: Selection | None,
         threads: int,
     ) -> None: ...
     def decode(
@@ -402,6 +402,7 @@ class Kernels:
         batch: Batch,
         attention_work: Workspace,
         far: FarLayers | None,
+        selection: Selection | None,
         num_wanted: int,
         wanted: int,
         logits: int,

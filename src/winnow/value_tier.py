@@ -12,8 +12,8 @@ SELECTIONS = ("weights", "pages", "means")
 most by the least and the largest of each channel (Quest), or on average. The softmax then goes over these alone."""
 _WHAT = (
     "host:L=1,N=128 or disk:DIRECTORY:L=1,N=128 (L first layers whose values stay on the device, N values that a query "
-    "head reads in the others while decoding; also renormalize, select=pages or means, and size=4GiB, the most that values "
-    "may take there)"
+    "head reads in the others while decoding; also renormalize, select=pages or means, and size=4GiB, the most that "
+    "values may take there)"
 )
 _MOST_LAYERS, _MOST_VALUES = 10**4, 2**31 - 1
 

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from tests.attention.paged import paged_batch
+from tests.attention.test_split import COUNTS, SPEC, attend
 
 from winnow.attention.pages import choose_pages, page_bounds, softmax_within
 
@@ -49,3 +51,35 @@ def test_the_softmax_of_a_part() -> None:
         p = torch.cat([logits, more], dim=-1).softmax(-1)[..., :9]
         part = torch.cat([logits.masked_fill(~chosen, -torch.inf), more], dim=-1).softmax(-1)[..., :9]
         torch.testing.assert_close(softmax_within(p, chosen), part)
+
+
+@pytest.mark.parametrize("select", ["pages", "means"])
+def test_attention_over_pages(select: str) -> None:
+    """Enough pages are exact; fewer read whole pages, at most as many as N has, and the one of the query."""
+    exact = paged_batch(4, COUNTS, value_tier=f"host:N=1000,select={select}")
+    torch.testing.assert_close(attend(exact), attend(paged_batch(4, COUNTS)), atol=1e-5, rtol=1e-5)
+    batch = paged_batch(4, COUNTS, value_tier=f"host:N=8,select={select}")
+    out = attend(batch)
+    traffic = batch.cache.pool.traffic
+    assert traffic.rows_selected <= 8 * traffic.head_queries
+    pool, tables, spans = batch.cache.pool, batch.cache.tables, batch.spans
+    for sequence, slot in enumerate(spans.slots[: spans.num_decodes].tolist()):
+        for query_head in range(4):
+            head = query_head // 2
+            length = int(tables.lengths[slot, batch.layer, head])
+            table = tables.lookup(torch.tensor([slot]), batch.layer, -(-length // 4))
+            slots = pool.slots_of(table[0, head].long())[:length]
+            k, v, q = pool.keys(slots), pool.values(slots), batch.q[sequence, query_head] * SPEC.scale
+            bounds = [
+                float("inf")
+                if page[-1] == length - 1
+                else float(q @ k[page].mean(0))
+                if select == "means"
+                else float(torch.maximum(q * k[page].amin(0), q * k[page].amax(0)).sum())
+                for page in torch.arange(length).split(4)
+            ]
+            pages = sorted(range(len(bounds)), key=lambda i: -bounds[i])[:2]
+            kvs = torch.cat([torch.arange(length).split(4)[i] for i in pages])
+            torch.testing.assert_close(
+                out[sequence, query_head], (k[kvs] @ q).softmax(0) @ v[kvs], atol=1e-5, rtol=1e-4
+            )

@@ -68,7 +68,9 @@ def answer(setting: Setting, arguments: argparse.Namespace) -> Answered:
     ) as llm:
         for task in arguments.tasks:
             results.append(_evaluate(llm, task, arguments, work / f"{task}.jsonl", setting.label))
-        windows = cut_windows(llm.tokenizer, wikitext(None), 2 * arguments.given, arguments.given, arguments.windows)
+        windows = cut_windows(
+            llm.tokenizer, wikitext(None), 2 * arguments.given, arguments.given, arguments.windows
+        )
         tokens = _continuations(llm, windows, arguments.new_tokens, work / "continuations.json")
         perplexity = _perplexity(llm, windows, work / "perplexity.jsonl")
     full = _read(arguments.work / Setting().folder / "continuations.json")

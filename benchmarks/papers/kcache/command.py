@@ -31,14 +31,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("--model", metavar="MODEL", help="(default: the demo model)")
-    parser.add_argument("--tasks", type=typed.names, default=(), help=f"of {', '.join(CATEGORIES)}; none: no answers")
-    parser.add_argument("--samples", type=typed.count(1), default=8, help="of each category (default: %(default)s)")
-    parser.add_argument("--tokens", type=typed.lengths, default=(1024,), help="of a task's prompt (default: 1024)")
+    parser.add_argument(
+        "--tasks", type=typed.names, default=(), help=f"of {', '.join(CATEGORIES)}; none: no answers"
+    )
+    parser.add_argument(
+        "--samples", type=typed.count(1), default=8, help="of each category (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokens", type=typed.lengths, default=(1024,), help="of a task's prompt (default: 1024)"
+    )
     parser.add_argument("--seed", type=typed.count(0), default=0, help="of the prompts")
     parser.add_argument("--top-n", type=typed.lengths, default=TOP_N, help="(default: 32,64,128)")
     parser.add_argument("--layers", type=_counts, default=LAYERS, help="(default: 0,1,2,3)")
     parser.add_argument(
-        "--extras", type=typed.names, default=("renormalize",), help="further words of value_tier, each with L=1"
+        "--extras",
+        type=typed.names,
+        default=("renormalize",),
+        help="further words of value_tier, each with L=1",
     )
     parser.add_argument("--given", type=typed.count(1), default=512, help="tokens of a window's context")
     parser.add_argument("--windows", type=typed.count(1), default=4, help="of text (default: %(default)s)")
@@ -48,7 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-memory", default="1GiB", help="on the device (default: %(default)s)")
     parser.add_argument("--max-num-seqs", type=typed.count(1), default=8)
     parser.add_argument("--threads", type=typed.count(1), help="(default: the engine's)")
-    parser.add_argument("--work", type=Path, default=Path("runs/kcache"), help="journals (default: %(default)s)")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/kcache"), help="journals (default: %(default)s)"
+    )
     parser.add_argument("--report", action="store_true", help="measure nothing: report the journals")
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="write NAME.json and NAME.md there")
     parser.add_argument("--name", default="kcache", help="(default: %(default)s)")
@@ -72,11 +83,20 @@ def execute(namespace: argparse.Namespace) -> int:
         cells = list(measure(rows, namespace.cells, namespace))
         tables += [throughput_table(cells, model, namespace.kv_memory), traffic_table(cells)]
     head = head_of({"device": "cpu"}) | {"model": model}
-    facts = [f"Prompts of {namespace.tokens[0]:,} tokens; {namespace.samples} of each category."] if answers else []
+    facts = (
+        [f"Prompts of {namespace.tokens[0]:,} tokens; {namespace.samples} of each category."]
+        if answers
+        else []
+    )
     show_results([head], facts, tables)
     if output is not None:
-        values = head | {"answers": [each.to_json() for each in answers], "cells": [vars(cell) for cell in cells]}
-        (output / f"{namespace.name}.json").write_text(results_json(values, ("answers", "cells")), encoding="utf-8")
+        values = head | {
+            "answers": [each.to_json() for each in answers],
+            "cells": [vars(cell) for cell in cells],
+        }
+        (output / f"{namespace.name}.json").write_text(
+            results_json(values, ("answers", "cells")), encoding="utf-8"
+        )
         write_page(output / f"{namespace.name}.md", TITLE, [head], facts, NOTES, tables)
     return 0
 

@@ -55,12 +55,18 @@ class Setting:
         """Of `LLM`."""
         if self.top_n is None:
             return {}
-        return {"value_tier": f"host:L={self.layers},N={self.top_n}" + (f",{self.extra}" if self.extra else "")}
+        return {
+            "value_tier": f"host:L={self.layers},N={self.top_n}" + (f",{self.extra}" if self.extra else "")
+        }
 
     @property
     def folder(self) -> str:
         """A name for files."""
-        return "full" if self.top_n is None else f"n{self.top_n}-l{self.layers}-{self.extra}".strip("-").replace("=", "")
+        return (
+            "full"
+            if self.top_n is None
+            else f"n{self.top_n}-l{self.layers}-{self.extra}".strip("-").replace("=", "")
+        )
 
 
 def settings(top_n: Sequence[int], layers: Sequence[int], extras: Sequence[str]) -> Iterator[Setting]:

@@ -76,7 +76,7 @@ class NativeBackend(AttentionBackend):
                 out=out.data_ptr(),
                 num_query_heads=q.shape[1],
                 spec=native_spec.native,
-                selection=native_selection(layout),
+                selection=_native_selection(layout, spans),
                 threads=torch.get_num_threads(),
             )
             assert cache.pool.values_apart is not None, "values lie on a tier"
@@ -148,11 +148,13 @@ class NativeBackend(AttentionBackend):
         if tier is None:
             return NativeStep(self._native_cache(cache, 0), batch, self._work)
         near, far = cache.pool.views
-        far_layers = native.FarLayers(
-            cache=self._native_view(cache, far), first=tier.layers, selection=native_selection(layout)
-        )
         return NativeStep(
-            self._native_view(cache, near), batch, self._work, far_layers, cache.pool.values_apart
+            self._native_view(cache, near),
+            batch,
+            self._work,
+            native.FarLayers(cache=self._native_view(cache, far), first=tier.layers),
+            _native_selection(layout, spans),
+            cache.pool.values_apart,
         )
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
@@ -236,7 +238,6 @@ class NativeBackend(AttentionBackend):
                 observer=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
                 observe_from=spans.observe_from.tolist(),
                 observers=[self._native_observer(kind) for kind in kinds.values()],
-                select_from=spans.select_from.tolist(),
             )
             self._batch = spans, view
         return self._batch[1]
@@ -267,11 +268,13 @@ def _selects_pages(layout: CacheLayout) -> bool:
     return layout.value_tier is not None and layout.value_tier.select != "weights"
 
 
-def native_selection(layout: CacheLayout) -> native.Selection:
-    """Which values a query reads, where they lie on a tier."""
+def _native_selection(layout: CacheLayout, spans: Spans) -> native.Selection:
+    """Which queries select values, and how many, where these lie on a tier."""
     tier = layout.value_tier
     assert tier is not None, "values lie on a tier"
-    return native.Selection(most=tier.top_n, renormalize=tier.renormalize)
+    return native.Selection(
+        most=tier.top_n, renormalize=tier.renormalize, select_from=spans.select_from.tolist()
+    )
 
 
 def native_pool(pool: KVPool) -> native.Pool:

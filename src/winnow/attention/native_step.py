@@ -31,8 +31,10 @@ class NativeStep:
     work: "native.Workspace"
     far: "native.FarLayers | None" = None
     """Layers whose values lie on a tier; None: there are none."""
+    selection: "native.Selection | None" = None
+    """What queries read of these."""
     values: ValueStore | None = None
-    """Where these lie."""
+    """Where they lie."""
 
     def count_reads(self) -> None:
         """Add what layers read of the tier since the last call to its traffic."""

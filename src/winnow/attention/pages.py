@@ -1,12 +1,13 @@
-"""Which KVs to read by what summarises a block of keys, where the keys themselves are not read (Quest, arXiv 2406.10774).
+"""Which KVs to read by summaries of blocks of keys, where keys themselves are not read (Quest, arXiv 2406.10774).
 
-A page is a block of a row. Its summary is the least and the largest of each channel of its keys, which bounds what any
-of them may give: `sum_c max(q_c low_c, q_c high_c)`; or their mean. The pages with the largest bounds are read, keys and
-values, and the softmax goes over these. The page that a query's own KV lies in is always one of them.
+A page is a block of a row. Its summary is the least and the largest of each channel of its keys, which bounds the
+product of a query with any of them: `sum_c max(q_c low_c, q_c high_c)`; or their mean. Pages with the largest bounds
+are read, keys and values, and the softmax goes over these. The page that a query's own KV lies in is always one of them.
 """
 
 import torch
 from torch import Tensor
+
 
 def page_bounds(q: Tensor, k: Tensor, valid: Tensor, size: int, *, means: bool = False) -> Tensor:
     """What the keys of each page may give at most; with `means` what they give on average.
@@ -47,7 +48,7 @@ def choose_pages(bounds: Tensor, visible: Tensor, size: int, most: int) -> Tenso
     ranked = bounds.masked_fill(~seen, -torch.inf)
     ranked = ranked.scatter(-1, own.clamp_min(0).expand(*bounds.shape[:-1], 1), torch.inf)
     best = ranked.topk(min(most, pages), dim=-1).indices
-    chosen = torch.zeros_like(bounds, dtype=torch.bool).scatter(-1, best, True)  # noqa: FBT003
+    chosen = torch.zeros_like(bounds, dtype=torch.bool).scatter(-1, best, True)
     return chosen.repeat_interleave(size, dim=-1) & visible[:, :, None]
 
 

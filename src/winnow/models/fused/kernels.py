@@ -184,6 +184,7 @@ class LayerKernels:
             step.batch,
             step.work,
             step.far,
+            step.selection,
             torch.get_num_threads(),
         )
         step.count_reads()
@@ -234,6 +235,7 @@ class LayerKernels:
             step.batch,
             step.work,
             step.far,
+            step.selection,
             -1 if logits_indices is None else len(logits_indices),
             0 if logits_indices is None else logits_indices.data_ptr(),
             logits.data_ptr(),
