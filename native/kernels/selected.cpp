@@ -152,7 +152,7 @@ int64_t choose_largest(const float *logits, int64_t n, int64_t most, float *valu
   const float last = ordered[most - 1];
   int64_t equal = most, found = 0;
   for (int64_t i = 0; i < count; ++i) equal -= value[i] > last;
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; found < most; ++i) {
     const bool ties = value[i] == last && equal > 0;
     out[found] = index[i];
     found += value[i] > last || ties;

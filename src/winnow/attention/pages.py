@@ -2,7 +2,7 @@
 
 A page is a block of a row. Its summary is the least and the largest of each channel of its keys, which bounds the
 product of a query with any of them: `sum_c max(q_c low_c, q_c high_c)`; or their mean. Pages with the largest bounds
-are read, keys and values, and the softmax goes over these. The page that a query's own KV lies in is always one of them.
+are read, keys and values, and the softmax goes over these. The page of a query's own KV is always one of them.
 """
 
 import torch
