@@ -5,7 +5,7 @@ from torch import Tensor
 
 from winnow import native
 from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
-from winnow.attention.native_step import NativeSpec, NativeStep
+from winnow.attention.native_step import NativeSpec, NativeStep, count_reads
 from winnow.attention.observer import AttentionObserver
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
@@ -13,7 +13,7 @@ from winnow.attention.split import attend_split
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.codec import KVCodec, PairCodec, PlainCodec, rotation_block
 from winnow.cache.formats import VectorFormat
-from winnow.cache.layout import PAGE_ENTRIES
+from winnow.cache.layout import PAGE_ENTRIES, CacheLayout
 from winnow.errors import ConfigError
 
 
@@ -53,8 +53,6 @@ class NativeBackend(AttentionBackend):
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         layout = cache.pool.layout
-        if layout.is_far(layer):
-            return attend_split(cache, spans, layer, q, spec)
         assert (
             q.shape[::2] == (len(spans.position), layout.head_dim) and q.shape[1] % layout.num_kv_heads == 0
         ), (
@@ -63,6 +61,27 @@ class NativeBackend(AttentionBackend):
         queries = _dense(q)
         out = torch.empty(q.shape, dtype=q.dtype)
         native_spec = NativeSpec(spec)
+        if layout.is_far(layer):
+            if _selects_pages(layout):
+                return attend_split(cache, spans, layer, q, spec)
+            read = self._kernels.attend_selected(
+                self._work,
+                self._native_cache(cache, layer),
+                self._native_batch(spans),
+                layer=layer,
+                dtype=native.native_dtype(q.dtype),
+                q=queries.data_ptr(),
+                q_token=queries.stride(0),
+                q_head=queries.stride(1),
+                out=out.data_ptr(),
+                num_query_heads=q.shape[1],
+                spec=native_spec.native,
+                selection=_native_selection(layout, spans),
+                threads=torch.get_num_threads(),
+            )
+            assert cache.pool.values_apart is not None, "values lie on a tier"
+            count_reads(read, cache.pool.values_apart)
+            return out
         self._kernels.attend(
             self._work,
             self._native_cache(cache, layer),
@@ -122,9 +141,21 @@ class NativeBackend(AttentionBackend):
 
     def step(self, cache: PagedCache, spans: Spans) -> NativeStep | None:
         """The step for layers that attend within their own native call."""
-        if cache.pool.layout.value_tier is not None:
+        layout, tier = cache.pool.layout, cache.pool.layout.value_tier
+        if _selects_pages(layout):
             return None
-        return NativeStep(self._native_cache(cache, 0), self._native_batch(spans), self._work)
+        batch = self._native_batch(spans)
+        if tier is None:
+            return NativeStep(self._native_cache(cache, 0), batch, self._work)
+        near, far = cache.pool.views
+        return NativeStep(
+            self._native_view(cache, near),
+            batch,
+            self._work,
+            native.FarLayers(cache=self._native_view(cache, far), first=tier.layers),
+            _native_selection(layout, spans),
+            cache.pool.values_apart,
+        )
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         if len(pool.views) > 1:
@@ -172,7 +203,10 @@ class NativeBackend(AttentionBackend):
 
     def _native_cache(self, cache: PagedCache, layer: int) -> native.Cache:
         """The cache as the rows of a layer see it."""
-        pool = cache.pool.of_layer(layer)
+        return self._native_view(cache, cache.pool.of_layer(layer))
+
+    def _native_view(self, cache: PagedCache, pool: KVPool) -> native.Cache:
+        """The cache with one of the pool's views."""
         known = self._caches.get(pool.first)
         if known is None or known[0] is not cache or known[1] is not pool:
             layout, tables = cache.pool.layout, cache.tables
@@ -226,6 +260,20 @@ def reads(codec: KVCodec) -> bool:
     """Whether the kernels read KVs that the codec stores."""
     return isinstance(codec, PairCodec) and all(
         form.name in native.FORMATS or form.name == "int4-outlier" for form in (codec.key, codec.value)
+    )
+
+
+def _selects_pages(layout: CacheLayout) -> bool:
+    """Whether values are chosen by summaries of keys, which is computed in plain torch."""
+    return layout.value_tier is not None and layout.value_tier.select != "weights"
+
+
+def _native_selection(layout: CacheLayout, spans: Spans) -> native.Selection:
+    """Which queries select values, and how many, where these lie on a tier."""
+    tier = layout.value_tier
+    assert tier is not None, "values lie on a tier"
+    return native.Selection(
+        most=tier.top_n, renormalize=tier.renormalize, select_from=spans.select_from.tolist()
     )
 
 

@@ -22,8 +22,10 @@ from winnow.attention.gathered_rows import (
 )
 from winnow.attention.interface import AttentionSpec
 from winnow.attention.observer import Term
+from winnow.attention.pages import choose_pages, page_bounds, softmax_within
 from winnow.attention.spans import Spans
 from winnow.cache import PagedCache
+from winnow.cache.layout import ceil_div
 from winnow.cache.tier_traffic import TierTraffic
 from winnow.value_tier import ValueTier
 
@@ -38,7 +40,7 @@ def attend_split(cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: A
     out = torch.empty_like(q)
     for group in row_groups(spans, layout.num_kv_heads * layout.head_dim):
         rows = GatheredRows.gather(cache, spans, group, layer)
-        values = _TierValues(cache, rows, group, layout.value_tier)
+        values = _TierValues(cache, rows, group, layout.value_tier, group.of_queries(q).float() * spec.scale)
         chosen = len(group.index) * q.shape[1] * min(layout.value_tier.top_n, group.longest) * layout.head_dim
         attend_group(
             cache,
@@ -58,8 +60,10 @@ def attend_split(cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: A
 class _TierValues:
     """The values of gathered rows, read as queries ask for them."""
 
-    def __init__(self, cache: PagedCache, rows: GatheredRows, group: RowGroup, tier: ValueTier) -> None:
-        self._cache, self._rows, self._group, self._tier = cache, rows, group, tier
+    def __init__(
+        self, cache: PagedCache, rows: GatheredRows, group: RowGroup, tier: ValueTier, q: Tensor
+    ) -> None:
+        self._cache, self._rows, self._group, self._tier, self._q = cache, rows, group, tier, q
         observe = group.observe
         self._observed = observe is not None and Term.VALUE_AWARE in observe.terms
         self._all: Tensor | None = None
@@ -70,7 +74,11 @@ class _TierValues:
         if not selects:
             return weighted_sum(weights.p, self._read_all()), self._all
         everything = self._read_all() if self._observed else None
-        return self._selected(weights.p), everything
+        if self._tier.select == "weights":
+            return self._selected(weights.p, self._tier.top_n), everything
+        size = self._cache.pool.layout.block_size
+        pages = ceil_div(self._tier.top_n, size)
+        return self._selected(self._of_pages(weights, first, size, pages), pages * size), everything
 
     def _read_all(self) -> Tensor:
         if self._all is None:
@@ -79,9 +87,17 @@ class _TierValues:
             self._count(TierTraffic(rows_prefilled=int(self._rows.valid.sum())), start)
         return self._all
 
-    def _selected(self, p: Tensor) -> Tensor:
-        """The sum over the N largest of p, [G, H, g, n, N], of each query head: [G, H, g, n, d]."""
-        weight, kv = p.topk(min(self._tier.top_n, p.shape[-1]), dim=-1)
+    def _of_pages(self, weights: Weights, first: int, size: int, pages: int) -> Tensor:
+        """As weights.p: the softmax over the pages that each query head chooses by summaries."""
+        rows = self._rows
+        n, heads = weights.p.shape[3], rows.k.shape[1]
+        q = self._q[:, first : first + n].unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)  # [G, H, g, n, d]
+        bounds = page_bounds(q, rows.k, rows.valid, size, means=self._tier.select == "means")
+        return softmax_within(weights.p, choose_pages(bounds, weights.visible, size, pages))
+
+    def _selected(self, p: Tensor, top_n: int) -> Tensor:
+        """The sum over the `top_n` largest of p, [G, H, g, n, N], of each query head: [G, H, g, n, d]."""
+        weight, kv = p.topk(min(top_n, p.shape[-1]), dim=-1)
         # Of weight 0 are KVs that the query does not see, and what pads rows: nothing is read for them.
         chosen = weight > 0.0
         row = torch.arange(self._rows.slot[..., 0].numel(), device=p.device).view(*p.shape[:2], 1, 1, 1)
