@@ -148,8 +148,8 @@ def fitted(found: Sequence[Measured], model: TierModel, batch: int) -> TierSpeed
     from_host = batch * rows * model.value_bytes / fetching
     return TierSpeeds(
         bandwidth,
-        math.inf,
-        math.inf,
+        1.0,
+        1.0,  # prompts are not measured
         from_host,
         score_seconds=max(per_score, 0.0),
         query_seconds=max(ends[0] - per_score * short, 0.0),
@@ -253,7 +253,7 @@ def main() -> None:
             "config": {
                 name: value for name, value in vars(arguments).items() if name not in ("json", "page")
             },
-            "speeds": {name: value for name, value in asdict(speeds).items() if math.isfinite(value)},
+            "speeds": {name: value for name, value in asdict(speeds).items() if value != 1.0},
             "crossings": crossings,
             "measured": [asdict(each) for each in found],
         }
