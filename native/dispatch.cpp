@@ -18,6 +18,7 @@ namespace winnow {
   void compact(const Pool &, const int64_t *, const int64_t *, int64_t, int);                            \
   void keep_best(const Pool &, const RankedRows &, int);                                                 \
   void attend(const Attend &, Workspace &);                                                              \
+  ValuesRead attend_selected(const Attend &, const Selection &, Workspace &);                            \
   void replay(const Replay &, Workspace &);                                                              \
   void leverage(const KeyRows &, float, float *, int);                                                   \
   void key_difference(const KeyRows &, float *, int);                                                    \
@@ -33,8 +34,8 @@ namespace winnow {
   bool gates(int64_t);                                                                                   \
   void gated_linear(const PackedWeight &, const LinearRows &, Activation, int);                          \
   void greedy(const LogitRows &, int64_t *, int);                                                        \
-  const Kernels kernels{write, compact, keep_best, attend, replay, leverage, key_difference, smooth_rows,  \
-                        rms_norm, add_normed, rotate, gate, packed_size, pack, unpack_rows, linear,      \
+  const Kernels kernels{write, compact, keep_best, attend, attend_selected, replay, leverage,               \
+                        key_difference, smooth_rows, rms_norm, add_normed, rotate, gate, packed_size, pack, unpack_rows, linear,      \
                         gates, gated_linear, greedy};                                                    \
   }
 

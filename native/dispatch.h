@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "layers.h"
-#include "types.h"
+#include "selection.h"
 
 namespace winnow {
 
@@ -18,6 +18,8 @@ struct Kernels {
   void (*keep_best)(const Pool &, const RankedRows &, int threads);
   /// Attention of the batch's queries over the rows of one layer; changes accumulators as observers ask.
   void (*attend)(const Attend &, Workspace &);
+  /// Attention of the batch's tokens that select values; leaves the others' outputs alone.
+  ValuesRead (*attend_selected)(const Attend &, const Selection &, Workspace &);
   /// Raise accumulator 0 of a context's KVs to the largest attention that a repetition's queries pay them.
   void (*replay)(const Replay &, Workspace &);
   /// Ridge leverage of the keys of rows, float [rows, stride]; 0 past a row's length.

@@ -16,6 +16,7 @@ from winnow.models.geometry import ModelGeometry
 from winnow.models.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.tokens import token_kinds
 from winnow.sampling.grammar import GrammarCompiler
+from winnow.value_tier import ValueTier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -98,6 +99,14 @@ class LoadedModel(PlainModel):
             raise ConfigError(
                 f"kv_wide={wide} keeps KVs in 16 bits beside a kv_cache_dtype of fewer, got {kind}: leave it out"
             )
+        tier = ValueTier.parse(config.value_tier)
+        if tier is not None:
+            what = f"fewer layers than the model's {layers}"
+            require(tier.layers < layers, "value_tier: L", what, tier.layers)
+            if kind.k in BY_BLOCK:
+                raise ConfigError(
+                    f"value_tier does not go with kv_cache_dtype={kind}, which keeps recent KVs wide: give another"
+                )
         layout = CacheLayout(
             self.geometry.num_layers,
             self.geometry.num_kv_heads,
@@ -108,6 +117,7 @@ class LoadedModel(PlainModel):
             self.geometry.windows,
             chunk,
             wide,
+            tier,
         )
         _ = layout.block_format
         return layout

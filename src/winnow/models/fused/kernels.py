@@ -183,8 +183,11 @@ class LayerKernels:
             step.cache,
             step.batch,
             step.work,
+            step.far,
+            step.selection,
             torch.get_num_threads(),
         )
+        step.count_reads()
         return out
 
     def decode(
@@ -231,11 +234,14 @@ class LayerKernels:
             step.cache,
             step.batch,
             step.work,
+            step.far,
+            step.selection,
             -1 if logits_indices is None else len(logits_indices),
             0 if logits_indices is None else logits_indices.data_ptr(),
             logits.data_ptr(),
             torch.get_num_threads(),
         )
+        step.count_reads()
         return logits
 
     def rms_norm(self, x: Tensor, norm: NormWeight, add: Tensor | None = None) -> Tensor:
