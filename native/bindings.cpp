@@ -244,6 +244,7 @@ NB_MODULE(_native, m) {
   nb::class_<Kernels>(m, "Kernels")
       .def("__init__", [](Kernels *self, const std::string &name) { new (self) Kernels(kernels_for(name)); },
            "instruction_set"_a)
+      .def_ro("matrix_units", &Kernels::matrix_units)
       .def("write",
            [](const Kernels &self, const Cache &cache, const Batch &batch, int64_t layer, DType dtype, uintptr_t k,
               int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, int threads) {

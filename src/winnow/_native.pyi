@@ -200,6 +200,8 @@ class Workspace:
 
 class Kernels:
     def __init__(self, instruction_set: str) -> None: ...
+    @property
+    def matrix_units(self) -> bool: ...
     def write(
         self,
         cache: Cache,

@@ -46,8 +46,8 @@ class LayerKernels:
 
     @property
     def beside_matrix_units(self) -> bool:
-        """Whether the processor multiplies matrices of bfloat16 (AMX), which `linear` does not use."""
-        return native.has_matrix_units()
+        """Whether the processor multiplies matrices of bfloat16 (AMX), and `linear` does not."""
+        return native.has_matrix_units() and not self._kernels.matrix_units
 
     def packs(self, weight: Tensor) -> bool:
         """Whether a weight can be packed: some kernels take inputs of 16 bits in pairs."""
