@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from winnow.checks import check_integer
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import check_json_path, require_writable, write_json
-from winnow.config import EvictionConfig, SchedulerConfig, option
+from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig, option
 from winnow.errors import UsageError, known_names
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import typed_command
@@ -36,6 +36,8 @@ examples:
   winnow plan papers kcache
 """
 PAPER, PAPERS = "paper", "papers"
+_NOT_PLANNED = ("kv_memory", "enable_prefix_caching", "prefix_store")
+"""Options of the cache that say nothing about what fits."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,7 @@ class PlanOptions:
         None, "tokens of each answer, of the context; left out: 256, half of it at most"
     )
     dtype: str = option("auto", "of weights; auto: float32 on a CPU, else the model's own")
-    kv_cache_dtype: str = option("auto", "how KVs are stored; auto: as dtype")
     weight_bits: float | None = option(None, "bits of one weight, for quantized weights")
-    block_size: int = option(16, "slots of one block")
     utilization: float = option(0.9, "part of the devices' memory that may be used")
     price: float | None = option(None, "of one device for an hour, for the cost of a million tokens")
 
@@ -82,6 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.png and STEM.svg")
     add_flags(parser, PlanOptions, "what is planned for")
+    add_flags(parser, CacheConfig, "how KVs are stored", skip=_NOT_PLANNED)
     add_flags(parser, EvictionConfig, "eviction; several policies: commas between")
     add_flags(parser, SchedulerConfig, "a step")
 
@@ -135,6 +136,7 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
     names = str(typed.pop("eviction", "")).split(",")
     configs = [_eviction(name.strip(), typed) for name in names]
     scheduler = SchedulerConfig(**given(namespace, SchedulerConfig))
+    cache = CacheConfig(**given(namespace, CacheConfig))
     found = []
     for device in options.gpu.split(","):
         hardware = find_hardware(device.strip())
@@ -153,9 +155,8 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
                 hardware,
                 options.gpus,
                 options.dtype,
-                options.kv_cache_dtype,
                 options.weight_bits,
-                options.block_size,
+                cache,
                 config,
                 scheduler,
                 options.utilization,

@@ -10,7 +10,7 @@ from winnow.checks import check_integer, check_number
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import check_json_path, require_writable, write_json, write_text
 from winnow.cli.plan import PlanOptions, add_hardware_flags, deployments
-from winnow.config import EvictionConfig, SchedulerConfig, option
+from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig, option
 from winnow.errors import UsageError
 from winnow.json_values import dump_json
 from winnow.report.console import console, print_tables
@@ -32,6 +32,10 @@ examples:
   winnow simulate llama-3-8b --gpu L4 --trace conv.csv --eviction full,kv-compress-pd --compression 4
   winnow simulate llama-3-70b --gpu H100 --gpus 4 --replicas 4 --routing prefix --trace mooncake.jsonl
 """
+
+
+_AMOUNTS = ("kv_memory", "kv_offloading_size", "prefix_store")
+"""Options of the cache that a simulation has defaults of its own for, or no use."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_flags(parser, SimulateOptions, "the simulation")
     add_flags(parser, PlanOptions, "the deployment", skip=("batch", "context", "new_tokens", "price"))
+    add_flags(parser, CacheConfig, "how KVs are stored", skip=_AMOUNTS)
     add_flags(parser, EvictionConfig, "eviction; several policies: commas between")
     add_flags(parser, SchedulerConfig, "a step")
 
@@ -108,7 +113,7 @@ def execute(namespace: argparse.Namespace) -> int:
             deployment,
             options.kv_memory,
             options.max_model_len,
-            prefix_caching=shares,
+            prefix_caching=shares and deployment.cache.enable_prefix_caching,
             host_bytes=options.kv_offloading_size or 0,
             fold=not options.all_rows,
         )

@@ -75,6 +75,11 @@ class CacheConfig:
         "others first and last tokens; room for them is set aside for max_num_seqs sequences, and no prefix is shared",
     )
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether KVs of prompts are kept for later ones, as far as these options say."""
+        return self.enable_prefix_caching and self.kv_reservation == "on-demand"
+
     def __post_init__(self) -> None:
         check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.

@@ -135,7 +135,7 @@ def read_run(path: Path, hardware: Hardware) -> Measured:
         model,
         hardware,
         dtype=config.model.dtype,
-        block_size=config.cache.block_size,
+        cache=config.cache,
         eviction=config.eviction,
         scheduler=config.scheduler,
     )

@@ -53,7 +53,9 @@ class Plan:
         """All numbers by name, in bytes and seconds.
 
         `kv_bytes` are keys and values of the batch, in whole blocks; `kv_bytes_used` those with positions and
-        accumulators, as `EngineStats.kv_bytes_used` counts; `cache_bytes` tables too: the `kv_memory` that provides it.
+        accumulators, as `EngineStats.kv_bytes_used` counts; `wide_bytes` those that are kept in 16 bits beside them;
+        `cache_bytes` all of it with tables: the `kv_memory` that provides it. `host_bytes_per_request` is what a
+        preempted request takes of the host tier, and `host_requests` how many of them that holds.
         """
         deployment, layout = self.deployment, self.deployment.layout
         blocks = self.kv_blocks
@@ -70,6 +72,9 @@ class Plan:
             "kv_bytes": blocks * layout.block_format.nbytes,
             "kv_bytes_used": blocks * layout.block_bytes,
             "cache_bytes": deployment.cache_bytes(self.request, self.batch) if self.batch else 0,
+            "wide_bytes": deployment.wide_bytes(self.request, self.batch),
+            "host_bytes_per_request": layout.host_bytes(held.decoding),
+            "host_requests": deployment.host_requests(self.request),
             "weight_bytes": deployment.weight_bytes,
             "file_bytes": deployment.model.file_bytes,
             "activation_bytes": deployment.activation_bytes,
@@ -156,6 +161,11 @@ def _memory(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
         row("KVs per token", lambda p: p.deployment.kv_token_bytes),
         row("KVs per request", lambda p: p.to_json()["kv_bytes_per_request"]),
         row("  at its peak", lambda p: p.to_json()["kv_bytes_per_request_peak"]),
+        *(
+            [("requests in the host tier", tuple(f"{plan.to_json()['host_requests']}" for plan in plans))]
+            if plans[0].deployment.cache.kv_offloading_size
+            else []
+        ),
         ("batch", tuple(str(plan.batch) for plan in plans)),
         row("KVs of the batch", lambda p: p.to_json()["kv_bytes"]),
         row("kv_memory for it", lambda p: p.to_json()["cache_bytes"]),

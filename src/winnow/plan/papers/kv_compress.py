@@ -1,7 +1,5 @@
 """KV-Compress: vLLM 0.6.0, eager, 256 prompts at once, 500 new tokens each."""
 
-from dataclasses import replace
-
 from winnow.bench.traces import TraceRequest
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.plan.deployment import Deployment
@@ -45,8 +43,8 @@ def kv_compress_seconds(card: str, prompt: int, compression: float | None) -> fl
     """Simulated seconds of the paper's benchmark; compression None: vLLM without eviction."""
     deployment = _kvc_deployment(card, compression)
     # Activations of a step of whole prompts, as vLLM reserves them: it profiles with the longest.
-    setup = EngineSetup.of(deployment, max_model_len=deployment.scheduler.max_num_batched_tokens)
-    setup = replace(setup, prefix_caching=False)
+    longest = deployment.scheduler.max_num_batched_tokens
+    setup = EngineSetup.of(deployment, max_model_len=longest, prefix_caching=False)
     trace = [TraceRequest(0.0, prompt, _KVC_NEW)] * _KVC_REQUESTS
     return simulate(deployment, setup, trace).seconds
 
