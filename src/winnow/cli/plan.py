@@ -144,11 +144,10 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
         if namespace.calibrate:
             calibration = calibrate(namespace.calibrate, hardware)
             factors = calibration.factors
-            for source, whole, first in calibration.errors:
-                print(
-                    f"calibrated to {source}: off by {whole:+.1%} of the run, {first:+.1%} of the first token",
-                    file=sys.stderr,
-                )
+            for source, errors in calibration.errors:
+                named = zip(("the run", "the first token", "a decode step"), errors, strict=True)
+                off = ", ".join(f"{error:+.1%} of {what}" for what, error in named if error is not None)
+                print(f"calibrated to {source}: off by {off}", file=sys.stderr)
         found += [
             Deployment(
                 model,

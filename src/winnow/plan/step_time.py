@@ -55,6 +55,10 @@ class StepWork:
             self.link_bytes + other.link_bytes,
         )
 
+    def minus(self, other: "StepWork") -> "StepWork":
+        """What comes on top of other work."""
+        return self.plus(StepWork(**{each.name: -getattr(other, each.name) for each in fields(other)}))
+
     @classmethod
     def decode(cls, batch: int, kvs: float) -> "StepWork":
         """One step in which `batch` sequences of `kvs` KVs a row each compute a token."""
@@ -70,11 +74,13 @@ class StepWork:
 class Factors:
     """What multiplies the ideal times, and what comes on top.
 
-    The defaults are usual ones of GPU engines: products reach 45 % of the data sheet, reading weights 70 % and KVs
-    53 %; the constants are of the order of launch times. An uncalibrated prediction is off by tens of percent.
+    The defaults are usual ones of GPU engines: products, those of attention too, reach 45 % of the data sheet, reading
+    weights 70 % and KVs 53 %; the constants are of the order of launch times. An uncalibrated prediction is off by
+    tens of percent.
     """
 
     compute: float = 2.2
+    attention: float = 2.2
     weights: float = 1.4
     kv: float = 1.9
     link: float = 1.25
@@ -110,7 +116,7 @@ class Factors:
         return cls(**values)
 
 
-IDEAL = Factors(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0)
+IDEAL = Factors(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 """What the data sheet says: a bound from below."""
 PARTS = tuple(each.name for each in fields(Factors))
 
@@ -136,10 +142,11 @@ class StepTimes:
         model, hardware = self.model, self.hardware
         head = model.hidden_size * model.vocab_size  # computed for tokens that sample alone
         flops = 2.0 * (max(model.active_params - head, 0) * work.tokens + head * work.samples)
-        flops += 4.0 * model.num_layers * model.num_query_heads * model.head_dim * work.attended
+        attention = 4.0 * model.num_layers * model.num_query_heads * model.head_dim * work.attended
         bandwidth = hardware.bandwidth * self.gpus
         return {
             "compute": flops / (hardware.compute * self.gpus),
+            "attention": attention / (hardware.compute * self.gpus),
             "weights": self.ideal_weights(work),
             "kv": work.kv_tokens * self.kv_token_bytes / bandwidth,
             "link": work.link_bytes / (hardware.link * self.gpus),
@@ -165,11 +172,12 @@ class StepTimes:
         return rates
 
     def binds(self, work: StepWork) -> str:
-        """What takes longest: compute, bandwidth (weights), bandwidth (KVs), link, or overhead."""
+        """What takes longest: compute, that of attention, bandwidth (weights or KVs), link, rounds, or overhead."""
         times = {part: getattr(self.factors, part) * value for part, value in self.ideal(work).items()}
         overhead = sum(times.pop(part) for part in ("layer", "sequence", "step"))
         names = {
             "compute": "compute",
+            "attention": "compute (attention)",
             "weights": "bandwidth (weights)",
             "kv": "bandwidth (KVs)",
             "link": "link to the host",
