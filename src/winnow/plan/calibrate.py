@@ -8,7 +8,6 @@ near the defaults.
 
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -38,8 +37,9 @@ class Measured:
     """A run of `winnow bench throughput`.
 
     Attributes:
-        seconds: of the whole run; `first_token_seconds` until half of the requests had their first token;
-            `decode_step_seconds` of the median step without tokens of prompts, None: not measured.
+        seconds: of the whole run; as the others the least of its passes.
+        first_token_seconds: until half of the requests had their first token.
+        decode_step_seconds: of the median step without tokens of prompts; None: not measured.
     """
 
     source: str
@@ -153,9 +153,9 @@ def read_run(path: Path, hardware: Hardware) -> Measured:
         report: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         options = dict(report["engine"])
         workload = Workload(**report["workload"])
+        # The least of all passes: whatever else runs on a machine only adds to it.
         seconds, first = (
-            statistics.median(float(each[name]) for each in report["passes"])
-            for name in ("seconds", "first_token_seconds")
+            min(float(each[name]) for each in report["passes"]) for name in ("seconds", "first_token_seconds")
         )
         steps = [float(each["decode_step_seconds"]) for each in report["passes"] if _has_decode(each)]
         kv_memory = int(report["kv_bytes_budget"])
@@ -175,8 +175,7 @@ def read_run(path: Path, hardware: Hardware) -> Measured:
         scheduler=config.scheduler,
     )
     setup = EngineSetup.of(deployment, kv_memory, config.model.max_model_len, prefix_caching=False)
-    decode = statistics.median(steps) if steps else None
-    return Measured(str(path), deployment, setup, workload, seconds, first, decode)
+    return Measured(str(path), deployment, setup, workload, seconds, first, min(steps) if steps else None)
 
 
 def _has_decode(values: Mapping[str, Any]) -> bool:
