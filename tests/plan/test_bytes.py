@@ -80,7 +80,7 @@ def caches(draw: st.DrawFn) -> dict[str, Any]:
     return own
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     name=st.sampled_from(POLICIES),
     cache=caches(),
@@ -133,6 +133,10 @@ def test_bytes_of_every_policy_codec_and_tier_are_the_ledgers(
         assert found == expected, "step for step"
     elif policy.budget.bounded:
         assert found[-1][0] == pytest.approx(expected[-1][0], rel=0.01)
+        if len(lengths) == 1:  # where rows compete, each may end within another block
+            off = layout.rows_per_seq * layout.block_bytes
+            assert len(found) == len(expected)
+            assert all(abs(f - e) <= off for (f, _), (e, _) in zip(found, expected, strict=True))
     else:
         assert found[-1][0] >= expected[-1][0], "how much it keeps depends on the prompt"
     tables = real._scheduler.ledger.table_bytes

@@ -37,7 +37,10 @@ def test_kv_compress_on_the_l4_is_within_8_percent_of_rows_that_fitted_nothing()
 
 def test_refilling_computes_no_more_steps_and_equal_answers_gain_nothing() -> None:
     equal = [Request(100, 50)] * 8
-    assert refilled_work(equal, 4).steps == static_work(equal, 4).steps == 2 * 49 + 2
+    static, refilled = static_work(equal, 4), refilled_work(equal, 4)
+    # Those that join are prefilled one by one.
+    assert refilled.steps - 8 == static.steps - 2 == 2 * 50
+    assert refilled.samples == static.samples == 8 * 50
     mixed = mixed_queries(0, 1)
     static, refilled = static_work(mixed, 4), refilled_work(mixed, 4)
     assert refilled.samples == sum(each.new_tokens for each in mixed)

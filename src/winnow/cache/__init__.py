@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.codec import KVCodec, codec_of, make_codec
-from winnow.cache.configured import configured_layout
 from winnow.cache.host_ledger import HostTierError
 from winnow.cache.layout import CacheLayout, CacheSize
 from winnow.cache.ledger import Ledger
@@ -39,7 +38,6 @@ __all__ = [
     "RowsRestored",
     "RowsSaved",
     "codec_of",
-    "configured_layout",
     "make_codec",
 ]
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from winnow.cache import CacheLayout, configured_layout
+from winnow.cache import CacheLayout
 from winnow.config import CacheConfig
 from winnow.models.geometry import ModelGeometry
+from winnow.models.kv_layout import configured_layout
 from winnow.models.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.tokens import token_kinds
 from winnow.sampling.grammar import GrammarCompiler

@@ -4,11 +4,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from winnow.cache import CacheLayout, CacheSize, configured_layout
+from winnow.cache import CacheLayout, CacheSize
 from winnow.checks import check_integer, check_number
 from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig
 from winnow.errors import CapacityError, ConfigError, InvalidRequestError
 from winnow.eviction import SequenceEviction, resolve_policy
+from winnow.models.kv_layout import configured_layout
 from winnow.plan.hardware import Hardware
 from winnow.plan.models import DTYPE_BYTES, ModelShape
 from winnow.plan.occupancy import Held, Request, bind_policy, cache_bytes, held_blocks, num_accumulators

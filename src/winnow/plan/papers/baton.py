@@ -147,8 +147,8 @@ def baton() -> TextTable:
             f"{1e3 * refilled.sequence:.1f} ms and {refilled.kv:.1f} times. By these lengths a printed step takes, run "
             "to completion/BATON,",
             f"{', '.join(implied)} ms. So on short queries most of the speedup is",
-            "software (evenly drawn answers bound that of scheduling at batch 2 by 1.33), and on long ones BATON's step",
-            "is the dearer: it pads and joins its cache, which costs more than reading it.",
+            "software (evenly drawn answers bound that of scheduling at batch 2 by 1.33), and on long ones BATON's",
+            "step is the dearer: it pads and joins its cache, which costs more than reading it.",
         ),
     )
 

@@ -92,7 +92,7 @@ def kv_compress() -> TextTable:
             "Simulated with the engine's scheduler, uncalibrated but for one constant: to the first row is fitted what",
             f"a compression costs, {ranking * 1e9:.0f} ns for each KV that it ranks, whatever the card: it is an eager "
             "sort.",
-            "The cache holds max-model-len at least, as vLLM demands. On the H100 that is beyond 32k, where vLLM computes",
+            "The cache holds max-model-len at least, as vLLM demands; on the H100 that is beyond 32k, where it takes",
             f"prompts in chunks of {_CHUNK}. Cause of what is left: the H100's prompt length is not printed.",
         ),
     )

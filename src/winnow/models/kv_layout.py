@@ -1,4 +1,4 @@
-"""The layout that a configuration gives a model's cache: host arithmetic, which engine and planner share."""
+"""The layout that a configuration gives a model's cache: host arithmetic, which engine and planner share. No torch."""
 
 from dataclasses import replace
 
