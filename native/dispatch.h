@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "layers.h"
-#include "types.h"
+#include "selection.h"
 
 namespace winnow {
 
@@ -18,6 +18,8 @@ struct Kernels {
   void (*keep_best)(const Pool &, const RankedRows &, int threads);
   /// Attention of the batch's queries over the rows of one layer; changes accumulators as observers ask.
   void (*attend)(const Attend &, Workspace &);
+  /// Attention of the batch's tokens that select values; leaves the others' outputs alone.
+  ValuesRead (*attend_selected)(const Attend &, const Selection &, Workspace &);
   /// Raise accumulator 0 of a context's KVs to the largest attention that a repetition's queries pay them.
   void (*replay)(const Replay &, Workspace &);
   /// Ridge leverage of the keys of rows, float [rows, stride]; 0 past a row's length.
@@ -48,12 +50,14 @@ struct Kernels {
   void (*gated_linear)(const PackedWeight &, const LinearRows &, Activation, int threads);
   /// The most probable token of each row, int64 [count].
   void (*greedy)(const LogitRows &, int64_t *tokens, int threads);
+  /// Whether `linear` and `gated_linear` multiply bf16 in matrix units (AMX's tile registers).
+  bool matrix_units = false;
 };
 
 /// Instruction sets that this build holds and this processor runs, slowest first. One is an emulation, never the last.
 std::vector<std::string> instruction_sets();
 
-/// Whether the processor multiplies matrices of bf16 (AMX). Linear layers here do not make use of it, but others do.
+/// Whether the processor multiplies matrices of bf16 (AMX), whatever the kernels at hand make of it.
 bool has_matrix_units();
 
 /// The kernels of an instruction set out of `instruction_sets()`.

@@ -76,7 +76,9 @@ def caches(draw: st.DrawFn) -> dict[str, Any]:
         parts = [None, "layers=1", "sinks=4,recent=32", "layers=2,sinks=1,recent=40"]
         own["kv_wide"] = draw(st.sampled_from(parts))
     wide = own.get("kv_wide") is not None or form.startswith("kivi")
-    own["kv_offloading_size"] = None if wide else draw(st.sampled_from([None, "1MiB"]))
+    if not wide:
+        own["kv_offloading_size"] = draw(st.sampled_from([None, "1MiB"]))
+        own["value_tier"] = draw(st.sampled_from([None, "host:L=1,N=16", "host:L=0,N=8", "host:L=2,N=600"]))
     return own
 
 

@@ -1,11 +1,14 @@
 """Operations that a backend without kernels for them computes in tensor operations, on any device."""
 
+import torch
 from torch import Tensor
 
 from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
 from winnow.attention.ranked_rows import RankedRows, moves
 from winnow.attention.replay import replay_rows
+from winnow.attention.spans import Spans
 from winnow.cache import KVPool, PagedCache
+from winnow.cache.layout import ceil_div
 
 
 class TorchBackend(AttentionBackend):
@@ -42,3 +45,19 @@ class TorchBackend(AttentionBackend):
             query_logs=query_logs,
             key_logs=key_logs,
         )
+
+
+def write_rows(cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> Tensor:
+    """`AttentionBackend.write`. Returns the blocks of the rows, int64 [B, H, blocks of the longest]."""
+    pool, tables = cache.pool, cache.tables
+    block_size = pool.layout.block_size
+    # Count a token's slot from the end of its row: rows may differ in length, but all end with this batch.
+    index = tables.lengths[spans.token_slots, layer].long() - 1 - spans.tokens_after[:, None]  # [T, H]
+    blocks = tables.lookup(
+        spans.device_slots, layer, ceil_div(int(spans.lengths.max()), block_size)
+    )  # [B, H, blocks]
+    head = torch.arange(index.shape[1], device=spans.device)
+    block = blocks[spans.token_sequence[:, None], head, index // block_size]  # [T, H]
+    slot = block.long() * block_size + index % block_size
+    pool.write(slot, k, v, spans.position[:, None].expand_as(index))
+    return blocks.long()

@@ -31,7 +31,7 @@ class PagedCache:
         cls, layout: CacheLayout, size: CacheSize, device: torch.device | str = "cpu", host_bytes: int = 0
     ) -> "PagedCache":
         """Take the memory; that of the host tier, at most `host_bytes`, is taken as it is used."""
-        pool = KVPool(layout, size.num_blocks, device)
+        pool = KVPool(layout, size.num_blocks, device, size.num_far_blocks)
         tables, windows = BlockTables(layout, size, device), open_windows(layout, size, device)
         return cls(pool, tables, HostTier(pool, host_bytes), windows)
 

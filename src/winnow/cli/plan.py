@@ -30,6 +30,7 @@ EPILOG = """\
 examples:
   winnow plan llama-3-8b --gpu L4 --context 8192
   winnow plan llama-3-70b --gpu A100,H100 --gpus 4 --batch 64 --context 4096 --json plan.json
+  winnow plan llama-2-7b --gpu A100 --value-tier host:L=1,N=64
   winnow plan llama-3-8b --gpu L4 --eviction full,snapkv,kv-compress-pd --compression 4 --price 0.8
   winnow plan ./model --hardware this --calibrate bench.json
   winnow plan paper memory
@@ -107,10 +108,16 @@ def execute(namespace: argparse.Namespace) -> int:
         require_writable(namespace.plot.with_suffix(".png"), f"--plot {namespace.plot}")
     found = deployments(namespace, options)
     from winnow.plan.report import plan_of, plan_tables
+    from winnow.plan.value_tier import gain_of, tier_table
 
     request = _request(options, found[0])
     plans = [plan_of(each, request, options.batch) for each in found]
-    _print(plan_tables(plans), markdown=namespace.markdown)
+    tier = found[0].layout.value_tier
+    gains = [] if tier is None else [gain_of(plan, tier) for plan in plans]
+    tables = plan_tables(plans)
+    if tier is not None:
+        tables.append(tier_table(tables[0].columns, gains, tier))
+    _print(tables, markdown=namespace.markdown)
     if namespace.plot is not None:
         from winnow.plan.plots import plan_figure
         from winnow.report.plots import save_figure
@@ -119,6 +126,8 @@ def execute(namespace: argparse.Namespace) -> int:
     head: dict[str, Any] = {"command": typed_command()}
     if len(plans) == 1:
         head |= plans[0].to_json()
+    if gains:
+        head["value_tier"] = [gain.to_json() for gain in gains]
     write_json(namespace.json, head | {"plans": [plan.to_json() for plan in plans]})
     return 0
 

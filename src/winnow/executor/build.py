@@ -48,6 +48,8 @@ def build_engine(
         host_bytes=config.cache.kv_offloading_size or 0,
         prefix_store=store,
     )
+    if executor.values_apart is not None:
+        scheduler.ledger.allocator.withhold(executor.values_apart.grant, executor.values_apart.grant_size)
     if config.cache.kv_offloading_size is not None:
         scheduler.record_copies(*executor.time_copies(clock))
     admission = Admission(

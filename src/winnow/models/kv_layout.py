@@ -8,6 +8,7 @@ from winnow.checks import require
 from winnow.config import CacheConfig
 from winnow.errors import ConfigError
 from winnow.kv_dtype import BY_BLOCK, PLAIN_FORMATS, KVDtype, WideParts
+from winnow.value_tier import ValueTier
 
 _KIVI_RECENT = 128
 """KVs that KIVI leaves in 16 bits (its R), unless kv_wide says it."""
@@ -46,6 +47,14 @@ def configured_layout(
         raise ConfigError(
             f"kv_wide={wide} keeps KVs in 16 bits beside a kv_cache_dtype of fewer, got {kind}: leave it out"
         )
+    tier = ValueTier.parse(config.value_tier)
+    if tier is not None:
+        what = f"fewer layers than the model's {num_layers}"
+        require(tier.layers < num_layers, "value_tier: L", what, tier.layers)
+        if kind.k in BY_BLOCK:
+            raise ConfigError(
+                f"value_tier does not go with kv_cache_dtype={kind}, which keeps recent KVs wide: give another"
+            )
     for name in ("prefix_store", "kv_offloading_size") if wide.any else ():
         if getattr(config, name) is not None:
             raise ConfigError(
@@ -61,6 +70,7 @@ def configured_layout(
         windows,
         chunk,
         wide,
+        tier,
     )
     _ = layout.block_format
     return layout

@@ -38,7 +38,7 @@ class Measured:
 
     Attributes:
         seconds: of the whole run; as the others the least of its passes.
-        first_token_seconds: until half of the requests had their first token.
+        first_token_seconds: the median over requests of those until the first token.
         decode_step_seconds: of the median step without tokens of prompts; None: not measured.
     """
 
@@ -58,7 +58,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class RunWork:
-    """What a run computes: all of it, until half of its requests have their first token, and its median decode step.
+    """What a run computes: all of it, to the median first token, and its median decode step.
 
     Attributes:
         decode: None: each of its steps computes tokens of prompts.
@@ -125,8 +125,9 @@ def fit(
     """
     before = np.array([getattr(prior, part) for part in PARTS])
     # In units of the prior, and relative to what was measured.
-    matrix = np.vstack([rows * before / seconds[:, None], np.sqrt(weight) * np.eye(len(before))])
-    target = np.concatenate([np.ones(len(seconds)), np.full(len(before), np.sqrt(weight))])
+    scale = np.where(before > 0, before, 1.0)
+    matrix = np.vstack([rows * scale / seconds[:, None], np.sqrt(weight) * np.eye(len(before))])
+    target = np.concatenate([np.ones(len(seconds)), np.sqrt(weight) * before / scale])
     # Few unknowns: the least squares of each set of factors that are not 0, of which the best without a negative one.
     best, found = math.inf, np.ones(len(before))
     for chosen in _subsets(len(before)):
@@ -136,7 +137,7 @@ def fit(
         error = float(((matrix @ solved - target) ** 2).sum())
         if solved.min() >= 0 and error < best:
             best, found = error, solved
-    return Factors(**dict(zip(PARTS, (found * before).tolist(), strict=True)))
+    return Factors(**dict(zip(PARTS, (found * scale).tolist(), strict=True)))
 
 
 def _subsets(count: int) -> list[list[int]]:
@@ -191,20 +192,22 @@ def work_of(run: Measured) -> RunWork:
     )
     for number in range(workload.requests):
         engine.add(NewRequest(str(number), None, [0] * workload.prompt_tokens, params))
-    first: StepWork | None = None
+    firsts: list[StepWork] = []
     decoding: list[StepWork] = []
     started: set[str] = set()
     while engine.has_unfinished:
         before = simulated.executor.total
-        started.update(output.request_id for output in engine.step())
+        new = {output.request_id for output in engine.step()} - started
+        started |= new
         step = simulated.executor.total.minus(before)
         if step.tokens == step.samples == step.sequences > 0:
             decoding.append(step)
-        if first is None and 2 * len(started) > workload.requests:
-            first = simulated.executor.total
+        firsts += [simulated.executor.total] * len(new)
     decoding.sort(key=simulated.executor.seconds)
     median = decoding[len(decoding) // 2] if decoding else None
-    return RunWork(simulated.executor.total, first or simulated.executor.total, median)
+    # The median of an even number is the mean of the two in the middle.
+    low, high = firsts[(len(firsts) - 1) // 2], firsts[len(firsts) // 2]
+    return RunWork(simulated.executor.total, low.plus(high).times(0.5), median)
 
 
 def _demo_model() -> Path:

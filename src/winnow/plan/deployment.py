@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from winnow.cache import CacheLayout, CacheSize
+from winnow.cache.layout import BlockCount
 from winnow.checks import check_integer, check_number
 from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig
 from winnow.errors import CapacityError, ConfigError, InvalidRequestError
@@ -13,7 +14,7 @@ from winnow.models.kv_layout import configured_layout
 from winnow.plan.hardware import Hardware
 from winnow.plan.models import DTYPE_BYTES, ModelShape
 from winnow.plan.occupancy import Held, Request, bind_policy, cache_bytes, held_blocks, num_accumulators
-from winnow.plan.step_time import Factors, StepTimes, StepWork
+from winnow.plan.step_time import Factors, StepTimes, StepWork, TierTraffic
 from winnow.units import format_bytes
 
 _MOST_TOKENS = 2**24
@@ -89,9 +90,20 @@ class Deployment:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Keys and values of one token in blocks, over all layers and heads."""
+        """Keys and values of one token in blocks, over all layers and heads; but for values on a tier."""
         slot = sum(each.slot_bytes for each in self.layout.codec.fields(self.model.head_dim))
-        return slot * self.model.rows
+        return slot * self.model.rows - self.far_token_bytes
+
+    @property
+    def far_token_bytes(self) -> int:
+        """Values of one token that lie on a value tier."""
+        layout = self.layout
+        value = sum(each.slot_bytes for each in layout.codec.value_fields(self.model.head_dim))
+        return value * (layout.num_layers - layout.near_layers) * layout.num_kv_heads
+
+    def kinds(self, num_blocks: int) -> BlockCount:
+        """Blocks by where their values lie, where all layers hold as much."""
+        return CacheSize.of_blocks(self.layout, num_blocks, 1, self.layout.block_size).by_kind
 
     @property
     def activation_bytes(self) -> int:
@@ -122,6 +134,15 @@ class Deployment:
         reserved = {"prompt": request.computed, "max": longest}.get(self.cache.kv_reservation, 0)
         return held.at_least(self.layout.blocks_for(reserved))
 
+    def fits(self, request: Request, batch: int) -> bool:
+        """Whether `batch` such requests fit, on the devices and on the value tier."""
+        tier, blocks = self.layout.value_tier, self.held(request).of_batch(batch)
+        if tier is not None and tier.size is not None:
+            values = self.kinds(blocks).far * self.layout.value_bytes
+            if values > tier.size:
+                return False
+        return self.cache_bytes(request, batch) <= self.kv_room
+
     def cache_bytes(self, request: Request, batch: int) -> int:
         """All memory of a cache for `batch` such requests, tables included."""
         return cache_bytes(self.layout, self.held(request).of_batch(batch), batch, request.computed)
@@ -143,10 +164,11 @@ class Deployment:
         """Most such requests at the same time; 0: not even one."""
         if self.kv_room <= 0:
             return 0
-        low, high = 0, self.held(request).largest_batch(self.kv_room // self.layout.block_bytes)
+        least = self.layout.block_bytes - self.layout.value_bytes
+        low, high = 0, self.held(request).largest_batch(self.kv_room // least)
         while low < high:  # tables take some of the room
             middle = (low + high + 1) // 2
-            if self.cache_bytes(request, middle) <= self.kv_room:
+            if self.fits(request, middle):
                 low = middle
             else:
                 high = middle - 1
@@ -156,8 +178,7 @@ class Deployment:
         """Most tokens of prompt and answer with which `batch` requests fit; 0: none. Beyond the model's limit too."""
 
         def fits(total: int) -> bool:
-            request = Request(total - new_tokens, new_tokens)
-            return self.cache_bytes(request, batch) <= self.kv_room
+            return self.fits(Request(total - new_tokens, new_tokens), batch)
 
         low, high = new_tokens, _MOST_TOKENS
         if self.kv_room <= 0:
@@ -199,6 +220,16 @@ class Deployment:
             else max(rate, 1.0)
         )
 
+    @cached_property
+    def traffic(self) -> TierTraffic:
+        """What goes to a value tier and comes from it."""
+        tier, model = self.layout.value_tier, self.model
+        if tier is None:
+            return TierTraffic()
+        rows = (self.layout.num_layers - tier.layers) * model.num_kv_heads
+        read = tier.top_n * (model.num_query_heads // model.num_kv_heads)
+        return TierTraffic(self.far_token_bytes, self.far_token_bytes / rows, rows, read)
+
     # -- time ----------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -221,7 +252,7 @@ class Deployment:
     def performance(self, request: Request, batch: int) -> "Performance":
         """Speed with `batch` such requests decoding at all times."""
         kvs = self.kvs_decoding(request)
-        decode = StepWork.decode(batch, kvs)
+        decode = StepWork.decode(batch, kvs).plus(self.traffic.decode(batch, kvs))
         chunk = self.scheduler.prefill_chunk or request.prompt_tokens
         prefill, start = 0.0, 0
         work = StepWork()
@@ -230,7 +261,7 @@ class Deployment:
             step = StepWork.prefill(
                 count, self._held_at(request, start), int(start + count == request.prompt_tokens)
             )
-            work, start = work.plus(step), start + count
+            work, start = work.plus(step).plus(self.traffic.prefill(count)), start + count
         prefill = self.times.seconds(work)
         step_seconds = self.times.seconds(decode)
         # Each request of the batch computes a prompt once in the time in which it decodes its answer.
@@ -263,6 +294,7 @@ class Deployment:
             "kv_cache_dtype": self.layout.codec.name,
             "kv_group": self.cache.kv_group,
             "kv_wide": str(self.layout.wide) or None,
+            "value_tier": None if self.layout.value_tier is None else str(self.layout.value_tier),
             "block_size": self.layout.block_size,
             "utilization": self.utilization,
             "factors": self.factors.to_json(),

@@ -49,11 +49,18 @@ class Plan:
         chosen = self.deployment.eviction.chosen
         return chosen if isinstance(chosen, str) else "own"
 
+    def _kv_bytes(self, num_blocks: int) -> int:
+        """Keys and values of blocks, on the devices."""
+        layout = self.deployment.layout
+        far = self.deployment.kinds(num_blocks).far
+        return num_blocks * layout.block_format.nbytes - far * layout.value_bytes
+
     def to_json(self) -> dict[str, Any]:
         """All numbers by name, in bytes and seconds.
 
         `kv_bytes` are keys and values of the batch, in whole blocks; `kv_bytes_used` those with positions and
-        accumulators, as `EngineStats.kv_bytes_used` counts; `wide_bytes` those that are kept in 16 bits beside them;
+        accumulators, as `EngineStats.kv_bytes_used` counts; `tier_bytes` values on a value tier, which none of
+        the others count; `wide_bytes` KVs that are kept in 16 bits beside them;
         `cache_bytes` all of it with tables: the `kv_memory` that provides it. `host_bytes_per_request` is what a
         preempted request takes of the host tier, and `host_requests` how many of them that holds.
         """
@@ -67,10 +74,12 @@ class Plan:
             "context": self.request.prompt_tokens + self.request.new_tokens,
             "batch": self.batch,
             "kv_bytes_per_token": deployment.kv_token_bytes,
-            "kv_bytes_per_request": held.decoding * layout.block_format.nbytes,
-            "kv_bytes_per_request_peak": held.peak * layout.block_format.nbytes,
-            "kv_bytes": blocks * layout.block_format.nbytes,
-            "kv_bytes_used": blocks * layout.block_bytes,
+            "kv_bytes_per_request": self._kv_bytes(held.decoding),
+            "kv_bytes_per_request_peak": self._kv_bytes(held.peak),
+            "kv_bytes": self._kv_bytes(blocks),
+            "kv_bytes_used": layout.device_bytes(deployment.kinds(blocks)),
+            "tier_bytes_per_token": deployment.far_token_bytes,
+            "tier_bytes": deployment.kinds(blocks).far * layout.value_bytes,
             "cache_bytes": deployment.cache_bytes(self.request, self.batch) if self.batch else 0,
             "wide_bytes": deployment.wide_bytes(self.request, self.batch),
             "host_bytes_per_request": layout.host_bytes(held.decoding),
@@ -164,6 +173,11 @@ def _memory(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
         *(
             [("requests in the host tier", tuple(f"{plan.to_json()['host_requests']}" for plan in plans))]
             if plans[0].deployment.cache.kv_offloading_size
+            else []
+        ),
+        *(
+            [row("values of the batch on the tier", lambda p: p.to_json()["tier_bytes"])]
+            if plans[0].deployment.layout.value_tier is not None
             else []
         ),
         ("batch", tuple(str(plan.batch) for plan in plans)),

@@ -38,12 +38,14 @@ class SimulatedEngine:
     @property
     def used_bytes(self) -> int:
         """What `EngineStats.kv_bytes_used` says of a real engine."""
-        return self._bytes(self.scheduler.ledger.allocator.num_used)
+        ledger = self.scheduler.ledger
+        return ledger.used_bytes if self.rows == 1 else self._bytes(ledger.allocator.num_used)
 
     @property
     def peak_bytes(self) -> int:
         """What `EngineStats.kv_bytes_peak` says of a real engine."""
-        return self._bytes(self.scheduler.ledger.peak_blocks)
+        ledger = self.scheduler.ledger
+        return ledger.peak_bytes if self.rows == 1 else self._bytes(ledger.peak_blocks)
 
     def _bytes(self, num_blocks: int) -> int:
         return num_blocks * self.scheduler.ledger.layout.block_bytes * self.rows + self.table_bytes
@@ -62,7 +64,7 @@ class EngineSetup:
     """Its `kv_memory` is the one above; its `kv_offloading_size` the host tier, for KVs of preempted requests."""
     fold: bool = True
     """Let one row stand for all, which alike rows allow; where rows compete, each is taken to keep the average. Layers
-    with windows of their own are never folded."""
+    with windows of their own, or values on a tier, are never folded."""
 
     @classmethod
     def of(
@@ -122,15 +124,16 @@ class EngineSetup:
             ConfigError: the memory holds no sequence.
         """
         layout, size, rows = self.layout, self.size(), 1
-        table_bytes = size.nbytes(layout) - size.num_blocks * layout.block_bytes
-        if self.fold and len(set(layout.windows)) < 2:
+        table_bytes = size.nbytes(layout) - layout.device_bytes(size.by_kind)
+        if self.fold and len(set(layout.windows)) < 2 and layout.value_tier is None:
             rows = layout.rows_per_seq
             layout = replace(
                 layout, num_layers=1, num_kv_heads=1, windows=layout.windows[:1], wide=WideParts()
             )
             size = CacheSize(size.num_blocks // rows, size.num_pages, size.max_num_seqs, size.pages_per_seq)
         clock = clock or VirtualClock()
-        executor = SimulatedExecutor(layout, size, clock, deployment.times.seconds, rows)
+        times = deployment.times.seconds
+        executor = SimulatedExecutor(layout, size, clock, times, rows, deployment.traffic)
         scheduler = Scheduler(
             self.scheduler,
             executor,

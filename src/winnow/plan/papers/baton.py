@@ -23,7 +23,7 @@ SHORT = {
     10: (40.45, 30.99),
 }
 """Batch -> printed seconds of Benchmark and BATON over 30 short queries on the RTX 4090 (Table 2)."""
-PRINTED = {"A6000": MIXED, "RTX-4090": SHORT}
+PRINTED: Mapping[str, Mapping[int, tuple[float, float]]] = {"A6000": MIXED, "RTX-4090": SHORT}
 _SEEDS = 20
 _PRIOR = 1e-3
 """Weight of eager transformers' usual factors beside one row."""

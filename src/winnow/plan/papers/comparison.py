@@ -43,6 +43,7 @@ def times_batch(work: StepWork, batch: int) -> StepWork:
         sequences=batch,
         kv_tokens=batch * work.kv_tokens,
         attended=batch * work.attended,
+        prompt_tokens=batch * work.prompt_tokens,
     )
 
 
