@@ -1,7 +1,9 @@
 """llama.cpp's server on one piece of work; the server is `llama-server` on the path, or what LLAMA_SERVER names.
 
-No wheel holds that program. From llama.cpp's sources:
-    cmake -B build -DGGML_NATIVE=ON && cmake --build build --target llama-server
+No wheel holds that program built for this processor. From llama.cpp's sources, which are also in `vendor/llama.cpp` of
+the source distribution of llama-cpp-python (`pip download --no-binary :all: --no-deps llama-cpp-python`):
+    cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF
+    cmake --build build --target llama-server llama-quantize
 
 Options: `slots` (requests answered at a time), `slot_tokens` (KVs of each).
 """
