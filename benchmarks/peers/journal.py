@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from peers import Configuration, Peer
-from protocol import Answers
 
 from winnow.bench.environment import PeerError
 from winnow.report.journal import create_journal, owner_differences, parse_object, whole_lines
@@ -18,9 +17,9 @@ FORM, VERSION = "winnow_peers", 1
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of one configuration: its answers, or why there are none."""
+    """One run of one configuration: its result, as JSON values, or why there is none."""
 
-    answers: Answers | None
+    result: dict[str, Any] | None
     error: str | None
     commit: str | None
     date: str
@@ -52,11 +51,8 @@ class Journal:
                 raise PeerError(f"--journal {path} is of another work: {'; '.join(found.every)}")
             for record in map(parse_object, whole_lines(file)):
                 if record is not None:
-                    answers = record["answers"]
-                    read = None if answers is None else Answers(**answers)
-                    self._found[record["key"]] = Entry(
-                        read, record["error"], record["commit"], record["date"]
-                    )
+                    key = record.pop("key")
+                    self._found[key] = Entry(**record)
 
     def find(self, peer: Peer, configuration: Configuration, number: int) -> Entry | None:
         """What came of the round with that number."""
@@ -67,11 +63,11 @@ class Journal:
         peer: Peer,
         configuration: Configuration,
         number: int,
-        answers: Answers | None,
+        result: dict[str, Any] | None,
         error: str | None,
     ) -> Entry:
         """Keep what came of a round."""
-        entry = Entry(answers, error, commit(), datetime.now(UTC).isoformat(timespec="seconds"))
+        entry = Entry(result, error, commit(), datetime.now(UTC).isoformat(timespec="seconds"))
         key = _key(peer, configuration, number)
         self._found[key] = entry
         if self._path is not None:

@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -172,10 +172,10 @@ def run_once(
     python, model = places.find(outcome.peer, outcome.configuration.weights)
     work = Work(str(model), given.prompts, given.new_tokens, threads, outcome.configuration.options)
     try:
-        answers, error = runner.run(python, outcome, work), None
+        result, error = asdict(runner.run(python, outcome, work)), None
     except PeerError as failed:
-        answers, error = None, str(failed)
-    return journal.add(outcome.peer, outcome.configuration, number, answers, error)
+        result, error = None, str(failed)
+    return journal.add(outcome.peer, outcome.configuration, number, result, error)
 
 
 def tell(console: Console, outcome: Outcome, number: int) -> None:

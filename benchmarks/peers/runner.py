@@ -38,10 +38,10 @@ class Outcome:
 
     def take(self, entry: Entry) -> None:
         """Add what came of one more round."""
-        if entry.answers is None:
+        if entry.result is None:
             self.error = entry.error
         else:
-            self.answers.append(entry.answers)
+            self.answers.append(Answers(**entry.result))
             self.dates.append(entry.date)
             self.commits.add(entry.commit or "unknown")
 

@@ -13,9 +13,7 @@ from typing import Any
 from protocol import Work, serve
 
 BLOCK = 128
-# Before vLLM is imported. One process, so that the engine's share of the work is not behind a socket.
-os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
@@ -51,6 +49,8 @@ def engine_options(work: Work) -> dict[str, Any]:
 def run(work: Work) -> tuple[float, list[list[int]]]:
     """Load, warm up with one tiny request, answer."""
     cores = sorted(os.sched_getaffinity(0))[: work.threads]
+    # Before vLLM is imported. One process, so that the engine is not behind a socket.
+    os.environ.update(VARIABLES | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
     from vllm import LLM, SamplingParams
 
