@@ -63,13 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     places = Places(folder, given.model, arguments.lock)
     outcomes = plan(arguments, given)
-    for outcome in outcomes:
-        prepare(places, outcome, console)
     if arguments.prepare:
+        for outcome in outcomes:
+            prepare(places, outcome, console)
         return 1 if any(outcome.error and not outcome.skipped for outcome in outcomes) else 0
 
     try:
-        journal = Journal(arguments.journal, given.identity() | {"threads": arguments.threads})
+        identity = {} if arguments.journal is None else given.identity() | {"threads": arguments.threads}
+        journal = Journal(arguments.journal, identity)
     except PeerError as error:
         console.print(str(error), markup=False, soft_wrap=True)
         return 2
@@ -80,6 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if entry is None and not steps.take():
             outcome.missing += 1
             continue
+        if entry is None:
+            prepare(places, outcome, console)
+            if outcome.error is not None:
+                continue
         entry = entry or run_once(runner, places, outcome, number, given, arguments.threads, journal)
         outcome.take(entry)
         tell(console, outcome, number)
@@ -140,10 +145,7 @@ def plan(arguments: argparse.Namespace, given: GivenWork) -> list[Outcome]:
 
 def prepare(places: Places, outcome: Outcome, console: Console) -> None:
     """Install the row's peer and convert its model, or set the row's error."""
-    if outcome.error is not None:
-        return
     name = f"{outcome.peer.name}, {outcome.configuration.name}"
-    console.print(f"{name}: environment and model", markup=False, soft_wrap=True)
     try:
         places.find(outcome.peer, outcome.configuration.weights)
     except PeerError as unusable:
