@@ -18,6 +18,7 @@ many runs to stop. The exit code is then 3 while runs are missing.
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -206,4 +207,6 @@ def write(path: Path, head: dict[str, Any], given: GivenWork, outcomes: list[Out
 
 
 if __name__ == "__main__":
+    # By an exception, so that what was started ends too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

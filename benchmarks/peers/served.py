@@ -11,6 +11,7 @@ while runs are missing.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -259,4 +260,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    # By an exception, so that what was started ends too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())
