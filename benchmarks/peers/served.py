@@ -107,7 +107,6 @@ def _vllm(kv_cache_dtype: str) -> Start:
             "kv-cache-dtype": kv_cache_dtype,
             "kv-cache-memory-bytes": kv_bytes(model, tokens),
             "block-size": BLOCK,
-            "max-model-len": load.sequence_tokens + 1,
             "max-num-seqs": load.concurrency,
         }
         words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]

@@ -31,14 +31,12 @@ def kv_bytes(model: Path, tokens: int) -> int:
 
 def engine_options(work: Work) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM`."""
-    longest = max(map(len, work.prompts)) + work.new_tokens
     return {
         "model": work.model,
         "dtype": "bfloat16",
         "kv_cache_dtype": work.options["kv_cache_dtype"],
         "kv_cache_memory_bytes": kv_bytes(Path(work.model), work.options["kv_tokens"]),
         "block_size": BLOCK,
-        "max_model_len": longest,
         "max_num_seqs": len(work.prompts),
         "enable_prefix_caching": False,
         "skip_tokenizer_init": True,
