@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winnow.report import page
+from winnow.report.provenance import origin
 from winnow.report.tables import Footnotes, TextTable
 
 Report = Mapping[str, Any]
@@ -110,9 +110,16 @@ def main(argv: Sequence[str]) -> None:
     """Write the page."""
     out, *files = map(Path, argv)
     reports = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    tables = [served(report) if report["work"] == "served" else comparison(report) for report in reports]
-    raw = "Numbers as measured: " + ", ".join(f"[{file.name}]({file.name})" for file in files) + "."
-    out.write_text(page("Winnow beside other engines", reports, [raw], NOTES, tables), encoding="utf-8")
+    lines = ["# Winnow beside other engines", "", NOTES]
+    for file, report in zip(files, reports, strict=True):
+        table = served(report) if report["work"] == "served" else comparison(report)
+        lines += [
+            *table.markdown(),
+            *origin(report),
+            f"- numbers as measured: [{file.name}]({file.name})",
+            "",
+        ]
+    out.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

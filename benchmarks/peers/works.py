@@ -41,7 +41,9 @@ class Exam:
 
     def score(self, answers: Sequence[Sequence[int]]) -> float:
         """The mean score of the tokens that came, each cut where the answer ends."""
-        return statistics.fmean(map(self._score, self.questions, answers, strict=True))
+        return statistics.fmean(
+            self._score(question, tokens) for question, tokens in zip(self.questions, answers, strict=True)
+        )
 
     def _score(self, question: Question, tokens: Sequence[int]) -> float:
         end = next((place for place, token in enumerate(tokens) if token in self.ends), len(tokens))

@@ -59,7 +59,9 @@ def play(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         entries = json.loads(report.read_text())["configurations"]
         return code, {(entry["peer"], entry["configuration"]): entry for entry in entries}
 
-    monkeypatch.setattr(bench, "PEERS", dict(bench.PEERS))
+    own = dict(bench.PEERS)
+    for module in (bench, sys.modules["arguments"]):
+        monkeypatch.setattr(module, "PEERS", own)
     monkeypatch.setattr(bench, "peers", sys.modules["peers"], raising=False)
     return run
 
