@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,15 @@ class Row:
     start: Start
 
 
+@cache
+def _kv_memory(model: Path, sequences: int, num_kvs: int) -> int:
+    """Asked once: the model is loaded for it."""
+    return kv_memory_for(EngineConfig.from_options({"model": model, "dtype": "bfloat16"}), sequences, num_kvs)
+
+
 def _winnow(**options: str) -> Start:
     def start(python: Path, model: Path, port: int, load: Load) -> list[str | Path]:
-        config = EngineConfig.from_options({"model": model, "dtype": "bfloat16"})
-        memory = kv_memory_for(config, load.kv_seqs, load.sequence_tokens)
+        memory = _kv_memory(model, load.kv_seqs, load.sequence_tokens)
         flags = {"dtype": "bfloat16", "threads": str(load.threads), "kv-memory": str(memory)} | options
         words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
         serve = ("-m", "winnow", "serve", model, "--host", "127.0.0.1", "--port", str(port))
