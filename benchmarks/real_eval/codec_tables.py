@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from benchmarks.real_eval.codec_rows import Measured, at_share
 from benchmarks.real_eval.rows import Row, counts
 from benchmarks.real_eval.work import LABELS
+from winnow.evaluate.perplexity import Perplexity
 from winnow.report.plots import Axis, Line, Panel, line_chart
 from winnow.report.tables import TextTable
 from winnow.units import format_bytes
@@ -27,7 +28,20 @@ def tables(found: Sequence[Measured], least: float, shares: Sequence[float] = ()
         least: what its full cache must score for a category to count.
         shares: times fewer bytes than its full cache, at which mixes are compared; none: all mixes in one table.
     """
-    shown = [_perplexity_table(found, tokens) for tokens in found[0].perplexities]
+    shown = [
+        _perplexity_table(
+            f"second half of windows of {tokens:,} tokens, full cache, decoded",
+            [(each, each.perplexities[tokens][0]) for each in found if tokens in each.perplexities],
+        )
+        for tokens in found[0].perplexities
+    ]
+    shown += [
+        _perplexity_table(
+            f"second half of windows of {tokens:,} tokens, full cache, read as prompts",
+            [(each, each.passes[tokens]) for each in found if tokens in each.passes],
+        )
+        for tokens in found[0].passes
+    ]
     works = _counted(found, least)
     if not works:
         return shown
@@ -61,24 +75,20 @@ def _methods(found: Sequence[Measured]) -> list[str]:
     return list(dict.fromkeys(row.method for each in found for row in each.rows if row.query is not None))
 
 
-def _perplexity_table(found: Sequence[Measured], tokens: int) -> TextTable:
-    with_windows = [each for each in found if tokens in each.perplexities]
-    lines = tuple((each.codec.name, _perplexity(each, found[0], tokens)) for each in with_windows)
-    count = len(found[0].perplexities[tokens][0].scores)
-    title = f"Perplexity of the second half of windows of {tokens:,} tokens ({count}), full cache"
-    return TextTable(title, "codec", ("bytes a token", "fewer", "perplexity", "change", "paper (70B)"), lines)
+def _perplexity_table(title: str, found: Sequence[tuple[Measured, Perplexity]]) -> TextTable:
+    lines = tuple((each.codec.name, _perplexity(each, value, *found[0])) for each, value in found)
+    columns = ("bytes a token", "fewer", "perplexity", "change", "paper (70B)")
+    return TextTable(f"Perplexity of the {title} ({len(found[0][1].scores)})", "codec", columns, lines)
 
 
-def _perplexity(each: Measured, reference: Measured, tokens: int) -> tuple[str, ...]:
-    full = each.perplexities[tokens][0]
-    change = full.over(reference.perplexities[tokens][0])
-    percent = ""
-    if change is not None and each is not reference:
+def _perplexity(each: Measured, value: Perplexity, first: Measured, reference: Perplexity) -> tuple[str, ...]:
+    change, percent = value.over(reference), ""
+    if change is not None and each is not first:
         error = "" if change.error is None else f" ± {100 * change.error:.2f}"
         percent = f"{100 * (change.ratio - 1):+.2f}{error} %"
     paper = PAPER.get(each.codec.options["kv_cache_dtype"], "")
-    times = f"{reference.token_bytes / each.token_bytes:.2f}x"
-    return f"{each.token_bytes:,.0f}", times, f"{full.value or math.nan:.3f}", percent, paper
+    times = f"{first.token_bytes / each.token_bytes:.2f}x"
+    return f"{each.token_bytes:,.0f}", times, f"{value.value or math.nan:.3f}", percent, paper
 
 
 def _accuracy_table(found: Sequence[Measured], works: Sequence[str]) -> TextTable:

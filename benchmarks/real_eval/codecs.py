@@ -1,16 +1,19 @@
 """What formats of stored KVs cost in quality: perplexity and tasks by codec, with the full cache and under eviction.
 
     python -m benchmarks.real_eval.codecs [--codecs 'auto;int8;int4;int4 wide=recent=64;k=int8,v=int4'] [--model DIR]
-        [--windows 2048:20,8192:4] [--tasks ruler,kv-retrieval,gsm8k] [--categories A,...] [--tokens 2048,4096]
-        [--samples 50] [--policies A,...] [--bytes 4,8,16,32 | --compressions 2,4] [--query seen,later] [--report]
-        [--work DIR] [--name codecs] [-o docs/results]
+        [--windows 2048:20] [--prompts 8192:4] [--tasks ruler,kv-retrieval,gsm8k] [--categories A,...]
+        [--tokens 2048,4096] [--samples 50] [--policies A,...] [--bytes 4,8,16,32 | --compressions 2,4]
+        [--query seen,later] [--report] [--work DIR] [--name codecs] [-o docs/results]
 
 A codec is a `kv_cache_dtype`, then what else is said: group=64, rotate=kv, wide=sinks=4,recent=64. The first one is
-what the others are compared with. --windows: tokens of a window of WikiText-2, of which the first half is given, and
-how many windows. Answers are kept below --work, one folder for each codec: the same command goes on where it was
-killed, and --report computes nothing and shows what is complete. Under policies the same compression holds fewer bytes
-the narrower the codec. --bytes compares mixes at equal bytes: each codec compresses by what is left to reach so many
-times fewer bytes than the first codec's full cache holds. NAME.md has the tables, and NAME.png and .svg the curves.
+what the others are compared with. --windows: tokens of a window of WikiText-2, and how many windows; the first half is
+given, the second decoded token by token. --prompts: the same, but the whole window is read as a prompt. Answers are
+kept below --work, one folder for each codec: the same command goes on where it was killed, and --report computes
+nothing and shows what is complete.
+
+Under policies the same compression holds fewer bytes the narrower the codec. --bytes compares mixes at equal bytes:
+each codec compresses by what is left to reach so many times fewer bytes than the first codec's full cache holds.
+NAME.md has the tables, and NAME.png and .svg the curves.
 """
 
 import argparse
@@ -24,12 +27,12 @@ from benchmarks.real_eval import command
 from benchmarks.real_eval.codec_rows import Codec, Measured, equal_compressions
 from benchmarks.real_eval.codec_tables import shares_figure, tables
 from benchmarks.real_eval.run import RealEvaluation
-from winnow import LLM
+from winnow import LLM, RequestOutput, SamplingParams
 from winnow.evaluate.cell import AGNOSTIC, plan_cells
 from winnow.evaluate.cell import num_accumulators as needed_accumulators
 from winnow.evaluate.journal import ResultJournal
-from winnow.evaluate.likelihood import Keeping
-from winnow.evaluate.perplexity import WindowScore, measure_perplexity
+from winnow.evaluate.likelihood import Keeping, Pair
+from winnow.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
 from winnow.evaluate.plan import engine_identity
 from winnow.evaluate.wikitext import cut_windows, wikitext
 from winnow.report.plots import can_draw, save_figure
@@ -73,26 +76,66 @@ def measure(
             arguments.compressions = tuple(amount for _, amount in pairs)
         evaluation = RealEvaluation(arguments, llm, lambda rows, perplexities: None)
         evaluation.run()
-        perplexities = {}
         cells = plan_cells(arguments.policies, () if shares else arguments.compressions, (AGNOSTIC,))
-        for tokens, count in windows:
-            pairs_of_text = cut_windows(llm.tokenizer, wikitext(None), tokens, tokens // 2, count)
-            digest = hashlib.sha256(json.dumps([vars(pair) for pair in pairs_of_text]).encode()).hexdigest()
-            identity = engine_identity(llm, digest, {"task": "perplexity"})
-            path = arguments.work / f"perplexity-{tokens}-{count}.jsonl"
-            if arguments.report and not path.exists():
-                continue
-            with ResultJournal(path, identity, WindowScore.from_json, answers_alone=True) as journal:
-                if arguments.report and len(journal.found) < len(pairs_of_text) * len(cells):
-                    continue
-                perplexities[tokens] = measure_perplexity(
-                    llm,
-                    pairs_of_text,
-                    {cell.label: Keeping.of(cell) for cell in cells},
-                    known=journal.found,
-                    on_score=lambda score, journal=journal: journal.append([score]),  # type: ignore[misc]
-                )
-        return Measured(codec, token_bytes, perplexities, evaluation.rows)
+        keepings = {cell.label: Keeping.of(cell) for cell in cells}
+        decoded = {tokens: _decoded(llm, arguments, tokens, count, keepings) for tokens, count in windows}
+        read = {tokens: _read(llm, arguments, tokens, count) for tokens, count in arguments.prompts}
+        return Measured(
+            codec,
+            token_bytes,
+            {tokens: found for tokens, found in decoded.items() if found},
+            evaluation.rows,
+            {tokens: found for tokens, found in read.items() if found},
+        )
+
+
+def _decoded(
+    llm: LLM, arguments: argparse.Namespace, tokens: int, count: int, keepings: dict[str, Keeping]
+) -> list[Perplexity]:
+    """Perplexity by forced decoding, from the journal as far as it goes; none where that shall be all and is not."""
+    pairs, journal = _windows_and_journal(llm, arguments, tokens, count, "")
+    with journal:
+        if arguments.report and len(journal.found) < len(pairs) * len(keepings):
+            return []
+        return measure_perplexity(
+            llm, pairs, keepings, known=journal.found, on_score=lambda score: journal.append([score])
+        )
+
+
+def _read(llm: LLM, arguments: argparse.Namespace, tokens: int, count: int) -> Perplexity | None:
+    """The full cache's perplexity where the whole window is a prompt.
+
+    Its chunks read what is stored, as decoding does, at a fifth of the time where windows are long.
+    """
+    pairs, journal = _windows_and_journal(llm, arguments, tokens, count, "-read")
+    with journal:
+        known = {score.window: score for score in journal.found}
+        for place, pair in enumerate(pairs):
+            if place not in known and not arguments.report:
+                params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+                [output] = llm.generate([[*pair.context, *pair.continuation]], params)
+                output.raise_for_error()
+                known[place] = _window_score(llm, place, pair, output)
+                journal.append([known[place]])
+    complete = len(known) == len(pairs)
+    return Perplexity("full cache", tuple(known[place] for place in range(len(pairs)))) if complete else None
+
+
+def _window_score(llm: LLM, place: int, pair: Pair, output: RequestOutput) -> WindowScore:
+    start, length = len(pair.context), len(pair.context) + len(pair.continuation)
+    found = zip(output.prompt_token_ids[start:], (output.prompt_logprobs or [])[start:], strict=True)
+    nats = -sum(logprobs[token].logprob for token, logprobs in found if logprobs is not None)
+    return WindowScore("full cache", place, nats, length - start, float(length), llm.kv_bytes(length), 0)
+
+
+def _windows_and_journal(
+    llm: LLM, arguments: argparse.Namespace, tokens: int, count: int, kind: str
+) -> tuple[list[Pair], ResultJournal[WindowScore]]:
+    pairs = cut_windows(llm.tokenizer, wikitext(None), tokens, tokens // 2, count)
+    digest = hashlib.sha256(json.dumps([vars(pair) for pair in pairs]).encode()).hexdigest()
+    identity = engine_identity(llm, digest, {"task": "perplexity"})
+    path = arguments.work / f"perplexity-{tokens}-{count}{kind}.jsonl"
+    return pairs, ResultJournal(path, identity, WindowScore.from_json, answers_alone=True)
 
 
 def write_results(output: Path, name: str, arguments: argparse.Namespace, found: Sequence[Measured]) -> None:
@@ -130,6 +173,7 @@ def main() -> None:
     )
     parser.add_argument("--codecs", default=CODECS, help="(default: %(default)s)")
     parser.add_argument("--windows", type=_windows, default=((2048, 20),), help="(default: 2048:20)")
+    parser.add_argument("--prompts", type=_windows, default=(), help="(default: none)")
     parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument(
         "--bytes",
@@ -141,12 +185,12 @@ def main() -> None:
     own, rest = parser.parse_known_args()
     defaults = ["--policies", "", "--tasks", "", "--work", "runs/codecs"]
     arguments = command.parse([*defaults, *rest])
-    arguments.max_num_seqs, arguments.bytes = own.max_num_seqs, own.bytes
+    arguments.max_num_seqs, arguments.bytes, arguments.prompts = own.max_num_seqs, own.bytes, own.prompts
     found: list[Measured] = []
     for name in filter(None, own.codecs.split(";")):
         reference = found[0].token_bytes if found else None
         each = measure(Codec(name.strip()), arguments, own.windows, own.bytes, reference)
-        if not found or each.rows or each.perplexities:
+        if not found or each.rows or each.perplexities or each.passes:
             found.append(each)
         write_results(arguments.output, own.name, arguments, found)
 
