@@ -217,7 +217,11 @@ def figure(rows: dict[str, Measured]) -> Any:
 
 
 def write_results(
-    typed: argparse.Namespace, kv_memory: int, runs: dict[str, list[Measured]], rows: dict[str, Measured]
+    typed: argparse.Namespace,
+    kv_memory: int,
+    runs: dict[str, list[Measured]],
+    rows: dict[str, Measured],
+    simulated: TextTable,
 ) -> None:
     """stack.json with every run; the page and its picture."""
     head = report_head(typed_command(), Machine.here())
@@ -244,7 +248,7 @@ def write_results(
         "have as many as whole sequences fit. gain: over the row above. "
         "printed: `kv-cache-memory`, Llama 3 70B on 4 A100. The second table is that of `winnow plan paper stack`.\n"
     )
-    text = page("The stack of KV memory", [head], facts, notes, [table(rows), stack()], figures)
+    text = page("The stack of KV memory", [head], facts, notes, [table(rows), simulated], figures)
     (typed.output / "stack.md").write_text(text, encoding="utf-8")
 
 
@@ -281,7 +285,7 @@ def main(words: Sequence[str] | None = None) -> None:
     typed = parse(words)
     kv_memory, vocab_size = memory_for(typed.model, typed.fits, LONGEST // typed.scale, typed.requests)
     requests = requests_of(typed.requests, typed.scale, typed.seed)
-    layers = [layer for layer in LAYERS if layer.name in typed.rows]
+    layers, simulated = [layer for layer in LAYERS if layer.name in typed.rows], stack()
     runs: dict[str, list[Measured]] = {layer.name: [] for layer in layers}
     for _ in range(typed.repeat):
         for layer in layers:
@@ -289,7 +293,7 @@ def main(words: Sequence[str] | None = None) -> None:
             runs[layer.name].append(measure(options, requests, vocab_size))
             print(layer.name, runs[layer.name][-1], flush=True)
         rows = {name: sorted(each, key=lambda m: m.seconds)[len(each) // 2] for name, each in runs.items()}
-        write_results(typed, kv_memory, runs, rows)
+        write_results(typed, kv_memory, runs, rows, simulated)
     print("\n".join(table(rows).markdown()))
 
 
