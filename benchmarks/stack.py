@@ -1,7 +1,7 @@
 """What each way to hold KVs adds: the stack of kv-cache-memory's "End-to-End Serving Throughput", measured.
 
     python -m benchmarks.stack [--model MODEL] [--requests 128] [--scale 4] [--fits 4] [--eviction leverage]
-        [--compression 4] [--rows NAME ...] [--repeat 1] [--seed 0] [-o docs/results]
+        [--compression 4] [--rows NAME ...] [--repeat 1] [--seed 0] [--name stack] [-o docs/results]
 
 The requests are those that `winnow plan paper stack` simulates, with lengths divided by --scale: all there at once,
 1024 + 512 tokens on average, exponentially drawn, of which 512 begin every prompt. The KV memory holds --fits
@@ -15,7 +15,7 @@ int8, prefix cache, int4: stored so; the common beginning is computed and held o
 eviction: each prompt is compressed once it is read.
 
 Each row is an engine of its own; rows follow one another, and the whole is repeated --repeat times: medians by rate.
-stack.md has the table with what the text prints beside it, and the simulated one; stack.png and .svg show both.
+NAME.md has the table with what the text prints beside it, and the simulated one; NAME.png and .svg show both.
 """
 
 import argparse
@@ -233,13 +233,18 @@ def write_results(
             for row, measured in runs.items()
         ],
     }
-    (typed.output / "stack.json").write_text(results_json(head | numbers, ("rows",)), encoding="utf-8")
-    figures = (
-        save_figure(figure(rows), typed.output / "stack") if can_draw() and len(rows) == len(LAYERS) else []
+    (typed.output / f"{typed.name}.json").write_text(
+        results_json(head | numbers, ("rows",)), encoding="utf-8"
     )
+    figures = (
+        save_figure(figure(rows), typed.output / typed.name)
+        if can_draw() and len(rows) == len(LAYERS)
+        else []
+    )
+    model = "The demo model" if typed.model is None else Path(typed.model).name
     facts = [
-        f"{typed.requests} requests at once, {1024 // typed.scale} + {512 // typed.scale} tokens on average, "
-        f"exponentially drawn, the first {512 // typed.scale} the same; {format_bytes(kv_memory)} of KV memory, which "
+        f"{model}, bfloat16; {typed.requests} requests at once, {1024 // typed.scale} + {512 // typed.scale} tokens on "
+        f"average, exponentially drawn, the first {512 // typed.scale} the same; {format_bytes(kv_memory)} of KV memory, which "
         f"is {typed.fits} sequences of {LONGEST // typed.scale:,} tokens in bfloat16; eviction: {typed.eviction} "
         f"{typed.compression:g}x; medians of {len(next(iter(runs.values())))}.",
     ]
@@ -249,7 +254,7 @@ def write_results(
         "printed: `kv-cache-memory`, Llama 3 70B on 4 A100. The second table is that of `winnow plan paper stack`.\n"
     )
     text = page("The stack of KV memory", [head], facts, notes, [table(rows), simulated], figures)
-    (typed.output / "stack.md").write_text(text, encoding="utf-8")
+    (typed.output / f"{typed.name}.md").write_text(text, encoding="utf-8")
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -270,6 +275,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="stack", help="of the files (default: stack)")
     parser.add_argument("-o", "--output", type=Path, default=Path("docs/results"))
     typed = parser.parse_args(words)
     for name in ("requests", "scale", "fits", "repeat"):

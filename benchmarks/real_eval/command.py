@@ -71,7 +71,7 @@ def _queries(text: str) -> tuple[str, ...]:
     return tuple(names[name] for name in _names(text))
 
 
-def _model() -> str | None:
+def default_model() -> str | None:
     """The real model that `make real-model` puts here."""
     found = sorted(Path("models").glob("SmolLM2*.gguf"), key=lambda path: path.name.lower())
     return str(found[0]) if found else None
@@ -84,7 +84,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default=_model(), help="(default: models/SmolLM2*.gguf)")
+    parser.add_argument("--model", default=default_model(), help="(default: models/SmolLM2*.gguf)")
     parser.add_argument("--policies", type=_names, default=_names(POLICIES), help=f"(default: {POLICIES})")
     parser.add_argument(
         "--compressions", type=lambda text: tuple(map(float, _names(text))), default=(2, 4, 8, 16)
