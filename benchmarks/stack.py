@@ -244,9 +244,9 @@ def write_results(
     model = "The demo model" if typed.model is None else Path(typed.model).name
     facts = [
         f"{model}, bfloat16; {typed.requests} requests at once, {1024 // typed.scale} + {512 // typed.scale} tokens on "
-        f"average, exponentially drawn, the first {512 // typed.scale} the same; {format_bytes(kv_memory)} of KV memory, which "
-        f"is {typed.fits} sequences of {LONGEST // typed.scale:,} tokens in bfloat16; eviction: {typed.eviction} "
-        f"{typed.compression:g}x; medians of {len(next(iter(runs.values())))}.",
+        f"average, exponentially drawn, the first {512 // typed.scale} the same. {format_bytes(kv_memory)} of KV "
+        f"memory: {typed.fits} sequences of {LONGEST // typed.scale:,} tokens in bfloat16. Eviction: "
+        f"{typed.eviction} {typed.compression:g}x. Medians of {len(next(iter(runs.values())))}.",
     ]
     notes = (
         "sequences that fit: KV memory over the bytes that a running request held, mean over steps; padded batches "
