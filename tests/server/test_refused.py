@@ -13,6 +13,24 @@ from winnow import LLM
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
+OTHER = {"type": "function", "function": {"name": "other"}}
+JSON = {"type": "json_object"}
+
+
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "add", "parameters": parameters}}
+
+
+def nested(depth: int) -> Any:
+    found: Any = {"type": "string"}
+    for _ in range(depth):
+        found = {"type": "array", "items": found}
+    return found
+
+
+TOOL = tool({"type": "object"})
+DEEP = tool({"type": "object", "properties": {"a": nested(300)}})
+BAD_PATTERN = tool({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}})
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
 
 
@@ -84,7 +102,14 @@ def refused(response: httpx.Response, status: int, message: str = "") -> dict[st
         (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format"),
         (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools[0]"),
         (CHAT, {"messages": MESSAGES, "tools": [{}] * 1000}, "tools"),
-        (CHAT, {"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": MESSAGES, "tool_choice": "required"}, "tools are none"),
+        (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "always"}, "tool_choice must be"),
+        (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": {"type": "function"}}, "none of tools"),
+        (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": OTHER}, "names 'other'"),
+        (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": TOOL, "response_format": JSON}, "no other form"),
+        (CHAT, {"messages": MESSAGES, "tools": [DEEP], "tool_choice": "required"}, "levels deep"),
+        (CHAT, {"messages": MESSAGES, "tools": [BAD_PATTERN], "tool_choice": "required"}, "cannot be compiled"),
+        (CHAT, {"messages": MESSAGES, "parallel_tool_calls": 1}, "parallel_tool_calls"),
         (CHAT, {"messages": MESSAGES, "echo": True}, "echo"),
         (CHAT, {"messages": MESSAGES, "priority": 1.5}, "priority"),
     ],

@@ -8,6 +8,8 @@ import pytest
 from tests.server.running import Running, events, running
 
 from winnow import LLM
+from winnow.openai.calls import MAX_CALLS
+from winnow.openai.response_templates import TEMPLATES
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -40,8 +42,6 @@ TEMPLATE = {
 
 @pytest.fixture(scope="module")
 def parsing(llm: LLM) -> Iterator[Running]:
-    if not hasattr(llm.tokenizer, "get_response_parser"):
-        pytest.skip("this transformers does not read response templates")
     with running(llm, template=TEMPLATE) as server:
         yield server
 
@@ -71,6 +71,46 @@ def test_calls_and_reasoning(parsing: Running, llm: LLM) -> None:
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert [call["index"] for call in calls] == [0, 1]
     assert not any("<" in delta.get("content", "") for delta in deltas)
+
+
+QWEN_CODER = TEMPLATES["qwen3-coder"] | {"start_anchor_pattern": "\nAnswer:"}
+NAMED = {"type": "function", "function": {"name": "add"}}
+TWO = [
+    {"type": "function", "function": {"name": "add", "parameters": {
+        "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"], "additionalProperties": False,
+        "$defs": {"n": {"enum": [3, 4]}}}}},
+    {"type": "function", "function": {"name": "stop"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE, QWEN_CODER], ids=["list", "own form", "tags"])
+def test_calls_are_demanded(llm: LLM, template: Any) -> None:
+    """Whatever the model would say, the answer is calls that fit the functions' schemas, whole and streamed alike."""
+    assert llm.tokenizer is not None
+    eos = llm.tokenizer.eos_token_id
+    with running(llm, template=template) as server:
+        for choice, most in (("required", MAX_CALLS), (NAMED, 1)):
+            body: dict[str, Any] = {
+                "messages": MESSAGES,
+                "tools": TWO,
+                "tool_choice": choice,
+                "max_tokens": 200,
+            }
+            body |= {"temperature": 1, "seed": 5, "logit_bias": {str(eos): 100}}
+            response = server.post(CHAT, body)
+            assert response.status_code == 200, response.text
+            [whole] = response.json()["choices"]
+            assert whole["finish_reason"] == "tool_calls", whole
+            calls = [each["function"] for each in whole["message"]["tool_calls"]]
+            assert 1 <= len(calls) <= most
+            for call in calls:
+                allowed = {"add": ({"a": 3}, {"a": 4}), "stop": ({},)}[call["name"]]
+                assert json.loads(call["arguments"]) in allowed
+                assert choice == "required" or call["name"] == "add"
+            chunks = events(server.post(CHAT, body | {"stream": True}).text)
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+            streamed = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+            assert streamed == calls and not any(delta.get("content") for delta in deltas)
 
 
 def test_text_that_breaks_the_rules_is_text(parsing: Running, llm: LLM) -> None:

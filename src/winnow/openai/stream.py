@@ -1,30 +1,16 @@
 """The chunks of a streamed answer."""
 
 import codecs
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from winnow.openai.answers import THINKING, AnswerParser, tool_call
 from winnow.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
 from winnow.openai.response import ResponseForm, echo_alone, extras, finish_reason, usage_object
-from winnow.openai.tools import THINKING, tool_call
 from winnow.outputs import CompletionOutput, RequestOutput
 
 Record = dict[str, Any]
-
-
-class AnswerParser(Protocol):
-    """Sorts an answer into reasoning, content and tool calls as it grows: transformers' `ResponseParser`."""
-
-    initial_events: list[dict[str, Any]]
-
-    def feed(self, text: str) -> list[dict[str, Any]]:
-        """Take the next piece of text; return what it means."""
-        ...
-
-    def finalize(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Take the end of the answer; return the message, and what the end means."""
-        ...
 
 
 ParserFactory = Callable[[RequestOutput], AnswerParser]
@@ -39,6 +25,8 @@ class _Choice:
     num_tokens: int = 0
     parser: AnswerParser | None = None
     num_calls: int = 0
+    call_text: str = ""
+    """Text of a call that has not ended."""
     offset: int = 0
     """Characters of the tokens so far."""
     decoder: codecs.IncrementalDecoder = field(
@@ -171,15 +159,25 @@ class ChunkStream:
         parser = choice.parser
         if parser is None:
             return [{"content": answer.text}] if answer.text else []
+        found: list[Record] = []
+        lost = answer.text
         try:
-            events = parser.feed(answer.text)
+            found += self._read(choice, parser.feed(answer.text))
+            lost = ""
             if answer.finish_reason is not None:
-                events = [*events, *parser.finalize()[1]]
-        except Exception:  # the model broke its own rules: what follows is text
+                found += self._read(choice, parser.finalize()[1])
+        except Exception:  # the model broke its own rules: an unfinished call is text, and so is what follows
             choice.parser = None
-            return [{"content": answer.text}] if answer.text else []
+            if text := choice.call_text + lost:
+                found.append({"content": text})
+        return found
+
+    def _read(self, choice: _Choice, events: Sequence[Mapping[str, Any]]) -> list[Record]:
+        """What a parser's events add to the message."""
         found = []
         for event in events:
+            if event["field"] == "tool_calls":
+                choice.call_text = choice.call_text + event["text"] if event["type"] == "region_chunk" else ""
             delta = self._event_delta(choice, event)
             if delta is not None:
                 found.append(delta)
