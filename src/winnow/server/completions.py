@@ -11,11 +11,12 @@ from starlette.responses import JSONResponse, Response
 from winnow.errors import WinnowError
 from winnow.json_values import dump_json
 from winnow.openai.errors import FAILED, ApiError
+from winnow.openai.events import event
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
 from winnow.openai.response import Echo, ResponseForm, completion_object, usage
 from winnow.openai.stream import ChunkStream
 from winnow.outputs import CompletionOutput, RequestOutput
-from winnow.server.http import EventStream, event, unless_disconnected
+from winnow.server.http import EventStream, unless_disconnected
 from winnow.server.service import Service, Submitted
 
 
@@ -120,7 +121,7 @@ async def _events(
         async for output in submitted.stream:
             if output.error is not None:
                 raise ApiError(FAILED, output.error)
-            text = "".join(event(chunk) for chunk in chunks.push(submitted.place(output), output))
+            text = chunks.events(submitted.place(output), output)
             if text:
                 yield text
         if include_usage:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from winnow.openai.errors import FAILED, ApiError
+from winnow.openai.events import event
 from winnow.openai.request import Endpoint, read_body
 from winnow.openai.responses import ResponseWriter, chat_body
 from winnow.openai.stream import ChunkStream
@@ -17,7 +18,7 @@ from winnow.server.completions import (
     response_form,
     stream_error,
 )
-from winnow.server.http import EventStream, event, unless_disconnected
+from winnow.server.http import EventStream, unless_disconnected
 from winnow.server.service import Service, Submitted
 
 
