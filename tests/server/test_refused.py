@@ -141,6 +141,29 @@ def test_broken_json(server: Running, data: bytes, message: str) -> None:
     refused(server.client.post(TEXT, content=data, headers=headers), 400, message)
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": "((a{1,500}){1,500}){1,500}b"},
+        {"regex": "(a|b|ab)*c" * 200},
+        {"grammar": "start: a a a a\na: b | b b | b b b\nb: a | /x?/"},
+        {"json": {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 50}}, "$ref": "#/$defs/a"}},
+    ],
+)
+@pytest.mark.timeout(60)
+def test_bombs(server: Running, form: Any) -> None:
+    """Answered or refused, as a form of answers and as a tool's parameters; others are served meanwhile."""
+    calls = {"tools": [tool(form["json"])], "tool_choice": "required"} if "json" in form else {}
+    bodies = [(TEXT, {"prompt": "a", "max_tokens": 8, "structured_outputs": form})]
+    bodies += [(CHAT, {"messages": MESSAGES, "max_tokens": 8, **calls})] * bool(calls)
+    with ThreadPoolExecutor(2) as pool:
+        bombs = [pool.submit(server.post, path, body) for path, body in bodies]
+        assert server.post(TEXT, {"prompt": "a", "max_tokens": 2}).status_code == 200
+        assert {each.result().status_code for each in bombs} <= {200, 400, 500}
+    assert server.client.get("/health").status_code == 200
+    assert server.post(TEXT, {"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
 def test_http_faults(server: Running) -> None:
     refused(server.client.get("/nothing/here"), 404)
     wrong_method = server.client.get(TEXT)

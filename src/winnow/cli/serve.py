@@ -119,7 +119,7 @@ def _options(namespace: argparse.Namespace) -> tuple[dict[str, Any], ServerConfi
             )
         options["model"] = namespace.model_tag
     typed = given(namespace, ServerConfig)
-    translate_reflexes(namespace, options)
+    translate_reflexes(namespace, options, typed)
     EngineConfig.from_options(options)
     model_exists(options.get("model"))
     values = {field.name: typed[field.name] for field in fields(ServerConfig) if field.name in typed}
