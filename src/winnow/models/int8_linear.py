@@ -54,7 +54,9 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = x.abs().amax(dim=-1)
     usable = largest.isfinite()
     # Of tensors: a number over a tensor is the tensor's reciprocal times the number, which rounds twice.
-    inverse = torch.where(usable & (largest >= SMALLEST_ROW), torch.full_like(largest, LARGEST) / largest, 0.0)
+    inverse = torch.where(
+        usable & (largest >= SMALLEST_ROW), torch.full_like(largest, LARGEST) / largest, 0.0
+    )
     codes = torch.where(usable[:, None], x * inverse[:, None], 0.0).round().to(torch.int8)
     scale = torch.where(largest >= SMALLEST_ROW, largest / LARGEST, 0.0)
     return codes, torch.where(usable, scale, float("nan"))

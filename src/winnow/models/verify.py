@@ -31,9 +31,9 @@ _LONGEST = 48
 _BLOCK_SIZE = 16
 # Masks have a column for each token of the past. Contexts beyond this are checked up to here.
 _LONGEST_PAST = 2**18
-# Largest difference of a token's logits, as a part of their norm. In half precision and with int8 weights results differ
-# by rounding, and in models with experts a token may go elsewhere for it: there the median over tokens counts, in float32
-# the largest.
+# Largest difference of a token's logits, as a part of their norm. In half precision and with int8 weights results
+# differ by rounding, and in models with experts a token may go elsewhere for it: there the median over tokens counts,
+# in float32 the largest.
 _FULL, _HALF = 1e-3, 0.2
 
 

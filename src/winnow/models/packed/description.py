@@ -181,9 +181,11 @@ def _parts(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _int8(values: dict[str, Any]) -> dict[str, Any]:
-    if values.get("int8") is None:
-        return {}
-    return {"int8": Int8Weights(**values["int8"]), "int8_panel": tuple(values["int8_panel"])}
+    int8, panel = values.get("int8"), values.get("int8_panel")
+    return {
+        "int8": None if int8 is None else Int8Weights(**int8),
+        "int8_panel": None if panel is None else tuple(panel),
+    }
 
 
 def _norms(layer: dict[str, Any]) -> dict[str, NormNumbers | None]:
