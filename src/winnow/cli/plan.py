@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from winnow.checks import check_integer
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import check_json_path, require_writable, write_json
-from winnow.config import EvictionConfig, SchedulerConfig, option
+from winnow.config import WEIGHT_DTYPES, CacheConfig, EvictionConfig, SchedulerConfig, option
 from winnow.errors import UsageError, known_names
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import typed_command
-from winnow.value_tier import ValueTier
 
 if TYPE_CHECKING:
     from winnow.plan.deployment import Deployment
@@ -38,6 +37,8 @@ examples:
   winnow plan papers kcache
 """
 PAPER, PAPERS = "paper", "papers"
+_NOT_PLANNED = ("kv_memory", "enable_prefix_caching", "prefix_store")
+"""Options of the cache that say nothing about what fits."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,10 @@ class PlanOptions:
         None, "tokens of each answer, of the context; left out: 256, half of it at most"
     )
     dtype: str = option("auto", "of weights; auto: float32 on a CPU, else the model's own")
-    kv_cache_dtype: str = option("auto", "how KVs are stored; auto: as dtype")
     weight_bits: float | None = option(None, "bits of one weight, for quantized weights")
-    block_size: int = option(16, "slots of one block")
+    weight_dtype: str = option("auto", "of linear layers; auto: as dtype", choices=WEIGHT_DTYPES)
     utilization: float = option(0.9, "part of the devices' memory that may be used")
     price: float | None = option(None, "of one device for an hour, for the cost of a million tokens")
-    value_tier: str | None = option(
-        None, "values kept off the device, such as host:L=1,N=128: whether that pays, and from which length"
-    )
 
 
 def add_hardware_flags(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.png and STEM.svg")
     add_flags(parser, PlanOptions, "what is planned for")
+    add_flags(parser, CacheConfig, "how KVs are stored", skip=_NOT_PLANNED)
     add_flags(parser, EvictionConfig, "eviction; several policies: commas between")
     add_flags(parser, SchedulerConfig, "a step")
 
@@ -115,7 +113,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
     request = _request(options, found[0])
     plans = [plan_of(each, request, options.batch) for each in found]
-    tier = ValueTier.parse(options.value_tier)
+    tier = found[0].layout.value_tier
     gains = [] if tier is None else [gain_of(plan, tier) for plan in plans]
     tables = plan_tables(plans)
     if tier is not None:
@@ -148,6 +146,7 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
     names = str(typed.pop("eviction", "")).split(",")
     configs = [_eviction(name.strip(), typed) for name in names]
     scheduler = SchedulerConfig(**given(namespace, SchedulerConfig))
+    cache = CacheConfig(**given(namespace, CacheConfig))
     found = []
     for device in options.gpu.split(","):
         hardware = find_hardware(device.strip())
@@ -155,25 +154,24 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
         if namespace.calibrate:
             calibration = calibrate(namespace.calibrate, hardware)
             factors = calibration.factors
-            for source, whole, first in calibration.errors:
-                print(
-                    f"calibrated to {source}: off by {whole:+.1%} of the run, {first:+.1%} of the first token",
-                    file=sys.stderr,
-                )
+            for source, errors in calibration.errors:
+                named = zip(("the run", "the first token", "a decode step"), errors, strict=True)
+                off = ", ".join(f"{error:+.1%} of {what}" for what, error in named if error is not None)
+                print(f"calibrated to {source}: off by {off}", file=sys.stderr)
         found += [
             Deployment(
                 model,
                 hardware,
                 options.gpus,
                 options.dtype,
-                options.kv_cache_dtype,
                 options.weight_bits,
-                options.block_size,
+                cache,
                 config,
                 scheduler,
                 options.utilization,
                 options.price,
                 factors,
+                options.weight_dtype == "int8",
             )
             for config in configs
         ]

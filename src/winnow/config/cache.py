@@ -84,6 +84,11 @@ class CacheConfig:
         "all, and size=4GiB limits the bytes of values there, which do not count in kv_memory",
     )
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether KVs of prompts are kept for later ones, as far as these options say."""
+        return self.enable_prefix_caching and self.kv_reservation == "on-demand"
+
     def __post_init__(self) -> None:
         check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
