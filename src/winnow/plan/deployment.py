@@ -144,7 +144,7 @@ class Deployment:
         """Whether `batch` such requests fit, on the devices and on the value tier."""
         tier, blocks = self.layout.value_tier, self.held(request).of_batch(batch)
         if tier is not None and tier.size is not None:
-            values = self.kinds(blocks).far * self.layout.value_bytes
+            values = self.kinds(blocks).far * self.layout.tier_bytes
             if values > tier.size:
                 return False
         return self.cache_bytes(request, batch) <= self.kv_room
@@ -170,7 +170,7 @@ class Deployment:
         """Most such requests at the same time; 0: not even one."""
         if self.kv_room <= 0:
             return 0
-        least = self.layout.block_bytes - self.layout.value_bytes
+        least = self.layout.block_bytes - self.layout.tier_bytes
         low, high = 0, self.held(request).largest_batch(self.kv_room // least)
         while low < high:  # tables take some of the room
             middle = (low + high + 1) // 2
