@@ -1,6 +1,6 @@
 """Decode attention with all values and with the N that weigh most, by length: from where it is faster.
 
-    python benchmarks/value_tier.py [--lengths 512,1024,...] [--top-n 32,64,128] [--batch 8] [--query-heads 32]
+    python -m benchmarks.value_tier [--lengths 512,1024,...] [--top-n 32,64,128] [--batch 8] [--query-heads 32]
         [--kv-heads 8] [--head-dim 128] [--dtype bfloat16] [--threads 1] [--repeats 5] [--json FILE] [--page FILE]
 
 Layers whose values lie beside their keys and layers whose values lie apart are in one cache, larger than the
@@ -138,18 +138,19 @@ def fitted(found: Sequence[Measured], model: TierModel, batch: int) -> TierSpeed
     most = max(each.top_n for each in found)
     kv = model.key_bytes + model.value_bytes
     bandwidth = batch * long * model.kv_heads * kv / by_key[long, 1].full_seconds
-    ends = []
-    for length in (short, long):
-        keys = batch * length * model.kv_heads * model.key_bytes / bandwidth
-        ends.append((by_key[length, 1].tiered_seconds - keys) / (batch * model.query_heads))
-    per_score = (ends[1] - ends[0]) / (long - short)
     fetching = by_key[long, most].tiered_seconds - by_key[long, 1].tiered_seconds
     rows = (by_key[long, most].rows_per_head - by_key[long, 1].rows_per_head) * model.query_heads
-    from_host = batch * rows * model.value_bytes / fetching
+    from_host = batch * rows * model.value_bytes / max(fetching, 1e-9)
+    ends = []  # seconds that finding the largest weights takes for a query head
+    for length in (short, long):
+        keys = length * model.kv_heads * model.key_bytes / bandwidth / model.query_heads
+        value = by_key[length, 1].rows_per_head * model.value_bytes / from_host
+        ends.append(by_key[length, 1].tiered_seconds / (batch * model.query_heads) - keys - value)
+    per_score = (ends[1] - ends[0]) / (long - short)
     return TierSpeeds(
         bandwidth,
-        math.inf,
-        math.inf,
+        1.0,
+        1.0,  # prompts are not measured
         from_host,
         score_seconds=max(per_score, 0.0),
         query_seconds=max(ends[0] - per_score * short, 0.0),
@@ -242,8 +243,8 @@ def main() -> None:
     print_tables(console(), shown)
     facts = [
         f"Batch {arguments.batch}, {arguments.query_heads} query heads, {arguments.kv_heads} KV heads of "
-        f"{arguments.head_dim}, KVs as {codec.name}, {torch.get_num_threads()} threads, codes of "
-        f"{_BLOCK} slots a block. Fitted: memory {speeds.bandwidth / 1e9:.1f} GB/s, gathered values "
+        f"{arguments.head_dim}, KVs as {codec.name}, {torch.get_num_threads()} threads, blocks of "
+        f"{_BLOCK} slots. Fitted: memory {speeds.bandwidth / 1e9:.1f} GB/s, gathered values "
         f"{speeds.from_host / 1e9:.1f} GB/s, {speeds.score_seconds * 1e9:.2f} ns for each weight and "
         f"{speeds.query_seconds * 1e6:.1f} us for each query head."
     ]
@@ -253,7 +254,7 @@ def main() -> None:
             "config": {
                 name: value for name, value in vars(arguments).items() if name not in ("json", "page")
             },
-            "speeds": {name: value for name, value in asdict(speeds).items() if math.isfinite(value)},
+            "speeds": {name: value for name, value in asdict(speeds).items() if value != 1.0},
             "crossings": crossings,
             "measured": [asdict(each) for each in found],
         }

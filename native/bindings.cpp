@@ -55,10 +55,11 @@ NB_MODULE(_native, m) {
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def(
           "__init__",
-          [](PackedWeight *self, DType dtype, uintptr_t packed, int64_t in_features, int64_t out_features) {
-            new (self) PackedWeight{dtype, at<char>(packed), in_features, out_features};
+          [](PackedWeight *self, DType dtype, uintptr_t packed, int64_t in_features, int64_t out_features,
+             uintptr_t scale) {
+            new (self) PackedWeight{dtype, at<char>(packed), in_features, out_features, at<float>(scale)};
           },
-          "dtype"_a, "packed"_a, "in_features"_a, "out_features"_a);
+          "dtype"_a, "packed"_a, "in_features"_a, "out_features"_a, "scale"_a);
 
   nb::class_<DecoderWorkspace>(m, "DecoderWorkspace")
       .def(nb::init<>())
@@ -242,9 +243,13 @@ NB_MODULE(_native, m) {
   nb::class_<Workspace>(m, "Workspace").def(nb::init<>());
 
   nb::class_<Kernels>(m, "Kernels")
-      .def("__init__", [](Kernels *self, const std::string &name) { new (self) Kernels(kernels_for(name)); },
-           "instruction_set"_a)
-      .def_ro("matrix_units", &Kernels::matrix_units)
+      .def(
+          "__init__",
+          [](Kernels *self, const std::string &name, const std::string &int8_name) {
+            new (self) Kernels(kernels_for(name, int8_name));
+          },
+          "instruction_set"_a, "int8_instruction_set"_a = "")
+      .def_prop_ro("matrix_units", [](const Kernels &self) { return self.plain.matrix_units; })
       .def("write",
            [](const Kernels &self, const Cache &cache, const Batch &batch, int64_t layer, DType dtype, uintptr_t k,
               int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, int threads) {
@@ -340,23 +345,28 @@ NB_MODULE(_native, m) {
              self.gate({dtype, at<char>(gate_up), at<char>(out), tokens, size}, activation, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("packed_size", [](const Kernels &self, int64_t in, int64_t out) { return self.packed_size(in, out); })
+      .def("packed_size",
+           [](const Kernels &self, int64_t in, int64_t out, bool int8) {
+             return (int8 ? self.int8 : self.plain).packed_size(in, out);
+           },
+           "in_features"_a, "out_features"_a, "int8"_a = false)
       .def("pack",
            [](const Kernels &self, const PackedWeight &weight, uintptr_t dense, int threads) {
-             self.pack(weight, at<char>(dense), threads);
+             self.products(weight).pack(weight, at<char>(dense), threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("unpack_rows",
            [](const Kernels &self, const PackedWeight &weight, uintptr_t features, int64_t count, uintptr_t out,
               int threads) {
              check_rows(at<int64_t>(features), count, weight.out_features);
-             self.unpack_rows(weight, at<int64_t>(features), count, at<char>(out), threads);
+             self.products(weight).unpack_rows(weight, at<int64_t>(features), count, at<char>(out), threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("linear",
            [](const Kernels &self, const PackedWeight &weight, uintptr_t x, int64_t x_stride, uintptr_t bias,
               uintptr_t out, int64_t rows, int threads) {
-             self.linear(weight, {at<char>(x), x_stride, at<char>(bias), nullptr, at<char>(out), rows}, threads);
+             const LinearRows given{at<char>(x), x_stride, at<char>(bias), nullptr, at<char>(out), rows};
+             self.products(weight).linear(weight, given, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("pre_attention",
@@ -407,5 +417,6 @@ NB_MODULE(_native, m) {
 
   m.def("instruction_sets", &instruction_sets,
         "Those that this processor runs, slowest first. One is an emulation, never the last.");
+  m.def("int8_instruction_sets", &int8_instruction_sets, "The same for products of int8 weights.");
   m.def("has_matrix_units", &has_matrix_units, "Whether the processor multiplies matrices of bf16 (AMX).");
 }

@@ -46,7 +46,7 @@ void for_token_ranges(int64_t tokens, DecoderWorkspace &work, int threads, F f) 
 
 void multiply(const Kernels &kernels, const Linear &linear, const char *x, char *out, const char *add, int64_t rows,
               int threads) {
-  kernels.linear(linear.weight, {x, linear.weight.in_features, linear.bias, add, out, rows}, threads);
+  kernels.products(linear.weight).linear(linear.weight, {x, linear.weight.in_features, linear.bias, add, out, rows}, threads);
 }
 
 /// Memory for rows of a layer's dtype.
@@ -59,8 +59,9 @@ void gate_up(const Kernels &kernels, const DecoderLayer &layer, const char *x, i
              DecoderWorkspace &work, int threads) {
   const PackedWeight &weight = layer.gate_up.weight;
   const int64_t inner = layer.down.weight.in_features;
-  if (kernels.gates(inner)) {
-    kernels.gated_linear(weight, {x, weight.in_features, layer.gate_up.bias, nullptr, gated, tokens}, layer.activation,
+  const Products &products = kernels.products(weight);
+  if (products.gates(inner)) {
+    products.gated_linear(weight, {x, weight.in_features, layer.gate_up.bias, nullptr, gated, tokens}, layer.activation,
                          threads);
     return;
   }
@@ -150,7 +151,7 @@ void look_up(const Kernels &kernels, const Embedding &embedding, const int64_t *
   if (embedding.table)
     select(embedding.table, row_bytes, ids + range.first, range.tokens, out);
   else
-    kernels.unpack_rows(embedding.packed, ids + range.first, range.tokens, out, range.threads);
+    kernels.products(embedding.packed).unpack_rows(embedding.packed, ids + range.first, range.tokens, out, range.threads);
 }
 
 /// A copy of the wanted rows of x, of row_bytes each.

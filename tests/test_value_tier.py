@@ -11,7 +11,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
 from winnow.engine.preemption_costs import FixedCosts
-from winnow.errors import ConfigError
+from winnow.errors import ConfigError, InvalidRequestError
 from winnow.value_tier import ValueTier
 
 OPTIONS: dict[str, Any] = {
@@ -53,6 +53,23 @@ def answers(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:
     return [found[request_id] for request_id in ids]
 
 
+def answers_under_preemption(llm: LLM) -> list[list[int]]:
+    """As `answers`, while every third step a sequence gives way, by a copy where there is room for one."""
+    scheduler, step = scheduler_of(llm), llm.step
+    scheduler._preemption.costs = FixedCosts(1e-15, 1.0)
+
+    def disturbed() -> Any:
+        outputs = step()
+        if len(scheduler.running) > 1 and llm.stats().num_steps % 3 == 0:
+            scheduler._preempt(scheduler.running[-1])
+        return outputs
+
+    llm.step = disturbed  # type: ignore[method-assign]
+    found = answers(llm)
+    assert llm.stats().num_preemptions > 3
+    return found
+
+
 def run(directory: Path, params: SamplingParams = GREEDY, **options: Any) -> list[list[int]]:
     with LLM(directory, **OPTIONS | options) as llm:
         return answers(llm, params)
@@ -62,7 +79,11 @@ def run(directory: Path, params: SamplingParams = GREEDY, **options: Any) -> lis
 
 
 def test_the_option_is_read_and_written() -> None:
-    for text in ("host:L=1,N=128", "disk:/some:where:L=0,N=7,renormalize,size=4.0GiB"):
+    for text in (
+        "host:L=1,N=128",
+        "host:L=2,N=9,select=means,keys",
+        "disk:/some:where:L=0,N=7,renormalize,size=4.0GiB",
+    ):
         tier = ValueTier.parse(text)
         assert str(tier) == text and ValueTier.parse(str(tier)) == tier
     assert ValueTier.parse("host:N=8") == ValueTier("host", layers=1, top_n=8)
@@ -118,6 +139,36 @@ def test_backends_agree_on_few_values(directory: Path, policy: str) -> None:
     assert run(directory, value_tier="host:L=1,N=1000", **amount) == run(directory, **amount)
 
 
+@pytest.mark.parametrize("select", ["pages", "means"])
+@pytest.mark.parametrize("policy", ["full", "snapkv", "leverage-pd", "kvzip", "streaming-shift"])
+def test_keys_apart_are_chosen_as_on_the_device(directory: Path, policy: str, select: str) -> None:
+    """By summaries that follow what is written, moved, copied and cut off."""
+    amount: dict[str, Any] = {"eviction": policy} | ({} if policy == "full" else {"kv_budget": 40})
+    tier = f"host:L=1,N=48,select={select}"
+    expected = run(directory, value_tier=tier, attention_backend="reference", **amount)
+    assert run(directory, value_tier=f"{tier},keys", attention_backend="reference", **amount) == expected
+    with LLM(directory, **OPTIONS | amount, value_tier=f"{tier},keys", kv_offloading_size="4MiB") as llm:
+        assert answers_under_preemption(llm) == expected
+        pool = llm._engine._executor.cache.pool  # type: ignore[attr-defined]
+        size, layout = scheduler_of(llm).ledger.size, pool.layout
+        assert pool.nbytes == layout.device_bytes(size.by_kind)
+        assert pool.values_apart.nbytes == size.num_far_blocks * layout.block_format.nbytes
+        total = llm.stats().value_tier.total  # type: ignore[union-attr]
+        assert total.keys_read >= total.rows_read + total.rows_prefilled > 0
+        assert total.keys_written == total.rows_written
+
+
+def test_policies_that_need_all_keys_are_refused(directory: Path) -> None:
+    with LLM(directory, **OPTIONS, num_accumulators=2, value_tier="host:N=16,select=pages,keys") as llm:
+        with pytest.raises(
+            InvalidRequestError, match="keys on the device, got value_tier=host:L=1,N=16,select=pages"
+        ):
+            llm.submit(prompts()[0], SamplingParams(eviction="h2o", kv_budget=40))
+        llm.submit(prompts()[0], SamplingParams(eviction="snapkv", kv_budget=40))
+    with pytest.raises(ConfigError, match="keys must be with select=pages or means"):
+        LLM(directory, **OPTIONS, value_tier="host:N=16,keys")
+
+
 @pytest.mark.parametrize("kv_format", ["int8", "k=int8,v=int4", "bfloat16"])
 def test_codecs_lie_on_either_tier(directory: Path, kv_format: str) -> None:
     assert run(directory, value_tier="host:L=1,N=1000", kv_cache_dtype=kv_format) == run(
@@ -134,8 +185,8 @@ def test_bytes_of_both_tiers_are_counted(directory: Path) -> None:
         ledger, pool = scheduler_of(llm).ledger, llm._engine._executor.cache.pool  # type: ignore[attr-defined]
         layout, size = ledger.layout, ledger.size
         # Keys are half of a block of float32.
-        assert 2 * layout.value_bytes == layout.block_format.nbytes
-        assert pool.values_apart.nbytes == size.num_far_blocks * layout.value_bytes
+        assert 2 * layout.tier_bytes == layout.block_format.nbytes
+        assert pool.values_apart.nbytes == size.num_far_blocks * layout.tier_bytes
         assert pool.nbytes == layout.device_bytes(size.by_kind)
         assert size.nbytes(layout) <= 200 * 2**10
         plain_ledger = scheduler_of(plain).ledger
@@ -146,9 +197,9 @@ def test_bytes_of_both_tiers_are_counted(directory: Path) -> None:
         blocks = ledger.allocator.held
         assert blocks.total == plain_ledger.allocator.held.total and blocks.far == 2 * blocks.near
         stats, plain_stats = llm.stats(), plain.stats()
-        assert plain_stats.kv_bytes_held - stats.kv_bytes_held == blocks.far * layout.value_bytes
+        assert plain_stats.kv_bytes_held - stats.kv_bytes_held == blocks.far * layout.tier_bytes
         assert plain_stats.value_tier is None and stats.value_tier is not None
-        assert stats.value_tier.bytes_used == blocks.far * layout.value_bytes
+        assert stats.value_tier.bytes_used == blocks.far * layout.tier_bytes
         assert stats.value_tier.bytes_budget == pool.values_apart.nbytes
         total, step = stats.value_tier.total, stats.value_tier.last_step
         rows, queries = 2 * 2, 2 * 4  # in two far layers: KV heads, query heads
@@ -177,18 +228,8 @@ def test_who_gives_way_answers_the_same(directory: Path, policy: str, swaps: boo
     expected = run(directory, **tier, **amount)
     more = {"kv_offloading_size": "4MiB"} if swaps else {}
     with LLM(directory, **OPTIONS | tier | amount | more) as llm:
-        scheduler, step = scheduler_of(llm), llm.step
-        scheduler._preemption.costs = FixedCosts(1e-15, 1.0)
-
-        def disturbed() -> Any:
-            outputs = step()
-            if len(scheduler.running) > 1 and llm.stats().num_steps % 3 == 0:
-                scheduler._preempt(scheduler.running[-1])
-            return outputs
-
-        llm.step = disturbed  # type: ignore[method-assign]
-        assert answers(llm) == expected
-        assert llm.stats().num_preemptions > 3 and (llm.stats().num_swaps > 3) == swaps
+        assert answers_under_preemption(llm) == expected
+        assert (llm.stats().num_swaps > 3) == swaps
 
 
 def test_prefixes_are_shared_as_they_were_computed(directory: Path) -> None:

@@ -6,21 +6,20 @@
 // A decode step has few rows and is bound by memory: the weight is one stream. A prefill has many and is bound by arithmetic.
 // With AVX-512 a piece of a panel is then kept in L2 and multiplied with all rows, while the next panel's piece is prefetched.
 // Narrower panels would re-read the rows too often: without AVX-512 a block of rows is kept in L2 and multiplied with all
-// panels. In tile registers (AMX) a piece is short, so that rows which are multiplied together stay in L1. Every output is summed by one thread in one order: a row's result depends neither on the batch nor on the number of
-// threads.
+// panels. In tile registers (AMX) a piece is short, so that rows which are multiplied together stay in L1. Every output is
+// summed by one thread in one order: a row's result depends neither on the batch nor on the number of threads.
 #include <algorithm>
 #include <memory>
 #include <type_traits>
 
 #include "../layers.h"
-#include "activation.h"
+#include "panel.h"
 #include "tile_product.h"
 
 namespace winnow::WINNOW_ISA {
 
 namespace {
 
-constexpr int PANEL = MAX_VECTORS * WIDTH;
 /// Whether L2 keeps a block of rows, not a piece of a panel: always where rows have to be converted to floats.
 template <class T>
 constexpr bool rows_stay() {
@@ -30,8 +29,6 @@ constexpr bool rows_stay() {
   return true;
 #endif
 }
-/// Most rows of a task: their sums fit L1 beside a piece of a panel.
-constexpr int64_t ROW_BLOCK = 16 * MAX_ROWS;
 /// Row-block size that fits L2, and the minimum below which re-reading panels dominates.
 constexpr int64_t STAYING = 352 * 1024 / sizeof(float), LEAST_STAYING = 4 * MAX_ROWS;
 /// Bytes of a piece of a panel in L1, multiplied with rows in L2.
@@ -47,11 +44,6 @@ constexpr int64_t STREAMED_FEW = 4 * MAX_ROWS;
 constexpr int64_t TILED_BLOCK = 384;
 /// Inputs of a piece that is converted to floats once for all rows of a task; it fits L1.
 constexpr int64_t WIDENED_BLOCK = 16384 / (4 * PANEL);
-/// Multiplications below which waking other threads costs more than they save.
-constexpr int64_t PARALLEL_FROM = 1 << 16;
-/// The same for scattered inputs, a cache line each.
-constexpr int64_t PARALLEL_LINES = 1 << 12;
-
 /// Calls f with a number of a weight's format. Tile registers multiply bf16 alone; see dispatch.cpp.
 template <class F>
 void with_weight([[maybe_unused]] DType dtype, F f) {
@@ -61,8 +53,6 @@ void with_weight([[maybe_unused]] DType dtype, F f) {
   with_type(dtype, f);
 #endif
 }
-
-int64_t num_panels(int64_t features) { return (features + PANEL - 1) / PANEL; }
 
 /// The index of a feature of a panel among those of one input, or of a pair of inputs.
 template <class T>
@@ -93,29 +83,6 @@ void to_floats(const T *from, int64_t n, float *to) {
   int64_t i = 0;
   for (; i + WIDTH <= n; i += WIDTH) store(to + i, load(from + i));
   for (; i < n; ++i) to[i] = to_float(from[i]);
-}
-
-/// Sums of one row of a panel, with the bias and what is to be added, to where they belong.
-template <class T>
-void finish_row(const float *sums, const T *bias, const T *add, T *out, int64_t features) {
-  for (int64_t j = 0; j < features; j += WIDTH) {
-    const int n = static_cast<int>(std::min<int64_t>(WIDTH, features - j));
-    vf sum = load(sums + j);
-    if (bias) sum += get(bias + j, n);
-    if (add) sum = rounded<T>(sum) + get(add + j, n);  // rounded before something is added, as everywhere else
-    put(out + j, sum, n);
-  }
-}
-
-/// Sums of one row of a panel of gates, and of the same panel of what they let pass, to where the product of both belongs.
-template <class T>
-void finish_gated_row(const float *gate, const float *up, const T *gate_bias, const T *up_bias, Activation activation,
-                      T *out) {
-  for (int64_t j = 0; j < PANEL; j += WIDTH) {
-    vf g = load(gate + j), u = load(up + j);
-    if (gate_bias) g += load(gate_bias + j), u += load(up_bias + j);
-    store(out + j, activate(rounded<T>(g), activation) * rounded<T>(u));
-  }
 }
 
 /// Rows of a task, out of `rows`. Row blocks in L2 are balanced across threads.

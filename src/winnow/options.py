@@ -19,6 +19,8 @@ class EngineOptions(TypedDict, total=False):
     revision: str | None
     engine: str
     dtype: str
+    weight_dtype: str
+    weight_wide: str
     device: str
     threads: int | None
     load_format: str

@@ -12,8 +12,8 @@ SELECTIONS = ("weights", "pages", "means")
 most by the least and the largest of each channel (Quest), or on average. The softmax then goes over these alone."""
 _WHAT = (
     "host:L=1,N=128 or disk:DIRECTORY:L=1,N=128 (L first layers whose values stay on the device, N values that a query "
-    "head reads in the others while decoding; also renormalize, select=pages or means, and size=4GiB, the most that "
-    "values may take there)"
+    "head reads in the others while decoding; also renormalize, select=pages or means, with these keys, so that keys "
+    "lie there too, and size=4GiB, the most that all may take there)"
 )
 _MOST_LAYERS, _MOST_VALUES = 10**4, 2**31 - 1
 
@@ -39,6 +39,8 @@ class ValueTier:
     """What chooses values: the weights of all keys, or summaries of the keys of blocks (`SELECTIONS`)."""
     size: int | None = None
     """Bytes that values may take there; None: as many as the device's keys have values."""
+    keys: bool = False
+    """Keys of the other layers lie there, too, and the device has summaries of their blocks."""
 
     @classmethod
     def parse(cls, text: str | None, name: str = "value_tier") -> "ValueTier | None":
@@ -57,11 +59,14 @@ class ValueTier:
         parts: dict[str, str] = {}
         for part in given.split(","):
             key, _, value = part.strip().partition("=")
-            known = key in ("L", "N", "renormalize", "select", "size") and key not in parts
-            require(known and (key == "renormalize") == ("=" not in part), name, _WHAT, text)
+            known = key in ("L", "N", "renormalize", "select", "size", "keys") and key not in parts
+            require(known and (key in ("renormalize", "keys")) == ("=" not in part), name, _WHAT, text)
             parts[key] = value
         select = parts.get("select", "weights")
         require("N" in parts and select in SELECTIONS, name, _WHAT, text)
+        require(
+            "keys" not in parts or select != "weights", f"{name}: keys", "with select=pages or means", text
+        )
         size = parse_bytes(parts["size"], f"{name}: size") if "size" in parts else None
         return cls(
             kind,
@@ -71,13 +76,15 @@ class ValueTier:
             "renormalize" in parts,
             select,
             size,
+            "keys" in parts,
         )
 
     def __str__(self) -> str:
         where = self.kind if self.path is None else f"{self.kind}:{self.path}"
         size = "" if self.size is None else f",size={format_bytes(self.size).replace(' ', '')}"
         select = "" if self.select == "weights" else f",select={self.select}"
-        return f"{where}:L={self.layers},N={self.top_n}{',renormalize' * self.renormalize}{select}{size}"
+        flags = f"{',renormalize' * self.renormalize}{select}{',keys' * self.keys}"
+        return f"{where}:L={self.layers},N={self.top_n}{flags}{size}"
 
 
 def _number(name: str, text: str, low: int, high: int) -> int:

@@ -54,8 +54,17 @@ class Answered:
         return {"setting": self.setting.label, "mean": self.mean} | fields
 
 
+def known_answer(setting: Setting, work: Path) -> Answered | None:
+    """What `answer` left of a setting; None: it is not done."""
+    path = work / setting.folder / "answered.json"
+    if not path.exists():
+        return None
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return Answered(setting, **{name: values[name] for name in Answered.__annotations__ if name != "setting"})
+
+
 def answer(setting: Setting, arguments: argparse.Namespace) -> Answered:
-    """Run a setting, or read from its journals what is done."""
+    """Run a setting, or go on from its journals."""
     work: Path = arguments.work / setting.folder
     work.mkdir(parents=True, exist_ok=True)
     results: list[CellResult] = []
@@ -75,15 +84,18 @@ def answer(setting: Setting, arguments: argparse.Namespace) -> Answered:
         perplexity = _perplexity(llm, windows, work / "perplexity.jsonl")
     full = _read(arguments.work / Setting().folder / "continuations.json")
     scores = {name: found for result in results for name, found in result.scores.items()}
-    return Answered(
+    pairs = list(zip(tokens, full, strict=True))
+    answered = Answered(
         setting,
         {name: fmean(found) for name, found in scores.items()},
         {name: _error(found) for name, found in scores.items()},
         {name: len(found) for name, found in scores.items()},
-        fmean(fmean(a == b for a, b in zip(x, y, strict=True)) for x, y in zip(tokens, full, strict=True)),
-        fmean(_leading(x, y) for x, y in zip(tokens, full, strict=True)),
+        fmean(fmean(a == b for a, b in zip(ours, theirs, strict=True)) for ours, theirs in pairs),
+        fmean(_leading(ours, theirs) for ours, theirs in pairs),
         perplexity,
     )
+    (work / "answered.json").write_text(json.dumps(answered.to_json()), encoding="utf-8")
+    return answered
 
 
 def _evaluate(llm: LLM, task: str, arguments: argparse.Namespace, journal: Path, label: str) -> CellResult:

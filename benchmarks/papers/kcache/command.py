@@ -5,13 +5,14 @@ import sys
 from pathlib import Path
 
 from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
-from benchmarks.papers.kcache.answers import answer
+from benchmarks.papers.kcache.answers import Answered, answer, known_answer
 from benchmarks.papers.kcache.protocol import CATEGORIES, LAYERS, TOP_N, Setting, settings
 from benchmarks.papers.kcache.results import NOTES, TITLE, answer_table, throughput_table, traffic_table
-from benchmarks.papers.kcache.throughput import measure
+from benchmarks.papers.kcache.throughput import Cell, measure
 from benchmarks.papers.page import results_json
 from winnow.cli.engine import silence_transformers
 from winnow.cli.eval import typed
+from winnow.report.tables import TextTable
 
 DESCRIPTION = """\
 Scores, agreement and perplexity with the N values that weigh most (the paper's Table 2), and tokens
@@ -29,6 +30,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.usage = f"{parser.prog} [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("--model", metavar="MODEL", help="(default: the demo model)")
     parser.add_argument(
@@ -56,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode-tokens", type=typed.count(2), default=24, help="of an answer there")
     parser.add_argument("--kv-memory", default="1GiB", help="on the device (default: %(default)s)")
     parser.add_argument("--max-num-seqs", type=typed.count(1), default=8)
-    parser.add_argument("--threads", type=typed.count(1), help="(default: the engine's)")
+    parser.add_argument("--threads", metavar="N", type=typed.count(1), help="(default: the engine's)")
     parser.add_argument(
         "--work", type=Path, default=Path("runs/kcache"), help="journals (default: %(default)s)"
     )
@@ -72,11 +74,16 @@ def execute(namespace: argparse.Namespace) -> int:
     silence_transformers()
     namespace.work.mkdir(parents=True, exist_ok=True)
     model = "demo model" if namespace.model is None else Path(namespace.model).name
-    tables, answers, cells = [], [], []
+    tables: list[TextTable] = []
+    answers: list[Answered] = []
+    cells: list[Cell] = []
     if namespace.tasks:
         for setting in settings(namespace.top_n, namespace.layers, namespace.extras):
-            answers.append(answer(setting, namespace))
-            print(f"\r{answers[-1].to_json()}", file=sys.stderr)
+            known = known_answer(setting, namespace.work)
+            if known is None and not namespace.report:
+                known = answer(setting, namespace)
+                print(f"\r{known.to_json()}", file=sys.stderr)
+            answers += [] if known is None else [known]
         tables.append(answer_table(answers, model))
     if namespace.cells:
         rows = [Setting(), *(Setting(n) for n in namespace.top_n)]

@@ -81,14 +81,17 @@ class GatheredRows:
     observe_from: Tensor  # int64 [G]
 
     @classmethod
-    def gather(cls, cache: PagedCache, spans: Spans, group: RowGroup, layer: int) -> "GatheredRows":
+    def gather(
+        cls, cache: PagedCache, spans: Spans, group: RowGroup, layer: int, with_keys: bool = True
+    ) -> "GatheredRows":
+        """Gather a group's rows; without keys `k` is empty."""
         pool, tables = cache.pool, cache.tables
         slots = torch.from_numpy(spans.slots[group.index]).to(spans.device)
         blocks = tables.lookup(slots, layer, ceil_div(group.longest, pool.layout.block_size)).long()
         slot = pool.slots_of(blocks)
         length = tables.lengths[slots, layer]  # [G, H]
         return cls(
-            k=pool.keys_of(blocks),
+            k=pool.keys_of(blocks) if with_keys else torch.empty(0, device=spans.device),
             block=blocks,
             position=pool.positions_of(blocks),
             valid=torch.arange(slot.shape[2], device=spans.device) < length[..., None],
@@ -111,8 +114,23 @@ class Weights(NamedTuple):
     age: Tensor  # [G, H, n, N], positions from key to query
 
 
-def softmax_over(q: Tensor, position: Tensor, rows: GatheredRows, spec: AttentionSpec) -> Weights:
-    """The weights that q, [G, n, Hq, d], at `position`, int32 [G, n], gives the KVs of gathered rows."""
+def see(position: Tensor, rows: GatheredRows, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Which KVs queries at `position`, int32 [G, n], see, bool [G, H, n, N], and how far back each is."""
+    age = position[:, None, :, None] - rows.position[:, :, None, :]  # [G, H, n, N]
+    visible = rows.valid[:, :, None, :] & (age >= 0)
+    if spec.window is not None:
+        visible &= age < spec.window
+    return visible, age
+
+
+def softmax_over(
+    q: Tensor, position: Tensor, rows: GatheredRows, spec: AttentionSpec, chosen: Tensor | None = None
+) -> Weights:
+    """The weights that q, [G, n, Hq, d], at `position`, int32 [G, n], gives the KVs of gathered rows.
+
+    Args:
+        chosen: bool [G, H, g, n, N], the softmax goes over these KVs alone; None: over all.
+    """
     heads = rows.k.shape[1]
     # q becomes [G, H, g, n, d]: g query heads share a KV head
     q = (q.float() * spec.scale).unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
@@ -120,11 +138,10 @@ def softmax_over(q: Tensor, position: Tensor, rows: GatheredRows, spec: Attentio
     logits = (q.flatten(2, 3) @ rows.k.transpose(2, 3)).unflatten(2, (group, n))  # [G, H, g, n, N]
     if spec.softcap is not None:
         logits = spec.softcap * torch.tanh(logits / spec.softcap)
-    age = position[:, None, :, None] - rows.position[:, :, None, :]  # [G, H, n, N]
-    visible = rows.valid[:, :, None, :] & (age >= 0)
-    if spec.window is not None:
-        visible &= age < spec.window
+    visible, age = see(position, rows, spec)
     logits.masked_fill_(~visible[:, :, None], -torch.inf)
+    if chosen is not None:
+        logits.masked_fill_(~chosen, -torch.inf)
     if spec.sinks is not None:
         column = spec.sinks.float().view(1, heads, group, 1, 1).expand(len(q), -1, -1, n, 1)
         logits = torch.cat([logits, column], dim=-1)
@@ -136,14 +153,19 @@ def weighted_sum(p: Tensor, v: Tensor) -> Tensor:
     return (p.flatten(2, 3) @ v).unflatten(2, p.shape[2:4])
 
 
-class ValueSums(Protocol):
-    """How values enter the output of attention."""
+class BlockOutput(NamedTuple):
+    """The attention of a block of n queries of each of G sequences."""
 
-    def __call__(self, weights: Weights, first: int) -> tuple[Tensor, Tensor | None]:
-        """The output of queries `first` and up of each sequence, float32 [G, H, g, n, d].
+    sums: Tensor  # float32 [G, H, g, n, d]
+    weights: Weights | None  # of all KVs; None: they were not computed, and no accumulator sees them
+    values: Tensor | None = None  # float32 [G, H, N, d]; None: they were not read
 
-        Also the values of all KVs, float32 [G, H, N, d]; None: they were not read.
-        """
+
+class AttendBlock(Protocol):
+    """Computes the attention of a block of queries."""
+
+    def __call__(self, q: Tensor, position: Tensor, first: int) -> BlockOutput:
+        """Attend from q, [G, n, Hq, d], at `position`, int32 [G, n]: queries `first` and up of each sequence."""
 
 
 def attend_group(
@@ -152,8 +174,7 @@ def attend_group(
     group: RowGroup,
     rows: GatheredRows,
     q: Tensor,
-    spec: AttentionSpec,
-    value_sums: ValueSums,
+    attend: AttendBlock,
     out: Tensor,
     breaks: tuple[int, ...] = (),
     most_queries: int | None = None,
@@ -169,17 +190,17 @@ def attend_group(
     step = queries if most_queries is None else min(queries, max(1, most_queries))
     count = q_group.shape[1]
     observation = None if group.observe is None else Observation(group.observe)
-    pieces, start = [], 0
+    pieces, start, observed = [], 0, False
     while start < count:
         end = min([start + step, count, *(b for b in breaks if b > start)])
-        weights = softmax_over(q_group[:, start:end], position[:, start:end], rows, spec)
-        sums, v = value_sums(weights, start)
-        if observation is not None:
-            _observe(observation, weights, position[:, start:end], rows, sums, v)
-        pieces.append(sums.permute(0, 3, 1, 2, 4).flatten(2, 3))
+        found = attend(q_group[:, start:end], position[:, start:end], start)
+        if observation is not None and found.weights is not None:
+            _observe(observation, found.weights, position[:, start:end], rows, found.sums, found.values)
+            observed = True
+        pieces.append(found.sums.permute(0, 3, 1, 2, 4).flatten(2, 3))
         start = end
     out[group.tokens] = torch.cat(pieces, dim=1).flatten(0, 1).to(q.dtype)
-    if observation is not None:
+    if observation is not None and observed:
         observation.store(
             cache.pool.accumulators.flatten(1), rows.slot, rows.position, rows.valid, rows.observe_from
         )

@@ -10,6 +10,7 @@ from winnow.attention.observer import AttentionObserver
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
 from winnow.attention.split import attend_split
+from winnow.attention.torch_backend import summarise_keys
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.codec import KVCodec, PairCodec, PlainCodec, rotation_block
 from winnow.cache.formats import VectorFormat
@@ -50,6 +51,7 @@ class NativeBackend(AttentionBackend):
             v.stride(1),
             torch.get_num_threads(),
         )
+        summarise_keys(cache, spans, layer, k)
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         layout = cache.pool.layout

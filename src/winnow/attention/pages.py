@@ -20,16 +20,26 @@ def page_bounds(q: Tensor, k: Tensor, valid: Tensor, size: int, *, means: bool =
     """
     there = valid.unflatten(-1, (-1, size))[..., None]  # [G, H, pages, size, 1]
     keys = k.unflatten(-2, (-1, size))
-    flat = q.flatten(2, 3)  # [G, H, g * n, d]
-    count = there.sum(dim=-2)  # [G, H, pages, 1]
     if means:
-        bounds = flat @ (keys.masked_fill(~there, 0.0).sum(dim=-2) / count.clamp_min(1)).mT
+        low = high = keys.masked_fill(~there, 0.0).sum(dim=-2)
     else:
         low = keys.masked_fill(~there, torch.inf).amin(dim=-2)
         high = keys.masked_fill(~there, -torch.inf).amax(dim=-2)
-        low, high = (x.masked_fill(count == 0, 0.0) for x in (low, high))  # 0 x inf is no number
+    return summary_bounds(q, low, high, there.sum(dim=-2)[..., 0], means=means)
+
+
+def summary_bounds(q: Tensor, low: Tensor, high: Tensor, count: Tensor, *, means: bool) -> Tensor:
+    """`page_bounds` from summaries, float32 [G, H, pages, d], of pages of `count` KVs, int64 [G, H, pages].
+
+    With means both summaries are the sum of the keys.
+    """
+    flat, empty = q.flatten(2, 3), (count == 0)[..., None]  # [G, H, g * n, d]
+    low, high = (x.masked_fill(empty, 0.0) for x in (low, high))  # 0 x inf is no number
+    if means:
+        bounds = flat @ (low / count.clamp_min(1)[..., None]).mT
+    else:
         bounds = flat.clamp_min(0.0) @ high.mT + flat.clamp_max(0.0) @ low.mT
-    return bounds.masked_fill((count == 0).mT, -torch.inf).unflatten(2, q.shape[2:4])
+    return bounds.masked_fill(empty.mT, -torch.inf).unflatten(2, q.shape[2:4])
 
 
 def choose_pages(bounds: Tensor, visible: Tensor, size: int, most: int) -> Tensor:
@@ -50,10 +60,3 @@ def choose_pages(bounds: Tensor, visible: Tensor, size: int, most: int) -> Tenso
     best = ranked.topk(min(most, pages), dim=-1).indices
     chosen = torch.zeros_like(bounds, dtype=torch.bool).scatter(-1, best, True)
     return chosen.repeat_interleave(size, dim=-1) & visible[:, :, None]
-
-
-def softmax_within(p: Tensor, chosen: Tensor) -> Tensor:
-    """The softmax over chosen KVs alone, and a sink's share: p is that over all, [G, H, g, n, N] each."""
-    sink = 1.0 - p.sum(dim=-1, keepdim=True)
-    kept = p * chosen
-    return kept / (kept.sum(dim=-1, keepdim=True) + sink.clamp_min(0.0)).clamp_min(torch.finfo().tiny)

@@ -6,7 +6,14 @@ Rows are decoded into padded float32 tensors, computed by the textbook formula, 
 import torch
 from torch import Tensor
 
-from winnow.attention.gathered_rows import GatheredRows, Weights, attend_group, row_groups, weighted_sum
+from winnow.attention.gathered_rows import (
+    BlockOutput,
+    GatheredRows,
+    attend_group,
+    row_groups,
+    softmax_over,
+    weighted_sum,
+)
 from winnow.attention.interface import AttentionSpec
 from winnow.attention.spans import Spans
 from winnow.attention.split import attend_split
@@ -38,10 +45,13 @@ class ReferenceBackend(TorchBackend):
                 window.widen(rows.device_slots, layer, rows.position, rows.k, v)
                 v.masked_fill_(~rows.valid[..., None], 0.0)
 
-            def value_sums(weights: Weights, first: int, v: Tensor = v) -> tuple[Tensor, Tensor]:
-                return weighted_sum(weights.p, v), v
+            def attend(
+                q: Tensor, position: Tensor, first: int, rows: GatheredRows = rows, v: Tensor = v
+            ) -> BlockOutput:
+                weights = softmax_over(q, position, rows, spec)
+                return BlockOutput(weighted_sum(weights.p, v), weights, v)
 
-            attend_group(cache, spans, group, rows, q, spec, value_sums, out)
+            attend_group(cache, spans, group, rows, q, attend, out)
         return out
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:

@@ -105,9 +105,18 @@ class CacheLayout:
         return self.block_format.nbytes + self.block_size * (_INT32 + self.num_accumulators * _FLOAT32)
 
     @property
-    def value_bytes(self) -> int:
-        """Of one block, those that lie on a tier where its row's values do."""
-        return 0 if self.value_tier is None else self.value_format.nbytes
+    def tier_bytes(self) -> int:
+        """Of a far block, those that lie on the tier: of its values, or of its KVs."""
+        if self.value_tier is None:
+            return 0
+        return self.block_format.nbytes if self.value_tier.keys else self.value_format.nbytes
+
+    @property
+    def summary_bytes(self) -> int:
+        """Of a far block, those of the summary of keys that lie on the tier (`winnow.cache.key_summaries`)."""
+        if self.value_tier is None or not self.value_tier.keys:
+            return 0
+        return self.head_dim * _FLOAT32 * (1 if self.value_tier.select == "means" else 2) + 1
 
     def by_kind(self, num_blocks: IntArray) -> BlockCount:
         """Blocks of each kind, of rows that have `num_blocks`, [layers, heads]."""
@@ -117,7 +126,7 @@ class CacheLayout:
 
     def device_bytes(self, count: BlockCount) -> int:
         """Bytes of the device that so many blocks take."""
-        return count.total * self.block_bytes - count.far * self.value_bytes
+        return count.total * self.block_bytes - count.far * (self.tier_bytes - self.summary_bytes)
 
     @property
     def near_layers(self) -> int:
@@ -244,10 +253,10 @@ class CacheSize:
             return cls.of_blocks(layout, num_blocks, max_num_seqs, max_model_len)
 
         def fits_tier(found: CacheSize) -> bool:
-            return limit is None or found.value_bytes(layout) <= limit
+            return limit is None or found.tier_bytes(layout) <= limit
 
         # Do not allocate more blocks than all sequences together can fill.
-        least_bytes = layout.block_bytes - layout.value_bytes
+        least_bytes = min(layout.device_bytes(BlockCount(1)), layout.device_bytes(BlockCount(far=1)))
         low, high = 0, min(kv_memory // least_bytes, max_num_seqs * layout.blocks_for(max_model_len))
         while low < high:  # the largest count whose total fits; the total grows with the count
             middle = (low + high + 1) // 2
@@ -260,7 +269,7 @@ class CacheSize:
             smallest = size(layout.rows_per_seq)
             name, least, got = "kv_memory", smallest.nbytes(layout), kv_memory
             if limit is not None and not fits_tier(smallest):
-                name, least, got = "value_tier: size", smallest.value_bytes(layout), limit
+                name, least, got = "value_tier: size", smallest.tier_bytes(layout), limit
             raise ConfigError(
                 f"{name} must be at least {format_bytes(least)} ({least} bytes) for one block in each of the "
                 f"{layout.num_layers} layers x {layout.num_kv_heads} KV heads, got {format_bytes(got)}"
@@ -310,6 +319,6 @@ class CacheSize:
             + self.max_num_seqs * layout.wide_bytes(self.max_positions(layout))
         )
 
-    def value_bytes(self, layout: CacheLayout) -> int:
-        """Bytes of the values on a tier."""
-        return self.num_far_blocks * layout.value_bytes
+    def tier_bytes(self, layout: CacheLayout) -> int:
+        """Bytes that blocks take on a tier."""
+        return self.num_far_blocks * layout.tier_bytes

@@ -74,9 +74,9 @@ class Ledger:
         return self.layout.device_bytes(self.allocator.cached)
 
     @property
-    def value_bytes(self) -> int:
-        """Bytes of values of blocks in use that lie on a tier."""
-        return self.allocator.held.far * self.layout.value_bytes
+    def tier_bytes(self) -> int:
+        """Bytes of blocks in use that lie on a tier."""
+        return self.allocator.held.far * self.layout.tier_bytes
 
     @property
     def peak_blocks(self) -> int:

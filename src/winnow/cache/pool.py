@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from winnow.cache.formats import Field
+from winnow.cache.key_summaries import KeySummaries
 from winnow.cache.layout import CacheLayout
 from winnow.cache.memory import empty_in_large_pages
 from winnow.cache.segment import BlockPart, Segment, Storage, joined_part
@@ -32,6 +33,7 @@ class KVPool:
         position: int32 [num_blocks, block_size], the token's index in its sequence.
         accumulators: float32 [num_accumulators, num_blocks, block_size], what attention added up for each KV.
         values_apart: the values of blocks `num_blocks - num_far_blocks` and up; None: all lie in `storage`.
+        summaries: of the keys of these blocks, where they lie apart too; None: they do not.
 
     Memory is uninitialised: a slot is written before the length of its row covers it.
     """
@@ -49,11 +51,19 @@ class KVPool:
         data = empty_in_large_pages((num_near, form.nbytes), torch.uint8, device)
         self._segments: tuple[Segment, ...] = (Segment(0, layout.block_size, [Storage(data, form)]),)
         self.values_apart: ValueStore | None = None
+        self.summaries: KeySummaries | None = None
         if layout.value_tier is not None:
-            keys = empty_in_large_pages((num_far_blocks, layout.key_format.nbytes), torch.uint8, device)
             self.values_apart = ValueStore(layout, num_far_blocks, device)
-            sides = Storage(keys, layout.key_format), Storage(self.values_apart.data, layout.value_format)
-            self._segments += (Segment(num_near, layout.block_size, sides),)
+            if layout.value_tier.keys:
+                self.summaries = KeySummaries(layout, num_far_blocks, device)
+                storages = [Storage(self.values_apart.data, form)]
+            else:
+                keys = empty_in_large_pages((num_far_blocks, layout.key_format.nbytes), torch.uint8, device)
+                storages = [
+                    Storage(keys, layout.key_format),
+                    Storage(self.values_apart.data, layout.value_format),
+                ]
+            self._segments += (Segment(num_near, layout.block_size, storages),)
         self._views: tuple[KVPool, ...] = ()
         slots = (num_blocks, layout.block_size)
         self.position = empty_in_large_pages(slots, torch.int32, device)
@@ -125,7 +135,18 @@ class KVPool:
         """On the device."""
         kvs = sum(storage.data.nbytes for segment in self._segments for storage in segment.storages)
         apart = 0 if self.values_apart is None else self.values_apart.nbytes
-        return kvs - apart + self.position.nbytes + self.accumulators.nbytes
+        summaries = 0 if self.summaries is None else self.summaries.nbytes
+        return kvs - apart + summaries + self.position.nbytes + self.accumulators.nbytes
+
+    @property
+    def first_far(self) -> int:
+        """The first block whose values lie apart."""
+        return self.num_blocks - (0 if self.values_apart is None else len(self.values_apart.data))
+
+    def moved(self, block: Tensor) -> None:
+        """KVs were moved to blocks, int64 [n]: summaries of their keys no longer hold."""
+        if self.summaries is not None:
+            self.summaries.stale[block[block >= self.first_far] - self.first_far] = True
 
     @property
     def traffic(self) -> TierTraffic:
@@ -213,6 +234,7 @@ class KVPool:
         """Copy whole blocks, int32 [n] each, to others of their kind. No target may also be a source."""
         for segment, mask in self._split(source):
             segment.copy_blocks(source[mask], target[mask])
+        self.moved(target.long())
         self.position[target] = self.position[source]
         self.accumulators[:, target] = self.accumulators[:, source]
 

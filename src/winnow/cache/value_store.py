@@ -1,4 +1,4 @@
-"""Memory for values beside the device: on the host, or in a file."""
+"""Memory for values, and where they lie there too keys, beside the device: on the host, or in a file."""
 
 import contextlib
 import mmap
@@ -21,10 +21,10 @@ _EXTENT_BYTES = 2**24
 
 
 class ValueStore:
-    """The values of blocks that lie on a tier.
+    """The values of blocks, or their KVs, that lie on a tier.
 
     Attributes:
-        data: uint8 [num_blocks, bytes of a block's values]: pinned where the pool lies on a CUDA device, else ordinary
+        data: uint8 [num_blocks, `CacheLayout.tier_bytes`]: pinned where the pool lies on a CUDA device, else ordinary
             memory or that of a file.
         traffic: what went to and from it.
 
@@ -36,11 +36,12 @@ class ValueStore:
         assert layout.value_tier is not None, "there is a tier"
         self.tier: ValueTier = layout.value_tier
         self.slot_bytes = sum(field.slot_bytes for field in layout.codec.value_fields(layout.head_dim))
-        self._block_bytes = layout.value_bytes
+        self.key_bytes = sum(field.slot_bytes for field in layout.codec.key_fields(layout.head_dim))
+        self._block_bytes = layout.tier_bytes
         self.traffic = TierTraffic()
         self._file: int | None = None
-        shape = (num_blocks, layout.value_bytes)
-        nbytes = num_blocks * layout.value_bytes
+        shape = (num_blocks, layout.tier_bytes)
+        nbytes = num_blocks * layout.tier_bytes
         if self.tier.path is not None:
             self.data = self._map(self.tier.path, max(nbytes, 1)).narrow(0, 0, nbytes).view(shape)
         elif torch.device(device).type == "cuda":

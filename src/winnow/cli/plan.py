@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from winnow.checks import check_integer
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import check_json_path, require_writable, write_json
-from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig, option
+from winnow.config import WEIGHT_DTYPES, CacheConfig, EvictionConfig, SchedulerConfig, option
 from winnow.errors import UsageError, known_names
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import typed_command
@@ -56,6 +56,7 @@ class PlanOptions:
     )
     dtype: str = option("auto", "of weights; auto: float32 on a CPU, else the model's own")
     weight_bits: float | None = option(None, "bits of one weight, for quantized weights")
+    weight_dtype: str = option("auto", "of linear layers; auto: as dtype", choices=WEIGHT_DTYPES)
     utilization: float = option(0.9, "part of the devices' memory that may be used")
     price: float | None = option(None, "of one device for an hour, for the cost of a million tokens")
 
@@ -170,6 +171,7 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
                 options.utilization,
                 options.price,
                 factors,
+                options.weight_dtype == "int8",
             )
             for config in configs
         ]

@@ -15,7 +15,7 @@ from winnow.json_values import json_value
 
 # What means nothing to an engine, so that giving it is a mistake.
 _ONLY_PAGED = {
-    "model": ("attention_backend",),
+    "model": ("attention_backend", "weight_dtype", "weight_wide"),
     "cache": (
         "block_size",
         "prefix_store",

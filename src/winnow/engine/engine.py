@@ -104,8 +104,8 @@ class Engine(RequestLoop):
         if layout.value_tier is None:
             return None
         return ValueTierStats(
-            ledger.value_bytes,
-            ledger.size.value_bytes(layout),
+            ledger.tier_bytes,
+            ledger.size.tier_bytes(layout),
             replace(self._traffic),
             replace(self._last_traffic),
         )

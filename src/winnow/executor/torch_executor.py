@@ -179,7 +179,9 @@ class TorchExecutor:
         if apart is None:
             return None
         rows = plan.num_tokens * (layout.num_layers - layout.near_layers) * layout.num_kv_heads
-        apart.traffic.add(TierTraffic(rows_written=rows, bytes_written=rows * apart.slot_bytes))
+        keys = rows if apart.tier.keys else 0
+        nbytes = rows * apart.slot_bytes + keys * apart.key_bytes
+        apart.traffic.add(TierTraffic(rows_written=rows, keys_written=keys, bytes_written=nbytes))
         traffic, apart.traffic = apart.traffic, TierTraffic()
         return traffic
 
@@ -235,6 +237,12 @@ class TorchExecutor:
         if policy.reassign_positions and self.cache.windows:
             raise InvalidRequestError(
                 f"positions cannot be re-assigned beside kv_wide={self.layout.wide}, which finds KVs by position"
+            )
+        tier = self.layout.value_tier
+        if tier is not None and tier.keys and policy.observes[True] is not None:
+            raise InvalidRequestError(
+                f"eviction by the attention of decoded tokens needs all keys on the device, got value_tier={tier}: "
+                "leave keys out of it, or give a policy that watches prompts alone"
             )
         if policy.reassign_positions and self._model.rotation is None:
             raise InvalidRequestError(

@@ -11,6 +11,7 @@ from winnow.cache import CacheLayout
 from winnow.config import CacheConfig
 from winnow.models.geometry import ModelGeometry
 from winnow.models.kv_layout import configured_layout
+from winnow.models.int8_linear import Int8Weights
 from winnow.models.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.tokens import token_kinds
 from winnow.sampling.grammar import GrammarCompiler
@@ -70,6 +71,8 @@ class LoadedModel(PlainModel):
     """Longest sequence whose positions the model knows."""
     decoder: "PackedDecoder | None" = None
     """The parts of `model` without transformers' code between them, where they compute the same."""
+    int8: Int8Weights | None = None
+    """Which of its weights are quantized to 8 bits; None: none."""
     verified: Verified | None = None
     """How far what answers is from the model's own code; None: it was not compared at load."""
 

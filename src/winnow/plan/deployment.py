@@ -31,6 +31,7 @@ class Deployment:
         dtype: of weights and, unless `cache` says otherwise, of KVs; auto: float32 on a CPU, else the model's own.
         weight_bits: bits of one weight, for quantized ones; None: those of `dtype`.
         cache: how KVs are stored and in what blocks; its amounts of memory are not looked at.
+        int8_weights: linear layers keep theirs in 8 bits; an embedding that only looks rows up does not.
         utilization: part of the devices' memory that may be used.
         price: of one device for an hour, in any currency; None: unknown.
     """
@@ -46,10 +47,13 @@ class Deployment:
     utilization: float = 0.9
     price: float | None = None
     factors: Factors = field(default_factory=Factors)
+    int8_weights: bool = False
 
     def __post_init__(self) -> None:
         check_integer("gpus", self.gpus, 1, _MOST_GPUS)
         check_number("utilization", self.utilization, 0.01, 1.0)
+        if self.int8_weights and self.weight_bits is not None:
+            raise ConfigError(f"weight_bits must be left out beside int8 weights, got {self.weight_bits}")
         if self.weight_bits is not None:
             check_number("weight_bits", self.weight_bits, 1.0, 32.0)
         if self.price is not None:
@@ -85,8 +89,10 @@ class Deployment:
     @property
     def weight_bytes(self) -> int:
         """All weights, in all devices together."""
-        bits = self.weight_bits or 8 * DTYPE_BYTES[self.weight_dtype]
-        return round(self.model.num_params * bits / 8)
+        model, wide = self.model, DTYPE_BYTES[self.weight_dtype]
+        if self.int8_weights:
+            return model.num_params + (wide - 1) * model.lookup_params
+        return round(model.num_params * (self.weight_bits or 8 * wide) / 8)
 
     @property
     def kv_token_bytes(self) -> int:
