@@ -135,16 +135,29 @@ NB_MODULE(_native, m) {
           "block_size"_a, "block_stride"_a, "head_dim"_a, "dtype"_a, "keys"_a.none() = nb::none(),
           "values"_a.none() = nb::none());
 
+  nb::class_<WideWindow>(m, "WideWindow")
+      .def(
+          "__init__",
+          [](WideWindow *self, int64_t first_layer, int64_t num_layers, int64_t num_heads, int64_t head_dim, int64_t sinks,
+             int64_t recent, DType dtype, uintptr_t k, uintptr_t v, uintptr_t position) {
+            new (self) WideWindow{first_layer, num_layers, num_heads,   head_dim,    sinks,
+                                  recent,      dtype,      at<char>(k), at<char>(v), at<int32_t>(position)};
+          },
+          nb::kw_only(), "first_layer"_a, "num_layers"_a, "num_heads"_a, "head_dim"_a, "sinks"_a, "recent"_a, "dtype"_a,
+          "k"_a, "v"_a, "position"_a);
+
   nb::class_<Cache, Pool>(m, "Cache")
       .def(
           "__init__",
           [](Cache *self, const Pool &pool, uintptr_t pages, uintptr_t page_table, uintptr_t lengths,
-             int64_t num_layers, int64_t num_heads, int64_t page_entries, int64_t pages_per_seq) {
+             int64_t num_layers, int64_t num_heads, int64_t page_entries, int64_t pages_per_seq,
+             std::vector<WideWindow> windows) {
             new (self) Cache{pool,       at<int32_t>(pages), at<int32_t>(page_table), at<int32_t>(lengths),
-                             num_layers, num_heads,          page_entries,            pages_per_seq};
+                             num_layers, num_heads,          page_entries,            pages_per_seq,
+                             std::move(windows)};
           },
           "pool"_a, nb::kw_only(), "pages"_a, "page_table"_a, "lengths"_a, "num_layers"_a, "num_heads"_a,
-          "page_entries"_a, "pages_per_seq"_a);
+          "page_entries"_a, "pages_per_seq"_a, "windows"_a);
 
   nb::enum_<Term>(m, "Term")
       .value("attention", Term::attention)

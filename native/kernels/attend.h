@@ -14,6 +14,7 @@
 #include "hadamard.h"
 #include "pack.h"
 #include "tile_product.h"
+#include "wide.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -188,6 +189,7 @@ struct Tile {
   const KV *key[WIDE_TILE], *value[WIDE_TILE];
   const KV *in_memory_order[2 * TILE];  // keys and values of TILE adjacent KVs
   const f16 *key_scale[WIDE_TILE], *value_scale[WIDE_TILE];  // where KVs are coded
+  WideKVs wide;  // where KVs are coded
 
   /// query_position: of the first query that reads the tile; the window of any other begins later. size: KVs of a tile.
   void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position, int size = TILE) {
@@ -202,6 +204,7 @@ struct Tile {
       else
         find_plain(cache, i, count, block, offset);
     });
+    if constexpr (is_coded<KV>) wide.find(cache, row, slot, n);
     std::fill(slot + n, slot + size, slot[n - 1]);
     std::fill(key + n, key + size, key[n - 1]);
     std::fill(value + n, value + size, value[n - 1]);
@@ -294,16 +297,18 @@ inline float highest_logit(const float *logits, int n) {
   return horizontal_max(highest);
 }
 
-/// Decode the keys of a tile: out [n, padded]. next: prefetched meanwhile.
+/// Decode the keys of a tile, or take what is kept wide of them: out [n, padded]. next: prefetched meanwhile.
 inline void decode_keys(const Cache &cache, const Tile<Coded> &tile, const Tile<Coded> &next, int padded, float *out) {
-  decode_tile(cache.keys, cache.block_size, static_cast<int>(cache.head_dim), padded, tile.coded_keys(), next.coded_keys(),
-              out);
+  const int dim = static_cast<int>(cache.head_dim);
+  decode_tile(cache.keys, cache.block_size, dim, padded, tile.coded_keys(), next.coded_keys(), out);
+  widen(tile.wide, tile.wide.key, dim, padded, cache.keys.rotation, out);
 }
 
 /// As decode_keys, of the values.
 inline void decode_values(const Cache &cache, const Tile<Coded> &tile, const Tile<Coded> &next, int padded, float *out) {
-  decode_tile(cache.values, cache.block_size, static_cast<int>(cache.head_dim), padded, tile.coded_values(),
-              next.coded_values(), out);
+  const int dim = static_cast<int>(cache.head_dim);
+  decode_tile(cache.values, cache.block_size, dim, padded, tile.coded_values(), next.coded_values(), out);
+  widen(tile.wide, tile.wide.value, dim, padded, cache.values.rotation, out);
 }
 
 /// Where decoded vectors lie, those from n on repeating the last; for products that read them in place.

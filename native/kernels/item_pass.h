@@ -322,7 +322,7 @@ class ItemPass {
       if constexpr (is_coded<KV>) {
         const Cache &cache = call_.cache;
         const Tile<KV> &next = ahead_.next();
-        if (decodes_in_registers(cache.keys, rows, dim_)) {
+        if (!tile.wide.n && decodes_in_registers(cache.keys, rows, dim_)) {
           coded_products(cache.keys, cache.block_size, tile.coded_keys(), next.coded_keys(), rows, dim_, packed,
                          scratch_.logits);
           return;
@@ -370,7 +370,7 @@ class ItemPass {
       if constexpr (is_coded<KV>) {
         const Cache &cache = call_.cache;
         const Tile<KV> &next = ahead_.next();
-        if (decodes_in_registers(cache.values, rows, dim_)) {
+        if (!tile.wide.n && decodes_in_registers(cache.values, rows, dim_)) {
           coded_sums(cache.values, cache.block_size, tile.coded_values(), next.coded_values(), rows, dim_,
                      scratch_.weights, sums);
           return;

@@ -13,6 +13,7 @@ from winnow.cache import KVPool, PagedCache
 from winnow.cache.codec import KVCodec, PairCodec, PlainCodec, rotation_block
 from winnow.cache.formats import VectorFormat
 from winnow.cache.layout import PAGE_ENTRIES
+from winnow.cache.wide import WideWindow
 from winnow.errors import ConfigError
 
 
@@ -165,6 +166,7 @@ class NativeBackend(AttentionBackend):
                 num_heads=layout.num_kv_heads,
                 page_entries=PAGE_ENTRIES,
                 pages_per_seq=tables.page_table.shape[1],
+                windows=[_native_window(window) for window in cache.windows],
             )
             self._cache = cache, view
         return self._cache[1]
@@ -269,6 +271,23 @@ def _native_field(field: Tensor) -> native.Field:
     """A field, [num_blocks, block_size, length], as bytes."""
     size = field.itemsize
     return native.Field(field.data_ptr(), field.stride(1) * size, field.stride(0) * size)
+
+
+def _native_window(window: WideWindow) -> native.WideWindow:
+    """What is kept wide of some layers; it points at the window's tensors."""
+    _, num_layers, num_heads, _, head_dim = window.k.shape
+    return native.WideWindow(
+        first_layer=window.layers.start,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        sinks=window.sinks,
+        recent=window.recent,
+        dtype=native.native_dtype(window.k.dtype),
+        k=window.k.data_ptr(),
+        v=window.v.data_ptr(),
+        position=window.position.data_ptr(),
+    )
 
 
 def _coded_vectors(pool: KVPool, side: str, form: VectorFormat, rotated: bool) -> native.CodedVectors:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from winnow.attention import open_backend
-from winnow.cache import CacheLayout
-from winnow.config import CacheConfig, EngineConfig
+from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
 from winnow.engine.instructor import Instructor
@@ -36,11 +35,6 @@ def build_engine(
         raise ConfigError(
             f"kv_cache_dtype {layout.codec.name} cannot be evicted, as keys of a block share scales: give eviction=full"
         )
-    for name in ("prefix_store", "kv_offloading_size") if layout.wide.any else ():
-        if getattr(config.cache, name) is not None:
-            raise ConfigError(
-                f"{name} does not go with kv_wide={layout.wide}: what is wide lies beside the blocks that are copied"
-            )
     backend = open_backend(config.model.attention_backend, loaded.device, layout)
     executor = TorchExecutor(loaded, config, backend, num_accumulators)
 
@@ -53,7 +47,7 @@ def build_engine(
         executor,
         clock,
         max_round_kvs=config.eviction.max_round_kvs,
-        prefix_caching=_shares_prefixes(config.cache, layout),
+        prefix_caching=config.cache.kv_reservation == "on-demand" and config.cache.enable_prefix_caching,
         host_bytes=config.cache.kv_offloading_size or 0,
         prefix_store=store,
     )
@@ -79,13 +73,6 @@ def build_engine(
         config.scheduler,
         open_store,
     )
-
-
-def _shares_prefixes(config: CacheConfig, layout: CacheLayout) -> bool:
-    """Not where a sequence has KVs beside its blocks, which another would lack."""
-    if layout.wide.any or config.kv_reservation != "on-demand":
-        return False
-    return config.enable_prefix_caching
 
 
 def _identity(loaded: LoadedModel, config: EngineConfig) -> str:
