@@ -184,15 +184,15 @@ NB_MODULE(_native, m) {
           "__init__",
           [](Batch *self, std::vector<int64_t> slots, std::vector<int64_t> counts, std::vector<int64_t> starts,
              uintptr_t position, int64_t num_tokens, std::vector<int64_t> observer, std::vector<int64_t> observe_from,
-             std::vector<AttentionObserver> observers) {
+             std::vector<AttentionObserver> observers, std::vector<bool> temporary) {
             const int64_t *first = at<int64_t>(position);
             new (self) Batch{std::move(slots),        std::move(counts),
                              std::move(starts),       std::vector<int64_t>(first, first + num_tokens),
                              std::move(observer),     std::move(observe_from),
-                             std::move(observers)};
+                             std::move(observers),    std::move(temporary)};
           },
           nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observer"_a,
-          "observe_from"_a, "observers"_a)
+          "observe_from"_a, "observers"_a, "temporary"_a)
       .def_prop_ro("end", &Batch::end);
 
   nb::class_<AttentionSpec>(m, "AttentionSpec")

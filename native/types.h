@@ -183,6 +183,7 @@ struct Batch {
   std::vector<int64_t> observer;               // [B]: index into observers, or -1
   std::vector<int64_t> observe_from;           // [B]
   std::vector<AttentionObserver> observers;
+  std::vector<bool> temporary;                 // [B]: whose KVs are dropped again, and leave windows as they are
 
   int64_t num_seqs() const { return static_cast<int64_t>(slots.size()); }
   int64_t num_tokens() const { return static_cast<int64_t>(position.size()); }

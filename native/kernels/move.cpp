@@ -83,7 +83,7 @@ void write_each(const Cache &cache, const Batch &batch, const NewKVs &kvs, int t
       const int64_t from = std::max(batch.starts[seq], kvs.first), count = std::min(end, kvs.last) - from;
       if (count <= 0) continue;
       const Row row(cache, batch.slots[seq], kvs.layer, head);
-      const WideWindow *window = cache.window(kvs.layer);
+      const WideWindow *window = batch.temporary[seq] ? nullptr : cache.window(kvs.layer);
       row.runs_in_blocks(row.length - (end - from), count, [&](int64_t i, int64_t n, int64_t block, int64_t offset) {
         for (int64_t token = from + i; token < from + i + n; ++token, ++offset) {
           const int64_t slot = block * cache.block_size + offset;

@@ -163,6 +163,7 @@ class Batch:
         observer: list[int],
         observe_from: list[int],
         observers: list[AttentionObserver],
+        temporary: list[bool],
     ) -> None: ...
     @property
     def end(self) -> int: ...

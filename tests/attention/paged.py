@@ -1,6 +1,7 @@
 """Caches as eviction leaves them: rows of one sequence differ in length, blocks lie scattered, positions have gaps."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionObserver, PagedCache, Spans
 from winnow.cache import CacheLayout, CacheSize, KVCodec, KVPool, LocalCache
+from winnow.kv_dtype import WideParts
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class PagedBatch:
         pool = KVPool(self.cache.pool.layout, self.cache.pool.num_blocks, self.cache.pool.device)
         for name in ("storage", "position", "accumulators"):
             getattr(pool, name).copy_(getattr(self.cache.pool, name))
-        return PagedCache(pool, self.cache.tables)
+        return PagedCache(pool, self.cache.tables, wide=deepcopy(self.cache.wide))
 
 
 def paged_batch(
@@ -43,6 +45,7 @@ def paged_batch(
     kv_dtype: KVCodec | str | torch.dtype | None = None,
     num_accumulators: int = 1,
     observe: Sequence[AttentionObserver | None] | None = None,
+    wide: WideParts = WideParts(),  # noqa: B008  # frozen
     device: torch.device | str = "cpu",
 ) -> PagedBatch:
     """Sequences that bring `counts` tokens, after up to `longest` older ones of which each row keeps some.
@@ -51,6 +54,7 @@ def paged_batch(
         dtype: of the batch's queries, keys and values.
         kv_dtype: how the cache stores KVs; None: the same.
         observe: for each sequence, decoding ones first; the second half of a sequence's queries counts.
+        wide: no layers, since sequences may have very many positions.
     """
     generator = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -60,7 +64,9 @@ def paged_batch(
 
     layers, layer = 2, 1
     counts = sorted(counts, key=lambda count: count > 1)
-    layout = CacheLayout(layers, kv_heads, head_dim, block_size, kv_dtype or dtype, num_accumulators)
+    layout = CacheLayout(
+        layers, kv_heads, head_dim, block_size, kv_dtype or dtype, num_accumulators, wide=wide
+    )
     blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
     size = CacheSize(blocks, len(counts) * layout.pages_for(longest + max(counts)), len(counts), 10_000)
     local = LocalCache(layout, size, device)
@@ -90,6 +96,11 @@ def paged_batch(
                 positions = torch.from_numpy(rng.choice(start, n, replace=False)).to(device)
                 pool.write(where, randn(n, head_dim), randn(n, head_dim), positions)
                 pool.accumulators.flatten(1)[:, where] = 0.25
+            window = local.paged.window(layer)
+            if window is not None:
+                position = torch.arange(start, device=device)
+                k, v = (randn(start, kv_heads, head_dim) for _ in range(2))
+                window.write(torch.full_like(position, slot), layer, k, v, position, start - 1 - position)
         starts.append(start)
     local.append(slots, counts)
     spans = Spans.build(

@@ -185,6 +185,7 @@ class NativeBackend(AttentionBackend):
                 observer=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
                 observe_from=spans.observe_from.tolist(),
                 observers=[self._native_observer(kind) for kind in kinds.values()],
+                temporary=spans.temporary.tolist(),
             )
             self._batch = spans, view
         return self._batch[1]

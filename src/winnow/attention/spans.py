@@ -39,6 +39,7 @@ class Spans:
         first_position: of each sequence's first token in this batch, int64 [B].
         observe: the accumulator updates of each sequence's queries, [B]; None: none.
         observe_from: the first position of each sequence whose query updates accumulators, int64 [B].
+        temporary: whose KVs of this batch are dropped again, bool [B]: they leave what is kept wide as it is.
     """
 
     slots: NDArray[np.int64]
@@ -48,6 +49,7 @@ class Spans:
     first_position: NDArray[np.int64]
     observe: tuple[AttentionObserver | None, ...]
     observe_from: NDArray[np.int64]
+    temporary: NDArray[np.bool_]
 
     @classmethod
     def build(
@@ -59,6 +61,7 @@ class Spans:
         device: torch.device | str = "cpu",
         observe: Sequence[AttentionObserver | None] | None = None,
         observe_from: list[int] | None = None,
+        temporary: list[bool] | None = None,
     ) -> Self:
         """Pack sequences whose tokens in this batch start at the positions `starts`."""
         count_array = np.asarray(counts, dtype=np.int64)
@@ -77,6 +80,7 @@ class Spans:
             np.zeros(len(slots), dtype=np.int64)
             if observe_from is None
             else np.asarray(observe_from, dtype=np.int64),
+            np.array(temporary or [False] * len(slots), dtype=np.bool_),
         )
 
     @property
@@ -108,6 +112,11 @@ class Spans:
     def token_slots(self) -> Tensor:
         """Cache slot of the sequence of each token, int64 [T]."""
         return self.device_slots[self.token_sequence]
+
+    @cached_property
+    def token_temporary(self) -> Tensor:
+        """Whether the KVs of each token are dropped again, bool [T]."""
+        return torch.from_numpy(np.repeat(self.temporary, self.counts)).to(self.device)
 
     @cached_property
     def tokens_after(self) -> Tensor:

@@ -128,7 +128,8 @@ class WideWindow:
             used[: positions[0]] = used[positions[1] :] = False
         place = used.nonzero()[:, 0]
         parts = (self.k[slot][:, :, place], self.v[slot][:, :, place], self.position[slot][:, place])
-        return SavedWindow(place.cpu(), *(part.cpu() for part in parts))
+        k, v, position = (part.cpu() for part in parts)
+        return SavedWindow(place.cpu(), k, v, position)
 
     def load(self, slot: int, saved: "SavedWindow") -> None:
         """Let a sequence have what was saved, too; `saved` may be loaded again."""
@@ -222,10 +223,8 @@ class WideWindows:
         self._saved[key] = tuple(
             SavedWindow(
                 torch.from_numpy(wide[f"wide.{number}.place"]),
-                *(
-                    torch.from_numpy(wide[f"wide.{number}.{name}"]).view(window.k.dtype)
-                    for name in ("k", "v")
-                ),
+                torch.from_numpy(wide[f"wide.{number}.k"]).view(window.k.dtype),
+                torch.from_numpy(wide[f"wide.{number}.v"]).view(window.k.dtype),
                 torch.from_numpy(wide[f"wide.{number}.position"]),
             )
             for number, window in enumerate(self.windows)

@@ -92,9 +92,9 @@ class PrefixStore:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
             self._check(metadata, tensors, key, token_ids, num_accumulators)
-            numbers = (int(metadata[name]) for name in ("num_rounds", "position_offset"))
+            rounds, offset = (int(metadata[name]) for name in ("num_rounds", "position_offset"))
             wide = {name: tensor for name, tensor in tensors.items() if name.startswith("wide.")}
-            return SavedPrefix(tensors["lengths"], self._joined(tensors), *numbers, wide)
+            return SavedPrefix(tensors["lengths"], self._joined(tensors), rounds, offset, wide)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, _UnusableError) as error:
             if path not in self._warned:
                 self._warned.add(path)

@@ -158,6 +158,7 @@ class DecodeGraphs:
             first_position=ones * 0,
             observe=(key.observe,) * key.batch,
             observe_from=ones * 0,
+            temporary=ones > 1,
             static_slots=slot,
         )
         if not self._capturable(spans):

@@ -281,6 +281,7 @@ class TorchExecutor:
             device=self._model.device,
             observe=[observe for observe, _ in observed],
             observe_from=[first for _, first in observed],
+            temporary=[entry.replay is not None for entry in plan.entries],
         )
 
     def _observed(self, entry: PlannedSequence) -> tuple[AttentionObserver | None, int]:
