@@ -14,6 +14,7 @@ on where it was killed.
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -41,7 +42,7 @@ from winnow.eviction.evict import evict as evict_kvs
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.ranking import Ranking
 from winnow.executor import torch_executor
-from winnow.report.provenance import Machine, report_head, typed_command
+from winnow.report.provenance import Machine, report_head
 from winnow.report.tables import TextTable
 
 _POSITION_BYTES = 4
@@ -290,7 +291,7 @@ def main() -> None:
             rows += measure(llm, work, arguments)
         model = Path(arguments.model or "the demo model").name
         key = f"{Path(arguments.model or 'demo').stem} {arguments.policy} {arguments.task}"
-        head = report_head(typed_command(), Machine.here("cpu")) | {
+        head = report_head(["python", "-m", "benchmarks.demotion", *sys.argv[1:]], Machine.here("cpu")) | {
             "model": model,
             "policy": arguments.policy,
         }

@@ -9,6 +9,7 @@ first, as the codecs do.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from winnow.cache.codec import rotation_block
 from winnow.cache.formats import AffineFormat
 from winnow.cache.packing import hadamard
 from winnow.evaluate.wikitext import wikitext
-from winnow.report.provenance import Machine, report_head, typed_command
+from winnow.report.provenance import Machine, report_head
 from winnow.report.tables import TextTable
 
 
@@ -90,7 +91,9 @@ def main() -> None:
         for bits in (4, 3, 2)
         for name, (decode, group, extra) in kinds.items()
     ]
-    head = report_head(typed_command(), Machine.here("cpu")) | {"model": Path(arguments.model).name}
+    head = report_head(["python", "-m", "benchmarks.symmetric_codes", *sys.argv[1:]], Machine.here("cpu")) | {
+        "model": Path(arguments.model).name
+    }
     lines = tuple(
         (
             f"int{row['bits']} {row['codes']}",
