@@ -91,9 +91,8 @@ def main() -> None:
         for bits in (4, 3, 2)
         for name, (decode, group, extra) in kinds.items()
     ]
-    head = report_head(["python", "-m", "benchmarks.symmetric_codes", *sys.argv[1:]], Machine.here("cpu")) | {
-        "model": Path(arguments.model).name
-    }
+    command = ["python", "-m", "benchmarks.symmetric_codes", *sys.argv[1:]]
+    head = report_head(command, Machine.here("cpu")) | {"model": Path(arguments.model).name}
     lines = tuple(
         (
             f"int{row['bits']} {row['codes']}",

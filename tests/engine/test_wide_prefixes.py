@@ -44,13 +44,23 @@ def assert_same(found: list[RequestOutput], expected: list[RequestOutput]) -> No
         assert ours.outputs[0].logprobs == theirs.outputs[0].logprobs
 
 
-@pytest.mark.parametrize("policy", ["full", "keydiff", "kvzip"])
-def test_prefixes_change_nothing(policy: str, directory: Path) -> None:
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("full", {}),
+        ("full", {"kv_cache_dtype": "kivi4", "kv_group": 8, "block_size": 8, "kv_wide": "recent=8"}),
+        ("keydiff", {}),
+        ("kvzip", {}),
+    ],
+    ids=["full", "kivi", "keydiff", "kvzip"],
+)
+def test_prefixes_change_nothing(policy: str, options: dict[str, Any], directory: Path) -> None:
     """Of the same chunks: which KVs are recent depends on where chunks end."""
     amount: dict[str, Any] = {} if policy == "full" else {"compression": 4.0}
-    with LLM(directory, **OPTIONS, eviction=policy, **amount, enable_prefix_caching=False) as llm:
+    options = OPTIONS | options | {"eviction": policy} | amount
+    with LLM(directory, **options, enable_prefix_caching=False) as llm:
         expected = ask(llm)
-    with LLM(directory, **OPTIONS, eviction=policy, **amount) as llm:
+    with LLM(directory, **options) as llm:
         found = ask(llm)
         again = ask(llm)
     assert [each.num_cached_tokens > 0 for each in (*found, *again)] == [False, True, True, True]

@@ -63,9 +63,7 @@ class PagedCache:
         Raises:
             HostTierError: copies to or from the host tier failed; all else is done.
         """
-        if self.wide is not None:
-            self.wide.follow(update)
-        failed: dict[int, str] = {}
+        failed = {} if self.wide is None else self.wide.follow(update)
         for copies in update.copies:
             if isinstance(copies, BlockCopies):
                 device = self.pool.device

@@ -24,6 +24,7 @@ from winnow.cache.update import (
     WideRestored,
     WideSaved,
 )
+from winnow.errors import describe_error
 
 _EMPTY = -1
 _INT64 = 8
@@ -186,13 +187,21 @@ class WideWindows:
         for window in self.windows:
             window.fork(slot, to)
 
-    def follow(self, update: CacheUpdate) -> None:
-        """Follow a ledger: save sequences before their slots are cleared, and load others afterwards."""
+    def follow(self, update: CacheUpdate) -> dict[int, str]:
+        """Follow a ledger: save sequences before their slots are cleared, and load others afterwards.
+
+        Returns:
+            Ids of the copies to host memory that failed, and why.
+        """
+        failed: dict[int, str] = {}
         loads: list[tuple[int, tuple[SavedWindow, ...]]] = []
-        for each in update.copies if self.windows else ():
+        for each in update.copies:
             match each:
                 case RowsSaved():
-                    self._save(each.host_id, each.slot)
+                    try:
+                        self._save(each.host_id, each.slot)
+                    except (MemoryError, RuntimeError) as error:
+                        failed[each.host_id] = describe_error(error)
                 case RowsRestored() if each.host_id in self._saved:
                     loads.append((each.slot, self._saved[each.host_id]))
                 case CopyDiscarded():
@@ -209,6 +218,7 @@ class WideWindows:
         for slot, saved in loads:
             for window, part in zip(self.windows, saved, strict=True):
                 window.load(slot, part)
+        return failed
 
     def read(self, key: bytes) -> dict[str, NDArray[Any]]:
         """What is kept under the key of a prefix: "wide.N.FIELD" of the N-th window, vectors as bytes."""

@@ -72,7 +72,7 @@ class CacheConfig:
     kv_wide: str | None = option(
         None,
         "KVs that are kept in 16 bits beside narrow ones, such as layers=1,sinks=4,recent=64: first layers, and in the "
-        "others first and last tokens; room for them is set aside for max_num_seqs sequences, and for what prefixes keep",
+        "others first and last tokens; room for them is set aside for max_num_seqs sequences and for prefixes",
     )
 
     def __post_init__(self) -> None:
