@@ -41,7 +41,7 @@ class Ledger:
         self.lengths = self._rows.lengths
         self.pages = self._rows.pages
         self._shared = SharedBlocks(self._rows)
-        self.prefixes = PrefixIndex(layout, self.allocator)
+        self.prefixes = PrefixIndex(layout, self.allocator, size.wide_prefix_bytes(layout))
         self.prefix_rows = PrefixRows(self._rows, self._shared, self.prefixes)
         self.host = HostLedger(layout, host_bytes)
         self._windows = SlidingWindows(layout)
