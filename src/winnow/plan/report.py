@@ -53,7 +53,7 @@ class Plan:
         """Keys and values of blocks, on the devices."""
         layout = self.deployment.layout
         far = self.deployment.kinds(num_blocks).far
-        return num_blocks * layout.block_format.nbytes - far * layout.value_bytes
+        return num_blocks * layout.block_format.nbytes - far * layout.tier_bytes
 
     def to_json(self) -> dict[str, Any]:
         """All numbers by name, in bytes and seconds.
@@ -79,7 +79,7 @@ class Plan:
             "kv_bytes": self._kv_bytes(blocks),
             "kv_bytes_used": layout.device_bytes(deployment.kinds(blocks)),
             "tier_bytes_per_token": deployment.far_token_bytes,
-            "tier_bytes": deployment.kinds(blocks).far * layout.value_bytes,
+            "tier_bytes": deployment.kinds(blocks).far * layout.tier_bytes,
             "cache_bytes": deployment.cache_bytes(self.request, self.batch) if self.batch else 0,
             "wide_bytes": deployment.wide_bytes(self.request, self.batch),
             "host_bytes_per_request": layout.host_bytes(held.decoding),
