@@ -55,11 +55,6 @@ def configured_layout(
             raise ConfigError(
                 f"value_tier does not go with kv_cache_dtype={kind}, which keeps recent KVs wide: give another"
             )
-    for name in ("prefix_store", "kv_offloading_size") if wide.any else ():
-        if getattr(config, name) is not None:
-            raise ConfigError(
-                f"{name} does not go with kv_wide={wide}: what is wide lies beside the blocks that are copied"
-            )
     layout = CacheLayout(
         num_layers,
         num_kv_heads,

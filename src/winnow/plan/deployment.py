@@ -102,10 +102,16 @@ class Deployment:
 
     @property
     def far_token_bytes(self) -> int:
-        """Values of one token that lie on a value tier."""
-        layout = self.layout
-        value = sum(each.slot_bytes for each in layout.codec.value_fields(self.model.head_dim))
-        return value * (layout.num_layers - layout.near_layers) * layout.num_kv_heads
+        """Of one token, the values that lie on a value tier, or the KVs."""
+        layout, codec, head_dim = self.layout, self.layout.codec, self.model.head_dim
+        if layout.value_tier is None:
+            return 0
+        fields = codec.fields(head_dim) if layout.value_tier.keys else codec.value_fields(head_dim)
+        return (
+            sum(each.slot_bytes for each in fields)
+            * (layout.num_layers - layout.near_layers)
+            * layout.num_kv_heads
+        )
 
     def kinds(self, num_blocks: int) -> BlockCount:
         """Blocks by where their values lie, where all layers hold as much."""
@@ -170,7 +176,7 @@ class Deployment:
         """Most such requests at the same time; 0: not even one."""
         if self.kv_room <= 0:
             return 0
-        least = self.layout.block_bytes - self.layout.tier_bytes
+        least = self.layout.device_bytes(BlockCount(far=1))
         low, high = 0, self.held(request).largest_batch(self.kv_room // least)
         while low < high:  # tables take some of the room
             middle = (low + high + 1) // 2

@@ -136,7 +136,8 @@ def _fitted(card: str) -> Factors:
 def batch_max() -> TextTable:
     """New tokens per second, and those of Batch-Max over ED, the bound of decoding-only eviction."""
     factors = {card: _fitted(card) for card in {task.card: None for task in BATCH_MAX}}
-    rows, gains = [], []
+    rows: list[Comparison] = []
+    gains: list[Comparison] = []
     for task in BATCH_MAX:
         times = _times(task, factors[task.card])
         rates = [
