@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from winnow.errors import ConfigError
 
 FOLDER = Path("runs") / "peers"
 W2_REQUESTS, W2_SEQS = 64, 8
+_OF_THE_MACHINE = ("--folder", "--journal", "--json", "--lock")
 _COUNTS = ("rounds", "threads", "timeout", "kv_seqs", "steps")
 
 
@@ -75,3 +77,11 @@ def _take_work(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
         )
     except ConfigError as error:
         parser.error(str(error))
+
+
+def command_line(argv: Sequence[str]) -> list[str]:
+    """For a report: the command without the files of the machine that it was typed on."""
+    places = [place for place, word in enumerate(argv) if word.partition("=")[0] in _OF_THE_MACHINE]
+    left_out = {place + 1 for place in places if "=" not in argv[place]} | set(places)
+    words = [word for place, word in enumerate(argv) if place not in left_out]
+    return [Path(sys.argv[0]).name, *words]

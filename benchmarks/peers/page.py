@@ -4,13 +4,14 @@ python benchmarks/peers/page.py docs/results/peers.md docs/results/w1_peers_zen5
 """
 
 import json
+import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winnow.report.provenance import origin
+from winnow.report.provenance import device_name
 from winnow.report.tables import Footnotes, TextTable
 
 Report = Mapping[str, Any]
@@ -20,7 +21,7 @@ TITLES = {
     "served": "Served: SmolLM2-135M-Instruct over HTTP",
 }
 NOTES = (
-    "Every run is a process of its own, in turn with the others, on a machine where nothing else computed; loading and "
+    "Every run is a process of its own, in turn with the others; loading and "
     "a first tiny request are not in the time. KV memory is that of so many whole sequences, the longest, in 16 bits a "
     "number: narrower KVs hold more in the same bytes, and Winnow's policies at 4x hold a quarter of a sequence. "
     "Ratios are to Winnow's full cache. Prefix caches are off, but for Winnow's in W1, whose prompts share nothing. "
@@ -113,12 +114,10 @@ def main(argv: Sequence[str]) -> None:
     lines = ["# Winnow beside other engines", "", NOTES]
     for file, report in zip(files, reports, strict=True):
         table = served(report) if report["work"] == "served" else comparison(report)
-        lines += [
-            *table.markdown(),
-            *origin(report),
-            f"- numbers as measured: [{file.name}]({file.name})",
-            "",
-        ]
+        command, machine = shlex.join(report["command"]), report["machine"]
+        lines += [*table.markdown(), f"- command: `{command}`"]
+        lines += [f"- {device_name(machine)}, torch {machine['torch_version']}"]
+        lines += [f"- numbers as measured: [{file.name}]({file.name})", ""]
     out.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 

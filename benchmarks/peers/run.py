@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arguments import parse
+from arguments import command_line, parse
 from configurations import Load
 from journal import Entry, Journal
 from peers import PEERS
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell(console, outcome, number)
 
     machine = replace(Machine.here(), threads=arguments.threads)
-    head = report_head([Path(sys.argv[0]).name, *(sys.argv[1:] if argv is None else argv)], machine)
+    head = report_head(command_line(sys.argv[1:] if argv is None else argv), machine)
     missing = sum(outcome.missing for outcome in outcomes)
     if missing:
         console.print(f"{missing} runs are missing; start again to go on")

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from arguments import FOLDER
+from arguments import FOLDER, command_line
 from journal import Journal
 from llama_cpp_peer import server_command
 from loopback import free_port, serving
@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"{missing} runs are missing; start again to go on")
         return UNFINISHED
     machine = replace(Machine.here(), threads=arguments.threads)
-    head = report_head([Path(sys.argv[0]).name, *(sys.argv[1:] if argv is None else argv)], machine)
+    head = report_head(command_line(sys.argv[1:] if argv is None else argv), machine)
     entries = [
         {"peer": row.peer.name, "configuration": row.configuration.name, "rounds": runs, "error": error}
         for row, runs, error in found
