@@ -1,4 +1,4 @@
-"""Products of rows with a model's weights: Winnow's packed kernel beside torch's ways, in turn.
+"""Products of rows with a model's weights: Winnow's packed kernel, also of int8 weights, beside torch's ways, in turn.
 
     python benchmarks/linear_layers.py [--dtype bfloat16] [--rows 1,8,32,512,2048] [--threads 2]
 
@@ -25,6 +25,7 @@ from winnow.report.provenance import Machine, commit
 
 CPU = torch.device("cpu")
 LONGEST_PASS = 2.0  # seconds
+INT8 = "winnow, int8"
 
 
 def weights(dtype: torch.dtype) -> list[Tensor]:
@@ -50,8 +51,10 @@ def ways(all_weights: list[Tensor]) -> dict[str, list[nn.Module]]:
     kernels = native_kernels()
     if kernels is None:
         raise SystemExit("error: this installation has no kernels")
+    own = LayerKernels(kernels)
     found: dict[str, list[nn.Module]] = {
-        "winnow": [PackedLinear.pack(weight, None, LayerKernels(kernels)) for weight in all_weights],
+        "winnow": [PackedLinear.pack(weight, None, own) for weight in all_weights],
+        INT8: [PackedLinear.pack(weight, None, own, int8=True) for weight in all_weights],
         "F.linear": [Plain(weight) for weight in all_weights],
     }
     try:
@@ -91,7 +94,9 @@ def main() -> None:
     num_bytes = sum(weight.nbytes for weight in all_weights)
     numbers = sum(weight.numel() for weight in all_weights)
     names = list(rivals)
-    table = Table("rows", *(f"{name}, ms" for name in names), "winnow, GB/s", "winnow, GFLOP/s")
+    table = Table(
+        "rows", *(f"{name}, ms" for name in names), "winnow, GB/s", "winnow, GFLOP/s", "int8, GOP/s"
+    )
     for rows in sorted(map(int, arguments.rows.split(","))):
         inputs = {width: torch.randn(rows, width).to(dtype) for width in {w.shape[1] for w in all_weights}}
 
@@ -108,13 +113,14 @@ def main() -> None:
             *(f"{1e3 * seconds[name]:.2f}" if name in seconds else "" for name in names),
             f"{num_bytes / own / 1e9:.1f}",
             f"{2 * rows * numbers / own / 1e9:.0f}",
+            f"{2 * rows * numbers / seconds[INT8] / 1e9:.0f}",
         )
         rivals = {
             name: layers
             for name, layers in rivals.items()
-            if name == "winnow" or seconds[name] <= LONGEST_PASS
+            if name in ("winnow", INT8) or seconds[name] <= LONGEST_PASS
         }
-    console = Console(width=110)
+    console = Console(width=130)
     console.print(f"{Machine.here()}; commit {commit()}", highlight=False, soft_wrap=True)
     console.print(
         f"{arguments.dtype}; limits: read {limits.read / 1e9:.1f} GB/s, product {limits.matmul / 1e9:.0f} GFLOP/s; "

@@ -157,10 +157,17 @@ def serve(text: str) -> None:
 def weight_bytes(options: dict[str, Any]) -> int:
     """Of a model, each weight counted once."""
     from winnow.config import ModelConfig
-    from winnow.models import load_plain_model
+    from winnow.models import load_model, load_plain_model
 
-    model = load_plain_model(ModelConfig(model=options["model"], dtype=options["dtype"])).model
-    return sum(weight.nbytes for weight in model.parameters())
+    if options["weight_dtype"] == "auto":
+        model = load_plain_model(ModelConfig(model=options["model"], dtype=options["dtype"])).model
+        return sum(weight.nbytes for weight in model.parameters())
+    from winnow.models.packed.write import other_tensors, packed_tensors
+
+    decoder = load_model(ModelConfig(**options)).decoder
+    if decoder is None:
+        raise SystemExit("error: this installation has no kernels")
+    return sum(tensor.nbytes for _, tensor in (*packed_tensors(decoder), *other_tensors(decoder)))
 
 
 def table(title: str, found: dict[str, Stages], weights: int, kv_memory: int) -> TextTable:
@@ -193,6 +200,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_work_arguments(parser)
     add_eviction_arguments(parser)
+    parser.add_argument("--weight-dtype", choices=("auto", "int8"), default="auto")
     parser.add_argument("--packed", action="store_true", help="run the model as `winnow pack` writes it")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of torch (default: %(default)s)")
@@ -202,13 +210,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def packed(model: Path, preset: Preset, folder: str) -> Path:
+def packed(model: Path, preset: Preset, weight_dtype: str, folder: str) -> Path:
     """The model packed for this processor, below a folder."""
     from winnow.config import ModelConfig
     from winnow.models import pack_model
 
     directory = Path(folder) / "packed"
-    pack_model(ModelConfig(model, dtype=preset.dtype), directory)
+    pack_model(ModelConfig(model, dtype=preset.dtype, weight_dtype=weight_dtype), directory)
     return directory
 
 
@@ -226,8 +234,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = preset.shape.save(model_cache())
     try:
         with TemporaryDirectory() as folder:
-            path = packed(model, preset, folder) if arguments.packed else model
-            options = {"model": str(path), "dtype": preset.dtype}
+            weight_dtype = arguments.weight_dtype
+            path = packed(model, preset, weight_dtype, folder) if arguments.packed else model
+            options = {"model": str(path), "dtype": preset.dtype, "weight_dtype": weight_dtype}
             cases = options_by_eviction(
                 arguments.eviction,
                 arguments.compression,
@@ -241,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (ConfigError, PeerError) as error:
         raise SystemExit(f"error: {error}") from None
     kv_memory = next(iter(cases.values()))["kv_memory"]
-    weights = weight_bytes({"model": model, "dtype": preset.dtype})
+    weights = weight_bytes({"model": model, "dtype": preset.dtype, "weight_dtype": weight_dtype})
 
     machine = replace(Machine.here(), threads=arguments.threads)
     head = report_head([Path(sys.argv[0]).name, *(sys.argv[1:] if argv is None else argv)], machine)
@@ -249,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     title = (
         f"{machine}; commit {head['commit']}, {head['date']}; "
         f"{work.requests} requests of {work.prompt_tokens} + {work.new_tokens} tokens"
-        f"{', packed model' * arguments.packed}"
+        f"{', packed model' * arguments.packed}{', int8 weights' if weight_dtype == 'int8' else ''}"
     )
     print_tables(console(), [table(title, found, weights, kv_memory)])
     sizes = {name: asdict(stages) for name, stages in found.items()}

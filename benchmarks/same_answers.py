@@ -8,7 +8,8 @@ The same prompts are answered twice: as everybody gets them, and with `attention
 which is transformers' own layers over attention in plain torch. Compared are the tokens, the KVs that are left after
 the prompt, and log probabilities as far as KVs and tokens agree. Where something was left out, these would differ by
 more than sums in another order do: in float32, the default, by the seventh digit. The weights are random and attend to
-all tokens alike, so now and then that digit decides which KV stays, and what follows differs.
+all tokens alike, so now and then that digit decides which KV stays, and what follows differs. With int8 weights both
+sides quantize alike, and that digit now and then decides an activation's code, which differs by more.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from winnow.bench.evictions import options_by_eviction
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.work_arguments import add_eviction_arguments, add_work_arguments, take_work
 from winnow.cli.paths import check_json_path, write_json
+from winnow.config import WEIGHT_DTYPES
 from winnow.errors import WinnowError
 from winnow.inspect.inspection import Rows
 from winnow.report.console import console, print_tables
@@ -129,6 +131,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.set_defaults(requests=REQUESTS, new_tokens=NEW_TOKENS)
     add_eviction_arguments(parser)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--weight-dtype", choices=WEIGHT_DTYPES, default="auto")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     parser.add_argument("--json", type=Path, help="write what was found to this file")
     arguments = parser.parse_args(argv)
@@ -144,7 +147,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = {}
     try:
         check_json_path(arguments.json)
-        options = {"model": str(preset.shape.save(model_cache())), "dtype": arguments.dtype}
+        options = {
+            "model": str(preset.shape.save(model_cache())),
+            "dtype": arguments.dtype,
+            "weight_dtype": arguments.weight_dtype,
+        }
         prompts = work.prompts(preset.shape.vocab_size)
         cases = options_by_eviction(
             arguments.eviction, arguments.compression, options, arguments.kv_seqs, work.sequence_tokens
@@ -160,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     title = (
         f"{machine}; commit {head['commit']}, {head['date']}; "
         f"{work.requests} requests of {work.prompt_tokens} + {work.new_tokens} tokens, {arguments.dtype}"
+        f"{', int8 weights' if arguments.weight_dtype == 'int8' else ''}"
     )
     print_tables(console(), [table(title, found)])
     write_json(arguments.json, head | {"agreement": {name: asdict(each) for name, each in found.items()}})

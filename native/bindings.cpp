@@ -55,10 +55,11 @@ NB_MODULE(_native, m) {
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def(
           "__init__",
-          [](PackedWeight *self, DType dtype, uintptr_t packed, int64_t in_features, int64_t out_features) {
-            new (self) PackedWeight{dtype, at<char>(packed), in_features, out_features};
+          [](PackedWeight *self, DType dtype, uintptr_t packed, int64_t in_features, int64_t out_features,
+             uintptr_t scale) {
+            new (self) PackedWeight{dtype, at<char>(packed), in_features, out_features, at<float>(scale)};
           },
-          "dtype"_a, "packed"_a, "in_features"_a, "out_features"_a);
+          "dtype"_a, "packed"_a, "in_features"_a, "out_features"_a, "scale"_a);
 
   nb::class_<DecoderWorkspace>(m, "DecoderWorkspace")
       .def(nb::init<>())
@@ -135,16 +136,29 @@ NB_MODULE(_native, m) {
           "block_size"_a, "block_stride"_a, "head_dim"_a, "dtype"_a, "keys"_a.none() = nb::none(),
           "values"_a.none() = nb::none());
 
+  nb::class_<WideWindow>(m, "WideWindow")
+      .def(
+          "__init__",
+          [](WideWindow *self, int64_t first_layer, int64_t num_layers, int64_t num_heads, int64_t head_dim, int64_t sinks,
+             int64_t recent, DType dtype, uintptr_t k, uintptr_t v, uintptr_t position) {
+            new (self) WideWindow{first_layer, num_layers, num_heads,   head_dim,    sinks,
+                                  recent,      dtype,      at<char>(k), at<char>(v), at<int32_t>(position)};
+          },
+          nb::kw_only(), "first_layer"_a, "num_layers"_a, "num_heads"_a, "head_dim"_a, "sinks"_a, "recent"_a, "dtype"_a,
+          "k"_a, "v"_a, "position"_a);
+
   nb::class_<Cache, Pool>(m, "Cache")
       .def(
           "__init__",
           [](Cache *self, const Pool &pool, uintptr_t pages, uintptr_t page_table, uintptr_t lengths,
-             int64_t num_layers, int64_t num_heads, int64_t page_entries, int64_t pages_per_seq) {
+             int64_t num_layers, int64_t num_heads, int64_t page_entries, int64_t pages_per_seq,
+             std::vector<WideWindow> windows) {
             new (self) Cache{pool,       at<int32_t>(pages), at<int32_t>(page_table), at<int32_t>(lengths),
-                             num_layers, num_heads,          page_entries,            pages_per_seq};
+                             num_layers, num_heads,          page_entries,            pages_per_seq,
+                             std::move(windows)};
           },
           "pool"_a, nb::kw_only(), "pages"_a, "page_table"_a, "lengths"_a, "num_layers"_a, "num_heads"_a,
-          "page_entries"_a, "pages_per_seq"_a);
+          "page_entries"_a, "pages_per_seq"_a, "windows"_a);
 
   nb::enum_<Term>(m, "Term")
       .value("attention", Term::attention)
@@ -171,15 +185,15 @@ NB_MODULE(_native, m) {
           "__init__",
           [](Batch *self, std::vector<int64_t> slots, std::vector<int64_t> counts, std::vector<int64_t> starts,
              uintptr_t position, int64_t num_tokens, std::vector<int64_t> observer, std::vector<int64_t> observe_from,
-             std::vector<AttentionObserver> observers) {
+             std::vector<AttentionObserver> observers, std::vector<bool> temporary) {
             const int64_t *first = at<int64_t>(position);
             new (self) Batch{std::move(slots),        std::move(counts),
                              std::move(starts),       std::vector<int64_t>(first, first + num_tokens),
                              std::move(observer),     std::move(observe_from),
-                             std::move(observers)};
+                             std::move(observers),    std::move(temporary)};
           },
           nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observer"_a,
-          "observe_from"_a, "observers"_a)
+          "observe_from"_a, "observers"_a, "temporary"_a)
       .def_prop_ro("end", &Batch::end);
 
   nb::class_<AttentionSpec>(m, "AttentionSpec")
@@ -189,6 +203,27 @@ NB_MODULE(_native, m) {
             new (self) AttentionSpec{scale, window, softcap, at<float>(sinks)};
           },
           nb::kw_only(), "scale"_a, "window"_a, "softcap"_a, "sinks"_a);
+
+  nb::class_<Selection>(m, "Selection")
+      .def(
+          "__init__",
+          [](Selection *self, int64_t most, bool renormalize, std::vector<int64_t> from) {
+            new (self) Selection{most, renormalize, std::move(from)};
+          },
+          nb::kw_only(), "most"_a, "renormalize"_a, "select_from"_a);
+
+  nb::class_<ValuesRead>(m, "ValuesRead")
+      .def_ro("head_queries", &ValuesRead::head_queries)
+      .def_ro("selected", &ValuesRead::selected)
+      .def_ro("rows", &ValuesRead::rows)
+      .def_ro("in_full", &ValuesRead::in_full);
+
+  nb::class_<FarLayers>(m, "FarLayers")
+      .def(
+          "__init__",
+          [](FarLayers *self, const Cache &cache, int64_t first) { new (self) FarLayers{cache, first}; },
+          nb::kw_only(), "cache"_a, "first"_a)
+      .def("take_counts", &FarLayers::take_counts);
 
   nb::class_<StackedLayer>(m, "StackedLayer")
       .def(
@@ -221,8 +256,13 @@ NB_MODULE(_native, m) {
   nb::class_<Workspace>(m, "Workspace").def(nb::init<>());
 
   nb::class_<Kernels>(m, "Kernels")
-      .def("__init__", [](Kernels *self, const std::string &name) { new (self) Kernels(kernels_for(name)); },
-           "instruction_set"_a)
+      .def(
+          "__init__",
+          [](Kernels *self, const std::string &name, const std::string &int8_name) {
+            new (self) Kernels(kernels_for(name, int8_name));
+          },
+          "instruction_set"_a, "int8_instruction_set"_a = "")
+      .def_prop_ro("matrix_units", [](const Kernels &self) { return self.plain.matrix_units; })
       .def("write",
            [](const Kernels &self, const Cache &cache, const Batch &batch, int64_t layer, DType dtype, uintptr_t k,
               int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, int threads) {
@@ -252,6 +292,15 @@ NB_MODULE(_native, m) {
                          work);
            },
            nb::call_guard<nb::gil_scoped_release>())
+      .def("attend_selected",
+           [](const Kernels &self, Workspace &work, const Cache &cache, const Batch &batch, int64_t layer, DType dtype,
+              uintptr_t q, int64_t q_token, int64_t q_head, uintptr_t out, int64_t num_query_heads,
+              const AttentionSpec &spec, const Selection &selection, int threads) {
+             return attend_selected(self, {spec, cache, batch, layer, dtype, heads(q, q_token, q_head), at<char>(out),
+                                           num_query_heads, threads}, selection, work);
+           },
+           nb::call_guard<nb::gil_scoped_release>(), "work"_a, "cache"_a, "batch"_a, nb::kw_only(), "layer"_a, "dtype"_a,
+           "q"_a, "q_token"_a, "q_head"_a, "out"_a, "num_query_heads"_a, "spec"_a, "selection"_a, "threads"_a)
       .def("replay",
            [](const Kernels &self, Workspace &work, const Cache &cache, int64_t layer, int64_t slot, int64_t head,
               int64_t start, int64_t end, int64_t context_len, DType dtype, uintptr_t q, int64_t q_token, int64_t q_head,
@@ -309,23 +358,28 @@ NB_MODULE(_native, m) {
              self.gate({dtype, at<char>(gate_up), at<char>(out), tokens, size}, activation, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("packed_size", [](const Kernels &self, int64_t in, int64_t out) { return self.packed_size(in, out); })
+      .def("packed_size",
+           [](const Kernels &self, int64_t in, int64_t out, bool int8) {
+             return (int8 ? self.int8 : self.plain).packed_size(in, out);
+           },
+           "in_features"_a, "out_features"_a, "int8"_a = false)
       .def("pack",
            [](const Kernels &self, const PackedWeight &weight, uintptr_t dense, int threads) {
-             self.pack(weight, at<char>(dense), threads);
+             self.products(weight).pack(weight, at<char>(dense), threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("unpack_rows",
            [](const Kernels &self, const PackedWeight &weight, uintptr_t features, int64_t count, uintptr_t out,
               int threads) {
              check_rows(at<int64_t>(features), count, weight.out_features);
-             self.unpack_rows(weight, at<int64_t>(features), count, at<char>(out), threads);
+             self.products(weight).unpack_rows(weight, at<int64_t>(features), count, at<char>(out), threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("linear",
            [](const Kernels &self, const PackedWeight &weight, uintptr_t x, int64_t x_stride, uintptr_t bias,
               uintptr_t out, int64_t rows, int threads) {
-             self.linear(weight, {at<char>(x), x_stride, at<char>(bias), nullptr, at<char>(out), rows}, threads);
+             const LinearRows given{at<char>(x), x_stride, at<char>(bias), nullptr, at<char>(out), rows};
+             self.products(weight).linear(weight, given, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("pre_attention",
@@ -344,20 +398,22 @@ NB_MODULE(_native, m) {
       .def("decoder_layer",
            [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, int64_t index, uintptr_t x,
               uintptr_t cos, uintptr_t sin, int64_t rotary_dim, const AttentionSpec &spec, const Cache &cache,
-              const Batch &batch, Workspace &attention_work, int threads) {
+              const Batch &batch, Workspace &attention_work, FarLayers *far, const Selection *selection, int threads) {
              decoder_layer(self, layer, index, at<char>(x), {at<char>(cos), at<char>(sin), rotary_dim}, spec,
-                           {cache, batch, attention_work}, work, threads);
+                           {cache, batch, attention_work, far, selection}, work, threads);
            },
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<nb::gil_scoped_release>(), "work"_a, "layer"_a, "index"_a, "x"_a, "cos"_a, "sin"_a, "rotary_dim"_a,
+           "spec"_a, "cache"_a, "batch"_a, "attention_work"_a, "far"_a.none(), "selection"_a.none(), "threads"_a)
       .def("decode",
            [](const Kernels &self, DecoderWorkspace &work, const Decoder &decoder, uintptr_t tokens, uintptr_t cos,
               uintptr_t sin, int64_t rotary_dim, const Cache &cache, const Batch &batch, Workspace &attention_work,
-              int64_t num_wanted, uintptr_t wanted, uintptr_t logits, int threads) {
+              FarLayers *far, const Selection *selection, int64_t num_wanted, uintptr_t wanted, uintptr_t logits, int threads) {
              check_rows(at<int64_t>(tokens), batch.num_tokens(), decoder.embedding.num_tokens);
              decode(self, decoder, at<int64_t>(tokens), {at<char>(cos), at<char>(sin), rotary_dim},
-                    {cache, batch, attention_work}, {num_wanted, at<int64_t>(wanted)}, at<char>(logits), work, threads);
+                    {cache, batch, attention_work, far, selection}, {num_wanted, at<int64_t>(wanted)}, at<char>(logits), work, threads);
            },
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<nb::gil_scoped_release>(), "work"_a, "decoder"_a, "tokens"_a, "cos"_a, "sin"_a, "rotary_dim"_a,
+           "cache"_a, "batch"_a, "attention_work"_a, "far"_a.none(), "selection"_a.none(), "num_wanted"_a, "wanted"_a, "logits"_a, "threads"_a)
       .def("greedy",
            [](const Kernels &self, DType dtype, uintptr_t logits, int64_t stride, int64_t count, int64_t size,
               uintptr_t tokens, int threads) {
@@ -374,5 +430,6 @@ NB_MODULE(_native, m) {
 
   m.def("instruction_sets", &instruction_sets,
         "Those that this processor runs, slowest first. One is an emulation, never the last.");
+  m.def("int8_instruction_sets", &int8_instruction_sets, "The same for products of int8 weights.");
   m.def("has_matrix_units", &has_matrix_units, "Whether the processor multiplies matrices of bf16 (AMX).");
 }

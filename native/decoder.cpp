@@ -46,7 +46,7 @@ void for_token_ranges(int64_t tokens, DecoderWorkspace &work, int threads, F f) 
 
 void multiply(const Kernels &kernels, const Linear &linear, const char *x, char *out, const char *add, int64_t rows,
               int threads) {
-  kernels.linear(linear.weight, {x, linear.weight.in_features, linear.bias, add, out, rows}, threads);
+  kernels.products(linear.weight).linear(linear.weight, {x, linear.weight.in_features, linear.bias, add, out, rows}, threads);
 }
 
 /// Memory for rows of a layer's dtype.
@@ -59,8 +59,9 @@ void gate_up(const Kernels &kernels, const DecoderLayer &layer, const char *x, i
              DecoderWorkspace &work, int threads) {
   const PackedWeight &weight = layer.gate_up.weight;
   const int64_t inner = layer.down.weight.in_features;
-  if (kernels.gates(inner)) {
-    kernels.gated_linear(weight, {x, weight.in_features, layer.gate_up.bias, nullptr, gated, tokens}, layer.activation,
+  const Products &products = kernels.products(weight);
+  if (products.gates(inner)) {
+    products.gated_linear(weight, {x, weight.in_features, layer.gate_up.bias, nullptr, gated, tokens}, layer.activation,
                          threads);
     return;
   }
@@ -120,7 +121,7 @@ void pre_attention_and_store(const Kernels &kernels, const DecoderLayer &layer, 
   pre_attention(kernels, layer, x, rotation, qkv, range);
   const Heads k = heads_of(layer, qkv, layer.num_query_heads);
   const Heads v = heads_of(layer, qkv, layer.num_query_heads + layer.num_kv_heads);
-  kernels.write(step.cache, step.batch, {index, layer.dtype(), k, v, range.first, range.first + range.tokens}, range.threads);
+  kernels.write(step.cache_of(index), step.batch, {index, layer.dtype(), k, v, range.first, range.first + range.tokens}, range.threads);
 }
 
 /// Attention of a layer's tokens, [tokens, num_query_heads * head_dim]; their keys and values are in the cache.
@@ -130,8 +131,12 @@ const char *attend(const Kernels &kernels, const DecoderLayer &layer, int64_t in
                    const PagedStep &step, const std::vector<bool> *read, DecoderWorkspace &work, int threads) {
   char *attended = rows_of(work.attended, layer, step.batch.num_tokens(), layer.output.weight.in_features);
   const Heads q = heads_of(layer, qkv, 0);
-  kernels.attend({spec, step.cache, step.batch, index, layer.dtype(), q, attended, layer.num_query_heads, threads, read},
-                 step.work);
+  const Attend call{spec,     step.cache_of(index),  step.batch, index, layer.dtype(), q,
+                    attended, layer.num_query_heads, threads,    read};
+  if (step.is_far(index))
+    step.far->count(attend_selected(kernels, call, *step.selection, step.work));
+  else
+    kernels.attend(call, step.work);
   return attended;
 }
 
@@ -147,7 +152,7 @@ void look_up(const Kernels &kernels, const Embedding &embedding, const int64_t *
   if (embedding.table)
     select(embedding.table, row_bytes, ids + range.first, range.tokens, out);
   else
-    kernels.unpack_rows(embedding.packed, ids + range.first, range.tokens, out, range.threads);
+    kernels.products(embedding.packed).unpack_rows(embedding.packed, ids + range.first, range.tokens, out, range.threads);
 }
 
 /// A copy of the wanted rows of x, of row_bytes each.
@@ -195,6 +200,14 @@ const char *run_layers(const Kernels &kernels, const Decoder &decoder, const int
 }
 
 }  // namespace
+
+void FarLayers::count(const ValuesRead &read) {
+  head_queries += read.head_queries, selected += read.selected, rows += read.rows, in_full += read.in_full;
+}
+
+ValuesRead FarLayers::take_counts() {
+  return {head_queries.exchange(0), selected.exchange(0), rows.exchange(0), in_full.exchange(0)};
+}
 
 void pre_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens,
                    const Rotation &rotation, char *qkv, DecoderWorkspace &work, int threads) {
@@ -263,7 +276,12 @@ char *hidden_states_by_sub_batch(const Kernels &kernels, const Decoder &decoder,
       if (whose == thread) own_wanted.push_back(which), own_rows.push_back(i);
     }
     const Wanted wants{wanted.all() ? -1 : static_cast<int64_t>(own_wanted.size()), own_wanted.data()};
-    const PagedStep own_step{step.cache, sub_batch.batch, own.attention};
+    Selection selection;
+    if (step.selection) {
+      selection = {step.selection->most, step.selection->renormalize, {}};
+      for (const int64_t seq : sub_batch.sequences) selection.from.push_back(step.selection->from[seq]);
+    }
+    const PagedStep own_step{step.cache, sub_batch.batch, own.attention, step.far, &selection};
     const char *x = hidden_states(kernels, decoder, own_ids.data(), table, own_step, wants, own, 1);
     for (size_t i = 0; i < own_rows.size(); ++i) std::memcpy(hidden + own_rows[i] * size, x + i * size, size);
   }

@@ -12,12 +12,25 @@
 
 namespace winnow {
 
+#define WINNOW_DECLARE_INT8(isa)                                                                         \
+  namespace isa {                                                                                        \
+  int64_t packed_size_int8(int64_t, int64_t);                                                            \
+  void pack_int8(const PackedWeight &, const char *, int);                                               \
+  void unpack_rows_int8(const PackedWeight &, const int64_t *, int64_t, char *, int);                    \
+  void linear_int8(const PackedWeight &, const LinearRows &, int);                                       \
+  bool gates_int8(int64_t);                                                                              \
+  void gated_linear_int8(const PackedWeight &, const LinearRows &, Activation, int);                     \
+  constexpr Products int8_products{packed_size_int8, pack_int8,  unpack_rows_int8,                       \
+                                   linear_int8,      gates_int8, gated_linear_int8};                     \
+  }
+
 #define WINNOW_DECLARE(isa)                                                                              \
   namespace isa {                                                                                        \
   void write(const Cache &, const Batch &, const NewKVs &, int);                                         \
   void compact(const Pool &, const int64_t *, const int64_t *, int64_t, int);                            \
   void keep_best(const Pool &, const RankedRows &, int);                                                 \
   void attend(const Attend &, Workspace &);                                                              \
+  ValuesRead attend_selected(const Attend &, const Selection &, Workspace &);                            \
   void replay(const Replay &, Workspace &);                                                              \
   void leverage(const KeyRows &, float, float *, int);                                                   \
   void key_difference(const KeyRows &, float *, int);                                                    \
@@ -33,9 +46,12 @@ namespace winnow {
   bool gates(int64_t);                                                                                   \
   void gated_linear(const PackedWeight &, const LinearRows &, Activation, int);                          \
   void greedy(const LogitRows &, int64_t *, int);                                                        \
-  const Kernels kernels{write, compact, keep_best, attend, replay, leverage, key_difference, smooth_rows,  \
-                        rms_norm, add_normed, rotate, gate, packed_size, pack, unpack_rows, linear,      \
-                        gates, gated_linear, greedy};                                                    \
+  }                                                                                                      \
+  WINNOW_DECLARE_INT8(isa)                                                                               \
+  namespace isa {                                                                                        \
+  const Kernels kernels{write, compact, keep_best, attend, attend_selected, replay, leverage,            \
+                        key_difference, smooth_rows, rms_norm, add_normed, rotate, gate, greedy,         \
+                        {packed_size, pack, unpack_rows, linear, gates, gated_linear}, int8_products};   \
   }
 
 WINNOW_DECLARE(generic)
@@ -43,28 +59,68 @@ WINNOW_DECLARE(generic)
 WINNOW_DECLARE(avx2)
 WINNOW_DECLARE(avx512)
 WINNOW_DECLARE(avx512_bf16)
+#ifdef WINNOW_AVX_VNNI
+WINNOW_DECLARE_INT8(avx2_vnni)
+#endif
+WINNOW_DECLARE_INT8(avx512_vnni)
+WINNOW_DECLARE_INT8(amx_emulated)
 
-namespace amx_emulated {
-void attend(const Attend &, Workspace &);
-void replay(const Replay &, Workspace &);
-}
+#define WINNOW_DECLARE_TILED(isa)                                               \
+  namespace isa {                                                               \
+  void attend(const Attend &, Workspace &);                                     \
+  void replay(const Replay &, Workspace &);                                     \
+  void linear(const PackedWeight &, const LinearRows &, int);                   \
+  void gated_linear(const PackedWeight &, const LinearRows &, Activation, int); \
+  }
+
+WINNOW_DECLARE_TILED(amx_emulated)
 #ifdef WINNOW_AMX
-namespace amx {
-void attend(const Attend &, Workspace &);
-void replay(const Replay &, Workspace &);
-}
+WINNOW_DECLARE_INT8(amx)
+WINNOW_DECLARE_TILED(amx)
 #endif
 
-/// The kernels of an instruction set that multiplies bf16. Attention where activations or KVs have another format is that of
-/// AVX-512; all else is that of AVX512-BF16.
+/// The sequences of a batch with more query rows than `rows`, or with no more; tokens keep their numbers.
+static Batch sequences_of(const Attend &call, int64_t rows, bool more) {
+  const Batch &all = call.batch;
+  Batch some;
+  some.position = all.position, some.observers = all.observers;
+  for (int64_t i = 0; i < all.num_seqs(); ++i) {
+    if ((all.counts[i] * call.group() > rows) != more) continue;
+    some.slots.push_back(all.slots[i]);
+    some.counts.push_back(all.counts[i]);
+    some.starts.push_back(all.starts[i]);
+    some.observer.push_back(all.observer[i]);
+    some.observe_from.push_back(all.observe_from[i]);
+    some.temporary.push_back(all.temporary[i]);
+  }
+  return some;
+}
+
+/// Attention over coded KVs: chunks are multiplied as bf16, few rows as AVX-512 decodes in registers. What a sequence gets does
+/// not depend on the others.
+static void attend_coded(const Attend &call, Workspace &work, void (*attend_bf16)(const Attend &, Workspace &)) {
+  constexpr int64_t FEW_ROWS = 16;
+  for (const bool more : {false, true}) {
+    const Batch batch = sequences_of(call, FEW_ROWS, more);
+    if (batch.num_seqs() == 0) continue;
+    (more ? attend_bf16 : avx512::attend)({call,      call.cache, batch,    call.layer,           call.dtype,
+                                           call.q,    call.out,   call.num_query_heads, call.threads, call.read},
+                                          work);
+  }
+}
+
+/// The kernels of an instruction set that multiplies bf16. Attention where activations have another format, or plain KVs, is
+/// that of AVX-512; all else is that of AVX512-BF16.
 template <void (*attend)(const Attend &, Workspace &), void (*replay)(const Replay &, Workspace &)>
-static Kernels attending_bf16() {
+static Kernels attending_bf16(const Products &int8) {
   Kernels kernels = avx512_bf16::kernels;
+  kernels.int8 = int8;
   static constexpr auto is_bf16 = [](const auto &call) {
-    return call.dtype == DType::bf16 && call.cache.dtype == DType::bf16;
+    return call.dtype == DType::bf16 && (call.cache.coded || call.cache.dtype == DType::bf16);
   };
   kernels.attend = [](const Attend &call, Workspace &work) {
-    (is_bf16(call) ? attend : avx512::attend)(call, work);
+    if (!is_bf16(call)) return avx512::attend(call, work);
+    call.cache.coded ? attend_coded(call, work, attend) : attend(call, work);
   };
   kernels.replay = [](const Replay &call, Workspace &work) {
     (is_bf16(call) ? replay : avx512::replay)(call, work);
@@ -72,18 +128,37 @@ static Kernels attending_bf16() {
   return kernels;
 }
 
-static const Kernels AVX512_BF16 = attending_bf16<avx512_bf16::attend, avx512_bf16::replay>();
-static const Kernels AMX_EMULATED = attending_bf16<amx_emulated::attend, amx_emulated::replay>();
+static const Kernels AVX512_BF16 = attending_bf16<avx512_bf16::attend, avx512_bf16::replay>(avx512_bf16::int8_products);
+
+/// The kernels of a processor with tile registers. Linear layers of bf16 are multiplied there, too.
+#define WINNOW_TILED(isa)                                                                                      \
+  [] {                                                                                                         \
+    Kernels kernels = attending_bf16<isa::attend, isa::replay>(isa::int8_products);                            \
+    kernels.plain.linear = [](const PackedWeight &weight, const LinearRows &rows, int threads) {               \
+      (weight.dtype == DType::bf16 ? isa::linear : avx512_bf16::linear)(weight, rows, threads);                \
+    };                                                                                                         \
+    kernels.plain.gated_linear = [](const PackedWeight &weight, const LinearRows &rows, Activation activation, \
+                                    int threads) {                                                             \
+      const auto tiled = weight.dtype == DType::bf16 ? isa::gated_linear : avx512_bf16::gated_linear;          \
+      tiled(weight, rows, activation, threads);                                                                \
+    };                                                                                                         \
+    kernels.plain.matrix_units = true;                                                                         \
+    return kernels;                                                                                            \
+  }()
+
+static const Kernels AMX_EMULATED = WINNOW_TILED(amx_emulated);
 #ifdef WINNOW_AMX
-static const Kernels AMX = attending_bf16<amx::attend, amx::replay>();
+static const Kernels AMX = WINNOW_TILED(amx);
 #endif
 #endif
 
 namespace {
 
+/// What an instruction set's name stands for.
+template <class T>
 struct Level {
   const char *name;
-  const Kernels *kernels;
+  const T *part;
   bool (*runs_here)();
 };
 
@@ -95,6 +170,8 @@ bool has_avx2() {
 #if defined(WINNOW_EMULATE_AVX512)
 bool has_avx512() { return has_avx2(); }
 
+bool has_avx512_vnni() { return has_avx512(); }
+
 bool has_avx512_bf16() { return has_avx512(); }
 #else
 bool has_avx512() {
@@ -102,7 +179,9 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
 /// What CPUID says of AMX, among others.
@@ -111,7 +190,15 @@ unsigned leaf_7_edx() {
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) ? d : 0;
 }
 
-constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
+constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25;
+
+#ifdef WINNOW_AVX_VNNI
+bool has_avx2_vnni() {
+  constexpr unsigned AVX_VNNI = 1u << 4;
+  unsigned a, b, c, d;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & AVX_VNNI);
+}
+#endif
 #endif
 
 #ifdef WINNOW_AMX
@@ -135,12 +222,12 @@ bool may_use_tiles() {
 }
 
 bool has_amx() {
-  constexpr unsigned NEEDED = AMX_BF16 | AMX_TILE;
+  constexpr unsigned NEEDED = AMX_BF16 | AMX_TILE | AMX_INT8;
   return has_avx512_bf16() && (leaf_7_edx() & NEEDED) == NEEDED && system_keeps_tiles() && may_use_tiles();
 }
 #endif
 
-const Level LEVELS[] = {
+const Level<Kernels> LEVELS[] = {
     {"generic", &generic::kernels, [] { return true; }},
 #ifdef WINNOW_X86
     {"avx2", &avx2::kernels, has_avx2},
@@ -153,14 +240,45 @@ const Level LEVELS[] = {
 #endif
 };
 
-}  // namespace
+const Level<Products> INT8_LEVELS[] = {
+    {"generic", &generic::int8_products, [] { return true; }},
+#ifdef WINNOW_X86
+    {"avx2", &avx2::int8_products, has_avx2},
+#ifdef WINNOW_AVX_VNNI
+    {"avx2_vnni", &avx2_vnni::int8_products, has_avx2_vnni},
+#endif
+    {"avx512", &avx512::int8_products, has_avx512},
+    {"amx_emulated", &amx_emulated::int8_products, has_avx512_bf16},
+    {"avx512_vnni", &avx512_vnni::int8_products, has_avx512_vnni},
+    {"avx512_bf16", &avx512_bf16::int8_products, has_avx512_bf16},
+#endif
+#ifdef WINNOW_AMX
+    {"amx", &amx::int8_products, has_amx},
+#endif
+};
 
-std::vector<std::string> instruction_sets() {
+template <class T>
+std::vector<std::string> names_here(const T &levels) {
   std::vector<std::string> names;
-  for (const Level &level : LEVELS)
+  for (const auto &level : levels)
     if (level.runs_here()) names.emplace_back(level.name);
   return names;
 }
+
+template <class T>
+const auto &find(const T &levels, const std::string &name) {
+  for (const auto &level : levels)
+    if (name == level.name && level.runs_here()) return *level.part;
+  std::string known;
+  for (const std::string &here : names_here(levels)) known += (known.empty() ? "" : ", ") + here;
+  throw std::invalid_argument("instruction set must be one of " + known + ", got " + name);
+}
+
+}  // namespace
+
+std::vector<std::string> instruction_sets() { return names_here(LEVELS); }
+
+std::vector<std::string> int8_instruction_sets() { return names_here(INT8_LEVELS); }
 
 bool has_matrix_units() {
 #ifdef WINNOW_X86
@@ -170,12 +288,10 @@ bool has_matrix_units() {
 #endif
 }
 
-const Kernels &kernels_for(const std::string &name) {
-  for (const Level &level : LEVELS)
-    if (name == level.name && level.runs_here()) return *level.kernels;
-  std::string known;
-  for (const std::string &here : instruction_sets()) known += (known.empty() ? "" : ", ") + here;
-  throw std::invalid_argument("instruction set must be one of " + known + ", got " + name);
+Kernels kernels_for(const std::string &name, const std::string &int8_name) {
+  Kernels kernels = find(LEVELS, name);
+  if (!int8_name.empty()) kernels.int8 = find(INT8_LEVELS, int8_name);
+  return kernels;
 }
 
 }  // namespace winnow

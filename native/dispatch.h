@@ -5,9 +5,27 @@
 #include <vector>
 
 #include "layers.h"
-#include "types.h"
+#include "selection.h"
 
 namespace winnow {
+
+/// Linear layers of one kind of weights.
+struct Products {
+  /// Elements that a packed weight takes.
+  int64_t (*packed_size)(int64_t in_features, int64_t out_features);
+  /// Bring a dense weight [out_features, in_features], of int8 weights their codes, into packed form.
+  void (*pack)(const PackedWeight &, const char *dense, int threads);
+  /// Rows of the dense weight, `features` of them, out of the packed one: [count, in_features].
+  void (*unpack_rows)(const PackedWeight &, const int64_t *features, int64_t count, char *out, int threads);
+  /// x times the weight, transposed, plus the bias.
+  void (*linear)(const PackedWeight &, const LinearRows &, int threads);
+  /// Whether `gated_linear` takes a layer of `size` gates.
+  bool (*gates)(int64_t size);
+  /// As linear, of a weight of gates and as many features that they let pass, side by side: activation(gate) * feature.
+  void (*gated_linear)(const PackedWeight &, const LinearRows &, Activation, int threads);
+  /// Whether bf16 is multiplied in matrix units (AMX's tile registers).
+  bool matrix_units = false;
+};
 
 struct Kernels {
   /// Store KVs of the batch's tokens in their slots, the last ones of their rows; their accumulators become 0.
@@ -18,6 +36,8 @@ struct Kernels {
   void (*keep_best)(const Pool &, const RankedRows &, int threads);
   /// Attention of the batch's queries over the rows of one layer; changes accumulators as observers ask.
   void (*attend)(const Attend &, Workspace &);
+  /// Attention of the batch's tokens that select values; leaves the others' outputs alone.
+  ValuesRead (*attend_selected)(const Attend &, const Selection &, Workspace &);
   /// Raise accumulator 0 of a context's KVs to the largest attention that a repetition's queries pay them.
   void (*replay)(const Replay &, Workspace &);
   /// Ridge leverage of the keys of rows, float [rows, stride]; 0 past a row's length.
@@ -34,30 +54,26 @@ struct Kernels {
   void (*rotate)(const RotaryRows &, const RmsNorm &query_norm, const RmsNorm &key_norm, int threads);
   /// What stands between the two products of a gated feed-forward layer.
   void (*gate)(const GatedRows &, Activation, int threads);
-  /// Elements that a packed weight takes.
-  int64_t (*packed_size)(int64_t in_features, int64_t out_features);
-  /// Bring a dense weight [out_features, in_features] into packed form.
-  void (*pack)(const PackedWeight &, const char *dense, int threads);
-  /// Rows of the dense weight, `features` of them, out of the packed one: [count, in_features].
-  void (*unpack_rows)(const PackedWeight &, const int64_t *features, int64_t count, char *out, int threads);
-  /// x times the weight, transposed, plus the bias.
-  void (*linear)(const PackedWeight &, const LinearRows &, int threads);
-  /// Whether `gated_linear` takes a layer of `size` gates.
-  bool (*gates)(int64_t size);
-  /// As linear, of a weight of gates and as many features that they let pass, side by side: activation(gate) * feature.
-  void (*gated_linear)(const PackedWeight &, const LinearRows &, Activation, int threads);
   /// The most probable token of each row, int64 [count].
   void (*greedy)(const LogitRows &, int64_t *tokens, int threads);
+  Products plain, int8;
+
+  /// Those that take a weight.
+  const Products &products(const PackedWeight &weight) const { return weight.scale ? int8 : plain; }
 };
 
 /// Instruction sets that this build holds and this processor runs, slowest first. One is an emulation, never the last.
 std::vector<std::string> instruction_sets();
 
-/// Whether the processor multiplies matrices of bf16 (AMX). Linear layers here do not make use of it, but others do.
+/// The same for products of int8 weights alone, which processors have instructions of their own for.
+std::vector<std::string> int8_instruction_sets();
+
+/// Whether the processor multiplies matrices of bf16 (AMX), whatever the kernels at hand make of it.
 bool has_matrix_units();
 
-/// The kernels of an instruction set out of `instruction_sets()`.
+/// The kernels of an instruction set out of `instruction_sets()`, with those of one out of `int8_instruction_sets()` for int8
+/// weights; empty: of the same instruction set.
 /// Throws std::invalid_argument: it is none of them.
-const Kernels &kernels_for(const std::string &name);
+Kernels kernels_for(const std::string &name, const std::string &int8_name);
 
 }  // namespace winnow

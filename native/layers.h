@@ -49,14 +49,15 @@ struct GatedRows {
   int64_t tokens, size;
 };
 
-/// A weight [out_features, in_features] in the form that `linear` reads: see kernels/linear.cpp.
+/// A weight [out_features, in_features] in the form that `linear` reads: see kernels/linear.cpp, or kernels/linear_int8.cpp.
 struct PackedWeight {
-  DType dtype;
+  DType dtype;  // of the rows that it is multiplied with, and of the weight unless it has scales
   char *packed;
   int64_t in_features, out_features;
+  const float *scale = nullptr;  // [out_features], of int8 weights; null: others
 };
 
-/// Rows to multiply with a weight, of its number format.
+/// Rows to multiply with a weight, of its dtype.
 struct LinearRows {
   const char *x;  // [rows, in_features]
   int64_t x_stride;

@@ -23,12 +23,15 @@ OTHERS = {
     "kv_cache_dtype": "k=int8,v=int4",
     "kv_group": 64,
     "kv_wide": "layers=1,recent=64",
+    "value_tier": "host:L=1,N=64",
 }
 """Where the type does not tell what is valid."""
 
 
-def base_options(part: str) -> dict[str, Any]:
-    """What an option of `part` needs beside it."""
+def base_options(part: str, name: str) -> dict[str, Any]:
+    """What the option `name` of `part` needs beside it."""
+    if name == "weight_wide":
+        return {"weight_dtype": "int8"}
     return {"engine": "padded"} if part == "padded" else {}
 
 

@@ -18,6 +18,9 @@
 #define __AVX512BW__ 1
 #define __AVX512VL__ 1
 #define __AVX512DQ__ 1
+#if defined(WINNOW_EMULATE_AVX512_VNNI)
+#define __AVX512VNNI__ 1
+#endif
 #if defined(WINNOW_EMULATE_AVX512_BF16)
 #define __AVX512BF16__ 1
 #endif
@@ -159,6 +162,26 @@ inline __m512 scalef_ps(__m512 a, __m512 power) {
     return std::ldexp(a[i], static_cast<int>(std::clamp(std::floor(power[i]), -400.0f, 400.0f)));
   });
 }
+inline __m512i max_epi32(__m512i a, __m512i b) {
+  using i32x16 = int32_t __attribute__((vector_size(64)));
+  return (__m512i)lanes<i32x16>([&](unsigned i) { return std::max(((i32x16)a)[i], ((i32x16)b)[i]); });
+}
+/// Sums of the products of two neighbours.
+inline __m512i madd_epi16(__m512i a, __m512i b) {
+  const u16x32 x = (u16x32)a, y = (u16x32)b;
+  const auto product = [&](unsigned i) { return static_cast<int16_t>(x[i]) * static_cast<int16_t>(y[i]); };
+  return (__m512i)lanes<u32x16>([&](unsigned i) { return product(2 * i) + product(2 * i + 1); });
+}
+/// Products of four neighbours, unsigned and signed, joined to the sum.
+inline __m512i dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
+  const auto *x = reinterpret_cast<const uint8_t *>(&a);
+  const auto *y = reinterpret_cast<const int8_t *>(&b);
+  return (__m512i)lanes<u32x16>([&](unsigned i) {
+    uint32_t out = ((u32x16)sum)[i];
+    for (unsigned j = 4 * i; j < 4 * i + 4; ++j) out += x[j] * y[j];
+    return out;
+  });
+}
 /// One pair after the other is joined to the sum, the odd numbers first.
 inline __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
   const u16x32 x = (u16x32)a, y = (u16x32)b;
@@ -177,6 +200,19 @@ inline __m512i cvtepu8_epi32(__m128i a) {
 }
 inline __m512i cvtepi8_epi32(__m128i a) {
   return (__m512i)lanes<u32x16>([&](unsigned i) { return reinterpret_cast<const int8_t *>(&a)[i]; });
+}
+inline __m512i cvtepi8_epi16(__m256i a) {
+  return (__m512i)lanes<u16x32>([&](unsigned i) { return reinterpret_cast<const int8_t *>(&a)[i]; });
+}
+inline __m512i cvtps_epi32(__m512 a) {
+  return (__m512i)lanes<u32x16>([&](unsigned i) { return static_cast<int32_t>(std::nearbyint(a[i])); });
+}
+inline __m128i cvtepi32_epi8(__m512i a) {
+  using u8x16 = uint8_t __attribute__((vector_size(16)));
+  return (__m128i)lanes<u8x16>([&](unsigned i) { return ((u32x16)a)[i]; });
+}
+inline __m256i cvtepi32_epi16(__m512i a) {
+  return (__m256i)lanes<u16x16>([&](unsigned i) { return ((u32x16)a)[i]; });
 }
 inline __m512 cvtph_ps(__m256i a) {
   return lanes<__m512>([&](unsigned i) { return _cvtsh_ss(((u16x16)a)[i]); });
@@ -232,19 +268,26 @@ inline __m512i unpackhi_epi64(__m512i a, __m512i b) { return (__m512i)unpack((u6
 #define _mm512_add_ps emulated::add_ps
 #define _mm512_broadcast_i64x4 emulated::broadcast_i64x4
 #define _mm512_castsi256_si512 emulated::castsi256_si512
+#define _mm512_cvtepi32_epi16 emulated::cvtepi32_epi16
+#define _mm512_cvtepi32_epi8 emulated::cvtepi32_epi8
+#define _mm512_cvtepi8_epi16 emulated::cvtepi8_epi16
 #define _mm512_cvtepi8_epi32 emulated::cvtepi8_epi32
 #define _mm512_cvtepu16_epi32 emulated::cvtepu16_epi32
 #define _mm512_cvtepu8_epi32 emulated::cvtepu8_epi32
 #define _mm512_cvtneps_pbh emulated::cvtneps_pbh
 #define _mm512_cvtph_ps emulated::cvtph_ps
+#define _mm512_cvtps_epi32 emulated::cvtps_epi32
 #define _mm512_cvtps_ph emulated::cvtps_ph
 #define _mm512_dpbf16_ps emulated::dpbf16_ps
+#define _mm512_dpbusd_epi32 emulated::dpbusd_epi32
 #define _mm512_fnmadd_ps emulated::fnmadd_ps
 #define _mm512_inserti64x4 emulated::inserti64x4
 #define _mm512_load_si512 emulated::load_si512
 #define _mm512_loadu_ps emulated::loadu_ps
+#define _mm512_madd_epi16 emulated::madd_epi16
 #define _mm512_mask_blend_ps emulated::mask_blend_ps
 #define _mm512_maskz_loadu_epi16 emulated::maskz_loadu_epi16
+#define _mm512_max_epi32 emulated::max_epi32
 #define _mm512_max_ps emulated::max_ps
 #define _mm512_min_ps emulated::min_ps
 #define _mm512_mul_ps emulated::mul_ps

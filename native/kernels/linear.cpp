@@ -6,21 +6,20 @@
 // A decode step has few rows and is bound by memory: the weight is one stream. A prefill has many and is bound by arithmetic.
 // With AVX-512 a piece of a panel is then kept in L2 and multiplied with all rows, while the next panel's piece is prefetched.
 // Narrower panels would re-read the rows too often: without AVX-512 a block of rows is kept in L2 and multiplied with all
-// panels. Every output is summed by one thread in one order: a row's result depends neither on the batch nor on the number of
-// threads.
+// panels. In tile registers (AMX) a piece is short, so that rows which are multiplied together stay in L1. Every output is
+// summed by one thread in one order: a row's result depends neither on the batch nor on the number of threads.
 #include <algorithm>
 #include <memory>
 #include <type_traits>
 
 #include "../layers.h"
-#include "activation.h"
-#include "product.h"
+#include "panel.h"
+#include "tile_product.h"
 
 namespace winnow::WINNOW_ISA {
 
 namespace {
 
-constexpr int PANEL = MAX_VECTORS * WIDTH;
 /// Whether L2 keeps a block of rows, not a piece of a panel: always where rows have to be converted to floats.
 template <class T>
 constexpr bool rows_stay() {
@@ -30,8 +29,6 @@ constexpr bool rows_stay() {
   return true;
 #endif
 }
-/// Most rows of a task: their sums fit L1 beside a piece of a panel.
-constexpr int64_t ROW_BLOCK = 16 * MAX_ROWS;
 /// Row-block size that fits L2, and the minimum below which re-reading panels dominates.
 constexpr int64_t STAYING = 352 * 1024 / sizeof(float), LEAST_STAYING = 4 * MAX_ROWS;
 /// Bytes of a piece of a panel in L1, multiplied with rows in L2.
@@ -43,14 +40,19 @@ constexpr int64_t INPUT_BLOCK = 2048;
 constexpr int64_t STREAMED_BLOCK = 192, STREAMED_BLOCK_OF_MANY = 768;
 /// Most rows that count as few.
 constexpr int64_t STREAMED_FEW = 4 * MAX_ROWS;
+/// Inputs of a piece in L2 out of tile registers: two registers of rows stay in L1 while they are multiplied with it.
+constexpr int64_t TILED_BLOCK = 384;
 /// Inputs of a piece that is converted to floats once for all rows of a task; it fits L1.
 constexpr int64_t WIDENED_BLOCK = 16384 / (4 * PANEL);
-/// Multiplications below which waking other threads costs more than they save.
-constexpr int64_t PARALLEL_FROM = 1 << 16;
-/// The same for scattered inputs, a cache line each.
-constexpr int64_t PARALLEL_LINES = 1 << 12;
-
-int64_t num_panels(int64_t features) { return (features + PANEL - 1) / PANEL; }
+/// Calls f with a number of a weight's format. Tile registers multiply bf16 alone; see dispatch.cpp.
+template <class F>
+void with_weight([[maybe_unused]] DType dtype, F f) {
+#if defined(WINNOW_TILES)
+  f(bf16{});
+#else
+  with_type(dtype, f);
+#endif
+}
 
 /// The index of a feature of a panel among those of one input, or of a pair of inputs.
 template <class T>
@@ -83,29 +85,6 @@ void to_floats(const T *from, int64_t n, float *to) {
   for (; i < n; ++i) to[i] = to_float(from[i]);
 }
 
-/// Sums of one row of a panel, with the bias and what is to be added, to where they belong.
-template <class T>
-void finish_row(const float *sums, const T *bias, const T *add, T *out, int64_t features) {
-  for (int64_t j = 0; j < features; j += WIDTH) {
-    const int n = static_cast<int>(std::min<int64_t>(WIDTH, features - j));
-    vf sum = load(sums + j);
-    if (bias) sum += get(bias + j, n);
-    if (add) sum = rounded<T>(sum) + get(add + j, n);  // rounded before something is added, as everywhere else
-    put(out + j, sum, n);
-  }
-}
-
-/// Sums of one row of a panel of gates, and of the same panel of what they let pass, to where the product of both belongs.
-template <class T>
-void finish_gated_row(const float *gate, const float *up, const T *gate_bias, const T *up_bias, Activation activation,
-                      T *out) {
-  for (int64_t j = 0; j < PANEL; j += WIDTH) {
-    vf g = load(gate + j), u = load(up + j);
-    if (gate_bias) g += load(gate_bias + j), u += load(up_bias + j);
-    store(out + j, activate(rounded<T>(g), activation) * rounded<T>(u));
-  }
-}
-
 /// Rows of a task, out of `rows`. Row blocks in L2 are balanced across threads.
 template <class T>
 int64_t rows_of_task(int64_t rows, int64_t in) {
@@ -120,6 +99,9 @@ template <class T>
 int64_t inputs_of_piece(bool widens_piece, bool streams, int64_t rows) {
   if (widens_piece) return WIDENED_BLOCK;
   if (rows_stay<T>()) return PASSING_PIECE / (PANEL * sizeof(T));
+#if defined(WINNOW_TILES)
+  if (rows > STREAMED_FEW) return TILED_BLOCK;
+#endif
   if (!streams) return INPUT_BLOCK;
   return rows <= STREAMED_FEW ? STREAMED_BLOCK : STREAMED_BLOCK_OF_MANY;
 }
@@ -144,6 +126,7 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
     int64_t widened_from = -1;
     alignas(64) float sums[PANELS * SUMS];
     alignas(64) float piece[WIDENS_PIECE ? WIDENED_BLOCK * PANEL : 1];
+    TileRegisters<Operand> registers(0);
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < panels * blocks; ++task) {
       const int64_t panel = rows_stay<T>() ? task % panels : task / blocks;
@@ -175,8 +158,8 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
           }
           const bool last = n + 1 == PANELS && i + inputs == in;
           const auto multiply_by = [&](const auto *operand) {
-            product_streaming<MAX_VECTORS>(count, x + i, x_stride, operand, sums + n * SUMS, PANEL, inputs, i > 0, ahead, end,
-                                           [&](int row, int some) {
+            product_streaming<MAX_VECTORS>(registers, count, x + i, x_stride, operand, sums + n * SUMS, PANEL, inputs, i > 0,
+                                           ahead, end, [&](int row, int some) {
                                              if (last) finish(sums + row * PANEL, panel, first + row, some);
                                            });
           };
@@ -199,14 +182,14 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
 int64_t packed_size(int64_t in_features, int64_t out_features) { return num_panels(out_features) * PANEL * in_features; }
 
 void pack(const PackedWeight &weight, const char *dense, int threads) {
-  with_type(weight.dtype, [&](auto type) {
+  with_weight(weight.dtype, [&](auto type) {
     pack_weight(weight, reinterpret_cast<const decltype(type) *>(dense), threads);
   });
 }
 
 void unpack_rows(const PackedWeight &weight, const int64_t *features, int64_t count, char *out, int threads) {
   const int64_t in = weight.in_features;
-  with_type(weight.dtype, [&](auto type) {
+  with_weight(weight.dtype, [&](auto type) {
     using T = decltype(type);
     constexpr int PAIR = pair_size<typename OperandOf<T>::type>();
     const T *packed = reinterpret_cast<const T *>(weight.packed);
@@ -226,7 +209,7 @@ void unpack_rows(const PackedWeight &weight, const int64_t *features, int64_t co
 }
 
 void linear(const PackedWeight &weight, const LinearRows &rows, int threads) {
-  with_type(weight.dtype, [&](auto type) {
+  with_weight(weight.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t width = weight.out_features;
     const T *bias = reinterpret_cast<const T *>(rows.bias), *add = reinterpret_cast<const T *>(rows.add);
@@ -244,7 +227,7 @@ void linear(const PackedWeight &weight, const LinearRows &rows, int threads) {
 bool gates(int64_t size) { return size % PANEL == 0; }
 
 void gated_linear(const PackedWeight &weight, const LinearRows &rows, Activation activation, int threads) {
-  with_type(weight.dtype, [&](auto type) {
+  with_weight(weight.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t size = weight.out_features / 2;
     const T *bias = reinterpret_cast<const T *>(rows.bias);

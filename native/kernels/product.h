@@ -1,20 +1,41 @@
-// Small matrix products out of packed operands: C [rows, N] (+)= A [rows, K] B [K, N], accumulated in float32.
+// Small matrix products out of packed operands: C [rows, N] (+)= A [rows, K] B [K, N], accumulated in float32, or those of
+// integers in int32.
 //
-// Operands come in two forms. Floats: A [rows][K], B [K][N], where B may also be 16 bits wide and becomes floats on the
+// Operands come in three forms. Floats: A [rows][K], B [K][N], where B may also be 16 bits wide and becomes floats on the
 // way, bf16 out of registers that are joined. Pairs of bf16, where the processor multiplies them itself: A [rows][K],
-// B [K / 2][N][2], so that two neighbours along K lie side by side (the form of AVX512-BF16).
+// B [K / 2][N][2], so that two neighbours along K lie side by side (the form of AVX512-BF16). Integers: the same with pairs of
+// int16 and of int8, which become int16 on the way, or with fours of int8 and of uint8 where the processor multiplies them (VNNI).
 #pragma once
 
 #include <type_traits>
 
 #include "coded.h"
 
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define WINNOW_VNNI
+#endif
+
 namespace winnow::WINNOW_ISA {
 
+/// Neighbours along K that lie side by side.
 template <class Operand>
 constexpr int pair_size() {
-  return sizeof(Operand) == 2 ? 2 : 1;
+  return 4 / sizeof(Operand);
 }
+
+/// What products of an operand are summed as.
+template <class Operand>
+struct SumOf {
+  using type = float;
+  using vector = vf;
+};
+template <>
+struct SumOf<int8_t> {
+  using type = int32_t;
+  using vector = vi;
+};
+template <>
+struct SumOf<int16_t> : SumOf<int8_t> {};
 
 /// What two formats are multiplied as, such as activations with weights, or with KVs. Floats, unless the processor multiplies
 /// both as they are.
@@ -29,14 +50,21 @@ struct OperandOf<bf16, bf16> {
   using type = bf16;
 };
 
-// Attention is compiled for this format alone, of activations and KVs: products of bf16 change nothing for the others, which go
-// the way of AVX-512 (dispatch.cpp).
+template <>
+struct OperandOf<Coded> {
+  using type = bf16;
+};
+
+// Attention is compiled for this format alone, of activations and of plain KVs: products of bf16 change nothing for the others,
+// which go the way of AVX-512 (dispatch.cpp).
 #define WINNOW_EACH_FORMAT(apply) apply(bf16)
-#define WINNOW_EACH_KV(apply) apply(bf16)
 #else
 #define WINNOW_EACH_FORMAT(apply) apply(float) apply(bf16) apply(f16)
-#define WINNOW_EACH_KV(apply) WINNOW_EACH_FORMAT(apply) apply(Coded)
 #endif
+#define WINNOW_EACH_KV(apply) WINNOW_EACH_FORMAT(apply) apply(Coded)
+
+/// What coded vectors are decoded to, tile by tile.
+using Decoded = OperandOf<Coded>::type;
 
 /// Calls f with a number of the format of activations that attention is compiled for.
 template <class F>
@@ -50,11 +78,11 @@ inline void with_act([[maybe_unused]] DType dtype, F f) {
 
 /// Calls f with the type of a cache's KVs, and that of what they are multiplied as with a call's activations.
 template <class F>
-inline void with_kv_and_operand([[maybe_unused]] DType act, [[maybe_unused]] const Pool &cache, F f) {
+inline void with_kv_and_operand([[maybe_unused]] DType act, const Pool &cache, F f) {
+  if (cache.coded) return f(Coded{}, Decoded{});
 #if defined(__AVX512BF16__)
   f(bf16{}, bf16{});
 #else
-  if (cache.coded) return f(Coded{}, float{});
   with_types(act, cache.dtype, [&](auto one, auto kv) { f(kv, typename OperandOf<decltype(one), decltype(kv)>::type{}); });
 #endif
 }
@@ -71,10 +99,26 @@ constexpr bool is_joined() {
 #endif
 }
 
+/// Pairs of int8 as pairs of int16.
+inline vi load_pairs(const int8_t *from) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepi8_epi16(load_vector<__m256i>(from));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi16(load_vector<__m128i>(from));
+#else
+  typedef int8_t narrow __attribute__((vector_size(WIDTH * 2)));
+  typedef int16_t wide __attribute__((vector_size(WIDTH * 4)));
+  return (vi)__builtin_convertvector(load_vector<narrow>(from), wide);
+#endif
+}
+
 /// V registers of B as their products with A take them.
 template <int V, class A, class B>
-inline void load_operands(const B *from, vf *out) {
-  if constexpr (is_joined<A, B>()) {
+inline void load_operands(const B *from, typename SumOf<A>::vector *out) {
+  if constexpr (std::is_same_v<B, int8_t>) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) out[v] = load_pairs(from + v * WIDTH * 2);
+  } else if constexpr (is_joined<A, B>()) {
     static_assert(V % 2 == 0);
 #pragma GCC unroll 4
     for (int v = 0; v < V; v += 2) {
@@ -84,8 +128,8 @@ inline void load_operands(const B *from, vf *out) {
   } else {
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
-      if constexpr (pair_size<A>() == 2)
-        out[v] = load_vector<vf>(from + v * WIDTH * 2);
+      if constexpr (pair_size<A>() > 1)
+        out[v] = load_vector<typename SumOf<A>::vector>(from + v * WIDTH * pair_size<A>());
       else
         out[v] = load(from + v * WIDTH);
     }
@@ -94,11 +138,39 @@ inline void load_operands(const B *from, vf *out) {
 
 inline vf multiply_add(vf sum, const float *a, vf b) { return sum + *a * b; }
 
-#if defined(__AVX512BF16__)
-inline vf multiply_add(vf sum, const bf16 *a, vf b) {
+/// Neighbours of A in every lane.
+template <class A>
+inline vi broadcast_pair(const A *a) {
   int32_t pair;
   std::memcpy(&pair, a, sizeof pair);
-  return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
+  return broadcast(pair);
+}
+
+#if defined(__AVX512BF16__)
+inline vf multiply_add(vf sum, const bf16 *a, vf b) {
+  return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)broadcast_pair(a), (__m512bh)b);
+}
+#endif
+
+inline vi multiply_add(vi sum, const int16_t *a, vi b) {
+#if defined(__AVX512F__)
+  return sum + (vi)_mm512_madd_epi16((__m512i)broadcast_pair(a), (__m512i)b);
+#elif defined(__AVX2__)
+  return sum + (vi)_mm256_madd_epi16((__m256i)broadcast_pair(a), (__m256i)b);
+#elif defined(__SSE2__)
+  return sum + (vi)_mm_madd_epi16((__m128i)broadcast_pair(a), (__m128i)b);
+#else
+  return sum + (b << 16 >> 16) * a[0] + (b >> 16) * a[1];
+#endif
+}
+
+#if defined(WINNOW_VNNI)
+inline vi multiply_add(vi sum, const int8_t *a, vi b) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)b, (__m512i)broadcast_pair(a));
+#else
+  return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)b, (__m256i)broadcast_pair(a));
+#endif
 }
 #endif
 
@@ -113,17 +185,18 @@ constexpr int STEPS_OF_LINES = 8;
 ///
 /// ahead: a stream to prefetch, LINES lines of it in every STEPS_OF_LINES along K.
 template <int R, int V, int LINES = 0, class A, class B>
-inline void product_part(const A *a, int a_stride, const B *b, int b_stride, float *c, int c_stride, int k,
+inline void product_part(const A *a, int a_stride, const B *b, int b_stride, typename SumOf<A>::type *c, int c_stride, int k,
                          bool accumulate, const char *ahead = nullptr) {
+  using Vector = typename SumOf<A>::vector;
   constexpr int PAIR = pair_size<A>(), STRETCH = STEPS_OF_LINES * PAIR;
-  vf sum[R][V];
+  Vector sum[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) sum[r][v] = accumulate ? load(c + r * c_stride + v * WIDTH) : vf{};
+    for (int v = 0; v < V; ++v) sum[r][v] = accumulate ? load_vector<Vector>(c + r * c_stride + v * WIDTH) : Vector{};
   const auto add = [&](int first, int last) __attribute__((always_inline)) {
     for (int i = first; i < last; i += PAIR) {
-      vf from_b[V];
+      Vector from_b[V];
       load_operands<V, A>(b + i * b_stride, from_b);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r)
@@ -142,7 +215,7 @@ inline void product_part(const A *a, int a_stride, const B *b, int b_stride, flo
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) store(c + r * c_stride + v * WIDTH, sum[r][v]);
+    for (int v = 0; v < V; ++v) store_vector(c + r * c_stride + v * WIDTH, sum[r][v]);
 }
 
 #if defined(__AVX512F__)
@@ -155,8 +228,8 @@ constexpr int MAX_ROWS = 4, MAX_VECTORS = 2;  // of 16
 
 /// As product_part, of 1 to MAX_ROWS rows.
 template <int V, int LINES = 0, class A, class B>
-inline void product_rows(int rows, const A *a, int a_stride, const B *b, int b_stride, float *c, int c_stride, int k,
-                         bool accumulate, const char *ahead = nullptr) {
+inline void product_rows(int rows, const A *a, int a_stride, const B *b, int b_stride, typename SumOf<A>::type *c,
+                         int c_stride, int k, bool accumulate, const char *ahead = nullptr) {
   switch (rows) {
 #define WINNOW_ROWS(n)                                                                          \
   case n:                                                                                       \
@@ -188,8 +261,8 @@ inline void product_columns(int rows, const A *a, int a_stride, const B *b, int 
 ///
 /// done: called with each part of the rows, the first and how many, as soon as it is there and still in the cache.
 template <int V, class A, class B, class Done>
-inline void product_streaming(int rows, const A *a, int a_stride, const B *b, float *c, int c_stride, int k,
-                              bool accumulate, const char *ahead, const char *end, Done done) {
+inline void product_streaming(int rows, const A *a, int a_stride, const B *b, typename SumOf<A>::type *c, int c_stride,
+                              int k, bool accumulate, const char *ahead, const char *end, Done done) {
   constexpr int WIDE = V * WIDTH;
   const int stretches = k / (STEPS_OF_LINES * pair_size<A>());
   int parts = (rows + MAX_ROWS - 1) / MAX_ROWS;

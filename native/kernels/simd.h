@@ -212,7 +212,7 @@ inline void put(T *to, vf value, int n) {
 }
 
 /// x times a factor as a number of its own: never joined with a sum that it enters, so that equal products cancel out.
-inline vf rounded_product(vf x, float factor) {
+inline vf rounded_product(vf x, vf factor) {
   vf out = x * factor;
 #if defined(WINNOW_EMULATE_AVX512)  // no register holds it
   asm("" : "+m"(out));
@@ -223,6 +223,8 @@ inline vf rounded_product(vf x, float factor) {
 #endif
   return out;
 }
+
+inline vf rounded_product(vf x, float factor) { return rounded_product(x, broadcast(factor)); }
 
 // By intrinsics, as above: GCC 12 makes a comparison and a blend of a conditional expression.
 inline vf vmax(vf a, vf b) {

@@ -61,8 +61,14 @@ inline void store_tmm(void *to, int64_t stride) {
 
 /// C += A B: float32 [16, 16], bf16 [16, 32], and bf16 [32, 16] as pairs [16][16][2].
 template <int C, int A, int B>
-inline void multiply_tmm() {
+inline void multiply_tmm(const bf16 *) {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+}
+
+/// The same: int32 [16, 16], int8 [16, 64], and uint8 [64, 16] as fours [16][16][4].
+template <int C, int A, int B>
+inline void multiply_tmm(const int8_t *) {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
 
 #else
@@ -94,6 +100,11 @@ class EmulatedTiles {
 
   static void require(bool holds) {
     if (!holds) std::abort();
+  }
+
+  /// Of registers whose product is to be added to C.
+  void require_match(int c, int a, int b) const {
+    require(rows(c) == rows(a) && 4 * rows(b) == row_bytes(a) && row_bytes(b) == row_bytes(c));
   }
 
  private:
@@ -128,11 +139,11 @@ inline void store_tmm(void *to, int64_t stride) {
 /// As Intel's manual has it: both of each pair are summed apart, and together added to C. There numbers below the
 /// smallest normal one count as zero; here they do not.
 template <int C, int A, int B>
-inline void multiply_tmm() {
+inline void multiply_tmm(const bf16 *) {
   constexpr int PAIRS = TMM_BYTES / 4;
   EmulatedTiles &tiles = emulated_tiles;
   const int pairs = tiles.row_bytes(A) / 4, columns = tiles.row_bytes(C) / 4;
-  EmulatedTiles::require(tiles.rows(C) == tiles.rows(A) && tiles.rows(B) == pairs && tiles.row_bytes(B) == 4 * columns);
+  tiles.require_match(C, A, B);
   bf16 a[TMM_ROWS][2 * PAIRS], b[TMM_ROWS][2 * PAIRS];
   float c[TMM_ROWS][PAIRS];
   std::memcpy(a, &tiles[A], sizeof a);
@@ -150,6 +161,23 @@ inline void multiply_tmm() {
   std::memcpy(&tiles[C], c, sizeof c);
 }
 
+template <int C, int A, int B>
+inline void multiply_tmm(const int8_t *) {
+  constexpr int FOURS = TMM_BYTES / 4;
+  EmulatedTiles &tiles = emulated_tiles;
+  tiles.require_match(C, A, B);
+  int8_t a[TMM_ROWS][4 * FOURS];
+  uint8_t b[TMM_ROWS][4 * FOURS];
+  int32_t c[TMM_ROWS][FOURS];
+  std::memcpy(a, &tiles[A], sizeof a);
+  std::memcpy(b, &tiles[B], sizeof b);
+  std::memcpy(c, &tiles[C], sizeof c);
+  for (int m = 0; m < tiles.rows(C); ++m)
+    for (int k = 0; k < tiles.row_bytes(A); ++k)
+      for (int n = 0; n < tiles.row_bytes(C) / 4; ++n) c[m][n] += a[m][k] * b[k / 4][4 * n + k % 4];
+  std::memcpy(&tiles[C], c, sizeof c);
+}
+
 #endif
 
 /// Held by a thread whose products have up to `most_rows` rows; without a whole register of them it needs none.
@@ -157,23 +185,36 @@ inline void multiply_tmm() {
 template <>
 class TileRegisters<bf16> {
  public:
-  explicit TileRegisters(int64_t most_rows) : held_(most_rows >= TMM_ROWS) {
-    if (!held_) return;
-    TileConfig config;
-    std::fill(config.row_bytes, config.row_bytes + NUM_TMM, TMM_BYTES);
-    std::fill(config.rows, config.rows + NUM_TMM, TMM_ROWS);
-    configure_tmm(config);
+  explicit TileRegisters(int64_t most_rows) {
+    if (most_rows >= TMM_ROWS) take(TMM_ROWS, TMM_ROWS);
   }
 
   ~TileRegisters() {
-    if (held_) release_tmm();
+    if (upper_) release_tmm();
   }
 
   TileRegisters(const TileRegisters &) = delete;
   TileRegisters &operator=(const TileRegisters &) = delete;
 
+  /// Let the registers of C and A hold that many rows, those of the upper rows and those below (tile_product.h).
+  void take(int upper, int lower) {
+    if (upper == upper_ && lower == lower_) return;
+    upper_ = upper, lower_ = lower;
+    TileConfig config;
+    std::fill(config.row_bytes, config.row_bytes + NUM_TMM, TMM_BYTES);
+    std::fill(config.rows, config.rows + NUM_TMM, TMM_ROWS);
+    for (int t : {0, 1, 4}) config.rows[t] = static_cast<uint8_t>(upper);
+    for (int t : {2, 3, 5}) config.rows[t] = static_cast<uint8_t>(lower);
+    configure_tmm(config);
+  }
+
  private:
-  const bool held_;
+  int upper_ = 0, lower_ = 0;
+};
+
+template <>
+struct TileRegisters<int8_t> : TileRegisters<bf16> {
+  using TileRegisters<bf16>::TileRegisters;
 };
 
 #endif

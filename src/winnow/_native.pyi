@@ -15,7 +15,9 @@ class RmsNorm:
     def __init__(self, weight: int, eps: float, one_plus: bool) -> None: ...
 
 class PackedWeight:
-    def __init__(self, dtype: DType, packed: int, in_features: int, out_features: int) -> None: ...
+    def __init__(
+        self, dtype: DType, packed: int, in_features: int, out_features: int, scale: int
+    ) -> None: ...
 
 class DecoderWorkspace:
     num_sub_batches: int
@@ -94,6 +96,22 @@ class Pool:
         values: CodedVectors | None = None,
     ) -> None: ...
 
+class WideWindow:
+    def __init__(
+        self,
+        *,
+        first_layer: int,
+        num_layers: int,
+        num_heads: int,
+        head_dim: int,
+        sinks: int,
+        recent: int,
+        dtype: DType,
+        k: int,
+        v: int,
+        position: int,
+    ) -> None: ...
+
 class Cache(Pool):
     def __init__(
         self,
@@ -106,6 +124,7 @@ class Cache(Pool):
         num_heads: int,
         page_entries: int,
         pages_per_seq: int,
+        windows: list[WideWindow],
     ) -> None: ...
 
 class Term(Enum):
@@ -146,12 +165,26 @@ class Batch:
         observer: list[int],
         observe_from: list[int],
         observers: list[AttentionObserver],
+        temporary: list[bool],
     ) -> None: ...
     @property
     def end(self) -> int: ...
 
 class AttentionSpec:
     def __init__(self, *, scale: float, window: int, softcap: float, sinks: int) -> None: ...
+
+class Selection:
+    def __init__(self, *, most: int, renormalize: bool, select_from: list[int]) -> None: ...
+
+class ValuesRead:
+    head_queries: int
+    selected: int
+    rows: int
+    in_full: int
+
+class FarLayers:
+    def __init__(self, *, cache: Cache, first: int) -> None: ...
+    def take_counts(self) -> ValuesRead: ...
 
 class StackedLayer:
     def __init__(self, layer: DecoderLayer, spec: AttentionSpec, index: int) -> None: ...
@@ -186,7 +219,9 @@ class Workspace:
     def __init__(self) -> None: ...
 
 class Kernels:
-    def __init__(self, instruction_set: str) -> None: ...
+    def __init__(self, instruction_set: str, int8_instruction_set: str = "") -> None: ...
+    @property
+    def matrix_units(self) -> bool: ...
     def write(
         self,
         cache: Cache,
@@ -229,6 +264,23 @@ class Kernels:
         spec: AttentionSpec,
         threads: int,
     ) -> None: ...
+    def attend_selected(
+        self,
+        work: Workspace,
+        cache: Cache,
+        batch: Batch,
+        *,
+        layer: int,
+        dtype: DType,
+        q: int,
+        q_token: int,
+        q_head: int,
+        out: int,
+        num_query_heads: int,
+        spec: AttentionSpec,
+        selection: Selection,
+        threads: int,
+    ) -> ValuesRead: ...
     def replay(
         self,
         work: Workspace,
@@ -314,7 +366,7 @@ class Kernels:
         activation: Activation,
         threads: int,
     ) -> None: ...
-    def packed_size(self, in_features: int, out_features: int) -> int: ...
+    def packed_size(self, in_features: int, out_features: int, int8: bool = False) -> int: ...
     def pack(self, weight: PackedWeight, dense: int, threads: int) -> None: ...
     def unpack_rows(
         self, weight: PackedWeight, features: int, count: int, out: int, threads: int
@@ -356,6 +408,8 @@ class Kernels:
         cache: Cache,
         batch: Batch,
         attention_work: Workspace,
+        far: FarLayers | None,
+        selection: Selection | None,
         threads: int,
     ) -> None: ...
     def decode(
@@ -369,6 +423,8 @@ class Kernels:
         cache: Cache,
         batch: Batch,
         attention_work: Workspace,
+        far: FarLayers | None,
+        selection: Selection | None,
         num_wanted: int,
         wanted: int,
         logits: int,
@@ -386,6 +442,7 @@ class Kernels:
     ) -> None: ...
 
 def instruction_sets() -> list[str]: ...
+def int8_instruction_sets() -> list[str]: ...
 def has_matrix_units() -> bool: ...
 
 class TeamWait:

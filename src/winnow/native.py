@@ -4,7 +4,9 @@ Where Winnow was installed without a compiler the extension is missing, and of t
 `native_kernels` can be used: other modules ask one of them before they import what needs the extension's types.
 
 `WINNOW_ISA` names the instruction set to use, one of `instruction_sets()`; without it the fastest that the processor
-runs is taken. `amx_emulated` is slow and for tests: AMX's tile registers on processors without them.
+runs is taken. `amx_emulated` is slow and for tests: AMX's tile registers on processors without them. For int8 weights
+a name may be followed by one of `int8_instruction_sets()`, as in `WINNOW_ISA=avx2,avx2_vnni`; without it the fastest of
+them is taken beside the fastest instruction set, and a set that is named computes them by itself.
 """
 
 import os
@@ -28,6 +30,7 @@ try:
         DecoderLayer,
         DecoderWorkspace,
         DType,
+        FarLayers,
         Field,
         Format,
         Group,
@@ -36,12 +39,16 @@ try:
         PackedWeight,
         Pool,
         RmsNorm,
+        Selection,
         StackedLayer,
         TeamWait,
         Term,
+        ValuesRead,
+        WideWindow,
         Workspace,
         has_matrix_units,
         instruction_sets,
+        int8_instruction_sets,
         release_team,
         run_queue_delay_ns,
     )
@@ -70,6 +77,7 @@ __all__ = [
     "Decoder",
     "DecoderLayer",
     "DecoderWorkspace",
+    "FarLayers",
     "Field",
     "Format",
     "Group",
@@ -78,12 +86,16 @@ __all__ = [
     "PackedWeight",
     "Pool",
     "RmsNorm",
+    "Selection",
     "StackedLayer",
     "TeamWait",
     "Term",
+    "ValuesRead",
+    "WideWindow",
     "Workspace",
     "has_matrix_units",
     "instruction_sets",
+    "int8_instruction_sets",
     "is_installed",
     "native_dtype",
     "native_kernels",
@@ -113,9 +125,10 @@ def native_kernels() -> "Kernels | None":
             stacklevel=2,
         )
         return None
-    name = os.environ.get(ISA_VARIABLE) or instruction_sets()[-1]
+    fastest = f"{instruction_sets()[-1]},{int8_instruction_sets()[-1]}"
+    name, _, int8_name = (os.environ.get(ISA_VARIABLE) or fastest).partition(",")
     try:
-        return Kernels(name)
+        return Kernels(name, int8_name)
     except ValueError as error:
         raise ConfigError(f"{ISA_VARIABLE}: {error}") from None
 

@@ -19,6 +19,8 @@ class EngineOptions(TypedDict, total=False):
     revision: str | None
     engine: str
     dtype: str
+    weight_dtype: str
+    weight_wide: str
     device: str
     threads: int | None
     load_format: str
@@ -39,6 +41,7 @@ class EngineOptions(TypedDict, total=False):
     kv_group: int | None
     kv_rotate: str
     kv_wide: str | None
+    value_tier: str | None
     # SchedulerConfig
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -1,6 +1,7 @@
 """Caches as eviction leaves them: rows of one sequence differ in length, blocks lie scattered, positions have gaps."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from winnow.attention import AttentionObserver, PagedCache, Spans
 from winnow.cache import CacheLayout, CacheSize, KVCodec, KVPool, LocalCache
+from winnow.kv_dtype import WideParts
+from winnow.value_tier import ValueTier
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,13 @@ class PagedBatch:
 
     def with_own_pool(self) -> PagedCache:
         """The same cache over a copy of the memory, for another backend to change."""
-        pool = KVPool(self.cache.pool.layout, self.cache.pool.num_blocks, self.cache.pool.device)
-        for name in ("storage", "position", "accumulators"):
-            getattr(pool, name).copy_(getattr(self.cache.pool, name))
-        return PagedCache(pool, self.cache.tables)
+        mine = self.cache.pool
+        num_far = 0 if mine.values_apart is None else len(mine.values_apart.data)
+        pool = KVPool(mine.layout, mine.num_blocks, mine.device, num_far)
+        for part, source in zip(pool.parts, mine.parts, strict=True):
+            for (data, *_), (other, *_) in zip(part.pieces, source.pieces, strict=True):
+                data.copy_(other)
+        return PagedCache(pool, self.cache.tables, wide=deepcopy(self.cache.wide))
 
 
 def paged_batch(
@@ -43,14 +49,20 @@ def paged_batch(
     kv_dtype: KVCodec | str | torch.dtype | None = None,
     num_accumulators: int = 1,
     observe: Sequence[AttentionObserver | None] | None = None,
+    wide: WideParts = WideParts(),  # noqa: B008  # frozen
     device: torch.device | str = "cpu",
+    value_tier: str | None = None,
+    answers: bool = True,
 ) -> PagedBatch:
     """Sequences that bring `counts` tokens, after up to `longest` older ones of which each row keeps some.
 
     Args:
+        value_tier: as the option; the batch's layer is 1 of 2.
+        answers: with a tier the second half of a chunk, and a single token, choose the values that they read; or none.
         dtype: of the batch's queries, keys and values.
         kv_dtype: how the cache stores KVs; None: the same.
         observe: for each sequence, decoding ones first; the second half of a sequence's queries counts.
+        wide: no layers, since sequences may have very many positions.
     """
     generator = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -60,16 +72,29 @@ def paged_batch(
 
     layers, layer = 2, 1
     counts = sorted(counts, key=lambda count: count > 1)
-    layout = CacheLayout(layers, kv_heads, head_dim, block_size, kv_dtype or dtype, num_accumulators)
+    tier = ValueTier.parse(value_tier)
+    layout = CacheLayout(
+        layers,
+        kv_heads,
+        head_dim,
+        block_size,
+        kv_dtype or dtype,
+        num_accumulators,
+        wide=wide,
+        value_tier=tier,
+    )
     blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
-    size = CacheSize(blocks, len(counts) * layout.pages_for(longest + max(counts)), len(counts), 10_000)
+    num_far = 0 if tier is None else blocks * (layers - tier.layers) // layers
+    num_pages = len(counts) * layout.pages_for(longest + max(counts))
+    size = CacheSize(blocks, num_pages, len(counts), 10_000, num_far)
     local = LocalCache(layout, size, device)
     ledger, pool, tables = local.ledger, local.paged.pool, local.paged.tables
-    everything = ledger.allocator.allocate(blocks)
+    everything = ledger.allocator.allocate(blocks, np.arange(blocks) >= blocks - num_far)
     # Blocks of a row lie anywhere.
     ledger.allocator.release(everything[torch.randperm(blocks, generator=generator).numpy()])
     # What a row never wrote may be anything, also not a number.
-    pool.storage.fill_(255)
+    for data, *_ in pool.parts[0].pieces:
+        data.view(torch.uint8).fill_(255)
     pool.accumulators.fill_(0.25)
     slots, starts = [ledger.open() for _ in counts][::-1], []  # a slot is not the sequence's number
     for slot in slots:
@@ -90,6 +115,11 @@ def paged_batch(
                 positions = torch.from_numpy(rng.choice(start, n, replace=False)).to(device)
                 pool.write(where, randn(n, head_dim), randn(n, head_dim), positions)
                 pool.accumulators.flatten(1)[:, where] = 0.25
+            window = local.paged.window(layer)
+            if window is not None:
+                position = torch.arange(start, device=device)
+                k, v = (randn(start, kv_heads, head_dim) for _ in range(2))
+                window.write(torch.full_like(position, slot), layer, k, v, position, start - 1 - position)
         starts.append(start)
     local.append(slots, counts)
     spans = Spans.build(
@@ -100,6 +130,9 @@ def paged_batch(
         device,
         observe=observe,
         observe_from=[start + count // 2 for start, count in zip(starts, counts, strict=True)],
+        select_from=[start + count // 2 for start, count in zip(starts, counts, strict=True)]
+        if answers
+        else None,
     )
     total = sum(counts)
     return PagedBatch(

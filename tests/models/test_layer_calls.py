@@ -23,10 +23,17 @@ class Layer:
 
     Args:
         normed: what each part adds has a norm.
+        int8: weights are of 8 bits.
     """
 
     def __init__(
-        self, kernels: LayerKernels, dtype: torch.dtype, inner: int, biased: bool, normed: bool = False
+        self,
+        kernels: LayerKernels,
+        dtype: torch.dtype,
+        inner: int,
+        biased: bool,
+        normed: bool = False,
+        int8: bool = False,
     ) -> None:
         self.kernels, width = kernels, QUERY_HEADS * HEAD_DIM
         generator = torch.Generator().manual_seed(inner)
@@ -34,7 +41,8 @@ class Layer:
         def linear(out_features: int, in_features: int) -> tuple[PackedWeight, Tensor | None]:
             weight = torch.randn(out_features, in_features, generator=generator) / in_features**0.5
             bias = torch.randn(out_features, generator=generator).to(dtype) if biased else None
-            return kernels.pack(weight.to(dtype)), bias
+            pack = kernels.pack_int8 if int8 else kernels.pack
+            return pack(weight.to(dtype)), bias
 
         self.qkv = linear(self.qkv_width, HIDDEN)
         self.output, self.down = linear(HIDDEN, width), linear(HIDDEN, inner)
@@ -171,12 +179,16 @@ OBSERVED = {
 
 # Few tokens, whose features threads share; more, of which each thread takes its own; and sequences of its own.
 COUNTS = {"few": (1, 30, 1, 61), "many": (1, 1, 170, 250), "even": (1, 1, *8 * [49])}
+WANTED = [None, [], [3], [92, 0, 31, 0]]
+# Every pair of what is observed, wanted and counted, each of them tied and not.
+PAIRS = [
+    ((j ^ i >> 1) % 2 == 0, WANTED[(i + j) % 4], observe, list(COUNTS)[j % 3])
+    for i, observe in enumerate(OBSERVED)
+    for j in range(4)
+]
 
 
-@pytest.mark.parametrize("number", COUNTS)
-@pytest.mark.parametrize("observe", OBSERVED)
-@pytest.mark.parametrize("wanted", [None, [], [3], [92, 0, 31, 0]], ids=str)
-@pytest.mark.parametrize("tied", [True, False], ids=["tied, biased, selecting", "plain"])
+@pytest.mark.parametrize(("tied", "wanted", "observe", "number"), PAIRS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("isa", _native.instruction_sets())
 @pytest.mark.usefixtures("two_threads")
@@ -199,6 +211,13 @@ def test_a_decoder_over_kvs_of_another_dtype(isa: str, dtype: torch.dtype, kv_dt
         decode_in_one_call(isa, dtype, kv_dtype, True, [92, 0, 31, 0], "attention", number)
 
 
+@pytest.mark.parametrize("isa", _native.instruction_sets())
+@pytest.mark.usefixtures("two_threads")
+def test_a_decoder_of_int8_weights(isa: str) -> None:
+    for number in COUNTS:
+        decode_in_one_call(isa, torch.bfloat16, torch.bfloat16, True, [92, 0, 31, 0], "nothing", number, int8=True)
+
+
 def decode_in_one_call(
     isa: str,
     dtype: torch.dtype,
@@ -207,10 +226,13 @@ def decode_in_one_call(
     wanted: list[int] | None,
     observe: str,
     number: str,
+    int8: bool = False,
 ) -> None:
     """A decoder in one call against its layers one by one, to the last bit."""
     kernels, spec, counts = LayerKernels(_native.Kernels(isa)), AttentionSpec(0.25), COUNTS[number]
-    layers = [Layer(kernels, dtype, inner, biased=False, normed=inner == 192) for inner in (128, 192)]
+    layers = [
+        Layer(kernels, dtype, inner, biased=False, normed=inner == 192, int8=int8) for inner in (128, 192)
+    ]
     backend, native = NativeBackend(_native.Kernels(isa)), NativeSpec(spec)
     observed = [OBSERVED[observe]] * len(counts)
     batch = paged_batch(
@@ -224,8 +246,8 @@ def decode_in_one_call(
         return torch.randn(*shape, generator=generator).to(dtype)
 
     norm, dense = NormWeight(randn(HIDDEN), 1e-5), randn(VOCAB, HIDDEN)
-    head, bias = kernels.pack(dense), randn(VOCAB) if tied else None
-    table = dense if tied else randn(VOCAB, HIDDEN)
+    head, bias = (kernels.pack_int8 if int8 else kernels.pack)(dense), randn(VOCAB) if tied else None
+    table = kernels.unpack_rows(head, torch.arange(VOCAB)) if tied else randn(VOCAB, HIDDEN)
     cos, sin = randn(2, 700, HEAD_DIM)
     tokens = torch.randint(VOCAB, (sum(counts),), generator=generator)
     ours, theirs = batch.with_own_pool(), batch.with_own_pool()
@@ -272,6 +294,19 @@ def test_what_lies_after_attention(
         attended = torch.randn(tokens, QUERY_HEADS * HEAD_DIM, generator=generator).to(dtype)
         found = layer.kernels.post_attention(layer.native, residual, attended)
         assert torch.equal(found, layer.post_attention(residual, attended))
+
+
+@pytest.mark.parametrize("isa", _native.instruction_sets())
+def test_what_lies_after_attention_of_int8_weights(isa: str) -> None:
+    kernels = LayerKernels(_native.Kernels(isa))
+    for inner, dtype in ((128, torch.float32), (128, torch.bfloat16), (204, torch.bfloat16)):
+        layer = Layer(kernels, dtype, inner, biased=True, int8=True)
+        for tokens in (1, 97):
+            generator = torch.Generator().manual_seed(tokens)
+            residual = torch.randn(tokens, HIDDEN, generator=generator).to(dtype)
+            attended = torch.randn(tokens, QUERY_HEADS * HEAD_DIM, generator=generator).to(dtype)
+            found = layer.kernels.post_attention(layer.native, residual, attended)
+            assert torch.equal(found, layer.post_attention(residual, attended))
 
 
 @pytest.mark.parametrize("normed", [False, True], ids=["added as it is", "added normed"])

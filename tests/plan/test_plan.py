@@ -111,11 +111,11 @@ def test_the_batch_is_what_an_engine_of_that_memory_admits() -> None:
 
 
 def test_compression_is_what_lets_the_batch_fit() -> None:
-    planned, request = deployment(), Request(8000, 192)
+    planned, request = deployment(gpu="A100"), Request(8000, 192)
     batch = 3 * planned.largest_batch(request)
     rate = planned.needed_compression(request, batch)
     assert rate is not None and rate == pytest.approx(3, rel=0.15)
-    compressed = deployment(eviction=EvictionConfig(eviction="batch-max", compression=1.3 * rate))
+    compressed = deployment(gpu="A100", eviction=EvictionConfig(eviction="batch-max", compression=1.3 * rate))
     assert compressed.largest_batch(request) >= batch
 
 
@@ -143,6 +143,16 @@ def test_what_binds() -> None:
 
 def test_a_cpu_takes_float32_and_a_gpu_what_the_model_says() -> None:
     assert deployment(gpu="epyc-9654").weight_bytes == 2 * deployment().weight_bytes
+
+
+def test_int8_weights_leave_the_embedding_wide() -> None:
+    model = MODELS["llama-3-8b"]
+    looked_up = 128256 * 4096
+    assert deployment(int8_weights=True).weight_bytes == model.num_params + looked_up
+    tied = MODELS["smollm2-135m"]
+    assert deployment("smollm2-135m", int8_weights=True).weight_bytes == tied.num_params
+    with pytest.raises(ConfigError, match="weight_bits must be left out beside int8 weights, got 4"):
+        deployment(int8_weights=True, weight_bits=4)
 
 
 def test_held_of_no_sequence() -> None:

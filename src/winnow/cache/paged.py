@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from winnow.cache.host_ledger import HostTierError
 from winnow.cache.host_tier import HostTier
-from winnow.cache.layout import CacheLayout, CacheSize
+from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, CacheSize
 from winnow.cache.ledger import Ledger
 from winnow.cache.pool import KVPool
 from winnow.cache.tables import BlockTables
-from winnow.cache.update import BlockCopies, CacheUpdate
-from winnow.cache.wide import WideWindow, open_windows
+from winnow.cache.update import BlockCopies, CacheUpdate, WideDiscarded, WideRestored, WideSaved
+from winnow.cache.wide import WideWindow, WideWindows
 from winnow.errors import describe_error
 
 
@@ -23,30 +25,39 @@ class PagedCache:
     tables: BlockTables
     host: HostTier | None = None
     """None: no update saves anything."""
-    windows: tuple[WideWindow, ...] = ()
-    """What is kept in 16 bits beside narrow KVs, for some of the layers each."""
+    wide: WideWindows | None = None
+    """What is kept in 16 bits beside narrow KVs; None: nothing."""
 
     @classmethod
     def allocate(
         cls, layout: CacheLayout, size: CacheSize, device: torch.device | str = "cpu", host_bytes: int = 0
     ) -> "PagedCache":
         """Take the memory; that of the host tier, at most `host_bytes`, is taken as it is used."""
-        pool = KVPool(layout, size.num_blocks, device)
-        tables, windows = BlockTables(layout, size, device), open_windows(layout, size, device)
-        return cls(pool, tables, HostTier(pool, host_bytes), windows)
+        pool = KVPool(layout, size.num_blocks, device, size.num_far_blocks)
+        wide = WideWindows(layout, size, device) if layout.wide.any else None
+        return cls(pool, BlockTables(layout, size, device), HostTier(pool, host_bytes), wide)
 
     @property
     def nbytes(self) -> int:
-        return self.pool.nbytes + self.tables.nbytes + sum(window.nbytes for window in self.windows)
+        return self.pool.nbytes + self.tables.nbytes + (0 if self.wide is None else self.wide.nbytes)
+
+    @property
+    def windows(self) -> tuple[WideWindow, ...]:
+        """The windows of `wide`, each of some of the layers."""
+        return () if self.wide is None else self.wide.windows
 
     def window(self, layer: int) -> WideWindow | None:
         """What is kept wide of a layer's KVs."""
-        return next((window for window in self.windows if layer in window.layers), None)
+        return None if self.wide is None else self.wide.of_layer(layer)
+
+    def saved_bytes(self, slot: int) -> int:
+        """Bytes that a sequence takes in host memory beside its blocks."""
+        return 0 if self.wide is None else self.wide.saved_bytes(slot)
 
     def fork(self, slot: int, to: int) -> None:
         """Follow a sequence that was forked to another slot, beyond what updates say."""
-        for window in self.windows:
-            window.fork(slot, to)
+        if self.wide is not None:
+            self.wide.fork(slot, to)
 
     def apply(self, update: CacheUpdate) -> None:
         """Follow a ledger: copy blocks, also to and from the host tier, then take over its tables and lengths.
@@ -54,10 +65,7 @@ class PagedCache:
         Raises:
             HostTierError: copies to or from the host tier failed; all else is done.
         """
-        for window in self.windows:
-            for slot in update.closed:
-                window.clear(slot)
-        failed: dict[int, str] = {}
+        failed = {} if self.wide is None else self.wide.follow(update)
         for copies in update.copies:
             if isinstance(copies, BlockCopies):
                 device = self.pool.device
@@ -65,14 +73,34 @@ class PagedCache:
                     torch.from_numpy(copies.source).to(device), torch.from_numpy(copies.target).to(device)
                 )
                 continue
+            if isinstance(copies, WideSaved | WideRestored | WideDiscarded):
+                continue
             assert self.host is not None, "without a host tier nothing is saved"
             try:
                 self.host.apply(copies)
             except (KeyError, MemoryError, RuntimeError) as error:
                 failed.setdefault(copies.host_id, describe_error(error))
+        cut = self._cut_tails(update)
         self.tables.apply(update)
+        if len(cut):
+            slot, layer, head, index = torch.from_numpy(cut).to(self.pool.device).T
+            page = self.tables.page_table[slot, index // PAGE_ENTRIES]
+            self.pool.moved(self.tables.pages[page, layer, head, index % PAGE_ENTRIES].long())
         if failed:
             raise HostTierError(failed, next(iter(failed.values())))
+
+    def _cut_tails(self, update: CacheUpdate) -> NDArray[np.int64]:
+        """Blocks of which KVs were cut off, whose keys are summarised: slot, layer, head, entry, int64 [n, 4]."""
+        if self.pool.summaries is None:
+            return np.empty((0, 4), dtype=np.int64)
+        size, lengths, found = self.pool.layout.block_size, self.tables.host_lengths.copy(), []
+        for each in update.lengths:
+            fewer = lengths[each.slots] - each.lengths
+            index, layer, head = np.nonzero((fewer > 0) & (fewer % size > 0))  # not where whole blocks went
+            entry = each.lengths[index, layer, head] // size
+            found.append(np.stack([each.slots[index], layer, head, entry], axis=1).astype(np.int64))
+            lengths[each.slots] = each.lengths
+        return np.concatenate(found) if found else np.empty((0, 4), dtype=np.int64)
 
 
 class LocalCache:

@@ -3,7 +3,16 @@
 from winnow.config.cache import KV_RESERVATIONS, CacheConfig
 from winnow.config.engine import EFFECTS, PARTS, EngineConfig
 from winnow.config.eviction import COMPRESSING, FULL, EvictionConfig
-from winnow.config.model import ATTENTION_BACKENDS, DTYPES, ENGINES, LOAD_FORMATS, PREDICTOR, ModelConfig
+from winnow.config.model import (
+    ATTENTION_BACKENDS,
+    DTYPES,
+    ENGINES,
+    LOAD_FORMATS,
+    PREDICTOR,
+    WEIGHT_DTYPES,
+    WIDE_WEIGHTS,
+    ModelConfig,
+)
 from winnow.config.option import Effect, option, optional_int
 from winnow.config.padded import BENCH_PADDED_MODES, PADDED_MODES, PaddedConfig
 from winnow.config.scheduler import SCHEDULING_POLICIES, SchedulerConfig
@@ -22,6 +31,8 @@ __all__ = [
     "PARTS",
     "PREDICTOR",
     "SCHEDULING_POLICIES",
+    "WEIGHT_DTYPES",
+    "WIDE_WEIGHTS",
     "CacheConfig",
     "Effect",
     "EngineConfig",

@@ -15,7 +15,7 @@ from winnow.json_values import json_value
 
 # What means nothing to an engine, so that giving it is a mistake.
 _ONLY_PAGED = {
-    "model": ("attention_backend",),
+    "model": ("attention_backend", "weight_dtype", "weight_wide"),
     "cache": (
         "block_size",
         "prefix_store",
@@ -24,6 +24,7 @@ _ONLY_PAGED = {
         "kv_group",
         "kv_rotate",
         "kv_wide",
+        "value_tier",
     ),
     "scheduler": ("max_passes", "watermark_high", "watermark_low"),
     "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_accumulators", "max_round_kvs"),

@@ -5,8 +5,11 @@ from pathlib import Path
 
 from winnow.checks import check_choice, check_integer
 from winnow.config.option import Effect, option, optional_int
+from winnow.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+WEIGHT_DTYPES = ("auto", "int8")
+WIDE_WEIGHTS = ("none", "head", "ends", "head-and-ends")
 LOAD_FORMATS = ("auto", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "reference")
 ENGINES = ("paged", "padded")
@@ -37,6 +40,18 @@ class ModelConfig:
         "auto",
         "number format of weights and KVs; auto: float32 on CPU, the checkpoint's own elsewhere",
         choices=DTYPES,
+    )
+    weight_dtype: str = option(
+        "auto",
+        "how linear layers keep their weights; auto: in dtype; int8, on CPU alone: 8 bits and a scale for each output "
+        "feature, multiplied with activations of 8 bits and a scale for each token",
+        choices=WEIGHT_DTYPES,
+    )
+    weight_wide: str = option(
+        "none",
+        "linear layers that weight_dtype int8 leaves in dtype: none, the head, those of the first and the last layer "
+        "(ends), or both",
+        choices=WIDE_WEIGHTS,
     )
     device: str = option(
         "auto", "torch device, such as cpu or cuda:0; auto: cuda where there is one, else cpu"
@@ -80,6 +95,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, ENGINES)
         check_choice("dtype", self.dtype, DTYPES)
+        check_choice("weight_dtype", self.weight_dtype, WEIGHT_DTYPES)
+        check_choice("weight_wide", self.weight_wide, WIDE_WEIGHTS)
         check_choice("load_format", self.load_format, LOAD_FORMATS)
         check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.max_model_len is not None:
@@ -87,3 +104,5 @@ class ModelConfig:
         if self.threads is not None:
             check_integer("threads", self.threads, 1, 1024)
         check_integer("seed", self.seed, 0, 2**63 - 1)
+        if self.weight_wide != "none" and self.weight_dtype == "auto":
+            raise ConfigError(f"weight_wide={self.weight_wide} needs weight_dtype=int8, got auto")

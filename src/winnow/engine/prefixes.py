@@ -65,7 +65,9 @@ class PrefixSharing:
         most = sequence.num_tokens - 1  # logits come from the last one
         if sequence.forks:
             most = min(most, sequence.request.fork_at - 1)
-        keys = self._ledger.prefixes.match(sequence.prefix, _num_shareable(sequence, most))
+        # Blocks bring no recent KVs in 16 bits: those are the last ones of what is left to compute.
+        most_as_computed = min(most, sequence.num_tokens - self._ledger.layout.wide.recent)
+        keys = self._ledger.prefixes.match(sequence.prefix, _num_shareable(sequence, most_as_computed))
         computed, snapshot = len(keys) * self._ledger.layout.block_size, self._snapshot(sequence)
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens
@@ -121,6 +123,8 @@ class PrefixSharing:
             if sequence.kv.last_round or _observes(sequence, start, end - start):
                 return
             end = min(end, eviction.num_shareable)
+        if self._ledger.layout.value_tier is not None:
+            end = min(end, sequence.prompt_len)  # later tokens read some values, and as part of a prompt all
         chain.extend(sequence.token_ids)
         for index in range(start // size, end // size):
             self._ledger.prefix_rows.remember(

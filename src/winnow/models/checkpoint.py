@@ -17,10 +17,12 @@ from winnow.models.context import context_limit
 from winnow.models.damage import check_sizes, check_vocabulary, first_line
 from winnow.models.generation import sampling_defaults
 from winnow.models.geometry import probe_geometry
+from winnow.models.int8_linear import Int8Weights
 from winnow.models.kinds import causal_class, config_class
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.optimize import optimize_model
 from winnow.models.published import Published, open_published
+from winnow.models.quantize import quantize_model
 from winnow.models.tokens import end_tokens
 from winnow.models.verify import Trial
 
@@ -42,15 +44,22 @@ def load_checkpoint(
         )
     wanted = config.max_model_len
     trained_len = context_limit(model_config).take(None if beyond_trained_len else wanted)
-    device = _device(config.device)
+    device, int8 = _device(config.device), Int8Weights.of(config)
+    if int8 is not None and device.type != "cpu":
+        raise ConfigError(f"weight_dtype int8 needs device cpu, got {device}")
     model = _load_weights(path, published, model_config, config, device, ATTENTION_NAME)
     geometry = probe_geometry(model)
     tokenizer = _tokenizer(path, published, model_config)
     # The model's own code runs before layers are replaced, and is compared with what will answer.
     trial = Trial.of(model, geometry, trained_len) if config.verify_model else None
+    decoder = None
+    if config.optimize:
+        decoder = optimize_model(model, geometry, trained_len, native=native, int8=int8)
+    elif int8 is not None:
+        quantize_model(model, geometry.num_layers, int8)
     loaded = LoadedModel(
         model=model,
-        decoder=optimize_model(model, geometry, trained_len, native=native) if config.optimize else None,
+        decoder=decoder,
         tokenizer=tokenizer,
         vocab_size=_vocab_size(model_config),
         geometry=geometry,
@@ -58,6 +67,7 @@ def load_checkpoint(
         trained_len=trained_len,
         eos_token_ids=end_tokens(published.end_tokens(model_config), tokenizer, _vocab_size(model_config)),
         sampling_defaults=sampling_defaults(path, config.generation_config),
+        int8=int8,
     )
     return (
         loaded if trial is None else replace(loaded, verified=trial.verify(loaded, config.attention_backend))

@@ -8,9 +8,11 @@ from transformers import PreTrainedModel
 
 from winnow.errors import UnsupportedModelError
 from winnow.models.geometry import ModelGeometry
+from winnow.models.int8_linear import Int8Weights
 from winnow.models.memory import is_file_backed, release_pages, trim_heap
 from winnow.models.packed_embedding import PackedEmbedding
 from winnow.models.packed_linear import MakeLinear, PackedLinear, linear_maker, pack_linears, unpack_linears
+from winnow.models.quantize import quantize_model
 from winnow.models.residuals import decoder_layers
 from winnow.native import native_kernels
 
@@ -22,7 +24,12 @@ if TYPE_CHECKING:
 
 
 def optimize_model(
-    model: PreTrainedModel, geometry: ModelGeometry, trained_len: int, *, native: bool = False
+    model: PreTrainedModel,
+    geometry: ModelGeometry,
+    trained_len: int,
+    *,
+    native: bool = False,
+    int8: Int8Weights | None = None,
 ) -> "PackedDecoder | None":
     """Replace what can be replaced, layer by layer, so that no more than one layer's weights exist twice.
 
@@ -30,6 +37,7 @@ def optimize_model(
 
     Args:
         native: all products by Winnow's kernels; see `linear_maker`.
+        int8: which weights are quantized to 8 bits; None: none.
 
     Returns:
         The model without transformers' code between its parts, where that gives the same logits: a step of few tokens
@@ -38,6 +46,8 @@ def optimize_model(
     kernels = native_kernels()
     layers = decoder_layers(model, geometry.num_layers)
     if model.device.type != "cpu" or kernels is None or not layers:
+        if int8 is not None:
+            quantize_model(model, geometry.num_layers, int8)
         return None
     # They load the kernels, which an installation may lack.
     from winnow.models.fused.build import fuse_layer
@@ -48,17 +58,20 @@ def optimize_model(
     from winnow.models.packed.extract import extract_parts
 
     layer_kernels = LayerKernels(kernels)
-    make_linear = linear_maker(layer_kernels, model.dtype, native=native)
+    plain = linear_maker(layer_kernels, model.dtype, native=native or int8 is not None)
+    of_int8 = linear_maker(layer_kernels, model.dtype, int8=True)
     shape = (geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim)
     calls = record_calls(model, layers, trained_len)
     last: FusedLayer | None = None
     for index, call in enumerate(calls):
         weights = [part.weight for part in layers[index].modules() if type(part) is nn.Linear]
-        last = fuse_layer(layers[index], call, shape, layer_kernels, make_linear)
+        quantized = int8 is not None and int8.of_layer(index, len(layers))
+        make_linear = of_int8 if quantized else plain
+        last = fuse_layer(layers[index], call, shape, layer_kernels, make_linear, int8=quantized)
         if last is not None:
             layers[index] = last
         else:
-            _pack_layer(layers[index], call, make_linear)
+            _pack_layer(layers[index], call, make_linear, int8=quantized)
         release_pages(weights)
     base = model.base_model
     norm = read_norm(getattr(base, "norm", None), model.get_input_embeddings().weight.shape[-1])
@@ -67,7 +80,8 @@ def optimize_model(
     if last is not None:
         last.last_layer_only_wanted = True
         last.last_layer_only_wanted = selection_is_harmless(model, trained_len)
-    _pack_head(model, layer_kernels, make_linear, trained_len)
+    narrow_head = int8 is not None and not int8.wide_head
+    _pack_head(model, layer_kernels, of_int8 if narrow_head else plain, trained_len)
     trim_heap()
     try:
         return extract_parts(model, geometry.num_layers, trained_len)
@@ -76,12 +90,14 @@ def optimize_model(
 
 
 @torch.inference_mode()
-def _pack_layer(layer: nn.Module, call: "LayerCall", make_linear: MakeLinear) -> None:
+def _pack_layer(layer: nn.Module, call: "LayerCall", make_linear: MakeLinear, *, int8: bool) -> None:
     """Pack a layer's linear parts, unless something in it needs them as they were."""
+    from winnow.models.fused.probe import INT8_TOLERANCE
+
     expected = call.run(layer)
     replaced = pack_linears(layer, make_linear)
     try:
-        same = call.run(layer).agrees(expected)
+        same = call.run(layer).agrees(expected, INT8_TOLERANCE if int8 else None)
     except (AttributeError, RuntimeError, TypeError):  # it reads the weight by itself
         same = False
     if not same:
@@ -108,8 +124,11 @@ def _pack_head(
 
 
 def _share_rows(model: PreTrainedModel, kernels: "LayerKernels", trained_len: int) -> bool:
-    """Let the embedding read its rows out of the packed head. Returns whether that leaves the model as it was."""
-    from winnow.models.fused.probe import trial_logits
+    """Let the embedding read its rows out of the packed head. Returns whether that leaves the model as it was.
+
+    Rows of an int8 head are those of before but for their rounding.
+    """
+    from winnow.models.fused.probe import INT8_TOLERANCE, close, trial_logits
 
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if (
@@ -121,7 +140,8 @@ def _share_rows(model: PreTrainedModel, kernels: "LayerKernels", trained_len: in
     expected = trial_logits(model, trained_len)
     model.set_input_embeddings(PackedEmbedding(head, kernels))
     try:
-        same = torch.equal(trial_logits(model, trained_len), expected)
+        found = trial_logits(model, trained_len)
+        same = close(found, expected, INT8_TOLERANCE) if head.is_int8 else torch.equal(found, expected)
     except (AttributeError, RuntimeError, TypeError):  # it reads the embedding's weight by itself
         same = False
     if not same:

@@ -21,8 +21,9 @@ class PackedEmbedding(nn.Module):
     def __init__(self, head: PackedLinear, kernels: "LayerKernels") -> None:
         super().__init__()
         self._weight, self._kernels = head.packed, kernels
-        # A parameter: where no other is left, it tells the model's type and device.
-        self.packed = nn.Parameter(head.packed.packed, requires_grad=False)
+        # A parameter: where no other is left, it tells the model's type and device. Codes of 8 bits would not.
+        rows = torch.empty(0, dtype=head.packed.dtype) if head.is_int8 else head.packed.packed
+        self.packed = nn.Parameter(rows, requires_grad=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens, int [...] -> rows, [..., in_features]."""
@@ -37,3 +38,12 @@ def panel_shape(kernels: "LayerKernels", dtype: torch.dtype) -> tuple[int, int]:
     weight = torch.tensor([[1, 2], [3, 4]], dtype=dtype)
     packed = kernels.pack(weight).packed
     return len(packed) // weight.shape[1], 2 if packed[1] == weight[0, 1] else 1
+
+
+def int8_panel_shape(kernels: "LayerKernels") -> tuple[int, int]:
+    """The same of int8 weights."""
+    together = kernels.packed_size(
+        1, 1, int8=True
+    )  # of one panel, whose inputs are padded to those that lie together
+    several = next(n for n in range(2, 9) if kernels.packed_size(n, 1, int8=True) > together) - 1
+    return together // several, several

@@ -1,8 +1,8 @@
 """Linear layers whose weight lies in memory in the order in which it is read.
 
 torch re-packs the weight of `F.linear` on every call. Winnow's kernels read one that is packed for good. Only where the
-processor has matrix units (AMX) is oneDNN faster; torch's operators that keep a weight packed for it are private, made
-for its compiler: whether they are there and right is tried out.
+processor has matrix units (AMX) and the kernels at hand do without them (`WINNOW_ISA`) is oneDNN faster; torch's operators
+that keep a weight packed for it are private, made for its compiler: whether they are there and right is tried out.
 """
 
 from collections.abc import Callable
@@ -38,9 +38,17 @@ class PackedLinear(nn.Module):
         self.kernels = kernels
 
     @classmethod
-    def pack(cls, weight: Tensor, bias: Tensor | None, kernels: "LayerKernels") -> "PackedLinear":
+    def pack(
+        cls, weight: Tensor, bias: Tensor | None, kernels: "LayerKernels", *, int8: bool = False
+    ) -> "PackedLinear":
         """Of a weight [out_features, in_features], which is not kept: its memory is free once the caller lets it go."""
-        return cls(kernels.pack(weight.detach()), bias, kernels)
+        pack = kernels.pack_int8 if int8 else kernels.pack
+        return cls(pack(weight.detach()), bias, kernels)
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether the weight is one of int8; see `winnow.models.int8_linear`."""
+        return self.packed.scale is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
@@ -63,13 +71,22 @@ class OneDnnLinear(nn.Module):
         return out
 
 
-def linear_maker(kernels: "LayerKernels", dtype: torch.dtype, *, native: bool = False) -> MakeLinear:
+def linear_maker(
+    kernels: "LayerKernels", dtype: torch.dtype, *, native: bool = False, int8: bool = False
+) -> MakeLinear:
     """What makes the fastest layers of a type on this processor; `nn.Linear` for a weight that cannot be packed.
 
     Args:
         native: of weights packed for Winnow's kernels alone, which can be written to a file, also where oneDNN's are
             faster.
+        int8: of int8 weights, which those kernels alone take.
     """
+    if int8:
+        return lambda weight, bias: (
+            PackedLinear.pack(weight, bias, kernels, int8=True)
+            if kernels.packs_int8(weight)
+            else _plain_linear(weight, bias)
+        )
     if not native and dtype == torch.bfloat16 and kernels.beside_matrix_units and one_dnn_works():
         return OneDnnLinear
 

@@ -31,8 +31,9 @@ _LONGEST = 48
 _BLOCK_SIZE = 16
 # Masks have a column for each token of the past. Contexts beyond this are checked up to here.
 _LONGEST_PAST = 2**18
-# Largest difference of a token's logits, as a part of their norm. In half precision results differ by rounding, and in
-# models with experts a token may go elsewhere for it: there the median over tokens counts, in float32 the largest.
+# Largest difference of a token's logits, as a part of their norm. In half precision and with int8 weights results
+# differ by rounding, and in models with experts a token may go elsewhere for it: there the median over tokens counts,
+# in float32 the largest.
 _FULL, _HALF = 1e-3, 0.2
 
 
@@ -144,7 +145,7 @@ class Trial:
             UnsupportedModelError: the logits differ; names the model's class and by how much.
         """
         found = _paged_logits(loaded, self.tokens, open_backend(attention_backend, loaded.device))
-        full = loaded.dtype == torch.float32
+        full = loaded.dtype == torch.float32 and loaded.int8 is None
         tolerance = _FULL if full else _HALF
         # Tokens that a bias rules out are minus infinity in both.
         away = torch.where(found == self.logits, 0.0, found - self.logits).norm(dim=-1)

@@ -9,7 +9,7 @@ from winnow.attention import AttentionSpec
 from winnow.models.fused.kernels import LayerKernels
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.fused.parts import LayerParts, fuse_linears
-from winnow.models.fused.probe import LayerCall
+from winnow.models.fused.probe import INT8_TOLERANCE, LayerCall
 from winnow.models.packed_linear import MakeLinear
 
 
@@ -31,6 +31,8 @@ def fuse_layer(
     shape: tuple[int, int, int],
     kernels: LayerKernels,
     make_linear: MakeLinear,
+    *,
+    int8: bool = False,
 ) -> FusedLayer | None:
     """The fused form of a decoder layer, or None if it would compute something else.
 
@@ -40,20 +42,23 @@ def fuse_layer(
         call: how the model calls the layer.
         shape: query heads, KV heads and head_dim.
         make_linear: of its products.
+        int8: their weights are of 8 bits.
     """
     parts = LayerParts.of(layer, *shape)
     rotation = call.rotation
     if parts is None or rotation is None or rotation[0].shape[2] > shape[2]:
         return None
     try:
-        if call.hidden_states.dtype != torch.float32 and not _same_in_float32(layer, call, shape, kernels):
+        if (int8 or call.hidden_states.dtype != torch.float32) and not _same_in_float32(
+            layer, call, shape, kernels
+        ):
             return None
     except (RuntimeError, TypeError):  # the layer insists on its own number format
         return None
     expected = call.run(layer)
     products = {name: make_linear(*fuse_linears(linears)) for name, linears in _linears(parts).items()}
     fused = _fused(layer, parts, products, expected.spec, shape, kernels)
-    return fused if call.run(fused).agrees(expected) else None
+    return fused if call.run(fused).agrees(expected, INT8_TOLERANCE if int8 else None) else None
 
 
 def _same_in_float32(

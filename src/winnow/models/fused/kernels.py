@@ -5,6 +5,7 @@ from torch import Tensor
 
 from winnow import native
 from winnow.attention.native_step import NativeSpec, NativeStep
+from winnow.models.int8_linear import MOST_INPUTS, quantize_weight
 
 
 class NormWeight:
@@ -27,13 +28,31 @@ NO_NORM = native.RmsNorm(0, 0.0, False)
 
 
 class PackedWeight:
-    """A linear layer's weight in the form that the kernel reads, which depends on the instruction set."""
+    """A linear layer's weight in the form that the kernel reads, which depends on the instruction set.
 
-    def __init__(self, packed: Tensor, in_features: int, out_features: int) -> None:
-        self.packed = packed  # what `native` points at
+    Args:
+        dtype: of the rows that it multiplies; None: of the weight itself.
+        scale: of an int8 weight, float32 [out_features]; None: of any other.
+    """
+
+    def __init__(
+        self,
+        packed: Tensor,
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype | None = None,
+        scale: Tensor | None = None,
+    ) -> None:
+        assert (packed.dtype == torch.int8) == (scale is not None)
+        self.packed, self.scale = packed, scale  # what `native` points at
+        self.dtype = packed.dtype if dtype is None else dtype
         self.in_features, self.out_features = in_features, out_features
         self.native = native.PackedWeight(
-            native.native_dtype(packed.dtype), packed.data_ptr(), in_features, out_features
+            native.native_dtype(self.dtype),
+            packed.data_ptr(),
+            in_features,
+            out_features,
+            0 if scale is None else scale.data_ptr(),
         )
 
 
@@ -46,24 +65,37 @@ class LayerKernels:
 
     @property
     def beside_matrix_units(self) -> bool:
-        """Whether the processor multiplies matrices of bfloat16 (AMX), which `linear` does not use."""
-        return native.has_matrix_units()
+        """Whether the processor multiplies matrices of bfloat16 (AMX), and `linear` does not."""
+        return native.has_matrix_units() and not self._kernels.matrix_units
 
     def packs(self, weight: Tensor) -> bool:
         """Whether a weight can be packed: some kernels take inputs of 16 bits in pairs."""
         return weight.dtype in native.DTYPES and (weight.dtype == torch.float32 or weight.shape[1] % 2 == 0)
 
-    def packed_size(self, in_features: int, out_features: int) -> int:
+    def packs_int8(self, weight: Tensor) -> bool:
+        """Whether a weight can be packed as int8: sums of its products must fit 32 bits."""
+        return weight.dtype in native.DTYPES and weight.shape[1] <= MOST_INPUTS
+
+    def packed_size(self, in_features: int, out_features: int, *, int8: bool = False) -> int:
         """Elements of a packed weight."""
-        return self._kernels.packed_size(in_features, out_features)
+        return self._kernels.packed_size(in_features, out_features, int8)
 
     def pack(self, weight: Tensor) -> PackedWeight:
         """Copy a weight, [out_features, in_features], into the form that `linear` reads."""
         assert self.packs(weight)
-        out_features, in_features = weight.shape
-        dense = weight.contiguous()
-        packed = torch.empty(self.packed_size(in_features, out_features), dtype=weight.dtype)
-        out = PackedWeight(packed, in_features, out_features)
+        return self._pack(weight.contiguous(), weight.dtype, None)
+
+    def pack_int8(self, weight: Tensor) -> PackedWeight:
+        """The same of its int8 codes; see `winnow.models.int8_linear`."""
+        assert self.packs_int8(weight)
+        codes, scale = quantize_weight(weight)
+        return self._pack(codes, weight.dtype, scale)
+
+    def _pack(self, dense: Tensor, dtype: torch.dtype, scale: Tensor | None) -> PackedWeight:
+        out_features, in_features = dense.shape
+        size = self.packed_size(in_features, out_features, int8=scale is not None)
+        packed = torch.empty(size, dtype=dense.dtype)
+        out = PackedWeight(packed, in_features, out_features, dtype, scale)
         self._kernels.pack(out.native, dense.data_ptr(), torch.get_num_threads())
         return out
 
@@ -75,7 +107,7 @@ class LayerKernels:
         """
         assert features.dtype == torch.int64
         features = features.contiguous()
-        out = weight.packed.new_empty(*features.shape, weight.in_features)
+        out = torch.empty(*features.shape, weight.in_features, dtype=weight.dtype)
         self._kernels.unpack_rows(
             weight.native, features.data_ptr(), features.numel(), out.data_ptr(), torch.get_num_threads()
         )
@@ -85,10 +117,10 @@ class LayerKernels:
         """x [T, in_features] times the weight, transposed, plus the bias [out_features]: [T, out_features].
 
         Raises:
-            TypeError: x is of another type than the weight.
+            TypeError: x is of another type than the weight is for.
         """
-        if x.dtype != weight.packed.dtype:
-            raise TypeError(f"a weight of {weight.packed.dtype} cannot multiply {x.dtype}")
+        if x.dtype != weight.dtype:
+            raise TypeError(f"a weight of {weight.dtype} cannot multiply {x.dtype}")
         if x.stride(1) != 1:
             x = x.contiguous()
         out = x.new_empty(len(x), weight.out_features)
@@ -183,8 +215,11 @@ class LayerKernels:
             step.cache,
             step.batch,
             step.work,
+            step.far,
+            step.selection,
             torch.get_num_threads(),
         )
+        step.count_reads()
         return out
 
     def decode(
@@ -231,11 +266,14 @@ class LayerKernels:
             step.cache,
             step.batch,
             step.work,
+            step.far,
+            step.selection,
             -1 if logits_indices is None else len(logits_indices),
             0 if logits_indices is None else logits_indices.data_ptr(),
             logits.data_ptr(),
             torch.get_num_threads(),
         )
+        step.count_reads()
         return logits
 
     def rms_norm(self, x: Tensor, norm: NormWeight, add: Tensor | None = None) -> Tensor:

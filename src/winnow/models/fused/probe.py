@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Relative to the norm of what is compared. A layer that computes something else is off by far more than rounding.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+INT8_TOLERANCE = 0.1
+"""The same where one of the two multiplies numbers of 8 bits."""
 _POSITIONS = (0, 1, 2, 7, 50)
 
 
@@ -70,16 +72,18 @@ class LayerResult:
     def spec(self) -> AttentionSpec:
         return self.asked[0][4]
 
-    def agrees(self, other: "LayerResult") -> bool:
-        """Whether both are the same but for rounding."""
+    def agrees(self, other: "LayerResult", tolerance: float | None = None) -> bool:
+        """Whether both are the same but for rounding; `tolerance` stands in for that of their type."""
         if not isinstance(self.out, Tensor) or not isinstance(other.out, Tensor):
             return False
-        if len(self.asked) != 1 or len(other.asked) != 1 or not _close(self.out, other.out):
+        if len(self.asked) != 1 or len(other.asked) != 1:
+            return False
+        if not close(self.out, other.out, tolerance):
             return False
         [(layer, *mine, spec)], [(other_layer, *theirs, other_spec)] = self.asked, other.asked
         return (
             layer == other_layer
-            and all(_close(a, b) for a, b in zip(mine, theirs, strict=True))
+            and all(close(a, b, tolerance) for a, b in zip(mine, theirs, strict=True))
             and _same_spec(spec, other_spec)
         )
 
@@ -137,7 +141,7 @@ def trial_logits(model: "CausalModel", max_position: int, vocab_size: int | None
 def selection_is_harmless(model: "PreTrainedModel", max_position: int) -> bool:
     """Whether logits stay the same if the last layer computes only the tokens whose logits are wanted."""
     alone = run_model(model, max_position, _Recorder(torch.tensor([0])), logits_index=0)
-    return _close(run_model(model, max_position, _Recorder(), logits_index=0), alone)
+    return close(run_model(model, max_position, _Recorder(), logits_index=0), alone)
 
 
 class _Recorder:
@@ -163,11 +167,13 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def close(a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
+    """Whether two results are of one kind and the same but for rounding."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     difference = float((a.double() - b.double()).norm())
-    return difference <= TOLERANCE[a.dtype] * float(b.double().norm())  # False for NaN
+    tolerance = TOLERANCE[a.dtype] if tolerance is None else tolerance
+    return difference <= tolerance * float(b.double().norm())  # False for NaN
 
 
 def _same_spec(a: AttentionSpec, b: AttentionSpec) -> bool:

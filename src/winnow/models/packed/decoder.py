@@ -74,7 +74,7 @@ class PackedDecoder(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Of weights and hidden states."""
-        return self.head.packed.packed.dtype
+        return self.head.packed.dtype
 
     @property
     def device(self) -> torch.device:

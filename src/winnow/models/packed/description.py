@@ -8,6 +8,7 @@ from typing import Any
 from winnow.checks import check_choice, require
 from winnow.errors import UnsupportedModelError
 from winnow.models.geometry import ModelGeometry
+from winnow.models.int8_linear import Int8Weights
 
 DESCRIPTION = "winnow.json"
 """All that is no tensor; written last, so that its presence says that the directory is whole."""
@@ -81,11 +82,18 @@ class Description:
     """Of the last layer only tokens whose logits are wanted are computed."""
     norm: NormNumbers
     layers: tuple[LayerNumbers, ...]
+    int8: Int8Weights | None = None
+    """Which weights are quantized to 8 bits; None: none."""
+    int8_panel: tuple[int, int] | None = None
+    """As `panel`, of these."""
 
     def __post_init__(self) -> None:
         # The kernels trust these numbers; sizes are also checked against the tensors.
-        pair = len(self.panel) == 2 and all(map(_is_count, self.panel))
-        require(pair, "panel", "two whole numbers above 0", self.panel)
+        for name, panel in {"panel": self.panel, "int8_panel": self.int8_panel}.items():
+            pair = panel is None or (len(panel) == 2 and all(map(_is_count, panel)))
+            require(pair, name, "two whole numbers above 0", panel)
+        both = (self.int8 is None) == (self.int8_panel is None)
+        require(both, "int8_panel", "there where int8 is", self.int8_panel)
         geometry, together = self.geometry, self.panel[1]
         counts = asdict(geometry) | {
             n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
@@ -163,11 +171,20 @@ def _parts(values: dict[str, Any]) -> dict[str, Any]:
     geometry = values["geometry"]
     return {
         "panel": tuple(values["panel"]),
+        **_int8(values),
         "geometry": ModelGeometry(**geometry | {"windows": tuple(geometry["windows"])}),
         "eos_token_ids": tuple(values["eos_token_ids"]),
         "frequencies": tuple(values["frequencies"]),
         "norm": NormNumbers(**values["norm"]),
         "layers": tuple(LayerNumbers(**layer | _norms(layer)) for layer in values["layers"]),
+    }
+
+
+def _int8(values: dict[str, Any]) -> dict[str, Any]:
+    int8, panel = values.get("int8"), values.get("int8_panel")
+    return {
+        "int8": None if int8 is None else Int8Weights(**int8),
+        "int8_panel": None if panel is None else tuple(panel),
     }
 
 

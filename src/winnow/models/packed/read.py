@@ -14,10 +14,11 @@ from winnow.models.fused.kernels import LayerKernels, NormWeight, PackedWeight
 from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fused.parts import LayerNorms
 from winnow.models.generation import sampling_defaults
+from winnow.models.int8_linear import Int8Weights
 from winnow.models.loaded import LoadedModel
 from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
 from winnow.models.packed.description import OTHERS, PACKED, Description, LayerNumbers, NormNumbers
-from winnow.models.packed_embedding import PackedEmbedding, panel_shape
+from winnow.models.packed_embedding import PackedEmbedding, int8_panel_shape, panel_shape
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.tokens import end_tokens, load_tokenizer
 from winnow.native import Activation, Kernels
@@ -43,6 +44,7 @@ def load_packed(
         geometry=description.geometry,
         trained_len=trained_len,
         sampling_defaults=sampling_defaults(path, config.generation_config),
+        int8=description.int8,
     )
 
 
@@ -51,6 +53,12 @@ def _check_options(path: Path, description: Description, config: ModelConfig) ->
     if config.dtype not in ("auto", description.dtype):
         raise ConfigError(
             f"dtype must be {description.dtype}, in which {path} is packed, got {config.dtype!r}"
+        )
+    int8 = Int8Weights.of(config)
+    if int8 is not None and int8 != description.int8:
+        packed = "weight_dtype auto" if description.int8 is None else f"int8 weights of {description.int8}"
+        raise ConfigError(
+            f"weight_dtype and weight_wide must be those in which {path} is packed, {packed}, got {int8}"
         )
     if config.device not in ("auto", "cpu"):
         raise ConfigError(f"device must be cpu, for which {path} is packed, got {config.device!r}")
@@ -66,12 +74,15 @@ class _Reader:
     def __init__(self, path: Path, description: Description, kernels: LayerKernels) -> None:
         self._path, self._description, self._kernels = path, description, kernels
         self._dtype: torch.dtype = getattr(torch, description.dtype)
-        panel = panel_shape(kernels, self._dtype)
-        if panel != description.panel:
-            raise UnsupportedModelError(
-                f"model: {path} is packed for a processor with panels of {description.panel}, and this one's are "
-                f"{panel}; pack {description.packed_from} again here"
-            )
+        panels = [(panel_shape(kernels, self._dtype), description.panel)]
+        if description.int8_panel is not None:
+            panels.append((int8_panel_shape(kernels), description.int8_panel))
+        for panel, packed in panels:
+            if panel != packed:
+                raise UnsupportedModelError(
+                    f"model: {path} is packed for a processor with panels of {packed}, and this one's are {panel}; "
+                    f"pack {description.packed_from} again here"
+                )
         self._packed, self._others = self._open(PACKED), self._open(OTHERS)
 
     def decoder(self) -> PackedDecoder:
@@ -115,8 +126,12 @@ class _Reader:
         return FusedLayer(index, norms, activation, products, spec, shape, self._kernels)
 
     def _linear(self, name: str, in_features: int, out_features: int) -> PackedLinear:
-        size = self._kernels.packed_size(in_features, out_features)
-        weight = PackedWeight(self._tensor(name, (size,)), in_features, out_features)
+        scale_name = f"{name}.scale"
+        int8 = scale_name in self._others
+        size = self._kernels.packed_size(in_features, out_features, int8=int8)
+        packed = self._tensor(name, (size,), torch.int8 if int8 else None)
+        scale = self._tensor(scale_name, (out_features,), torch.float32) if int8 else None
+        weight = PackedWeight(packed, in_features, out_features, self._dtype, scale)
         bias_name = f"{name}.bias"
         bias = self._tensor(bias_name, (out_features,)) if bias_name in self._others else None
         return PackedLinear(weight, bias, self._kernels)
@@ -127,14 +142,15 @@ class _Reader:
     def _norm_if_any(self, name: str, size: int, numbers: NormNumbers | None) -> NormWeight | None:
         return None if numbers is None else self._norm(name, size, numbers)
 
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """A tensor, checked against what the description makes of it: the kernels check no address."""
+        dtype = self._dtype if dtype is None else dtype
         tensor = self._packed.get(name, self._others.get(name))
         if tensor is None:
             raise UnsupportedModelError(f"model: {self._path} lacks the tensor {name}")
-        if tensor.shape != shape or tensor.dtype != self._dtype:
+        if tensor.shape != shape or tensor.dtype != dtype:
             raise UnsupportedModelError(
-                f"model: {name} in {self._path} must be {self._dtype} of shape {shape}, "
+                f"model: {name} in {self._path} must be {dtype} of shape {shape}, "
                 f"is {tensor.dtype} of {tuple(tensor.shape)}"
             )
         return tensor

@@ -23,7 +23,7 @@ from winnow.models.packed.description import (
     NormNumbers,
 )
 from winnow.models.packed.extract import extract_parts
-from winnow.models.packed_embedding import PackedEmbedding, panel_shape
+from winnow.models.packed_embedding import PackedEmbedding, int8_panel_shape, panel_shape
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.tokens import tokenizer_class
 
@@ -82,6 +82,8 @@ def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Descript
         last_layer_only_wanted=layers[-1].last_layer_only_wanted,
         norm=_numbers(decoder.norm.norm),
         layers=tuple(map(_layer_numbers, layers)),
+        int8=loaded.int8,
+        int8_panel=None if loaded.int8 is None else int8_panel_shape(decoder.head.kernels),
     )
 
 
@@ -105,6 +107,8 @@ def other_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
     for name, product in products(decoder):
         if product.bias is not None:
             yield f"{name}.bias", product.bias
+        if product.packed.scale is not None:
+            yield f"{name}.scale", product.packed.scale
 
 
 def products(decoder: PackedDecoder) -> Iterator[tuple[str, PackedLinear]]:

@@ -1,0 +1,99 @@
+// Rows of activations as the codes that int8 weights are multiplied with; winnow.models.int8_linear has the formulas.
+#pragma once
+
+#include <limits>
+
+#include "product.h"
+
+namespace winnow::WINNOW_ISA {
+
+// With VNNI codes of activations stay 8 bits wide, and those of weights have 128 added: signed times unsigned. Elsewhere codes
+// of activations are 16 bits wide, and those of weights become so on the way.
+#if defined(WINNOW_VNNI)
+using Code = int8_t;
+using WeightCode = uint8_t;
+constexpr int32_t WEIGHT_ZERO = 128;
+#else
+using Code = int16_t;
+using WeightCode = int8_t;
+constexpr int32_t WEIGHT_ZERO = 0;
+#endif
+/// Inputs that lie side by side.
+constexpr int TOGETHER = pair_size<Code>();
+
+/// What a row's sums need to become numbers: (sum - zero) * scale.
+struct RowScale {
+  float scale;
+  int32_t zero;
+};
+
+inline vi larger(vi a, vi b) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+/// The nearest integers, ties to even, of numbers below 2^22.
+inline vi nearest(vf x) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtps_epi32((__m256)x);
+#else
+  return (vi)(x + 12582912.0f) - 0x4b400000;
+#endif
+}
+
+inline void store_codes(int8_t *to, vi codes) {
+#if defined(__AVX512F__)
+  store_vector(to, _mm512_cvtepi32_epi8((__m512i)codes));
+#else
+  typedef int8_t narrow __attribute__((vector_size(WIDTH)));
+  store_vector(to, __builtin_convertvector(codes, narrow));
+#endif
+}
+
+inline void store_codes(int16_t *to, vi codes) {
+#if defined(__AVX512F__)
+  store_vector(to, _mm512_cvtepi32_epi16((__m512i)codes));
+#elif defined(__AVX2__)
+  store_vector(to, _mm_packs_epi32(_mm256_castsi256_si128((__m256i)codes), _mm256_extracti128_si256((__m256i)codes, 1)));
+#else
+  typedef int16_t narrow __attribute__((vector_size(WIDTH * 2)));
+  store_vector(to, __builtin_convertvector(codes, narrow));
+#endif
+}
+
+/// Codes of a row of n numbers, and zeros up to `padded`; room for WIDTH more is overwritten.
+template <class T>
+inline RowScale quantize_row(const T *x, int64_t n, int64_t padded, Code *out) {
+  vi bits{};  // of a magnitude: ordered as the magnitudes are, what is no number above all
+  for (int64_t i = 0; i < n; i += WIDTH)
+    bits = larger(bits, (vi)get(x + i, static_cast<int>(std::min<int64_t>(WIDTH, n - i))) & 0x7fffffff);
+  int32_t most = bits[0];
+  for (int i = 1; i < WIDTH; ++i) most = std::max(most, bits[i]);
+  float largest;
+  std::memcpy(&largest, &most, sizeof largest);
+  constexpr float SMALLEST = 1e-30f;  // 127 / largest stays finite
+  const bool finite = most < 0x7f800000, zero = !finite || largest < SMALLEST;
+  const float inverse = zero ? 0.0f : 127.0f / largest;
+  vi sum{};
+  int64_t i = 0;
+  for (; i < n; i += WIDTH) {
+    const vf part = get(x + i, static_cast<int>(std::min<int64_t>(WIDTH, n - i)));
+    const vi codes = zero ? vi{} : nearest(rounded_product(part, inverse));
+    sum += codes;
+    store_codes(out + i, codes);
+  }
+  if (i < padded) std::fill(out + i, out + padded, Code{});
+  int32_t total = 0;
+  for (int lane = 0; lane < WIDTH; ++lane) total += sum[lane];
+  const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : largest < SMALLEST ? 0.0f : largest / 127.0f;
+  return {scale, WEIGHT_ZERO * total};
+}
+
+}  // namespace winnow::WINNOW_ISA
