@@ -5,7 +5,7 @@
 
 #include "../types.h"
 #include "hadamard.h"
-#include "product.h"
+#include "pack.h"
 
 namespace winnow::WINNOW_ISA {
 
