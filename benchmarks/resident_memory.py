@@ -165,7 +165,8 @@ def weight_bytes(options: dict[str, Any]) -> int:
     from winnow.models.packed.write import other_tensors, packed_tensors
 
     decoder = load_model(ModelConfig(**options)).decoder
-    assert decoder is not None, "the preset's model is a Llama"
+    if decoder is None:
+        raise SystemExit("error: this installation has no kernels")
     return sum(tensor.nbytes for _, tensor in (*packed_tensors(decoder), *other_tensors(decoder)))
 
 

@@ -8,7 +8,7 @@ The same prompts are answered twice: as everybody gets them, and with `attention
 which is transformers' own layers over attention in plain torch. Compared are the tokens, the KVs that are left after
 the prompt, and log probabilities as far as KVs and tokens agree. Where something was left out, these would differ by
 more than sums in another order do: in float32, the default, by the seventh digit. The weights are random and attend to
-all tokens alike, so now and then that digit decides which KV stays, and what follows differs. With `--weight-dtype int8` both
+all tokens alike, so now and then that digit decides which KV stays, and what follows differs. With int8 weights both
 sides quantize alike, and that digit now and then decides an activation's code, which differs by more.
 """
 

@@ -136,16 +136,29 @@ NB_MODULE(_native, m) {
           "block_size"_a, "block_stride"_a, "head_dim"_a, "dtype"_a, "keys"_a.none() = nb::none(),
           "values"_a.none() = nb::none());
 
+  nb::class_<WideWindow>(m, "WideWindow")
+      .def(
+          "__init__",
+          [](WideWindow *self, int64_t first_layer, int64_t num_layers, int64_t num_heads, int64_t head_dim, int64_t sinks,
+             int64_t recent, DType dtype, uintptr_t k, uintptr_t v, uintptr_t position) {
+            new (self) WideWindow{first_layer, num_layers, num_heads,   head_dim,    sinks,
+                                  recent,      dtype,      at<char>(k), at<char>(v), at<int32_t>(position)};
+          },
+          nb::kw_only(), "first_layer"_a, "num_layers"_a, "num_heads"_a, "head_dim"_a, "sinks"_a, "recent"_a, "dtype"_a,
+          "k"_a, "v"_a, "position"_a);
+
   nb::class_<Cache, Pool>(m, "Cache")
       .def(
           "__init__",
           [](Cache *self, const Pool &pool, uintptr_t pages, uintptr_t page_table, uintptr_t lengths,
-             int64_t num_layers, int64_t num_heads, int64_t page_entries, int64_t pages_per_seq) {
+             int64_t num_layers, int64_t num_heads, int64_t page_entries, int64_t pages_per_seq,
+             std::vector<WideWindow> windows) {
             new (self) Cache{pool,       at<int32_t>(pages), at<int32_t>(page_table), at<int32_t>(lengths),
-                             num_layers, num_heads,          page_entries,            pages_per_seq};
+                             num_layers, num_heads,          page_entries,            pages_per_seq,
+                             std::move(windows)};
           },
           "pool"_a, nb::kw_only(), "pages"_a, "page_table"_a, "lengths"_a, "num_layers"_a, "num_heads"_a,
-          "page_entries"_a, "pages_per_seq"_a);
+          "page_entries"_a, "pages_per_seq"_a, "windows"_a);
 
   nb::enum_<Term>(m, "Term")
       .value("attention", Term::attention)
@@ -172,15 +185,15 @@ NB_MODULE(_native, m) {
           "__init__",
           [](Batch *self, std::vector<int64_t> slots, std::vector<int64_t> counts, std::vector<int64_t> starts,
              uintptr_t position, int64_t num_tokens, std::vector<int64_t> observer, std::vector<int64_t> observe_from,
-             std::vector<AttentionObserver> observers) {
+             std::vector<AttentionObserver> observers, std::vector<bool> temporary) {
             const int64_t *first = at<int64_t>(position);
             new (self) Batch{std::move(slots),        std::move(counts),
                              std::move(starts),       std::vector<int64_t>(first, first + num_tokens),
                              std::move(observer),     std::move(observe_from),
-                             std::move(observers)};
+                             std::move(observers),    std::move(temporary)};
           },
           nb::kw_only(), "slots"_a, "counts"_a, "starts"_a, "position"_a, "num_tokens"_a, "observer"_a,
-          "observe_from"_a, "observers"_a)
+          "observe_from"_a, "observers"_a, "temporary"_a)
       .def_prop_ro("end", &Batch::end);
 
   nb::class_<AttentionSpec>(m, "AttentionSpec")

@@ -131,7 +131,8 @@ const char *attend(const Kernels &kernels, const DecoderLayer &layer, int64_t in
                    const PagedStep &step, const std::vector<bool> *read, DecoderWorkspace &work, int threads) {
   char *attended = rows_of(work.attended, layer, step.batch.num_tokens(), layer.output.weight.in_features);
   const Heads q = heads_of(layer, qkv, 0);
-  const Attend call{spec, step.cache_of(index), step.batch, index, layer.dtype(), q, attended, layer.num_query_heads, threads, read};
+  const Attend call{spec,     step.cache_of(index),  step.batch, index, layer.dtype(), q,
+                    attended, layer.num_query_heads, threads,    read};
   if (step.is_far(index))
     step.far->count(attend_selected(kernels, call, *step.selection, step.work));
   else

@@ -79,17 +79,48 @@ WINNOW_DECLARE_INT8(amx)
 WINNOW_DECLARE_TILED(amx)
 #endif
 
-/// The kernels of an instruction set that multiplies bf16. Attention where activations or KVs have another format is that of
-/// AVX-512; all else is that of AVX512-BF16.
+/// The sequences of a batch with more query rows than `rows`, or with no more; tokens keep their numbers.
+static Batch sequences_of(const Attend &call, int64_t rows, bool more) {
+  const Batch &all = call.batch;
+  Batch some;
+  some.position = all.position, some.observers = all.observers;
+  for (int64_t i = 0; i < all.num_seqs(); ++i) {
+    if ((all.counts[i] * call.group() > rows) != more) continue;
+    some.slots.push_back(all.slots[i]);
+    some.counts.push_back(all.counts[i]);
+    some.starts.push_back(all.starts[i]);
+    some.observer.push_back(all.observer[i]);
+    some.observe_from.push_back(all.observe_from[i]);
+    some.temporary.push_back(all.temporary[i]);
+  }
+  return some;
+}
+
+/// Attention over coded KVs: chunks are multiplied as bf16, few rows as AVX-512 decodes in registers. What a sequence gets does
+/// not depend on the others.
+static void attend_coded(const Attend &call, Workspace &work, void (*attend_bf16)(const Attend &, Workspace &)) {
+  constexpr int64_t FEW_ROWS = 16;
+  for (const bool more : {false, true}) {
+    const Batch batch = sequences_of(call, FEW_ROWS, more);
+    if (batch.num_seqs() == 0) continue;
+    (more ? attend_bf16 : avx512::attend)({call,      call.cache, batch,    call.layer,           call.dtype,
+                                           call.q,    call.out,   call.num_query_heads, call.threads, call.read},
+                                          work);
+  }
+}
+
+/// The kernels of an instruction set that multiplies bf16. Attention where activations have another format, or plain KVs, is
+/// that of AVX-512; all else is that of AVX512-BF16.
 template <void (*attend)(const Attend &, Workspace &), void (*replay)(const Replay &, Workspace &)>
 static Kernels attending_bf16(const Products &int8) {
   Kernels kernels = avx512_bf16::kernels;
   kernels.int8 = int8;
   static constexpr auto is_bf16 = [](const auto &call) {
-    return call.dtype == DType::bf16 && call.cache.dtype == DType::bf16;
+    return call.dtype == DType::bf16 && (call.cache.coded || call.cache.dtype == DType::bf16);
   };
   kernels.attend = [](const Attend &call, Workspace &work) {
-    (is_bf16(call) ? attend : avx512::attend)(call, work);
+    if (!is_bf16(call)) return avx512::attend(call, work);
+    call.cache.coded ? attend_coded(call, work, attend) : attend(call, work);
   };
   kernels.replay = [](const Replay &call, Workspace &work) {
     (is_bf16(call) ? replay : avx512::replay)(call, work);

@@ -61,12 +61,45 @@ struct Pool : Blocks {
   CodedVectors keys, values;
 };
 
+/// Vectors of consecutive layers that are kept beside coded ones as they came; see winnow.cache.wide.WideWindow.
+struct WideWindow {
+  int64_t first_layer, num_layers, num_heads, head_dim;
+  int64_t sinks, recent;  // places of first positions, and those in which the others take turns
+  DType dtype;
+  char *k, *v;        // [max_seqs, num_layers, num_heads, places, head_dim] of dtype
+  int32_t *position;  // [max_seqs, num_layers, places]: whose vectors a place holds
+
+  int64_t places() const { return sinks + recent; }
+  bool has(int64_t layer) const { return first_layer <= layer && layer < first_layer + num_layers; }
+
+  /// The place of a position, which another may hold; -1: it has none.
+  int64_t place(int64_t at) const { return at < sinks ? at : recent ? sinks + at % recent : -1; }
+
+  /// Which positions the places of a sequence hold.
+  int32_t *positions(int64_t seq_slot, int64_t layer) const {
+    return position + (seq_slot * num_layers + layer - first_layer) * places();
+  }
+  /// Where one of the vectors `x`, which is k or v, begins.
+  char *at(char *x, int64_t seq_slot, int64_t layer, int64_t head, int64_t place) const {
+    const int64_t row = (seq_slot * num_layers + layer - first_layer) * num_heads + head;
+    return x + (row * places() + place) * head_dim * bytes_of(dtype);
+  }
+};
+
 /// A pool, and the tables of its rows' blocks; see winnow.cache.BlockTables.
 struct Cache : Pool {
   const int32_t *pages;       // [num_pages, num_layers, num_heads, page_entries]: block ids
   const int32_t *page_table;  // [max_seqs, pages_per_seq]
   const int32_t *lengths;     // [max_seqs, num_layers, num_heads]
   int64_t num_layers, num_heads, page_entries, pages_per_seq;
+  std::vector<WideWindow> windows;
+
+  /// What is kept wide of a layer, or null.
+  const WideWindow *window(int64_t layer) const {
+    for (const WideWindow &each : windows)
+      if (each.has(layer)) return &each;
+    return nullptr;
+  }
 };
 
 /// One row: a sequence's KVs in one layer and head.
@@ -74,11 +107,14 @@ class Row {
  public:
   Row(const Cache &cache, int64_t seq_slot, int64_t layer, int64_t head)
       : length(cache.lengths[(seq_slot * cache.num_layers + layer) * cache.num_heads + head]),
+        seq_slot(seq_slot),
+        layer(layer),
+        head(head),
         cache_(cache),
         table_(cache.page_table + seq_slot * cache.pages_per_seq),
         offset_((layer * cache.num_heads + head) * cache.page_entries) {}
 
-  const int64_t length;
+  const int64_t length, seq_slot, layer, head;
 
   /// Calls f with each run of the KVs [first, first + n) that lies in one block: how many of them come before it, how many
   /// they are, the block, and their first slot in it.
@@ -147,6 +183,7 @@ struct Batch {
   std::vector<int64_t> observer;               // [B]: index into observers, or -1
   std::vector<int64_t> observe_from;           // [B]
   std::vector<AttentionObserver> observers;
+  std::vector<bool> temporary;                 // [B]: whose KVs are dropped again, and leave windows as they are
 
   int64_t num_seqs() const { return static_cast<int64_t>(slots.size()); }
   int64_t num_tokens() const { return static_cast<int64_t>(position.size()); }

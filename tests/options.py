@@ -28,8 +28,10 @@ OTHERS = {
 """Where the type does not tell what is valid."""
 
 
-def base_options(part: str) -> dict[str, Any]:
-    """What an option of `part` needs beside it."""
+def base_options(part: str, name: str) -> dict[str, Any]:
+    """What the option `name` of `part` needs beside it."""
+    if name == "weight_wide":
+        return {"weight_dtype": "int8"}
     return {"engine": "padded"} if part == "padded" else {}
 
 

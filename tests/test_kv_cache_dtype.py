@@ -100,14 +100,14 @@ def test_policies_run_over_narrow_and_wide_kvs(policy: str, model: Path) -> None
 
 
 def test_backends_that_do_not_read_it(model: Path) -> None:
-    with open_llm(model, kv_cache_dtype="int4", kv_wide="recent=8") as llm:
+    with open_llm(model, kv_cache_dtype="kivi4", kv_group=8, block_size=8) as llm:
         assert isinstance(llm._engine._executor._backend, ReferenceBackend), "auto takes what works"
     with pytest.raises(
         ConfigError,
-        match=r"attention_backend native does not read KVs stored as k=float32,v=int4 \(kv_cache_dtype\) and kept "
-        r"wide in part \(kv_wide=recent=8\)",
+        match=r"attention_backend native does not read KVs stored as kivi4 \(kv_cache_dtype\) and kept wide in part "
+        r"\(kv_wide=recent=128\)",
     ):
-        open_llm(model, kv_cache_dtype="v=int4", kv_wide="recent=8", attention_backend="native")
+        open_llm(model, kv_cache_dtype="kivi4", kv_group=8, block_size=8, attention_backend="native")
 
 
 @pytest.mark.parametrize(

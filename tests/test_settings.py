@@ -12,7 +12,7 @@ from winnow.eviction import EvictionPolicy, KeyNorm, When
 
 @pytest.mark.parametrize(("part", "name"), NAMES)
 def test_every_option_is_among_the_settings(part: str, name: str) -> None:
-    base = base_options(part)
+    base = base_options(part, name)
     before = EngineConfig.from_options(base).settings()
     after = EngineConfig.from_options({**base, name: other_value(part, name)}).settings()
     changed = {each for each in before if before[each] != after[each]}

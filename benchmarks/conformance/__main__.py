@@ -85,9 +85,25 @@ CLIENTS = {
     "guidellm": Client(
         ("guidellm",),
         (
-            *("{bin}/guidellm", "benchmark", "run", "--target", "{url}", "--model", "{model}", "--processor"),
-            *("{tokenizer}", "--rate-type", "concurrent", "--rate", "4", "--max-requests", "32"),
-            *("--data", "prompt_tokens=64,output_tokens=32", "--output-path", "{out}/guidellm.json"),
+            *(
+                "{bin}/guidellm",
+                "run",
+                "--backend",
+                "kind=openai_http,target={url},model={model}",
+                "--tokenizer",
+            ),
+            *(
+                "kind=huggingface_auto,model={tokenizer}",
+                "--profile",
+                "kind=concurrent,streams=4",
+                "--constraint",
+            ),
+            *(
+                "kind=max_requests,count=32",
+                "--data",
+                "kind=synthetic_text,prompt_tokens=64,output_tokens=32",
+            ),
+            *("--output", "kind=json,path={out}/guidellm.json", "--disable-progress"),
         ),
     ),
     "aiperf": Client(

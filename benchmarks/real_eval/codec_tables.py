@@ -92,6 +92,7 @@ def _perplexity(each: Measured, value: Perplexity, first: Measured, reference: P
 
 
 def _accuracy_table(found: Sequence[Measured], works: Sequence[str]) -> TextTable:
+    found = [each for each in found if each.rows]
     full = [each.full() for each in found]
     lines = [(work, tuple(_score(rows.get(work)) for rows in full)) for work in works]
     lines.append(("mean", tuple(_mean_text([rows.get(work) for work in works]) for rows in full)))

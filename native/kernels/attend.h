@@ -14,6 +14,7 @@
 #include "hadamard.h"
 #include "pack.h"
 #include "tile_product.h"
+#include "wide.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -188,6 +189,7 @@ struct Tile {
   const KV *key[WIDE_TILE], *value[WIDE_TILE];
   const KV *in_memory_order[2 * TILE];  // keys and values of TILE adjacent KVs
   const f16 *key_scale[WIDE_TILE], *value_scale[WIDE_TILE];  // where KVs are coded
+  WideKVs wide;  // where KVs are coded
 
   /// query_position: of the first query that reads the tile; the window of any other begins later. size: KVs of a tile.
   void find(const Attend &call, const Row &row, int64_t first, int64_t last, int64_t query_position, int size = TILE) {
@@ -202,6 +204,7 @@ struct Tile {
       else
         find_plain(cache, i, count, block, offset);
     });
+    if constexpr (is_coded<KV>) wide.find(cache, row, slot, n);
     std::fill(slot + n, slot + size, slot[n - 1]);
     std::fill(key + n, key + size, key[n - 1]);
     std::fill(value + n, value + size, value[n - 1]);
@@ -294,26 +297,61 @@ inline float highest_logit(const float *logits, int n) {
   return horizontal_max(highest);
 }
 
-/// Decode the keys of a tile: out [n, padded]. next: prefetched meanwhile.
-inline void decode_keys(const Cache &cache, const Tile<Coded> &tile, const Tile<Coded> &next, int padded, float *out) {
-  decode_tile(cache.keys, cache.block_size, static_cast<int>(cache.head_dim), padded, tile.coded_keys(), next.coded_keys(),
-              out);
+/// Numbers [n, padded] as operands; `make` writes them as floats.
+template <class Make>
+inline void as_decoded([[maybe_unused]] int n, [[maybe_unused]] int padded, Decoded *out, Make make) {
+  if constexpr (std::is_same_v<Decoded, float>) {
+    make(out);
+  } else {
+    thread_local Buffer memory;
+    float *x = memory.get<float>(int64_t{n} * padded);
+    make(x);
+    for (int i = 0; i < n * padded; i += WIDTH) store(out + i, load(x + i));
+  }
 }
 
-/// As decode_keys, of the values.
-inline void decode_values(const Cache &cache, const Tile<Coded> &tile, const Tile<Coded> &next, int padded, float *out) {
-  decode_tile(cache.values, cache.block_size, static_cast<int>(cache.head_dim), padded, tile.coded_values(),
-              next.coded_values(), out);
+/// Decode one side of a tile, or take what is kept wide of it: out [n, padded]. next: prefetched meanwhile.
+inline void decode_side(const Cache &cache, const CodedVectors &side, const CodedTile &tile, const CodedTile &next,
+                        const WideKVs &wide, const char *const *wide_vectors, int padded, Decoded *out) {
+  const int dim = static_cast<int>(cache.head_dim);
+  as_decoded(tile.n, padded, out, [&](float *x) {
+    decode_tile(side, cache.block_size, dim, padded, tile, next, x);
+    widen(wide, wide_vectors, dim, padded, side.rotation, x);
+  });
+}
+
+inline void decode_keys(const Cache &cache, const Tile<Coded> &tile, const Tile<Coded> &next, int padded, Decoded *out) {
+  decode_side(cache, cache.keys, tile.coded_keys(), next.coded_keys(), tile.wide, tile.wide.key, padded, out);
+}
+
+inline void decode_values(const Cache &cache, const Tile<Coded> &tile, const Tile<Coded> &next, int padded, Decoded *out) {
+  decode_side(cache, cache.values, tile.coded_values(), next.coded_values(), tile.wide, tile.wide.value, padded, out);
 }
 
 /// Where decoded vectors lie, those from n on repeating the last; for products that read them in place.
 struct DecodedTile {
-  const float *at[WIDE_TILE];
+  const Decoded *at[WIDE_TILE];
 
-  DecodedTile(const float *vectors, int n, int size, int padded) {
+  DecodedTile(const Decoded *vectors, int n, int size, int padded) {
     for (int j = 0; j < size; ++j) at[j] = vectors + std::min(j, n - 1) * padded;
   }
 };
+
+/// Rotate rows of queries, [rows, padded], as coded keys are.
+template <class Operand>
+inline void rotate_queries(const Pool &cache, int64_t rows, int padded, Operand *queries) {
+  const int dim = static_cast<int>(cache.head_dim), rotation = cache.coded ? static_cast<int>(cache.keys.rotation) : 1;
+  if (rotation == 1) return;
+  for (int64_t row = 0; row < rows; ++row, queries += padded) {
+    if constexpr (std::is_same_v<Operand, float>)
+      hadamard(queries, dim, rotation);
+    else
+      as_decoded(1, padded, queries, [&](float *x) {
+        for (int d = 0; d < padded; d += WIDTH) store(x + d, load(queries + d));
+        hadamard(x, dim, rotation);
+      });
+  }
+}
 
 /// Pack queries as rows of A, query by query, head by head of the group. They are rotated as keys are.
 template <class Operand>
@@ -327,10 +365,7 @@ inline void pack_queries(const Attend &call, int64_t first_token, int64_t num_qu
         pack_query(q + (first_token + i) * call.q.token_stride + (head * call.group() + h) * call.q.head_stride, dim,
                    out + (i * call.group() + h) * padded);
   });
-  if constexpr (std::is_same_v<Operand, float>)
-    if (call.cache.coded)
-      for (int64_t row = 0; row < num_queries * call.group(); ++row)
-        hadamard(out + row * padded, dim, static_cast<int>(call.cache.keys.rotation));
+  rotate_queries(call.cache, num_queries * call.group(), padded, out);
 }
 
 /// Prefetch the accumulators of the keys that share a cache line, and their positions where near ones do not count. Into L2, as

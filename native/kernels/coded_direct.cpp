@@ -1,4 +1,4 @@
-// Not for AVX512-BF16, which attends to coded KVs as AVX-512 does (dispatch.cpp).
+// Not for AVX512-BF16, which leaves few rows to AVX-512 (dispatch.cpp).
 #if !defined(__AVX512BF16__)
 
 #include "coded_direct.h"

@@ -160,6 +160,7 @@ struct ThreadState {
   WorkQueue queue;
   const Scratch<Operand> scratch;
   Lookahead<KV> ahead;
+  Buffer decoded;  // a tile of coded vectors
   std::optional<KeptScores<KV>> waiting;  // scores of an earlier row, computed between the products of this item
 };
 
@@ -306,12 +307,16 @@ class ItemPass {
   /// As load_tile, of coded KVs. Those that are multiplied in place are decoded right before.
   void load_coded(const Tile<KV> &tile, const Tile<KV> &next) const {
     if (direct_) return;
-    // Values come last, so keys may lie in their memory until they are packed.
-    decode_keys(call_.cache, tile, next, padded_, scratch_.values);
-    const DecodedTile keys(scratch_.values, tile.n, keys_, padded_);
+    // Values come last, so keys may lie in their memory until they are packed. As floats they are packed when they are decoded.
+    constexpr bool IN_PLACE = std::is_same_v<Operand, float>;
+    Operand *decoded = IN_PLACE ? scratch_.values : thread_.decoded.template get<Operand>(int64_t{keys_} * padded_);
+    const DecodedTile each(decoded, tile.n, keys_, padded_);
+    decode_keys(call_.cache, tile, next, padded_, decoded);
     for (int j = 0; j < tile.n; j += TILE)
-      pack_keys(keys.at + j, keys.at + j, std::min(tile.n - j, TILE), padded_, scratch_.keys + j * padded_);
-    if (values_) decode_values(call_.cache, tile, next, padded_, scratch_.values);
+      pack_keys(each.at + j, each.at + j, std::min(tile.n - j, TILE), padded_, scratch_.keys + j * padded_);
+    if (!values_) return;
+    decode_values(call_.cache, tile, next, padded_, decoded);
+    if (!IN_PLACE) pack_values(each.at, each.at, tile.n, padded_, scratch_.values);
   }
 
   /// Raw logits of some queries and a tile's keys: [rows, keys].
@@ -322,11 +327,12 @@ class ItemPass {
       if constexpr (is_coded<KV>) {
         const Cache &cache = call_.cache;
         const Tile<KV> &next = ahead_.next();
-        if (decodes_in_registers(cache.keys, rows, dim_)) {
-          coded_products(cache.keys, cache.block_size, tile.coded_keys(), next.coded_keys(), rows, dim_, packed,
-                         scratch_.logits);
-          return;
-        }
+        if constexpr (std::is_same_v<Operand, float>)
+          if (!tile.wide.n && decodes_in_registers(cache.keys, rows, dim_)) {
+            coded_products(cache.keys, cache.block_size, tile.coded_keys(), next.coded_keys(), rows, dim_, packed,
+                           scratch_.logits);
+            return;
+          }
         decode_keys(cache, tile, next, padded_, scratch_.keys);
         const DecodedTile keys(scratch_.keys, tile.n, TILE, padded_);
         direct_products<Product>(rows, keys.at, keys.at, tile.n, false, padded_, packed, padded_, scratch_.logits);
@@ -370,11 +376,12 @@ class ItemPass {
       if constexpr (is_coded<KV>) {
         const Cache &cache = call_.cache;
         const Tile<KV> &next = ahead_.next();
-        if (decodes_in_registers(cache.values, rows, dim_)) {
-          coded_sums(cache.values, cache.block_size, tile.coded_values(), next.coded_values(), rows, dim_,
-                     scratch_.weights, sums);
-          return;
-        }
+        if constexpr (std::is_same_v<Operand, float>)
+          if (!tile.wide.n && decodes_in_registers(cache.values, rows, dim_)) {
+            coded_sums(cache.values, cache.block_size, tile.coded_values(), next.coded_values(), rows, dim_,
+                       scratch_.weights, sums);
+            return;
+          }
         decode_values(cache, tile, next, padded_, scratch_.values);
         const DecodedTile values(scratch_.values, tile.n, TILE, padded_);
         direct_sums(rows, values.at, values.at, tile.n, padded_, scratch_.weights, padded_, sums);

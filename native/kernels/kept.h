@@ -38,7 +38,7 @@ class KeptScores {
   std::vector<float> distance_;       // of each value from each query head's output
   std::vector<float> factor_, row_max_;  // of each head: weights e^(logit - row_max) times the factor are probabilities
   Tile<KV> tiles_[2];                 // where values are read
-  std::vector<float> decoded_;        // those of a tile, where they are coded
+  std::vector<Decoded> decoded_;      // those of a tile, where they are coded
   int current_ = 0;                   // which of them is next
 };
 

@@ -1,5 +1,6 @@
 // Kernels that store and move KVs.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -44,6 +45,29 @@ void write_coded(const CodedVectors &vectors, DType dtype, int64_t dim, const ch
   encode(vectors, static_cast<int>(dim), x, block, offset);
 }
 
+/// Store a vector of the activations as it came. Infinity could make a logit -inf, which attention takes for a mask; NaN is
+/// noticed.
+void write_wide(DType act, DType dtype, int64_t dim, const char *from, char *to) {
+  with_types(act, dtype, [&](auto type, auto kept) {
+    using Act = decltype(type);
+    using Kept = decltype(kept);
+    convert<Act, Kept>(from, to, dim);
+    Kept *x = reinterpret_cast<Kept *>(to);
+    for (int64_t d = 0; d < dim; ++d)
+      if (std::isinf(to_float(x[d]))) put(x + d, broadcast(std::numeric_limits<float>::quiet_NaN()), 1);
+  });
+}
+
+/// Keep the key and the value of a sequence's token wide, if it is one of the first or the last. after: tokens that follow.
+void write_wide(const WideWindow &window, const Row &row, const NewKVs &kvs, int64_t position, int64_t after, const char *k,
+                const char *v) {
+  if (position >= window.sinks && after >= window.recent) return;
+  const int64_t place = window.place(position);
+  if (row.head == 0) window.positions(row.seq_slot, row.layer)[place] = static_cast<int32_t>(position);
+  write_wide(kvs.dtype, window.dtype, window.head_dim, k, window.at(window.k, row.seq_slot, row.layer, row.head, place));
+  write_wide(kvs.dtype, window.dtype, window.head_dim, v, window.at(window.v, row.seq_slot, row.layer, row.head, place));
+}
+
 /// As `write`. store: called with the key and the value of a token, and the slot where they go.
 template <class Store>
 void write_each(const Cache &cache, const Batch &batch, const NewKVs &kvs, int threads, Store store) {
@@ -59,11 +83,14 @@ void write_each(const Cache &cache, const Batch &batch, const NewKVs &kvs, int t
       const int64_t from = std::max(batch.starts[seq], kvs.first), count = std::min(end, kvs.last) - from;
       if (count <= 0) continue;
       const Row row(cache, batch.slots[seq], kvs.layer, head);
+      const WideWindow *window = batch.temporary[seq] ? nullptr : cache.window(kvs.layer);
       row.runs_in_blocks(row.length - (end - from), count, [&](int64_t i, int64_t n, int64_t block, int64_t offset) {
         for (int64_t token = from + i; token < from + i + n; ++token, ++offset) {
           const int64_t slot = block * cache.block_size + offset;
-          store(k.data + (token * k.token_stride + head * k.head_stride) * act,
-                v.data + (token * v.token_stride + head * v.head_stride) * act, block, offset);
+          const char *key = k.data + (token * k.token_stride + head * k.head_stride) * act;
+          const char *value = v.data + (token * v.token_stride + head * v.head_stride) * act;
+          store(key, value, block, offset);
+          if (window) write_wide(*window, row, kvs, batch.position[token], end - 1 - token, key, value);
           cache.position[slot] = static_cast<int32_t>(batch.position[token]);
           clear_accumulators(cache, slot);
         }

@@ -47,7 +47,8 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
   const int64_t tile_size = padded * TILE, coded_size = is_coded<KV> ? 2 * tile_size : 0;
   const Scratch<Operand> scratch(memory, block * group, padded, sums_size + coded_size + (value_aware ? tile_size : 0));
   const TileSums work(scratch.extra, group);
-  float *decoded_keys = scratch.extra + sums_size, *decoded_values = decoded_keys + coded_size / 2;
+  Decoded *decoded_keys = reinterpret_cast<Decoded *>(scratch.extra + sums_size);
+  Decoded *decoded_values = decoded_keys + coded_size / 2;
   float *values = scratch.extra + sums_size + coded_size;
   // Whether the item of attention that begins with a query has so few rows that keys are multiplied in place.
   const auto direct = [&](int64_t query) { return std::min(block, count - query) * group <= MOST_DIRECT_ROWS; };

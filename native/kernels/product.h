@@ -50,14 +50,21 @@ struct OperandOf<bf16, bf16> {
   using type = bf16;
 };
 
-// Attention is compiled for this format alone, of activations and KVs: products of bf16 change nothing for the others, which go
-// the way of AVX-512 (dispatch.cpp).
+template <>
+struct OperandOf<Coded> {
+  using type = bf16;
+};
+
+// Attention is compiled for this format alone, of activations and of plain KVs: products of bf16 change nothing for the others,
+// which go the way of AVX-512 (dispatch.cpp).
 #define WINNOW_EACH_FORMAT(apply) apply(bf16)
-#define WINNOW_EACH_KV(apply) apply(bf16)
 #else
 #define WINNOW_EACH_FORMAT(apply) apply(float) apply(bf16) apply(f16)
-#define WINNOW_EACH_KV(apply) WINNOW_EACH_FORMAT(apply) apply(Coded)
 #endif
+#define WINNOW_EACH_KV(apply) WINNOW_EACH_FORMAT(apply) apply(Coded)
+
+/// What coded vectors are decoded to, tile by tile.
+using Decoded = OperandOf<Coded>::type;
 
 /// Calls f with a number of the format of activations that attention is compiled for.
 template <class F>
@@ -71,11 +78,11 @@ inline void with_act([[maybe_unused]] DType dtype, F f) {
 
 /// Calls f with the type of a cache's KVs, and that of what they are multiplied as with a call's activations.
 template <class F>
-inline void with_kv_and_operand([[maybe_unused]] DType act, [[maybe_unused]] const Pool &cache, F f) {
+inline void with_kv_and_operand([[maybe_unused]] DType act, const Pool &cache, F f) {
+  if (cache.coded) return f(Coded{}, Decoded{});
 #if defined(__AVX512BF16__)
   f(bf16{}, bf16{});
 #else
-  if (cache.coded) return f(Coded{}, float{});
   with_types(act, cache.dtype, [&](auto one, auto kv) { f(kv, typename OperandOf<decltype(one), decltype(kv)>::type{}); });
 #endif
 }

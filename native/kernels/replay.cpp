@@ -71,10 +71,7 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
       pack_query(q + (query + r / group) * call.q.token_stride + (head * group + r % group) * call.q.head_stride, dim,
                  memory.queries + r * padded);
   });
-  if constexpr (std::is_same_v<Operand, float>)
-    if (call.cache.coded)
-      for (int r = 0; r < rows; ++r)
-        hadamard(memory.queries + r * padded, dim, static_cast<int>(call.cache.keys.rotation));
+  rotate_queries(call.cache, rows, padded, memory.queries);
   const auto position = [&](int64_t r) { return call.first + (query + r / group) * call.every; };
   const int64_t seen = chosen.seen(call, position(rows - 1)), tiles = (seen + TILE - 1) / TILE;
   const auto width = [&](int64_t tile) {
@@ -155,8 +152,9 @@ void replay_as(const Replay &call, Workspace &work) {
       const int64_t *slot = slots[head].data() + tile * TILE;
       Operand *packed = keys + head * key_size + tile * TILE * padded;
       if constexpr (is_coded<KV>) {
-        std::vector<float> decoded(TILE * padded);
-        decode_slots(cache.keys, cache, slot, TILE, padded, decoded.data());
+        std::vector<Decoded> decoded(TILE * padded);
+        as_decoded(TILE, padded, decoded.data(),
+                   [&](float *x) { decode_slots(cache.keys, cache, slot, TILE, padded, x); });
         const DecodedTile at(decoded.data(), TILE, TILE, padded);
         pack_keys(at.at, at.at, TILE, padded, packed);
       } else {

@@ -96,6 +96,22 @@ class Pool:
         values: CodedVectors | None = None,
     ) -> None: ...
 
+class WideWindow:
+    def __init__(
+        self,
+        *,
+        first_layer: int,
+        num_layers: int,
+        num_heads: int,
+        head_dim: int,
+        sinks: int,
+        recent: int,
+        dtype: DType,
+        k: int,
+        v: int,
+        position: int,
+    ) -> None: ...
+
 class Cache(Pool):
     def __init__(
         self,
@@ -108,6 +124,7 @@ class Cache(Pool):
         num_heads: int,
         page_entries: int,
         pages_per_seq: int,
+        windows: list[WideWindow],
     ) -> None: ...
 
 class Term(Enum):
@@ -148,6 +165,7 @@ class Batch:
         observer: list[int],
         observe_from: list[int],
         observers: list[AttentionObserver],
+        temporary: list[bool],
     ) -> None: ...
     @property
     def end(self) -> int: ...

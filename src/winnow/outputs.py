@@ -258,7 +258,7 @@ class EngineStats:
     replay_seconds: float = 0.0
     """Their share of `elapsed["execute"]`."""
     kv_bytes_freed: int = 0
-    """Bytes freed by those rounds."""
+    """Bytes freed by those rounds, those on a value tier included."""
     elapsed: dict[str, float] = field(default_factory=dict)
     """Seconds by phase: schedule, evict, swap, execute (scoring included), output; padded engine: prefill, decode."""
     tenants: dict[str, TenantStats] = field(default_factory=dict)

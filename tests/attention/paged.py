@@ -1,6 +1,7 @@
 """Caches as eviction leaves them: rows of one sequence differ in length, blocks lie scattered, positions have gaps."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionObserver, PagedCache, Spans
 from winnow.cache import CacheLayout, CacheSize, KVCodec, KVPool, LocalCache
+from winnow.kv_dtype import WideParts
 from winnow.value_tier import ValueTier
 
 
@@ -31,7 +33,7 @@ class PagedBatch:
         for part, source in zip(pool.parts, mine.parts, strict=True):
             for (data, *_), (other, *_) in zip(part.pieces, source.pieces, strict=True):
                 data.copy_(other)
-        return PagedCache(pool, self.cache.tables)
+        return PagedCache(pool, self.cache.tables, wide=deepcopy(self.cache.wide))
 
 
 def paged_batch(
@@ -47,6 +49,7 @@ def paged_batch(
     kv_dtype: KVCodec | str | torch.dtype | None = None,
     num_accumulators: int = 1,
     observe: Sequence[AttentionObserver | None] | None = None,
+    wide: WideParts = WideParts(),  # noqa: B008  # frozen
     device: torch.device | str = "cpu",
     value_tier: str | None = None,
     answers: bool = True,
@@ -59,6 +62,7 @@ def paged_batch(
         dtype: of the batch's queries, keys and values.
         kv_dtype: how the cache stores KVs; None: the same.
         observe: for each sequence, decoding ones first; the second half of a sequence's queries counts.
+        wide: no layers, since sequences may have very many positions.
     """
     generator = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -70,7 +74,14 @@ def paged_batch(
     counts = sorted(counts, key=lambda count: count > 1)
     tier = ValueTier.parse(value_tier)
     layout = CacheLayout(
-        layers, kv_heads, head_dim, block_size, kv_dtype or dtype, num_accumulators, value_tier=tier
+        layers,
+        kv_heads,
+        head_dim,
+        block_size,
+        kv_dtype or dtype,
+        num_accumulators,
+        wide=wide,
+        value_tier=tier,
     )
     blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
     num_far = 0 if tier is None else blocks * (layers - tier.layers) // layers
@@ -104,6 +115,11 @@ def paged_batch(
                 positions = torch.from_numpy(rng.choice(start, n, replace=False)).to(device)
                 pool.write(where, randn(n, head_dim), randn(n, head_dim), positions)
                 pool.accumulators.flatten(1)[:, where] = 0.25
+            window = local.paged.window(layer)
+            if window is not None:
+                position = torch.arange(start, device=device)
+                k, v = (randn(start, kv_heads, head_dim) for _ in range(2))
+                window.write(torch.full_like(position, slot), layer, k, v, position, start - 1 - position)
         starts.append(start)
     local.append(slots, counts)
     spans = Spans.build(

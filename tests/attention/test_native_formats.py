@@ -22,7 +22,7 @@ from winnow.attention import (
 from winnow.attention.native import reads
 from winnow.cache import KVCodec, KVPool
 from winnow.cache.codec import PairCodec, make_codec
-from winnow.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype
+from winnow.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype, WideParts
 
 FORMATS = KV_FORMATS[1:]  # but `auto`
 CODED = [name for name in FORMATS if name not in PLAIN_FORMATS]
@@ -116,6 +116,50 @@ def test_threads_and_places_change_nothing(isa: str, codec: KVCodec) -> None:
     for out, score in found[1:]:
         assert torch.equal(out, found[0][0])
         assert torch.equal(score, found[0][1])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    ("wide", "codec", "dtype"),
+    [
+        (WideParts(sinks=3, recent=70), CODECS["int4-auto"], torch.bfloat16),
+        (WideParts(sinks=900, dtype="float16"), CODECS["int2-kv"], torch.float32),
+        (WideParts(recent=1, dtype="float32"), CODECS["k=int8,v=int4-auto"], torch.float16),
+    ],
+    ids=str,
+)
+def test_wide_kvs_are_read_where_they_lie(
+    isa: str, wide: WideParts, codec: KVCodec, dtype: torch.dtype
+) -> None:
+    """Decoding, chunks and scores, and the window itself after the write."""
+    observe = [AttentionObserver((Term.ATTENTION, Term.VALUE_AWARE)), None, None]
+    observe += [AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5))]
+    batch = paged_batch(
+        4,
+        [1, 1, 30, 90],
+        longest=400,
+        group=3,
+        head_dim=40,
+        dtype=dtype,
+        kv_dtype=codec,
+        num_accumulators=2,
+        observe=observe,
+        wide=wide,
+    )
+    compare(batch, isa, AttentionSpec(0.2))
+    k = batch.k.clone()
+    k[:, 0, ::7] = math.inf
+    windows = []
+    for computes in (backend(isa), ReferenceBackend()):
+        cache = batch.with_own_pool()
+        computes.write(cache, batch.spans, batch.layer, k, batch.v)
+        windows.append(cache.windows[0])
+    ours, theirs = windows
+    assert torch.equal(ours.position, theirs.position)
+    held = ours.position[:, batch.layer] >= 0
+    for x, y in ((ours.k, theirs.k), (ours.v, theirs.v)):
+        a, b = (z[:, batch.layer].transpose(1, 2)[held] for z in (x, y))
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def run(batch: PagedBatch, isa: str) -> tuple[Tensor, Tensor]:

@@ -91,6 +91,24 @@ def test_enough_values_are_exact(backend: AttentionBackend, kv_format: str) -> N
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_triton_reads_near_layers_by_kernels_and_far_ones_in_torch(layers: int) -> None:
+    """Layer 1 is far with L = 1, and near with L = 2."""
+    triton = pytest.importorskip("winnow.attention.triton")
+    batch = paged_batch(2, COUNTS, value_tier=f"host:L={layers},N=7")
+    found = attend(batch, backend=triton.TritonBackend())
+    expected = by_hand(batch, SPEC, 7)[0] if layers == 1 else attend(paged_batch(2, COUNTS))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    pool = batch.cache.pool
+    source, target = torch.tensor([0, 5]), torch.tensor([9, 2])
+    if layers == 1:  # of far blocks, too
+        source, target = (torch.cat([x, x + pool.first_far * 4]) for x in (source, target))
+    pool.write(source, *torch.randn(2, len(source), 16), torch.arange(len(source)))
+    k, v = pool.keys(source), pool.values(source)
+    triton.TritonBackend().compact(pool, source, target)
+    assert torch.equal(pool.keys(target), k) and torch.equal(pool.values(target), v)
+
+
 def test_prompts_read_all_values_whatever_n() -> None:
     batch = paged_batch(5, COUNTS, value_tier="host:N=1", answers=False)
     torch.testing.assert_close(attend(batch), attend(paged_batch(5, COUNTS)))

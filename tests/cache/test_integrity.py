@@ -1,6 +1,7 @@
 """`check_integrity` notices what must never be."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from winnow.cache import CacheLayout, CacheSize, Ledger
 from winnow.cache.layout import IntArray
+from winnow.value_tier import ValueTier
 
 LAYOUT = CacheLayout(2, 2, 4, 4, torch.float32, num_accumulators=1)
 
@@ -67,4 +69,16 @@ def lengthen_a_free_slot(cache: Ledger) -> None:
 def test_damage_is_noticed(cache: Ledger, damage: Callable[[Ledger], None], message: str) -> None:
     damage(cache)
     with pytest.raises(AssertionError, match=message):
+        cache.check_integrity()
+
+
+def test_a_row_of_the_other_kind_is_noticed() -> None:
+    layout = replace(LAYOUT, value_tier=ValueTier.parse("host:L=1,N=4"))
+    cache = Ledger(layout, CacheSize.fit(layout, 60 * 1024, 5, 200))
+    slot = cache.open()
+    cache.append([slot], [5])
+    cache.check_integrity()
+    page = cache.pages.entries[cache.pages.of(slot)[0]]
+    page[[0, 1]] = page[[1, 0]]  # the layers change their blocks
+    with pytest.raises(AssertionError, match="a row holds a block of the other kind"):
         cache.check_integrity()

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionSpec, ReferenceBackend, Spans
 from winnow.cache import CacheLayout, CacheSize, Ledger, LocalCache, PagedCache, codec_of
+from winnow.cache.prefix_index import PrefixChain
 from winnow.errors import ConfigError
 from winnow.kv_dtype import WideParts
 
@@ -117,6 +118,63 @@ def test_a_fork_goes_on_by_itself() -> None:
         parent.step(count)
 
 
+def test_a_sequence_is_saved_and_restored() -> None:
+    """Its slot is closed and used by another in between, and in the same update as the copy."""
+    local = open_cache()
+    played, other = Played(local), Played(local, seed=1)
+    played.step(9)
+    wide, saved = local.paged.wide, local.paged.wide.saved_bytes(played.slot)
+    local.paged.host.limit = local.ledger.host.limit = 10**6
+    host_id = local.ledger.save(played.slot, saved)
+    parts = wide.windows[0].save(played.slot), wide.windows[1].save(played.slot)
+    assert saved == sum(x.nbytes for part in parts for x in (part.place, part.k, part.v, part.position))
+    local.ledger.close(played.slot)
+    other.step(4)
+    fill = Played(local, seed=2)
+    fill.step(12)
+    played.slot = local.ledger.open()
+    local.ledger.load(host_id, played.slot)
+    local.ledger.discard(host_id)
+    for count in (1, 2, 5):
+        played.step(count)
+    fill.step(1)
+    assert not wide._saved
+
+
+def test_prefixes_keep_what_is_wide_within_bounds() -> None:
+    """Blocks bring first tokens and whole layers; the oldest are forgotten where room lacks."""
+    local = open_cache()
+    ledger, layout, size = local.ledger, local.ledger.layout, local.ledger.size
+    limit = size.wide_prefix_bytes(layout)
+    first = Played(local)
+    first.step(20)
+    chain = PrefixChain("", 4)
+    chain.extend(list(range(20)))
+    for index, link in enumerate(chain.links):
+        ledger.prefix_rows.remember(first.slot, index, *link)
+    ledger.close(first.slot)
+    second = Played(local)
+    ledger.prefix_rows.adopt(second.slot, ledger.prefixes.match(chain, 20)[:3])
+    local.sync()
+    second.length = 12
+    for count in (4, 1, 3):  # no fewer at first than are recent
+        second.step(count)
+    ledger.check_integrity()
+    assert sum(ledger.prefixes._wide_bytes.values()) == layout.wide_bytes_of(0, 20) <= limit
+    most = limit // layout.wide_bytes_of(0, 4)
+    for n in range(2 * most):
+        third = Played(local)
+        third.step(4)
+        ledger.prefix_rows.remember(third.slot, 0, bytes([n]), (n,) * 4)
+        ledger.close(third.slot)
+        local.sync()
+        ledger.check_integrity()
+    assert local.paged.wide._saved.keys() == ledger.prefixes._wide_bytes.keys()
+    ledger.prefixes.clear()
+    local.sync()
+    assert not local.paged.wide._saved
+
+
 @pytest.mark.parametrize(
     "wide", [WIDE, WideParts(sinks=4), WideParts(recent=5, dtype="float32"), WideParts(layers=2)]
 )
@@ -124,7 +182,7 @@ def test_wide_kvs_are_counted(wide: WideParts) -> None:
     layout = CacheLayout(3, HEADS, DIM, 4, "int8", 1, wide=wide)
     size = CacheSize.fit(layout, 60_000, 3, 100)
     cache, ledger = PagedCache.allocate(layout, size), Ledger(layout, size)
-    assert cache.nbytes + ledger.nbytes == size.nbytes(layout) <= 60_000
+    assert cache.nbytes + ledger.nbytes + size.wide_prefix_bytes(layout) == size.nbytes(layout) <= 60_000
     assert (
         size.num_blocks < CacheSize.fit(CacheLayout(3, HEADS, DIM, 4, "int8", 1), 60_000, 3, 100).num_blocks
     )

@@ -36,7 +36,7 @@ def test_every_option_counts(
     part: str, name: str, run: Run, write_prompts: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_prompts([{"prompt": "ab"}])
-    base = [word for item in base_options(part).items() for word in as_flags(*item)]
+    base = [word for item in base_options(part, name).items() for word in as_flags(*item)]
     assert run(*base, "--temperature", "0") == 0
     capsys.readouterr()
     code = run(*base, "--temperature", "0", *as_flags(name, other_value(part, name)))

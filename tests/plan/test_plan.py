@@ -145,6 +145,16 @@ def test_a_cpu_takes_float32_and_a_gpu_what_the_model_says() -> None:
     assert deployment(gpu="epyc-9654").weight_bytes == 2 * deployment().weight_bytes
 
 
+def test_int8_weights_leave_the_embedding_wide() -> None:
+    model = MODELS["llama-3-8b"]
+    looked_up = 128256 * 4096
+    assert deployment(int8_weights=True).weight_bytes == model.num_params + looked_up
+    tied = MODELS["smollm2-135m"]
+    assert deployment("smollm2-135m", int8_weights=True).weight_bytes == tied.num_params
+    with pytest.raises(ConfigError, match="weight_bits must be left out beside int8 weights, got 4"):
+        deployment(int8_weights=True, weight_bits=4)
+
+
 def test_held_of_no_sequence() -> None:
     assert Held(10, 4).of_batch(0) == 0
     assert Held(10, 4).largest_batch(9) == 0

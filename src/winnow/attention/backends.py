@@ -1,14 +1,13 @@
 """Attention backends by name."""
 
 import warnings
-from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
 
 from winnow.attention.interface import AttentionBackend
 from winnow.attention.reference import ReferenceBackend
-from winnow.cache import CacheLayout, KVCodec
+from winnow.cache import CacheLayout
 from winnow.errors import ConfigError
 from winnow.native import native_kernels
 
@@ -47,7 +46,8 @@ def _open_native(layout: CacheLayout | None, *, required: bool, on_cpu: bool) ->
         return ReferenceBackend()
     from winnow.attention.native import NativeBackend, reads
 
-    return NativeBackend(kernels) if _reads(reads, layout, "native", required) else ReferenceBackend()
+    read = layout is None or reads(layout.codec)
+    return NativeBackend(kernels) if _reads(read, layout, "native", required) else ReferenceBackend()
 
 
 def _open_triton(
@@ -63,23 +63,21 @@ def _open_triton(
     from winnow.attention.triton import TritonBackend
     from winnow.attention.triton.side_format import reads
 
-    return TritonBackend(device) if _reads(reads, layout, "triton", required) else ReferenceBackend()
+    read = layout is None or (reads(layout.codec) and not layout.wide.any)
+    return TritonBackend(device) if _reads(read, layout, "triton", required) else ReferenceBackend()
 
 
-def _reads(
-    reads: Callable[[KVCodec], bool], layout: CacheLayout | None, backend: str, required: bool
-) -> bool:
-    """Whether a backend reads KVs as a cache stores them.
+def _reads(reads: bool, layout: CacheLayout | None, backend: str, required: bool) -> bool:
+    """Whether a backend `reads` KVs as a cache stores them.
 
     Raises:
         ConfigError: it does not, and is `required`.
     """
-    if layout is None or (reads(layout.codec) and not layout.wide.any):
-        return True
-    if required:
+    if required and not reads:
+        assert layout is not None, "every backend reads plain vectors"
         wide = f" and kept wide in part (kv_wide={layout.wide})" * layout.wide.any
         raise ConfigError(
             f"attention_backend {backend} does not read KVs stored as {layout.codec.name} (kv_cache_dtype){wide}: "
             "leave the backend to auto, or take reference"
         )
-    return False
+    return reads

@@ -15,6 +15,7 @@ from winnow.cache import KVPool, PagedCache
 from winnow.cache.codec import KVCodec, PairCodec, PlainCodec, rotation_block
 from winnow.cache.formats import VectorFormat
 from winnow.cache.layout import PAGE_ENTRIES, CacheLayout
+from winnow.cache.wide import WideWindow
 from winnow.errors import ConfigError
 
 
@@ -222,6 +223,7 @@ class NativeBackend(AttentionBackend):
                 num_heads=layout.num_kv_heads,
                 page_entries=PAGE_ENTRIES,
                 pages_per_seq=tables.page_table.shape[1],
+                windows=[_native_window(window) for window in cache.windows],
             )
             known = self._caches[pool.first] = cache, pool, view
         return known[2]
@@ -240,6 +242,7 @@ class NativeBackend(AttentionBackend):
                 observer=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
                 observe_from=spans.observe_from.tolist(),
                 observers=[self._native_observer(kind) for kind in kinds.values()],
+                temporary=spans.temporary.tolist(),
             )
             self._batch = spans, view
         return self._batch[1]
@@ -346,6 +349,23 @@ def _native_field(field: Tensor, first: int) -> native.Field:
 def _address(field: Tensor, first: int) -> int:
     """Where block 0 would lie, from which the kernels count, of a field of the blocks from `first` on."""
     return field.data_ptr() - first * field.stride(0) * field.itemsize
+
+
+def _native_window(window: WideWindow) -> native.WideWindow:
+    """What is kept wide of some layers; it points at the window's tensors."""
+    _, num_layers, num_heads, _, head_dim = window.k.shape
+    return native.WideWindow(
+        first_layer=window.layers.start,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        sinks=window.sinks,
+        recent=window.recent,
+        dtype=native.native_dtype(window.k.dtype),
+        k=window.k.data_ptr(),
+        v=window.v.data_ptr(),
+        position=window.position.data_ptr(),
+    )
 
 
 def _coded_vectors(pool: KVPool, side: str, form: VectorFormat, rotated: bool) -> native.CodedVectors:

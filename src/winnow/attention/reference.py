@@ -30,7 +30,10 @@ class ReferenceBackend(TorchBackend):
         if window is not None:
             if not cache.pool.layout.codec.movable:
                 _encode_full_blocks(cache, spans, layer, blocks, k)
-            window.write(spans.token_slots, layer, k, v, spans.position, spans.tokens_after)
+            wide = ~spans.token_temporary
+            parts = (spans.token_slots, k, v, spans.position, spans.tokens_after)
+            slots, k, v, position, after = (part[wide] for part in parts)
+            window.write(slots, layer, k, v, position, after)
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         layout = cache.pool.layout

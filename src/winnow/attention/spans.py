@@ -44,6 +44,7 @@ class Spans:
         observe_from: the first position of each sequence whose query updates accumulators, int64 [B].
         select_from: the first position of each sequence whose query reads only the values that it weighs most, where
             these lie on a tier, int64 [B]; earlier ones read all.
+        temporary: whose KVs of this batch are dropped again, bool [B]: they leave what is kept wide as it is.
     """
 
     slots: NDArray[np.int64]
@@ -54,6 +55,7 @@ class Spans:
     observe: tuple[AttentionObserver | None, ...]
     observe_from: NDArray[np.int64]
     select_from: NDArray[np.int64]
+    temporary: NDArray[np.bool_]
 
     @classmethod
     def build(
@@ -66,6 +68,7 @@ class Spans:
         observe: Sequence[AttentionObserver | None] | None = None,
         observe_from: list[int] | None = None,
         select_from: list[int] | None = None,
+        temporary: list[bool] | None = None,
     ) -> Self:
         """Pack sequences whose tokens in this batch start at the positions `starts`.
 
@@ -90,6 +93,7 @@ class Spans:
             np.full(len(slots), NEVER, dtype=np.int64)
             if select_from is None
             else np.asarray(select_from, dtype=np.int64),
+            np.array(temporary or [False] * len(slots), dtype=np.bool_),
         )
 
     @property
@@ -121,6 +125,11 @@ class Spans:
     def token_slots(self) -> Tensor:
         """Cache slot of the sequence of each token, int64 [T]."""
         return self.device_slots[self.token_sequence]
+
+    @cached_property
+    def token_temporary(self) -> Tensor:
+        """Whether the KVs of each token are dropped again, bool [T]."""
+        return torch.from_numpy(np.repeat(self.temporary, self.counts)).to(self.device)
 
     @cached_property
     def tokens_after(self) -> Tensor:

@@ -21,7 +21,6 @@ class KeySummaries:
     def __init__(self, layout: CacheLayout, num_blocks: int, device: torch.device | str) -> None:
         assert layout.value_tier is not None, "there is a tier"
         self.means = layout.value_tier.select == "means"
-        self._block_size = layout.block_size
         self.low = torch.zeros(num_blocks, layout.head_dim, dtype=torch.float32, device=device)
         self.high = self.low if self.means else torch.zeros_like(self.low)
         self.stale = torch.ones(num_blocks, dtype=torch.bool, device=device)

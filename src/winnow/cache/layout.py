@@ -175,11 +175,21 @@ class CacheLayout:
 
     def wide_bytes(self, max_positions: int) -> int:
         """Bytes of a sequence's wide KVs and their positions."""
-        kv_bytes = 2 * self.num_kv_heads * self.head_dim * ITEM_BYTES[self.wide.dtype]
         return sum(
-            len(layers) * (sinks + recent) * (kv_bytes + _INT32)
+            len(layers) * (sinks + recent) * self._wide_place_bytes
             for layers, sinks, recent in self.wide_windows(max_positions)
         )
+
+    def wide_bytes_of(self, first: int, end: int) -> int:
+        """Bytes of what is wide, whatever follows, of the tokens from `first` to `end` of a sequence."""
+        sinks = max(min(end, self.wide.sinks) - first, 0)
+        layers, others = self.wide.layers, self.num_layers - self.wide.layers
+        return (layers * (end - first) + others * sinks) * self._wide_place_bytes
+
+    @property
+    def _wide_place_bytes(self) -> int:
+        kv_bytes = 2 * self.num_kv_heads * self.head_dim * ITEM_BYTES[self.wide.dtype]
+        return kv_bytes + _INT32
 
     def blocks_for(self, num_kvs: int) -> int:
         """Blocks that a sequence with `num_kvs` KVs in every row needs."""
@@ -305,6 +315,12 @@ class CacheSize:
         """Positions that a sequence may have: its longest row, in whole table pages."""
         return self.pages_per_seq * PAGE_ENTRIES * layout.block_size
 
+    def wide_prefix_bytes(self, layout: CacheLayout) -> int:
+        """Bytes that are set apart for what is wide of prefixes: all tokens that the blocks hold, or all sequences."""
+        tokens = self.num_blocks // layout.rows_per_seq * layout.block_size
+        positions = min(self.max_positions(layout), ceil_div(tokens, self.max_num_seqs))
+        return self.max_num_seqs * layout.wide_bytes(positions)
+
     def nbytes(self, layout: CacheLayout) -> int:
         """All bytes of the cache but those of a value tier: blocks, free stack, counts of holders, table pages, page
         table, lengths, wide KVs."""
@@ -317,6 +333,7 @@ class CacheSize:
             # and what each sequence has reserved
             + self.max_num_seqs * (2 * self.pages_per_seq + 3 * layout.rows_per_seq + 1) * _INT32
             + self.max_num_seqs * layout.wide_bytes(self.max_positions(layout))
+            + self.wide_prefix_bytes(layout)
         )
 
     def tier_bytes(self, layout: CacheLayout) -> int:

@@ -41,7 +41,7 @@ class Ledger:
         self.lengths = self._rows.lengths
         self.pages = self._rows.pages
         self._shared = SharedBlocks(self._rows)
-        self.prefixes = PrefixIndex(layout, self.allocator)
+        self.prefixes = PrefixIndex(layout, self.allocator, size.wide_prefix_bytes(layout))
         self.prefix_rows = PrefixRows(self._rows, self._shared, self.prefixes)
         self.host = HostLedger(layout, host_bytes)
         self._windows = SlidingWindows(layout)
@@ -352,6 +352,10 @@ class Ledger:
         assert len(open_slots) + len(self._free_slots) == self.size.max_num_seqs, "a slot is free twice"
         num_blocks = self._rows.num_blocks_of(open_slots, self.lengths[open_slots])
         blocks = self._rows.blocks(open_slots.tolist(), np.zeros_like(num_blocks), num_blocks)
+        far = self.layout.far_rows(num_blocks)
+        assert far is None or np.array_equal(blocks >= self.allocator.first_far, far), (
+            "a row holds a block of the other kind"
+        )
         owners = np.repeat(open_slots, num_blocks.sum(axis=(1, 2)))
         holdings = np.sort(owners * self.size.num_blocks + blocks)
         twice = holdings[1:][holdings[1:] == holdings[:-1]] // self.size.num_blocks

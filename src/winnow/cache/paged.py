@@ -12,8 +12,8 @@ from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, CacheSize
 from winnow.cache.ledger import Ledger
 from winnow.cache.pool import KVPool
 from winnow.cache.tables import BlockTables
-from winnow.cache.update import BlockCopies, CacheUpdate
-from winnow.cache.wide import WideWindow, open_windows
+from winnow.cache.update import BlockCopies, CacheUpdate, WideDiscarded, WideRestored, WideSaved
+from winnow.cache.wide import WideWindow, WideWindows
 from winnow.errors import describe_error
 
 
@@ -25,8 +25,8 @@ class PagedCache:
     tables: BlockTables
     host: HostTier | None = None
     """None: no update saves anything."""
-    windows: tuple[WideWindow, ...] = ()
-    """What is kept in 16 bits beside narrow KVs, for some of the layers each."""
+    wide: WideWindows | None = None
+    """What is kept in 16 bits beside narrow KVs; None: nothing."""
 
     @classmethod
     def allocate(
@@ -34,21 +34,30 @@ class PagedCache:
     ) -> "PagedCache":
         """Take the memory; that of the host tier, at most `host_bytes`, is taken as it is used."""
         pool = KVPool(layout, size.num_blocks, device, size.num_far_blocks)
-        tables, windows = BlockTables(layout, size, device), open_windows(layout, size, device)
-        return cls(pool, tables, HostTier(pool, host_bytes), windows)
+        wide = WideWindows(layout, size, device) if layout.wide.any else None
+        return cls(pool, BlockTables(layout, size, device), HostTier(pool, host_bytes), wide)
 
     @property
     def nbytes(self) -> int:
-        return self.pool.nbytes + self.tables.nbytes + sum(window.nbytes for window in self.windows)
+        return self.pool.nbytes + self.tables.nbytes + (0 if self.wide is None else self.wide.nbytes)
+
+    @property
+    def windows(self) -> tuple[WideWindow, ...]:
+        """The windows of `wide`, each of some of the layers."""
+        return () if self.wide is None else self.wide.windows
 
     def window(self, layer: int) -> WideWindow | None:
         """What is kept wide of a layer's KVs."""
-        return next((window for window in self.windows if layer in window.layers), None)
+        return None if self.wide is None else self.wide.of_layer(layer)
+
+    def saved_bytes(self, slot: int) -> int:
+        """Bytes that a sequence takes in host memory beside its blocks."""
+        return 0 if self.wide is None else self.wide.saved_bytes(slot)
 
     def fork(self, slot: int, to: int) -> None:
         """Follow a sequence that was forked to another slot, beyond what updates say."""
-        for window in self.windows:
-            window.fork(slot, to)
+        if self.wide is not None:
+            self.wide.fork(slot, to)
 
     def apply(self, update: CacheUpdate) -> None:
         """Follow a ledger: copy blocks, also to and from the host tier, then take over its tables and lengths.
@@ -56,16 +65,15 @@ class PagedCache:
         Raises:
             HostTierError: copies to or from the host tier failed; all else is done.
         """
-        for window in self.windows:
-            for slot in update.closed:
-                window.clear(slot)
-        failed: dict[int, str] = {}
+        failed = {} if self.wide is None else self.wide.follow(update)
         for copies in update.copies:
             if isinstance(copies, BlockCopies):
                 device = self.pool.device
                 self.pool.copy_blocks(
                     torch.from_numpy(copies.source).to(device), torch.from_numpy(copies.target).to(device)
                 )
+                continue
+            if isinstance(copies, WideSaved | WideRestored | WideDiscarded):
                 continue
             assert self.host is not None, "without a host tier nothing is saved"
             try:

@@ -132,14 +132,22 @@ class PrefixIndex:
     query has added to their accumulators. What rounds and queries of the prefix itself, and no others, have changed
     may enter as a snapshot. A block is held by one of all these at most.
 
+    Args:
+        wide_limit: bytes that what is wide of all prefixes may take.
+
     Attributes:
         num_asked_tokens: of prompts that were looked up.
         num_hit_tokens: of those, how many were found.
+        discard_wide: called with a key under which something wide was kept, when that is forgotten.
     """
 
-    def __init__(self, layout: CacheLayout, allocator: BlockAllocator) -> None:
+    def __init__(self, layout: CacheLayout, allocator: BlockAllocator, wide_limit: int = 0) -> None:
         self._layout = layout
         self._allocator = allocator
+        self._wide_limit = wide_limit
+        self._wide_bytes: dict[PrefixKey, int] = {}
+        self._num_wide_bytes = 0
+        self.discard_wide: Callable[[PrefixKey], None] = lambda key: None
         allocator.reclaim = self.reclaim
         # Least recently used first. A chain's end stands before its front, and is taken back first.
         self._entries: OrderedDict[PrefixKey, _Entry | Snapshot] = OrderedDict()
@@ -186,12 +194,21 @@ class PrefixIndex:
         self._allocator.share(held.ravel())
         return held
 
-    def put(self, key: PrefixKey, token_ids: tuple[int, ...], blocks: IntArray) -> None:
-        """Learn of a block of tokens; no effect if it is known. The index holds its `blocks`, int32 [rows], too."""
-        if key not in self._entries:
-            self._entries[key] = _Entry(token_ids, blocks)
-            self._key_of[int(blocks[0])] = key
-            self._allocator.index(blocks)
+    def put(self, key: PrefixKey, token_ids: tuple[int, ...], blocks: IntArray, wide_bytes: int = 0) -> bool:
+        """Learn of a block of tokens; the index holds its `blocks`, int32 [rows], too.
+
+        Args:
+            wide_bytes: of what is kept wide of it.
+
+        Returns:
+            Whether it was new, and there was room for what is wide of it.
+        """
+        if key in self._entries or not self._count_wide(key, wide_bytes):
+            return False
+        self._entries[key] = _Entry(token_ids, blocks)
+        self._key_of[int(blocks[0])] = key
+        self._allocator.index(blocks)
+        return True
 
     def knows(self, key: PrefixKey) -> bool:
         """Whether there is a block of tokens or a snapshot of that key."""
@@ -204,12 +221,19 @@ class PrefixIndex:
             return None
         return found
 
-    def put_snapshot(self, snapshot: Snapshot) -> None:
-        """Learn of a snapshot that is not known. The index holds its blocks too, and held none of them before."""
+    def put_snapshot(self, snapshot: Snapshot) -> bool:
+        """Learn of a snapshot that is not known. The index holds its blocks too, and held none of them before.
+
+        Returns:
+            Whether there was room for what is wide of it.
+        """
         assert snapshot.key not in self._entries, "a snapshot is put once: ask `knows` first"
         assert not self._allocator.indexed[snapshot.blocks].any(), "two prefixes would hold a block"
+        if not self._count_wide(snapshot.key, self._layout.wide_bytes(snapshot.num_tokens)):
+            return False
         self._entries[snapshot.key] = self._snapshots[snapshot.key] = snapshot
         self._allocator.index(snapshot.blocks)
+        return True
 
     def drop_snapshot(self, snapshot: Snapshot) -> None:
         """Forget a snapshot that is known."""
@@ -269,12 +293,30 @@ class PrefixIndex:
         assert np.array_equal(np.sort(held), np.flatnonzero(self._allocator.indexed)), (
             "a held block is not marked"
         )
+        assert self._num_wide_bytes == sum(self._wide_bytes.values()) <= self._wide_limit, (
+            "wide is miscounted"
+        )
+        assert self._wide_bytes.keys() <= self._entries.keys(), "something wide is kept of no prefix"
         assert len(self._key_of) + len(self._snapshots) == len(self._entries), (
             "a prefix is not found by its block"
         )
 
+    def _count_wide(self, key: PrefixKey, nbytes: int) -> bool:
+        """Count what is wide of a new prefix, and forget others until it has room. False: it is too large."""
+        if nbytes > self._wide_limit:
+            return False
+        while self._num_wide_bytes + nbytes > self._wide_limit:
+            self._forget(next(key for key in self._entries if key in self._wide_bytes))
+        if nbytes:
+            self._wide_bytes[key] = nbytes
+            self._num_wide_bytes += nbytes
+        return True
+
     def _forget(self, key: PrefixKey) -> None:
         entry = self._entries.pop(key)
+        if key in self._wide_bytes:
+            self._num_wide_bytes -= self._wide_bytes.pop(key)
+            self.discard_wide(key)
         if self._snapshots.pop(key, None) is None:
             del self._key_of[int(entry.blocks[0])]
         self._allocator.unindex(entry.blocks)

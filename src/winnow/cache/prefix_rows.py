@@ -9,7 +9,7 @@ from winnow.cache.layout import BlockCount, IntArray
 from winnow.cache.prefix_index import PrefixIndex, PrefixKey, Snapshot
 from winnow.cache.row_tables import RowTables
 from winnow.cache.shared_blocks import SharedBlocks
-from winnow.cache.update import BlockCopies
+from winnow.cache.update import BlockCopies, WideDiscarded, WideRestored, WideSaved
 
 
 class PrefixRows:
@@ -19,6 +19,7 @@ class PrefixRows:
         self._rows = rows
         self._shared = shared
         self._index = index
+        index.discard_wide = lambda key: rows.changes.copies.append(WideDiscarded(key))
 
     # -- into rows -----------------------------------------------------------------------------------------------
 
@@ -36,6 +37,8 @@ class PrefixRows:
         self._require_pages(slot, lengths)
         rows.hold(slot, lengths, self._index.hold(keys).T.ravel())
         self._shared.add(slot)
+        if rows.layout.wide.any:
+            rows.changes.copies.append(WideRestored(slot, tuple(keys)))
 
     def resume(self, slot: int, snapshot: Snapshot) -> None:
         """Let an open, empty sequence begin with a known snapshot, with copies of the partly filled blocks.
@@ -57,6 +60,8 @@ class PrefixRows:
             rows.changes.copies.append(BlockCopies(source, target))
         rows.hold(slot, snapshot.lengths, blocks)
         self._shared.add(slot)
+        if rows.layout.wide.any:
+            rows.changes.copies.append(WideRestored(slot, (snapshot.key,)))
 
     def has_pages_for(self, snapshot: Snapshot) -> bool:
         """Whether a new sequence finds table pages for the rows of a snapshot."""
@@ -82,7 +87,12 @@ class PrefixRows:
         lengths = self._rows.lengths[[slot]]
         computed = lengths.max() if num_computed is None else num_computed
         first = index - (computed - lengths) // self._rows.layout.block_size
-        self._index.put(key, token_ids, self._rows.blocks([slot], first, first + 1))
+        size = self._rows.layout.block_size
+        positions = index * size, (index + 1) * size
+        wide_bytes = self._rows.layout.wide_bytes_of(*positions)
+        is_new = self._index.put(key, token_ids, self._rows.blocks([slot], first, first + 1), wide_bytes)
+        if is_new and wide_bytes:
+            self._rows.changes.copies.append(WideSaved(slot, key, positions))
         self._shared.add(slot)
 
     def take_snapshot(
@@ -112,7 +122,8 @@ class PrefixRows:
             blocks[tails] = target = allocator.allocate_like(source)
             rows.changes.copies.append(BlockCopies(source, target))
         snapshot = Snapshot.of(key, token_ids, rule, lengths, blocks, num_rounds, position_offset)
-        self._index.put_snapshot(snapshot)
+        if self._index.put_snapshot(snapshot) and rows.layout.wide.any:
+            rows.changes.copies.append(WideSaved(slot, key))
         allocator.release(blocks[tails])
         self._shared.add(slot)
 
@@ -132,10 +143,15 @@ class PrefixRows:
         num_far = 0 if far is None else int(far.sum())
         return allocator.allocate(count, far) if allocator.has(BlockCount(count - num_far, num_far)) else None
 
-    def keep_snapshot(self, snapshot: Snapshot) -> None:
-        """Let the index alone hold a snapshot whose blocks `take_blocks_for` gave, and which are filled now."""
-        self._index.put_snapshot(snapshot)
+    def keep_snapshot(self, snapshot: Snapshot) -> bool:
+        """Let the index alone hold a snapshot whose blocks `take_blocks_for` gave, and which are filled now.
+
+        Returns:
+            Whether there was room for what is wide of it; else its blocks are free again.
+        """
+        is_known = self._index.put_snapshot(snapshot)
         self._rows.allocator.release(snapshot.blocks)
+        return is_known
 
     # -- inside --------------------------------------------------------------------------------------------------
 

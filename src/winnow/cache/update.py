@@ -65,6 +65,36 @@ class CopyDiscarded:
     host_id: int
 
 
+@dataclass(frozen=True, eq=False)
+class WideSaved:
+    """What is wide of the sequence in `slot` (`winnow.cache.wide`) is kept for others, under the key of a prefix.
+
+    positions: those of the first tokens that are meant, as a half-open interval; None: all that the sequence has.
+    """
+
+    slot: int
+    key: bytes
+    positions: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class WideRestored:
+    """The sequence in `slot` begins with what was kept under these keys; it stays there, too."""
+
+    slot: int
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class WideDiscarded:
+    """Nobody will ask again for what was kept under a key."""
+
+    key: bytes
+
+
+Copy = BlockCopies | RowsSaved | RowsRestored | CopyDiscarded | WideSaved | WideRestored | WideDiscarded
+
+
 def _none(dtype: type[np.signedinteger]) -> IntArray:
     return np.empty(0, dtype=dtype)
 
@@ -75,7 +105,7 @@ class CacheUpdate:
 
     closed: tuple[int, ...] = ()
     """Slots whose sequences have ended or lost their KVs; some may be in use again."""
-    copies: tuple[BlockCopies | RowsSaved | RowsRestored | CopyDiscarded, ...] = ()
+    copies: tuple[Copy, ...] = ()
     """Made one after the other: a block that is saved may be written by the next copy."""
     entries: IntArray = field(default_factory=lambda: _none(np.int64))
     """Indices of block table entries in the flattened pages, int64 [n]."""
@@ -96,7 +126,7 @@ class PendingUpdate:
 
     def __init__(self) -> None:
         self.closed: list[int] = []
-        self.copies: list[BlockCopies | RowsSaved | RowsRestored | CopyDiscarded] = []
+        self.copies: list[Copy] = []
         self.entries: list[IntArray] = []
         self.paged: set[int] = set()
         self.lengths: list[RowLengths] = []
@@ -108,7 +138,8 @@ class PendingUpdate:
 
     def close(self, slot: int) -> None:
         """A sequence has ended: what was to be restored to its slot is not."""
-        self.copies = [c for c in self.copies if not (isinstance(c, RowsRestored) and c.slot == slot)]
+        restored = RowsRestored, WideRestored
+        self.copies = [c for c in self.copies if not (isinstance(c, restored) and c.slot == slot)]
         self.closed.append(slot)
 
     def take(self, pages: TablePages) -> CacheUpdate:
@@ -132,6 +163,6 @@ class PendingUpdate:
         """Say again what the last update said, but for its copies of blocks."""
         last, self._last = self._last, CacheUpdate()
         self.closed[:0], self.lengths[:0] = last.closed, last.lengths
-        self.copies[:0] = [each for each in last.copies if isinstance(each, CopyDiscarded)]
+        self.copies[:0] = [c for c in last.copies if isinstance(c, CopyDiscarded | WideDiscarded)]
         self.entries.insert(0, last.entries)
         self.paged |= {slot for slot, _ in last.pages}

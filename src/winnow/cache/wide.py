@@ -5,13 +5,45 @@ its own, found by sequence and position: a KV keeps its position when it moves, 
 rounds rank by what blocks hold. A place says which position it holds, and one that holds another is not read.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from winnow.cache.layout import CacheLayout, CacheSize
 from winnow.cache.memory import empty_in_large_pages
+from winnow.cache.update import (
+    CacheUpdate,
+    CopyDiscarded,
+    RowsRestored,
+    RowsSaved,
+    WideDiscarded,
+    WideRestored,
+    WideSaved,
+)
+from winnow.errors import describe_error
 
 _EMPTY = -1
+_INT64 = 8
+_DTYPES = {"place": torch.int64, "k": torch.uint8, "v": torch.uint8, "position": torch.int32}
+
+
+@dataclass(frozen=True)
+class SavedWindow:
+    """What one sequence has in n places of a window, on the host.
+
+    Attributes:
+        place: int64 [n].
+        k, v: [layers, H, n, d]; position: int32 [layers, n].
+    """
+
+    place: Tensor
+    k: Tensor
+    v: Tensor
+    position: Tensor
 
 
 class WideWindow:
@@ -85,10 +117,36 @@ class WideWindow:
         """Forget a sequence."""
         self.position[slot] = _EMPTY
 
+    def saved_bytes(self, slot: int) -> int:
+        """Bytes of what `save` returns."""
+        return int(self._used(slot).sum()) * (self.nbytes // self.position[:, 0].numel() + _INT64)
+
+    def save(self, slot: int, positions: tuple[int, int] | None = None) -> "SavedWindow":
+        """Copy to the host what a sequence has; only of these first positions, half-open, if they are given."""
+        used = self._used(slot)
+        if positions is not None:
+            used[max(self.sinks, positions[0]) :] = False
+            used[: positions[0]] = used[positions[1] :] = False
+        place = used.nonzero()[:, 0]
+        parts = (self.k[slot][:, :, place], self.v[slot][:, :, place], self.position[slot][:, place])
+        k, v, position = (part.cpu() for part in parts)
+        return SavedWindow(place.cpu(), k, v, position)
+
+    def load(self, slot: int, saved: "SavedWindow") -> None:
+        """Let a sequence have what was saved, too; `saved` may be loaded again."""
+        place = saved.place.to(self.k.device)
+        self.k[slot][:, :, place] = saved.k.to(self.k.device)
+        self.v[slot][:, :, place] = saved.v.to(self.v.device)
+        self.position[slot][:, place] = saved.position.to(self.position.device)
+
     def fork(self, slot: int, to: int) -> None:
         """Let the sequence in slot `to` have what that in `slot` has."""
         for part in (self.k, self.v, self.position):
             part[to] = part[slot]
+
+    def _used(self, slot: int) -> Tensor:
+        """Which places hold anything of a sequence in some layer, bool [places]."""
+        return (self.position[slot] != _EMPTY).any(dim=0)
 
     def _place(self, position: Tensor) -> Tensor:
         """The place of each position, which another may hold; the last one for those without."""
@@ -97,9 +155,90 @@ class WideWindow:
         return torch.where(position < self.sinks, position, self.sinks + position % self.recent)
 
 
-def open_windows(layout: CacheLayout, size: CacheSize, device: torch.device | str) -> tuple[WideWindow, ...]:
-    """The windows of a cache, by layers; none if nothing stays wide."""
-    return tuple(
-        WideWindow(layout, size.max_num_seqs, layers, sinks, recent, device)
-        for layers, sinks, recent in layout.wide_windows(size.max_positions(layout))
-    )
+class WideWindows:
+    """All that is wide in a cache: of running sequences, and of those in host memory and prefixes what is kept of them.
+
+    Attributes:
+        windows: by layers; none if nothing stays wide.
+    """
+
+    def __init__(self, layout: CacheLayout, size: CacheSize, device: torch.device | str) -> None:
+        self.windows = tuple(
+            WideWindow(layout, size.max_num_seqs, layers, sinks, recent, device)
+            for layers, sinks, recent in layout.wide_windows(size.max_positions(layout))
+        )
+        self._saved: dict[int | bytes, tuple[SavedWindow, ...]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Of running sequences."""
+        return sum(window.nbytes for window in self.windows)
+
+    def of_layer(self, layer: int) -> WideWindow | None:
+        """What is kept wide of a layer's KVs."""
+        return next((window for window in self.windows if layer in window.layers), None)
+
+    def saved_bytes(self, slot: int) -> int:
+        """Bytes that a sequence takes in host memory."""
+        return sum(window.saved_bytes(slot) for window in self.windows)
+
+    def fork(self, slot: int, to: int) -> None:
+        """Let the sequence in slot `to` have what that in `slot` has."""
+        for window in self.windows:
+            window.fork(slot, to)
+
+    def follow(self, update: CacheUpdate) -> dict[int, str]:
+        """Follow a ledger: save sequences before their slots are cleared, and load others afterwards.
+
+        Returns:
+            Ids of the copies to host memory that failed, and why.
+        """
+        failed: dict[int, str] = {}
+        loads: list[tuple[int, tuple[SavedWindow, ...]]] = []
+        for each in update.copies:
+            match each:
+                case RowsSaved():
+                    try:
+                        self._save(each.host_id, each.slot)
+                    except (MemoryError, RuntimeError) as error:
+                        failed[each.host_id] = describe_error(error)
+                case RowsRestored() if each.host_id in self._saved:
+                    loads.append((each.slot, self._saved[each.host_id]))
+                case CopyDiscarded():
+                    self._saved.pop(each.host_id, None)
+                case WideSaved():
+                    self._save(each.key, each.slot, each.positions)
+                case WideRestored():
+                    loads += [(each.slot, self._saved[key]) for key in each.keys if key in self._saved]
+                case WideDiscarded():
+                    self._saved.pop(each.key, None)
+        for slot in update.closed:
+            for window in self.windows:
+                window.clear(slot)
+        for slot, saved in loads:
+            for window, part in zip(self.windows, saved, strict=True):
+                window.load(slot, part)
+        return failed
+
+    def read(self, key: bytes) -> dict[str, NDArray[Any]]:
+        """What is kept under the key of a prefix: "wide.N.FIELD" of the N-th window, vectors as bytes."""
+        return {
+            f"wide.{number}.{name}": getattr(part, name).contiguous().view(dtype).numpy()
+            for number, part in enumerate(self._saved[key])
+            for name, dtype in _DTYPES.items()
+        }
+
+    def write(self, key: bytes, wide: Mapping[str, NDArray[Any]]) -> None:
+        """Keep what another cache read."""
+        self._saved[key] = tuple(
+            SavedWindow(
+                torch.from_numpy(wide[f"wide.{number}.place"]),
+                torch.from_numpy(wide[f"wide.{number}.k"]).view(window.k.dtype),
+                torch.from_numpy(wide[f"wide.{number}.v"]).view(window.k.dtype),
+                torch.from_numpy(wide[f"wide.{number}.position"]),
+            )
+            for number, window in enumerate(self.windows)
+        )
+
+    def _save(self, name: int | bytes, slot: int, positions: tuple[int, int] | None = None) -> None:
+        self._saved[name] = tuple(window.save(slot, positions) for window in self.windows)

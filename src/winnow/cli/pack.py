@@ -14,8 +14,8 @@ Load a model, arrange its weights as the kernels of this processor read them, an
 
 Whatever takes a model takes DIR too (--model DIR). It starts without transformers' model classes:
 in a second or two, with a hundred MiB less; and its weights stay in the file, so processes that
-run it at the same time share them. DIR suits processors of this kind and --dtype alone; where it
-does not, Winnow says so. Answers are the same.
+run it at the same time share them. DIR suits processors of this kind, --dtype and --weight-dtype
+alone; where it does not, Winnow says so. Answers are the same.
 
 Models of Llama's kind can be packed (Llama, Mistral, Qwen 2 and 3, Phi 3); others are refused by name.
 """
@@ -23,6 +23,7 @@ EPILOG = """\
 examples:
   winnow pack packed-model --model path/to/model --dtype bfloat16
   winnow generate "The capital of France is" --model packed-model
+  winnow pack packed-int8 --model path/to/model --dtype bfloat16 --weight-dtype int8
 """
 _SETTLED = ("engine", "device", "load_format", "attention_backend", "optimize", "seed")
 

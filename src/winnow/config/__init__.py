@@ -10,6 +10,7 @@ from winnow.config.model import (
     LOAD_FORMATS,
     PREDICTOR,
     WEIGHT_DTYPES,
+    WIDE_WEIGHTS,
     ModelConfig,
 )
 from winnow.config.option import Effect, option, optional_int
@@ -31,6 +32,7 @@ __all__ = [
     "PREDICTOR",
     "SCHEDULING_POLICIES",
     "WEIGHT_DTYPES",
+    "WIDE_WEIGHTS",
     "CacheConfig",
     "Effect",
     "EngineConfig",

@@ -73,7 +73,7 @@ class CacheConfig:
     kv_wide: str | None = option(
         None,
         "KVs that are kept in 16 bits beside narrow ones, such as layers=1,sinks=4,recent=64: first layers, and in the "
-        "others first and last tokens; room for them is set aside for max_num_seqs sequences, and no prefix is shared",
+        "others first and last tokens; room for them is set aside for max_num_seqs sequences and for prefixes",
     )
 
     value_tier: str | None = option(

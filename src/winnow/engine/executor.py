@@ -1,13 +1,14 @@
 """Who computes a step. The scheduler sees only this."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
 from winnow.cache.layout import IntArray
+from winnow.cache.prefix_index import PrefixKey
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy
 from winnow.sampling import SamplingParams
@@ -62,6 +63,12 @@ class Executor(Protocol):
 
     def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
         """Fill blocks, which no sequence holds, with what `read_blocks` returned for as many."""
+
+    def read_wide(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
+        """What is kept wide of the snapshot of that key, by name; empty where nothing is."""
+
+    def write_wide(self, key: PrefixKey, wide: Mapping[str, NDArray[Any]]) -> None:
+        """Keep what `read_wide` returned."""
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """Token positions whose KVs a slot holds, ascending, by layer and head. Reads them back from the device."""

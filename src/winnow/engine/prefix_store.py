@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from winnow.cache import CacheLayout
+from winnow.cache.formats import ITEM_BYTES
 from winnow.cache.layout import IntArray, round_up
 from winnow.cache.prefix_index import PrefixKey, Snapshot
 from winnow.errors import ConfigError, PrefixStoreError
@@ -32,12 +33,14 @@ class SavedPrefix:
         data: of the rows' blocks, as `Executor.write_blocks` takes it.
         num_rounds: how many rounds the KVs have seen.
         position_offset: token index minus stored position.
+        wide: what is wide of the prefix, as `Executor.write_wide` takes it.
     """
 
     lengths: IntArray
     data: NDArray[np.uint8]
     num_rounds: int
     position_offset: int
+    wide: dict[str, NDArray[Any]]
 
 
 class _UnusableError(Exception):
@@ -91,8 +94,9 @@ class PrefixStore:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
             self._check(metadata, tensors, key, token_ids, num_accumulators)
-            numbers = (int(metadata[name]) for name in ("num_rounds", "position_offset"))
-            return SavedPrefix(tensors["lengths"], self._joined(tensors), *numbers)
+            rounds, offset = (int(metadata[name]) for name in ("num_rounds", "position_offset"))
+            wide = {name: tensor for name, tensor in tensors.items() if name.startswith("wide.")}
+            return SavedPrefix(tensors["lengths"], self._joined(tensors), rounds, offset, wide)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, _UnusableError) as error:
             if path not in self._warned:
                 self._warned.add(path)
@@ -130,6 +134,24 @@ class PrefixStore:
         is_inside = (positions >= 0).all() and (positions < len(token_ids)).all()
         if lengths.max() > len(token_ids) or not is_inside:
             raise _UnusableError("it holds more than its tokens")
+        self._check_wide(tensors, len(token_ids))
+
+    def _check_wide(self, tensors: Mapping[str, NDArray[Any]], num_tokens: int) -> None:
+        layout = self._layout
+        vector = layout.head_dim * ITEM_BYTES[layout.wide.dtype]
+        for number, (layers, sinks, recent) in enumerate(layout.wide_windows(num_tokens)):
+            place = tensors.get(f"wide.{number}.place", np.empty(0))
+            count = len(place)
+            for name, shape, dtype in (
+                ("place", (count,), np.int64),
+                ("k", (len(layers), layout.num_kv_heads, count, vector), np.uint8),
+                ("v", (len(layers), layout.num_kv_heads, count, vector), np.uint8),
+                ("position", (len(layers), count), np.int32),
+            ):
+                if not _is(tensors.get(f"wide.{number}.{name}"), dtype, shape):
+                    raise _UnusableError(f"wide.{number}.{name} must be {np.dtype(dtype)} {shape}")
+            if count and not (place.min() >= 0 and place.max() < sinks + recent):
+                raise _UnusableError("something wide has no place")
 
     def _joined(self, tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
         """Tensors as `CacheLayout.host_bytes` lays them out."""
@@ -151,7 +173,12 @@ class PrefixStore:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def save(
-        self, snapshot: Snapshot, data: NDArray[np.uint8], num_accumulators: int, notes: Mapping[str, Any]
+        self,
+        snapshot: Snapshot,
+        data: NDArray[np.uint8],
+        num_accumulators: int,
+        notes: Mapping[str, Any],
+        wide: Mapping[str, NDArray[Any]],
     ) -> Path:
         """Write a snapshot, in place of one of the same key. Returns its path.
 
@@ -159,11 +186,12 @@ class PrefixStore:
             data: of its blocks, as `Executor.read_blocks` gives it.
             num_accumulators: how many its policy uses.
             notes: what a reader of the file may want to know.
+            wide: what is wide of it, as `Executor.read_wide` gives it.
 
         Raises:
             PrefixStoreError: the disk refuses it; the directory is as it was.
         """
-        tensors = self._split(snapshot, data, num_accumulators)
+        tensors = self._split(snapshot, data, num_accumulators) | dict(wide)
         metadata = {
             "format": FORMAT,
             "made_for": self._made_for,

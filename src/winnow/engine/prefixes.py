@@ -65,7 +65,9 @@ class PrefixSharing:
         most = sequence.num_tokens - 1  # logits come from the last one
         if sequence.forks:
             most = min(most, sequence.request.fork_at - 1)
-        keys = self._ledger.prefixes.match(sequence.prefix, _num_shareable(sequence, most))
+        # Blocks bring no recent KVs in 16 bits: those are the last ones of what is left to compute.
+        most_as_computed = min(most, sequence.num_tokens - self._ledger.layout.wide.recent)
+        keys = self._ledger.prefixes.match(sequence.prefix, _num_shareable(sequence, most_as_computed))
         computed, snapshot = len(keys) * self._ledger.layout.block_size, self._snapshot(sequence)
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens

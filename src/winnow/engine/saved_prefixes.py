@@ -42,9 +42,12 @@ class SavedPrefixes:
         except BaseException:
             self._ledger.allocator.release(blocks)
             raise
-        self._ledger.prefix_rows.keep_snapshot(
-            Snapshot.of(key, token_ids, rule, found.lengths, blocks, found.num_rounds, found.position_offset)
+        snapshot = Snapshot.of(
+            key, token_ids, rule, found.lengths, blocks, found.num_rounds, found.position_offset
         )
+        if not self._ledger.prefix_rows.keep_snapshot(snapshot):
+            return False
+        self._executor.write_wide(key, found.wide)
         return True
 
     def save(self, snapshot: Snapshot, rule: SequenceEviction, store: PrefixStore) -> Path:
@@ -52,7 +55,8 @@ class SavedPrefixes:
         self._executor.apply(self._ledger.take_update())
         notes = {"policy": json_value(rule.policy), "kv_budget": rule.budget, "tokens": snapshot.num_tokens}
         data = self._executor.read_blocks(snapshot.blocks)
-        return store.save(snapshot, data, rule.policy.score.num_accumulators, notes)
+        wide = self._executor.read_wide(snapshot.key)
+        return store.save(snapshot, data, rule.policy.score.num_accumulators, notes, wide)
 
 
 def is_portable(policy: EvictionPolicy) -> bool:

@@ -48,9 +48,8 @@ def evict(
     """
     slots = [member.slot for member in members]
     lengths = cache.tables.host_lengths[slots]
-    kinds = signals.kinds(slots) if policy.budget.needs_kinds else None
-    rows = RoundRows(cache, _round(cache, policy, members, signals), int(lengths.max()), kinds, signals)
-    ranking = _rank(policy, rows)
+    ranking = rank_round(cache, policy, members, signals)
+    rows = ranking.rows
     targets = policy.budget.allot(policy.budget.costs(ranking))
     kept = torch.minimum(torch.maximum(targets, ranking.protected), ranking.length)
     lengths_after: IntArray = kept.to(torch.int32).cpu().numpy()
@@ -64,6 +63,16 @@ def evict(
     cache.pool.moved(rows.block.flatten())
     cache.tables.set_lengths(np.array(slots, dtype=np.int64), lengths_after)
     return lengths_after
+
+
+def rank_round(
+    cache: PagedCache, policy: EvictionPolicy, members: Sequence[EvictionTarget], signals: Signals
+) -> Ranking:
+    """The KVs of `members`, scored; nothing changes."""
+    slots = [member.slot for member in members]
+    longest = int(cache.tables.host_lengths[slots].max())
+    kinds = signals.kinds(slots) if policy.budget.needs_kinds else None
+    return _rank(policy, RoundRows(cache, _round(cache, policy, members, signals), longest, kinds, signals))
 
 
 def _round(

@@ -44,8 +44,7 @@ def build_engine(
         executor,
         clock,
         max_round_kvs=config.eviction.max_round_kvs,
-        # Not where a sequence has KVs beside its blocks, which another would lack.
-        prefix_caching=config.cache.shares_prefixes and not layout.wide.any,
+        prefix_caching=config.cache.shares_prefixes,
         host_bytes=config.cache.kv_offloading_size or 0,
         prefix_store=store,
     )

@@ -160,6 +160,7 @@ class DecodeGraphs:
             observe=(key.observe,) * key.batch,
             observe_from=ones * 0,
             select_from=ones * NEVER,
+            temporary=ones > 1,
             static_slots=slot,
         )
         if not self._capturable(spans):

@@ -1,7 +1,8 @@
 """Computes a step: packs the planned tokens, runs the model over the paged cache, samples."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceType
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from winnow.cache import (
 )
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
+from winnow.cache.prefix_index import PrefixKey
 from winnow.cache.tier_traffic import TierTraffic
 from winnow.cache.value_store import ValueStore
 from winnow.config import EngineConfig
@@ -126,7 +128,7 @@ class TorchExecutor:
         return self.cache.pool.values_apart
 
     def state_bytes(self, slot: int) -> int:
-        return self._signals.nbytes(slot)
+        return self._signals.nbytes(slot) + self.cache.saved_bytes(slot)
 
     def fork(self, slot: int, child: NewSequence) -> None:
         self._states.add(child)
@@ -211,6 +213,15 @@ class TorchExecutor:
     def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
         assert self.cache.host is not None, "allocated with the cache"
         self.cache.host.write(blocks, torch.from_numpy(data))
+
+    @torch.inference_mode()
+    def read_wide(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
+        return {} if self.cache.wide is None else self.cache.wide.read(key)
+
+    @torch.inference_mode()
+    def write_wide(self, key: PrefixKey, wide: Mapping[str, NDArray[Any]]) -> None:
+        if self.cache.wide is not None:
+            self.cache.wide.write(key, wide)
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """Positions of the KVs in the rows of a slot, ascending, by layer and head. Reads them from the device."""
@@ -298,6 +309,7 @@ class TorchExecutor:
             observe=[observe for observe, _ in observed],
             observe_from=[first for _, first in observed],
             select_from=self._select_from(plan),
+            temporary=[entry.replay is not None for entry in plan.entries],
         )
 
     def _select_from(self, plan: StepPlan) -> list[int] | None:

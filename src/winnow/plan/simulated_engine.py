@@ -107,7 +107,7 @@ class EngineSetup:
     @property
     def prefix_caching(self) -> bool:
         """Whether requests share KVs of prompts that begin alike."""
-        return self.cache.shares_prefixes and not self.layout.wide.any
+        return self.cache.shares_prefixes
 
     def size(self) -> CacheSize:
         """The engine's cache.

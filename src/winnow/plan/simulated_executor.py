@@ -1,7 +1,8 @@
 """An executor that only tells time, and the clock that it moves: the engine runs without any model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from winnow.cache import (
     RowsSaved,
 )
 from winnow.cache.layout import IntArray, ceil_div
+from winnow.cache.prefix_index import PrefixKey
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy, SequenceEviction
 from winnow.plan.step_time import StepWork, TierTraffic
@@ -180,6 +182,12 @@ class SimulatedExecutor:
         return np.zeros(self.layout.host_bytes(len(blocks)), dtype=np.uint8)
 
     def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
+        pass
+
+    def read_wide(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
+        return {}
+
+    def write_wide(self, key: PrefixKey, wide: Mapping[str, NDArray[Any]]) -> None:
         pass
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:

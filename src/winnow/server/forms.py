@@ -53,6 +53,8 @@ class StructuredForm(Form):
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Text = Annotated[str, Field(min_length=1)]
+ToolChoice = Literal["none", "auto", "required"] | dict[str, Any]
+"""An object: a function, or allowed_tools."""
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
@@ -150,7 +152,7 @@ class ChatForm(SamplingForm):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="needs logprobs")
     tools: list[ToolForm] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -170,7 +172,7 @@ class ResponsesForm(BaseModel):
     stream: bool | None = None
     text: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: ToolChoice | None = None
 
 
 class TokenizeForm(Form):
