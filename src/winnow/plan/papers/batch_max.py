@@ -121,7 +121,8 @@ def _works(task: _BatchMaxTask) -> list[StepWork]:
 
 def _fitted(card: str) -> Factors:
     """The factors of a card's machine, by its rows without eviction within the prompt and one with it."""
-    rows, seconds = [], []
+    rows: list[list[float]] = []
+    seconds: list[float] = []
     first = next(task for task in BATCH_MAX if task.card == card)
     for task in BATCH_MAX:
         for work, (method, batch, _, printed) in zip(_works(task), task.rows, strict=True):
