@@ -10,8 +10,8 @@ import torch
 from winnow.cache import CacheLayout
 from winnow.config import CacheConfig
 from winnow.models.geometry import ModelGeometry
-from winnow.models.kv_layout import configured_layout
 from winnow.models.int8_linear import Int8Weights
+from winnow.models.kv_layout import configured_layout
 from winnow.models.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.tokens import token_kinds
 from winnow.sampling.grammar import GrammarCompiler
