@@ -1,15 +1,18 @@
 """What serving costs beside the offline engine, and whether a crowd leaves anything behind.
 
 python -m benchmarks.serving overhead                     the same requests by `LLM` and through HTTP, in turn
+python -m benchmarks.serving cost                         processor time of the event loop and of the client, per token
+python -m benchmarks.serving queue                        half as much again as it can serve, with a bound and without
 python -m benchmarks.serving soak [--streams 200] [--minutes 10]   slow readers and clients that leave
 
-One process holds both the engine and the clients of `soak`; `overhead` loads from a process of its own.
+One process holds both the engine and the clients of `soak`; the others load from a process of their own.
 """
 
 import argparse
 import asyncio
 import json
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -46,7 +49,16 @@ class Background:
 
     def _started(self, address: str) -> None:
         self.address = address
+        self._loop = asyncio.get_running_loop()
         self._ready.set()
+
+    def loop_time(self) -> float:
+        """Seconds of processor time that the event loop's thread has used."""
+
+        async def read() -> float:
+            return time.thread_time()
+
+        return asyncio.run_coroutine_threadsafe(read(), self._loop).result()
 
     def stop(self) -> None:
         """End it."""
@@ -73,11 +85,7 @@ def overhead(llm: LLM, arguments: argparse.Namespace) -> int:
             began = time.perf_counter()
             llm.generate(prompts, params)
             rates["offline"].append(tokens / (time.perf_counter() - began))
-            command = [sys.executable, "-m", "winnow", "bench", "serve", "--base-url", server.address]
-            command += ["--num-prompts", str(arguments.requests), "--random-input-len", str(arguments.input)]
-            command += ["--random-output-len", str(arguments.output), "--json", "/dev/stdout"]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
-            found = json.loads(done.stdout[done.stdout.index("{") :])
+            found = bench(server.address, arguments)
             rates["served"].append(found["output_throughput"])
             gaps.append(found["median_itl_ms"])
     finally:
@@ -88,6 +96,62 @@ def overhead(llm: LLM, arguments: argparse.Namespace) -> int:
     print(
         f"served / offline {medians['served'] / medians['offline']:.3f}, median ITL {statistics.median(gaps):.2f} ms"
     )
+    return 0
+
+
+def bench(address: str, arguments: argparse.Namespace, *extra: str) -> dict[str, Any]:
+    """Results of `winnow bench serve` against a server."""
+    command = [sys.executable, "-m", "winnow", "bench", "serve", "--base-url", address]
+    command += ["--num-prompts", str(arguments.requests), "--random-input-len", str(arguments.input)]
+    command += ["--random-output-len", str(arguments.output), "--json", "/dev/stdout", *extra]
+    # Its exit code says whether requests failed, which some do where the queue is bounded.
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    return found
+
+
+def cost(llm: LLM, arguments: argparse.Namespace) -> int:
+    """Processor time, which other work on the machine changes little: of long answers less that of short ones."""
+    lengths = (8, 264)
+    server = Background(llm, max_num_queued_reqs=None)
+    used: list[tuple[float, float]] = []
+    try:
+        for length in (lengths[0], *lengths):  # the first warms up
+            before, children = server.loop_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
+            bench(server.address, arguments, "--random-output-len", str(length))
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            client = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
+            used.append((server.loop_time() - before, client))
+    finally:
+        server.stop()
+    tokens = arguments.requests * (lengths[1] - lengths[0])
+    loop, client = (1e6 * (long - short) / tokens for short, long in zip(*used[1:], strict=True))
+    streams = llm.config.scheduler.max_num_seqs
+    print(f"per token: event loop {loop:.0f} us, client {client:.0f} us")
+    print(f"a step of {streams} streams occupies the event loop for {streams * loop / 1000:.2f} ms")
+    return 0
+
+
+def queue(llm: LLM, arguments: argparse.Namespace) -> int:
+    """What a bound on the queue costs in throughput, and what it does for latency, under too much load."""
+    bounds: dict[str, int | None] = {"none": None, "bound": llm.config.scheduler.max_num_seqs // 2}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in bounds}
+    rate = 0.0
+    for _ in range(arguments.repeat):
+        for name, bound in bounds.items():
+            server = Background(llm, max_num_queued_reqs=bound)
+            try:
+                if not rate:
+                    bench(server.address, arguments)  # warms up
+                    rate = 1.5 * bench(server.address, arguments)["request_throughput"]
+                found[name].append(bench(server.address, arguments, "--request-rate", f"{rate:.3f}"))
+            finally:
+                server.stop()
+    for name, runs in found.items():
+        print(f"{name:6} at {rate:.1f} requests/s:", end="")
+        for field in ("output_throughput", "completed", "failed", "p99_ttft_ms", "p99_e2el_ms"):
+            print(f" {field} {statistics.median(run[field] for run in runs):.0f}", end="")
+        print()
     return 0
 
 
@@ -159,7 +223,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("overhead", "soak"))
+    parser.add_argument("what", choices=("overhead", "cost", "queue", "soak"))
     parser.add_argument("--model", help="directory or GGUF file; left out: the demo model")
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=10)
@@ -172,7 +236,9 @@ def main() -> int:
     with LLM(
         arguments.model, kv_memory="256MiB", max_num_seqs=arguments.max_num_seqs, enable_prefix_caching=False
     ) as llm:
-        return {"overhead": overhead, "soak": soak}[arguments.what](llm, arguments)
+        return {"overhead": overhead, "cost": cost, "queue": queue, "soak": soak}[arguments.what](
+            llm, arguments
+        )
 
 
 if __name__ == "__main__":

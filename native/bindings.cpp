@@ -191,6 +191,27 @@ NB_MODULE(_native, m) {
           },
           nb::kw_only(), "scale"_a, "window"_a, "softcap"_a, "sinks"_a);
 
+  nb::class_<Selection>(m, "Selection")
+      .def(
+          "__init__",
+          [](Selection *self, int64_t most, bool renormalize, std::vector<int64_t> from) {
+            new (self) Selection{most, renormalize, std::move(from)};
+          },
+          nb::kw_only(), "most"_a, "renormalize"_a, "select_from"_a);
+
+  nb::class_<ValuesRead>(m, "ValuesRead")
+      .def_ro("head_queries", &ValuesRead::head_queries)
+      .def_ro("selected", &ValuesRead::selected)
+      .def_ro("rows", &ValuesRead::rows)
+      .def_ro("in_full", &ValuesRead::in_full);
+
+  nb::class_<FarLayers>(m, "FarLayers")
+      .def(
+          "__init__",
+          [](FarLayers *self, const Cache &cache, int64_t first) { new (self) FarLayers{cache, first}; },
+          nb::kw_only(), "cache"_a, "first"_a)
+      .def("take_counts", &FarLayers::take_counts);
+
   nb::class_<StackedLayer>(m, "StackedLayer")
       .def(
           "__init__",
@@ -228,6 +249,7 @@ NB_MODULE(_native, m) {
             new (self) Kernels(kernels_for(name, int8_name));
           },
           "instruction_set"_a, "int8_instruction_set"_a = "")
+      .def_prop_ro("matrix_units", [](const Kernels &self) { return self.plain.matrix_units; })
       .def("write",
            [](const Kernels &self, const Cache &cache, const Batch &batch, int64_t layer, DType dtype, uintptr_t k,
               int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, int threads) {
@@ -257,6 +279,15 @@ NB_MODULE(_native, m) {
                          work);
            },
            nb::call_guard<nb::gil_scoped_release>())
+      .def("attend_selected",
+           [](const Kernels &self, Workspace &work, const Cache &cache, const Batch &batch, int64_t layer, DType dtype,
+              uintptr_t q, int64_t q_token, int64_t q_head, uintptr_t out, int64_t num_query_heads,
+              const AttentionSpec &spec, const Selection &selection, int threads) {
+             return attend_selected(self, {spec, cache, batch, layer, dtype, heads(q, q_token, q_head), at<char>(out),
+                                           num_query_heads, threads}, selection, work);
+           },
+           nb::call_guard<nb::gil_scoped_release>(), "work"_a, "cache"_a, "batch"_a, nb::kw_only(), "layer"_a, "dtype"_a,
+           "q"_a, "q_token"_a, "q_head"_a, "out"_a, "num_query_heads"_a, "spec"_a, "selection"_a, "threads"_a)
       .def("replay",
            [](const Kernels &self, Workspace &work, const Cache &cache, int64_t layer, int64_t slot, int64_t head,
               int64_t start, int64_t end, int64_t context_len, DType dtype, uintptr_t q, int64_t q_token, int64_t q_head,
@@ -354,20 +385,22 @@ NB_MODULE(_native, m) {
       .def("decoder_layer",
            [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, int64_t index, uintptr_t x,
               uintptr_t cos, uintptr_t sin, int64_t rotary_dim, const AttentionSpec &spec, const Cache &cache,
-              const Batch &batch, Workspace &attention_work, int threads) {
+              const Batch &batch, Workspace &attention_work, FarLayers *far, const Selection *selection, int threads) {
              decoder_layer(self, layer, index, at<char>(x), {at<char>(cos), at<char>(sin), rotary_dim}, spec,
-                           {cache, batch, attention_work}, work, threads);
+                           {cache, batch, attention_work, far, selection}, work, threads);
            },
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<nb::gil_scoped_release>(), "work"_a, "layer"_a, "index"_a, "x"_a, "cos"_a, "sin"_a, "rotary_dim"_a,
+           "spec"_a, "cache"_a, "batch"_a, "attention_work"_a, "far"_a.none(), "selection"_a.none(), "threads"_a)
       .def("decode",
            [](const Kernels &self, DecoderWorkspace &work, const Decoder &decoder, uintptr_t tokens, uintptr_t cos,
               uintptr_t sin, int64_t rotary_dim, const Cache &cache, const Batch &batch, Workspace &attention_work,
-              int64_t num_wanted, uintptr_t wanted, uintptr_t logits, int threads) {
+              FarLayers *far, const Selection *selection, int64_t num_wanted, uintptr_t wanted, uintptr_t logits, int threads) {
              check_rows(at<int64_t>(tokens), batch.num_tokens(), decoder.embedding.num_tokens);
              decode(self, decoder, at<int64_t>(tokens), {at<char>(cos), at<char>(sin), rotary_dim},
-                    {cache, batch, attention_work}, {num_wanted, at<int64_t>(wanted)}, at<char>(logits), work, threads);
+                    {cache, batch, attention_work, far, selection}, {num_wanted, at<int64_t>(wanted)}, at<char>(logits), work, threads);
            },
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<nb::gil_scoped_release>(), "work"_a, "decoder"_a, "tokens"_a, "cos"_a, "sin"_a, "rotary_dim"_a,
+           "cache"_a, "batch"_a, "attention_work"_a, "far"_a.none(), "selection"_a.none(), "num_wanted"_a, "wanted"_a, "logits"_a, "threads"_a)
       .def("greedy",
            [](const Kernels &self, DType dtype, uintptr_t logits, int64_t stride, int64_t count, int64_t size,
               uintptr_t tokens, int threads) {

@@ -121,7 +121,7 @@ void pre_attention_and_store(const Kernels &kernels, const DecoderLayer &layer, 
   pre_attention(kernels, layer, x, rotation, qkv, range);
   const Heads k = heads_of(layer, qkv, layer.num_query_heads);
   const Heads v = heads_of(layer, qkv, layer.num_query_heads + layer.num_kv_heads);
-  kernels.write(step.cache, step.batch, {index, layer.dtype(), k, v, range.first, range.first + range.tokens}, range.threads);
+  kernels.write(step.cache_of(index), step.batch, {index, layer.dtype(), k, v, range.first, range.first + range.tokens}, range.threads);
 }
 
 /// Attention of a layer's tokens, [tokens, num_query_heads * head_dim]; their keys and values are in the cache.
@@ -131,8 +131,11 @@ const char *attend(const Kernels &kernels, const DecoderLayer &layer, int64_t in
                    const PagedStep &step, const std::vector<bool> *read, DecoderWorkspace &work, int threads) {
   char *attended = rows_of(work.attended, layer, step.batch.num_tokens(), layer.output.weight.in_features);
   const Heads q = heads_of(layer, qkv, 0);
-  kernels.attend({spec, step.cache, step.batch, index, layer.dtype(), q, attended, layer.num_query_heads, threads, read},
-                 step.work);
+  const Attend call{spec, step.cache_of(index), step.batch, index, layer.dtype(), q, attended, layer.num_query_heads, threads, read};
+  if (step.is_far(index))
+    step.far->count(attend_selected(kernels, call, *step.selection, step.work));
+  else
+    kernels.attend(call, step.work);
   return attended;
 }
 
@@ -196,6 +199,14 @@ const char *run_layers(const Kernels &kernels, const Decoder &decoder, const int
 }
 
 }  // namespace
+
+void FarLayers::count(const ValuesRead &read) {
+  head_queries += read.head_queries, selected += read.selected, rows += read.rows, in_full += read.in_full;
+}
+
+ValuesRead FarLayers::take_counts() {
+  return {head_queries.exchange(0), selected.exchange(0), rows.exchange(0), in_full.exchange(0)};
+}
 
 void pre_attention(const Kernels &kernels, const DecoderLayer &layer, const char *x, int64_t tokens,
                    const Rotation &rotation, char *qkv, DecoderWorkspace &work, int threads) {
@@ -264,7 +275,12 @@ char *hidden_states_by_sub_batch(const Kernels &kernels, const Decoder &decoder,
       if (whose == thread) own_wanted.push_back(which), own_rows.push_back(i);
     }
     const Wanted wants{wanted.all() ? -1 : static_cast<int64_t>(own_wanted.size()), own_wanted.data()};
-    const PagedStep own_step{step.cache, sub_batch.batch, own.attention};
+    Selection selection;
+    if (step.selection) {
+      selection = {step.selection->most, step.selection->renormalize, {}};
+      for (const int64_t seq : sub_batch.sequences) selection.from.push_back(step.selection->from[seq]);
+    }
+    const PagedStep own_step{step.cache, sub_batch.batch, own.attention, step.far, &selection};
     const char *x = hidden_states(kernels, decoder, own_ids.data(), table, own_step, wants, own, 1);
     for (size_t i = 0; i < own_rows.size(); ++i) std::memcpy(hidden + own_rows[i] * size, x + i * size, size);
   }

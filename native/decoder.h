@@ -1,7 +1,9 @@
 // Llama-like decoders: a whole model in one call, or a layer, or a layer in two: before attention and after it.
 #pragma once
 
-#include "dispatch.h"
+#include <atomic>
+
+#include "selected.h"
 
 namespace winnow {
 
@@ -49,11 +51,28 @@ void pre_attention(const Kernels &, const DecoderLayer &, const char *x, int64_t
 void post_attention(const Kernels &, const DecoderLayer &, char *x, const char *attended, int64_t tokens,
                     DecoderWorkspace &, int threads);
 
+/// The layers from `first` on, whose values lie apart from their keys, and what was read there.
+struct FarLayers {
+  const Cache cache;
+  const int64_t first;
+  std::atomic<int64_t> head_queries = 0, selected = 0, rows = 0, in_full = 0;
+
+  /// Threads that compute sub-batches count at the same time.
+  void count(const ValuesRead &);
+  /// What was counted since the last call.
+  ValuesRead take_counts();
+};
+
 /// A batch over the cache that a layer attends to.
 struct PagedStep {
   const Cache &cache;
   const Batch &batch;
   Workspace &work;
+  FarLayers *far;              // null: there are none
+  const Selection *selection;  // in these; as far
+
+  bool is_far(int64_t layer) const { return far && layer >= far->first; }
+  const Cache &cache_of(int64_t layer) const { return is_far(layer) ? far->cache : cache; }
 };
 
 /// The whole layer, the index-th of the cache: x [tokens, hidden_size] becomes its output.

@@ -30,6 +30,7 @@ namespace winnow {
   void compact(const Pool &, const int64_t *, const int64_t *, int64_t, int);                            \
   void keep_best(const Pool &, const RankedRows &, int);                                                 \
   void attend(const Attend &, Workspace &);                                                              \
+  ValuesRead attend_selected(const Attend &, const Selection &, Workspace &);                            \
   void replay(const Replay &, Workspace &);                                                              \
   void leverage(const KeyRows &, float, float *, int);                                                   \
   void key_difference(const KeyRows &, float *, int);                                                    \
@@ -48,8 +49,8 @@ namespace winnow {
   }                                                                                                      \
   WINNOW_DECLARE_INT8(isa)                                                                               \
   namespace isa {                                                                                        \
-  const Kernels kernels{write, compact, keep_best, attend, replay, leverage, key_difference, smooth_rows, \
-                        rms_norm, add_normed, rotate, gate, greedy,                                      \
+  const Kernels kernels{write, compact, keep_best, attend, attend_selected, replay, leverage,            \
+                        key_difference, smooth_rows, rms_norm, add_normed, rotate, gate, greedy,         \
                         {packed_size, pack, unpack_rows, linear, gates, gated_linear}, int8_products};   \
   }
 
@@ -64,16 +65,18 @@ WINNOW_DECLARE_INT8(avx2_vnni)
 WINNOW_DECLARE_INT8(avx512_vnni)
 WINNOW_DECLARE_INT8(amx_emulated)
 
-namespace amx_emulated {
-void attend(const Attend &, Workspace &);
-void replay(const Replay &, Workspace &);
-}
+#define WINNOW_DECLARE_TILED(isa)                                               \
+  namespace isa {                                                               \
+  void attend(const Attend &, Workspace &);                                     \
+  void replay(const Replay &, Workspace &);                                     \
+  void linear(const PackedWeight &, const LinearRows &, int);                   \
+  void gated_linear(const PackedWeight &, const LinearRows &, Activation, int); \
+  }
+
+WINNOW_DECLARE_TILED(amx_emulated)
 #ifdef WINNOW_AMX
 WINNOW_DECLARE_INT8(amx)
-namespace amx {
-void attend(const Attend &, Workspace &);
-void replay(const Replay &, Workspace &);
-}
+WINNOW_DECLARE_TILED(amx)
 #endif
 
 /// The kernels of an instruction set that multiplies bf16. Attention where activations or KVs have another format is that of
@@ -95,9 +98,26 @@ static Kernels attending_bf16(const Products &int8) {
 }
 
 static const Kernels AVX512_BF16 = attending_bf16<avx512_bf16::attend, avx512_bf16::replay>(avx512_bf16::int8_products);
-static const Kernels AMX_EMULATED = attending_bf16<amx_emulated::attend, amx_emulated::replay>(amx_emulated::int8_products);
+
+/// The kernels of a processor with tile registers. Linear layers of bf16 are multiplied there, too.
+#define WINNOW_TILED(isa)                                                                                      \
+  [] {                                                                                                         \
+    Kernels kernels = attending_bf16<isa::attend, isa::replay>(isa::int8_products);                            \
+    kernels.plain.linear = [](const PackedWeight &weight, const LinearRows &rows, int threads) {               \
+      (weight.dtype == DType::bf16 ? isa::linear : avx512_bf16::linear)(weight, rows, threads);                \
+    };                                                                                                         \
+    kernels.plain.gated_linear = [](const PackedWeight &weight, const LinearRows &rows, Activation activation, \
+                                    int threads) {                                                             \
+      const auto tiled = weight.dtype == DType::bf16 ? isa::gated_linear : avx512_bf16::gated_linear;          \
+      tiled(weight, rows, activation, threads);                                                                \
+    };                                                                                                         \
+    kernels.plain.matrix_units = true;                                                                         \
+    return kernels;                                                                                            \
+  }()
+
+static const Kernels AMX_EMULATED = WINNOW_TILED(amx_emulated);
 #ifdef WINNOW_AMX
-static const Kernels AMX = attending_bf16<amx::attend, amx::replay>(amx::int8_products);
+static const Kernels AMX = WINNOW_TILED(amx);
 #endif
 #endif
 

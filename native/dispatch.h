@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "layers.h"
-#include "types.h"
+#include "selection.h"
 
 namespace winnow {
 
@@ -23,6 +23,8 @@ struct Products {
   bool (*gates)(int64_t size);
   /// As linear, of a weight of gates and as many features that they let pass, side by side: activation(gate) * feature.
   void (*gated_linear)(const PackedWeight &, const LinearRows &, Activation, int threads);
+  /// Whether bf16 is multiplied in matrix units (AMX's tile registers).
+  bool matrix_units = false;
 };
 
 struct Kernels {
@@ -34,6 +36,8 @@ struct Kernels {
   void (*keep_best)(const Pool &, const RankedRows &, int threads);
   /// Attention of the batch's queries over the rows of one layer; changes accumulators as observers ask.
   void (*attend)(const Attend &, Workspace &);
+  /// Attention of the batch's tokens that select values; leaves the others' outputs alone.
+  ValuesRead (*attend_selected)(const Attend &, const Selection &, Workspace &);
   /// Raise accumulator 0 of a context's KVs to the largest attention that a repetition's queries pay them.
   void (*replay)(const Replay &, Workspace &);
   /// Ridge leverage of the keys of rows, float [rows, stride]; 0 past a row's length.
@@ -64,7 +68,7 @@ std::vector<std::string> instruction_sets();
 /// The same for products of int8 weights alone, which processors have instructions of their own for.
 std::vector<std::string> int8_instruction_sets();
 
-/// Whether the processor multiplies matrices of bf16 (AMX). Linear layers here do not make use of it, but others do.
+/// Whether the processor multiplies matrices of bf16 (AMX), whatever the kernels at hand make of it.
 bool has_matrix_units();
 
 /// The kernels of an instruction set out of `instruction_sets()`, with those of one out of `int8_instruction_sets()` for int8

@@ -27,6 +27,7 @@ void add_sequence(const Batch &batch, int64_t seq, SubBatch &sub_batch) {
   own.position.insert(own.position.end(), batch.position.begin() + first, batch.position.begin() + end);
   own.observer.push_back(batch.observer[seq]);
   own.observe_from.push_back(batch.observe_from[seq]);
+  sub_batch.sequences.push_back(seq);
   for (int64_t token = first; token < end; ++token) sub_batch.tokens.push_back(token);
 }
 

@@ -8,7 +8,8 @@ namespace winnow {
 /// Some sequences of a batch, in its order, as a batch of their own.
 struct SubBatch {
   Batch batch;
-  std::vector<int64_t> tokens;  // [T of the sub-batch]: their numbers in the whole batch
+  std::vector<int64_t> sequences;  // [B of the sub-batch]: their numbers in the whole batch
+  std::vector<int64_t> tokens;  // [T of the sub-batch]: theirs, too
 };
 
 /// What a sequence's tokens cost, in multiplications.

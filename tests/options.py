@@ -23,6 +23,7 @@ OTHERS = {
     "kv_cache_dtype": "k=int8,v=int4",
     "kv_group": 64,
     "kv_wide": "layers=1,recent=64",
+    "value_tier": "host:L=1,N=64",
 }
 """Where the type does not tell what is valid."""
 

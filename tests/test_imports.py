@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "winnow"
 LAYERS = [
     ["errors", "_native", "lazy", "resources"],
     ["native", "units", "checks", "json_values", "fork"],
-    ["tenants", "kv_dtype"],
+    ["tenants", "kv_dtype", "value_tier"],
     ["threads", "config", "chat"],
     ["cache", "sampling"],
     ["attention", "outputs", "prompts"],
@@ -117,4 +117,5 @@ def test_the_accounting_knows_no_model() -> None:
             "checks",
             "lazy",
             "kv_dtype",
+            "value_tier",
         }, path.name

@@ -7,9 +7,12 @@ import pytest
 from winnow.errors import CapacityError, ContextLengthError, InvalidRequestError
 from winnow.openai.batch import batch_response, read_batch_line
 from winnow.openai.errors import FAILED, INTERNAL, ApiError
+from winnow.openai.events import event
 from winnow.openai.request import Endpoint, read_body
 from winnow.openai.response import ResponseForm, completion_object
+from winnow.openai.stream import ChunkStream
 from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from winnow.sampling import Logprob
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -91,3 +94,26 @@ def test_lines_of_a_batch() -> None:
         "response": {"status_code": 200, "request_id": "r", "body": {"id": "x"}},
         "error": None,
     }
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+@pytest.mark.parametrize(
+    "options", [{}, {"include_usage": True}, {"include_usage": True, "continuous": True}]
+)
+@pytest.mark.parametrize("token_ids", [False, True])
+def test_events_are_chunks_written_out(endpoint: Endpoint, options: dict[str, bool], token_ids: bool) -> None:
+    """The short way that most deltas take writes what the long way writes."""
+    logprobs: Any = [{7: Logprob(-0.5, 1, "a")}]
+    answers = [
+        CompletionOutput(0, "", []),
+        *(CompletionOutput(0, text, [7]) for text in ('"a"\n', "\u00e9\U0001f600\u2028", "", "\x00\x7f\\")),
+        CompletionOutput(0, "b", [7, 7], logprobs=logprobs * 2),
+        CompletionOutput(0, "c", [7], finish_reason="stop", stop_reason=7),
+        CompletionOutput(0, "c", [7], finish_reason="stop"),
+    ]
+    form = ResponseForm(endpoint, "x", "a model", 1, token_ids=token_ids)
+    short, long = ChunkStream(form, **options), ChunkStream(form, **options)
+    for answer in answers:
+        output = RequestOutput("r", "p", [1, 2], [answer], False, RequestMetrics(arrival_time=0.0))
+        assert short.events(0, output) == "".join(map(event, long.push(0, output)))
+    assert short.usage() == long.usage()

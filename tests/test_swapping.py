@@ -164,7 +164,7 @@ def content(llm: LLM, sequence: Sequence) -> list[torch.Tensor]:
     blocks = torch.from_numpy(ledger.blocks_of(sequence.kv.running_slot)).long()
     filled = []
     for part in executor.cache.pool.parts:
-        filled.append(part[blocks].clone().view(torch.uint8))
+        filled.append(part.pieces[0][0][blocks].clone().view(torch.uint8))
     return filled
 
 

@@ -25,6 +25,8 @@ from winnow.models.hub import DEMO_MODEL
 
 HERE = Path(__file__).parent
 START_SECONDS = 300
+CONTEXT = 1024
+"""Tokens. Clients that set no limit get an answer up to the end of it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,15 @@ class Client:
     command: tuple[str, ...]
     known: str = ""
 
+
+_COMPLY = (
+    *("{bin}/llm-comply", "run", "--api-key", "none", "--timeout", "300", "--base-url", "{url}/v1"),
+    *("--model", "{model}", "--format"),
+)
+_UNLIKE_OPENAI = (
+    "images, for models of text are served; a body without model, which the one model that is served answers; answers "
+    "that end by themselves, with the demo model: use --model SmolLM2-135M-Instruct.Q4_1.gguf"
+)
 
 CLIENTS = {
     "openai": Client(("openai", "httpx"), ("{python}", "{here}/openai_client.py", "{url}", "{model}")),
@@ -95,8 +106,11 @@ CLIENTS = {
             *("--endpoint-type", "chat", "--streaming", "--concurrency", "4", "--request-count", "32"),
         ),
     ),
-    "llm-comply": Client(
-        ("llm-comply",), ("{bin}/llm-comply", "--base-url", "{url}/v1", "--model", "{model}")
+    "llm-comply-chat": Client(("llm-comply",), (*_COMPLY, "openai-chat"), _UNLIKE_OPENAI),
+    "llm-comply-responses": Client(
+        ("llm-comply",),
+        (*_COMPLY, "open-responses"),
+        f"{_UNLIKE_OPENAI}; /v1/responses/compact, which is not served",
     ),
 }
 
@@ -144,7 +158,13 @@ def running_server(model: str | None, files: Path) -> Iterator[str]:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     command = [sys.executable, "-m", "winnow", "serve", "--port", str(port), "--files-dir", str(files)]
-    command += ["--kv-memory", "256MiB", *([] if model is None else ["--model", model])]
+    command += [
+        "--kv-memory",
+        "256MiB",
+        "--max-model-len",
+        str(CONTEXT),
+        *([] if model is None else ["--model", model]),
+    ]
     process = subprocess.Popen(command, env=os.environ)  # noqa: S603
     url = f"http://127.0.0.1:{port}"
     try:

@@ -23,6 +23,7 @@ STUDIES = {
     "baton": "padded batches that queries join and leave, beside static ones (BATON, Tables 1 and 2, Figures 5 to 7)",
     "h2h": "eviction presets head to head: accuracy by category, perplexity, beside the papers' numbers",
     "batch-max": "the experiment of the Batch-Max paper on the demo model: memory is given, the batch is free",
+    "kcache": "values that weigh most from the host: answers and tokens per second (KCache, Tables 2 and 3)",
     "kvpress": "answers beside NVIDIA's kvpress: same prompts, same KVs kept, bytes held",
 }
 

@@ -1,7 +1,9 @@
 """llama.cpp's server on one piece of work; the server is `llama-server` on the path, or what LLAMA_SERVER names.
 
-No wheel holds that program. From llama.cpp's sources:
-    cmake -B build -DGGML_NATIVE=ON && cmake --build build --target llama-server
+No wheel holds that program built for this processor. From llama.cpp's sources, which are also in `vendor/llama.cpp` of
+the source distribution of llama-cpp-python (`pip download --no-binary :all: --no-deps llama-cpp-python`):
+    cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF
+    cmake --build build --target llama-server llama-quantize
 
 Options: `slots` (requests answered at a time), `slot_tokens` (KVs of each).
 """
@@ -10,18 +12,15 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from loopback import free_port, serving
 from protocol import Answers, Work, emit
 
 START_SECONDS = 120
@@ -36,41 +35,13 @@ def find_server() -> str:
     return found
 
 
-@contextmanager
-def serving(program: str, work: Work) -> Iterator[str]:
-    """A server with the model loaded; yields its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    slots = work.options["slots"]
-    command = [program, "--model", str(Path(work.model) / "model.gguf")]
+def server_command(model: Path, port: int, threads: int, slots: int, slot_tokens: int) -> list[str | Path]:
+    """Of a server on the loopback address; `model` is the directory that to_gguf.py made."""
+    command: list[str | Path] = [find_server(), "--model", model / "model.gguf"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    command += ["--threads", str(work.threads), "--threads-batch", str(work.threads)]
-    command += ["--parallel", str(slots), "--ctx-size", str(slots * work.options["slot_tokens"])]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603
-        try:
-            wait_until_ready(f"http://127.0.0.1:{port}/health", process)
-            yield f"http://127.0.0.1:{port}"
-        except BaseException:
-            log.seek(0)
-            sys.stderr.write(log.read()[-2000:])
-            raise
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def wait_until_ready(address: str, process: "subprocess.Popen[bytes]") -> None:
-    """Return when the model is loaded."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(address):  # noqa: S310
-                return
-        except OSError:
-            time.sleep(0.1)
-    raise RuntimeError(f"the server is not ready; exit code {process.poll()}")
+    command += ["--threads", str(threads), "--threads-batch", str(threads)]
+    # No prompt cache: prompts are computed as by all others.
+    return [*command, "--parallel", str(slots), "--ctx-size", str(slots * slot_tokens), "--cache-ram", "0"]
 
 
 def complete(address: str, prompt: list[int], new_tokens: int) -> list[int]:
@@ -93,10 +64,14 @@ def complete(address: str, prompt: list[int], new_tokens: int) -> list[int]:
 
 def run(work: Work) -> Answers:
     """Start the server, warm up with one tiny request, hand in all prompts at once."""
-    program = find_server()
-    process = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)  # noqa: S603
+    process = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True)  # noqa: S603
     version = re.search(r"version: (\S+)", process.stderr + process.stdout)
-    with serving(program, work) as address, ThreadPoolExecutor(len(work.prompts)) as clients:
+    port, slots = free_port(), work.options["slots"]
+    command = server_command(Path(work.model), port, work.threads, slots, work.options["slot_tokens"])
+    with (
+        serving(command, port, "/health", START_SECONDS) as address,
+        ThreadPoolExecutor(len(work.prompts)) as clients,
+    ):
         complete(address, work.prompts[0][:8], 2)
         start = time.perf_counter()
         answers = clients.map(lambda prompt: complete(address, prompt, work.new_tokens), work.prompts)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from journal import Entry
 from peers import Configuration, Peer
 from protocol import Answers, Work
+from works import Exam
 
 from winnow.bench.environment import PeerError, alone, call
 
@@ -25,6 +27,23 @@ class Outcome:
     """By round."""
     error: str | None = None
     """Why there are no more of them."""
+    skipped: bool = False
+    """It was never to be run here; `error` says why."""
+    dates: list[str] = field(default_factory=list)
+    """When each round ended."""
+    commits: set[str] = field(default_factory=set)
+    """Of Winnow, that the rounds were run at."""
+    missing: int = 0
+    """Rounds that another start has to run."""
+
+    def take(self, entry: Entry) -> None:
+        """Add what came of one more round."""
+        if entry.result is None:
+            self.error = entry.error
+        else:
+            self.answers.append(Answers(**entry.result))
+            self.dates.append(entry.date)
+            self.commits.add(entry.commit or "unknown")
 
     @property
     def rates(self) -> list[float]:
@@ -51,8 +70,8 @@ class Outcome:
         pairs = zip(self.answers[0].tokens, other.answers[0].tokens, strict=True)
         return statistics.fmean(one[0] == two[0] for one, two in pairs)
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the tokens, of which there is a hash for each round."""
+    def to_json(self, exam: Exam | None) -> dict[str, Any]:
+        """Everything but the tokens, of which there is a hash for each round; and how many answers are right."""
         return {
             "peer": self.peer.name,
             "configuration": self.configuration.name,
@@ -62,6 +81,9 @@ class Outcome:
             "seconds": [answers.seconds for answers in self.answers],
             "output_tokens_per_second": self.rates,
             "median": self.median,
+            "accuracy": None if exam is None or not self.answers else exam.score(self.answers[0].tokens),
+            "commits": sorted(self.commits),
+            "dates": self.dates,
             "tokens_sha256": [
                 hashlib.sha256(json.dumps(answers.tokens).encode()).hexdigest() for answers in self.answers
             ],
@@ -80,23 +102,24 @@ class Runner:
     lock: Path | None = None
     """See `alone`."""
 
-    def run(self, python: Path, outcome: Outcome, work: Work) -> None:
-        """Do the work once more, and add what came of it to `outcome`."""
+    def run(self, python: Path, outcome: Outcome, work: Work) -> Answers:
+        """Do the work once more.
+
+        Raises:
+            PeerError: it failed, or did other work.
+        """
         file = self.folder / "work.json"
         work.write(file)
         threads = {name: str(work.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        try:
-            with alone(self.lock):
-                output = call(
-                    [python, SCRIPTS / outcome.peer.script, file],
-                    outcome.peer.script,
-                    self.timeout,
-                    cwd=self.folder,
-                    variables=threads,
-                )
-            outcome.answers.append(parse_answers(output, work))
-        except PeerError as error:
-            outcome.error = str(error)
+        with alone(self.lock):
+            output = call(
+                [python, SCRIPTS / outcome.peer.script, file],
+                outcome.peer.script,
+                self.timeout,
+                cwd=self.folder,
+                variables=threads,
+            )
+        return parse_answers(output, work)
 
 
 def parse_answers(output: str, work: Work) -> Answers:

@@ -1,9 +1,13 @@
-"""A Llama as one GGUF file, matrices in bfloat16: `python to_gguf.py MODEL OUT`; runs in the peer's environment.
+"""A Llama as one GGUF file: `python to_gguf.py MODEL OUT [BF16|Q8_0|Q4_K_M]`; runs in the peer's environment.
 
-llama.cpp's own converter is part of its sources, not of a package.
+llama.cpp's own converter is part of its sources, not of a package. Matrices are written in bfloat16; its program
+`llama-quantize`, beside `llama-server`, makes the other kinds of them.
 """
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +32,8 @@ NAMES = {
 }
 # A tokenizer of that kind must have one token per byte; these follow unknown, beginning and end.
 FIRST_BYTE, BYTES = 3, 256
+# transformers' default.
+ROPE_THETA = 10000.0
 
 
 def write_shape(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
@@ -43,6 +49,8 @@ def write_shape(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_value_length(config["head_dim"])
         writer.add_rope_dimension_count(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config.get("rope_parameters") or config
+    writer.add_rope_freq_base(rope.get("rope_theta", ROPE_THETA))
     writer.add_vocab_size(config["vocab_size"])
 
 
@@ -89,11 +97,22 @@ def in_llama_cpp_order(
     return weight if count is None else interleaved(weight, count)
 
 
-def main(model: Path, out: Path) -> None:
-    """Write OUT/model.gguf."""
+def find_program(name: str) -> str:
+    """A program of llama.cpp: the one that LLAMA_SERVER names or that lies beside it, or on the path."""
+    server = shutil.which(os.environ.get("LLAMA_SERVER", "llama-server"))
+    beside = None if server is None else Path(server).with_name(name)
+    found = str(beside) if beside is not None and beside.is_file() else shutil.which(name)
+    if found is None:
+        sys.exit(
+            f"{name} is neither on the path nor beside what LLAMA_SERVER names; build it with llama.cpp's server"
+        )
+    return found
+
+
+def write_bfloat16(model: Path, file: Path) -> None:
+    """Write the file with matrices in bfloat16."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    out.mkdir()
-    writer = GGUFWriter(out / "model.gguf", "llama")
+    writer = GGUFWriter(file, "llama")
     write_shape(writer, config)
     write_tokens(writer, config["vocab_size"])
     for name, tensor in load_file(model / "model.safetensors").items():
@@ -109,5 +128,17 @@ def main(model: Path, out: Path) -> None:
     writer.close()
 
 
+def main(model: Path, out: Path, kind: str = "BF16") -> None:
+    """Write OUT/model.gguf."""
+    out.mkdir()
+    wide, file = out / "bfloat16.gguf", out / "model.gguf"
+    write_bfloat16(model, wide)
+    if kind == "BF16":
+        wide.rename(file)
+    else:
+        subprocess.run([find_program("llama-quantize"), wide, file, kind], check=True)  # noqa: S603
+        wide.unlink()
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

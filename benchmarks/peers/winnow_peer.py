@@ -1,6 +1,6 @@
 """Winnow on one piece of work, in a process of its own as every peer.
 
-Options: `kv_seqs` (KV memory for so many whole sequences), and those of `LLM`.
+Options: `kv_seqs` (KV memory for so many whole sequences with KVs as wide as the arithmetic), and those of `LLM`.
 """
 
 import time
@@ -13,6 +13,9 @@ from winnow import LLM, SamplingParams
 from winnow.bench.room import kv_memory_for
 from winnow.config import EngineConfig
 
+NARROWER = ("kv_cache_dtype", "weight_dtype")
+"""Options that leave the KV memory as it is: that is what they are compared within."""
+
 
 def run(work: Work) -> tuple[float, list[list[int]]]:
     """Load, warm up with one tiny request, answer."""
@@ -20,7 +23,8 @@ def run(work: Work) -> tuple[float, list[list[int]]]:
     options = {"model": Path(work.model)} | work.options
     kv_seqs = options.pop("kv_seqs")
     longest = max(map(len, work.prompts)) + work.new_tokens
-    options["kv_memory"] = kv_memory_for(EngineConfig.from_options(options), kv_seqs, longest)
+    wide = {name: value for name, value in options.items() if name not in NARROWER}
+    options["kv_memory"] = kv_memory_for(EngineConfig.from_options(wide), kv_seqs, longest)
 
     def greedy(tokens: int) -> SamplingParams:
         return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)

@@ -1,188 +1,160 @@
 """What formats of stored KVs cost in quality: perplexity and tasks by codec, with the full cache and under eviction.
 
     python -m benchmarks.real_eval.codecs [--codecs 'auto;int8;int4;int4 wide=recent=64;k=int8,v=int4'] [--model DIR]
-        [--windows 2048:20,8192:4] [--tasks ruler,kv-retrieval,gsm8k] [--categories A,...] [--tokens 2048,4096]
-        [--samples 50] [--policies A,...] [--compressions 2,4] [--query seen,later] [--work DIR] [-o docs/results]
+        [--windows 2048:20] [--prompts 8192:4] [--tasks ruler,kv-retrieval,gsm8k] [--categories A,...]
+        [--tokens 2048,4096] [--samples 50] [--policies A,...] [--bytes 4,8,16,32 | --compressions 2,4]
+        [--query seen,later] [--report] [--work DIR] [--name codecs] [-o docs/results]
 
 A codec is a `kv_cache_dtype`, then what else is said: group=64, rotate=kv, wide=sinks=4,recent=64. The first one is
-what the others are compared with. --windows: tokens of a window of WikiText-2, of which the first half is given, and
-how many windows. Answers are kept below --work, one folder for each codec: the same command goes on where it was
-killed. Under policies the same compression holds fewer bytes the narrower the codec, so that mixes can be compared at
-equal bytes: codecs.md has every mix with its bytes a token.
+what the others are compared with. --windows: tokens of a window of WikiText-2, and how many windows; the first half is
+given, the second decoded token by token. --prompts: the same, but the whole window is read as a prompt. Answers are
+kept below --work, one folder for each codec: the same command goes on where it was killed, and --report computes
+nothing and shows what is complete.
+
+Under policies the same compression holds fewer bytes the narrower the codec. --bytes compares mixes at equal bytes:
+each codec compresses by what is left to reach so many times fewer bytes than the first codec's full cache holds.
+NAME.md has the tables, and NAME.png and .svg the curves.
 """
 
 import argparse
 import hashlib
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 from benchmarks.papers.page import page, results_json
 from benchmarks.real_eval import command
-from benchmarks.real_eval.rows import Row, counts
+from benchmarks.real_eval.codec_rows import Codec, Measured, equal_compressions
+from benchmarks.real_eval.codec_tables import shares_figure, tables
 from benchmarks.real_eval.run import RealEvaluation
-from benchmarks.real_eval.work import LABELS
-from winnow import LLM
-from winnow.errors import ConfigError
+from winnow import LLM, RequestOutput, SamplingParams
 from winnow.evaluate.cell import AGNOSTIC, plan_cells
 from winnow.evaluate.cell import num_accumulators as needed_accumulators
 from winnow.evaluate.journal import ResultJournal
-from winnow.evaluate.likelihood import Keeping
+from winnow.evaluate.likelihood import Keeping, Pair
 from winnow.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
 from winnow.evaluate.plan import engine_identity
 from winnow.evaluate.wikitext import cut_windows, wikitext
+from winnow.report.plots import can_draw, save_figure
 from winnow.report.provenance import Machine, report_head, typed_command
-from winnow.report.tables import TextTable
 
 CODECS = "auto;fp8_e4m3;int8;k=int8,v=int4;int4;int4 rotate=none;int4 wide=recent=64;int4-outlier rotate=none"
-PAPER = {"int8": "< 0.1 %", "int4": "0.3-1.0 %", "int4-outlier": "< 0.2 %", "int2": "2-5 %"}
-"""Loss of perplexity in `kv-cache-memory.txt`, "KV Cache Quantization Impact" (Llama 3 70B)."""
+_LENGTH = 4096
+"""Tokens of the sequence whose bytes are counted."""
 
 
-@dataclass(frozen=True)
-class Codec:
-    """One codec of the tables, by the text that named it."""
+def measure(
+    codec: Codec,
+    arguments: argparse.Namespace,
+    windows: Sequence[tuple[int, int]],
+    shares: Sequence[float],
+    reference_bytes: float | None,
+) -> Measured:
+    """Measure a codec, or read from its journals what was measured before.
 
-    name: str
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of `LLM` that ask for it.
-
-        Raises:
-            ConfigError: the text is none that stands above.
-        """
-        dtype, *others = self.name.split()
-        options: dict[str, Any] = {"kv_cache_dtype": dtype}
-        for each in others:
-            key, _, value = each.partition("=")
-            if key not in ("group", "rotate", "wide"):
-                raise ConfigError(f"--codecs: a codec has group=, rotate= and wide=, got {each!r}")
-            options[f"kv_{key}"] = int(value) if key == "group" else value
-        return options
-
-    @property
-    def folder(self) -> str:
-        """A name for files."""
-        return "".join(c if c.isalnum() or c in "-_=" else "_" for c in self.name)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one codec scored."""
-
-    codec: Codec
-    token_bytes: float
-    """Bytes of blocks per token in all layers, of long sequences."""
-    perplexities: dict[int, list[Perplexity]]
-    """By tokens of a window; the full cache first."""
-    rows: list[Row]
-
-    def to_json(self) -> dict[str, Any]:
-        """Every number."""
-        return {
-            "codec": self.codec.name,
-            "token_bytes": self.token_bytes,
-            "perplexity": {
-                str(n): [each.to_json() for each in found] for n, found in self.perplexities.items()
-            },
-            "rows": [asdict(row) for row in self.rows],
-        }
-
-
-def measure(codec: Codec, arguments: argparse.Namespace, windows: Sequence[tuple[int, int]]) -> Measured:
-    """Measure a codec, or read from its journals what was measured before."""
+    Args:
+        arguments: of `benchmarks.real_eval.command`.
+        windows: tokens of a window of text, and how many.
+        shares: times fewer bytes than `reference_bytes`, in place of compressions; none: the arguments' compressions.
+        reference_bytes: of a token in the format that is compared with; None: in this one.
+    """
     arguments = argparse.Namespace(**vars(arguments) | {"work": arguments.work / codec.folder})
     arguments.work.mkdir(parents=True, exist_ok=True)
-    cells = plan_cells(arguments.policies, arguments.compressions, (AGNOSTIC,))
     with LLM(
         arguments.model,
         dtype=arguments.dtype,
         kv_memory=arguments.kv_memory,
         threads=arguments.threads,
         kv_floor=1,
-        num_accumulators=needed_accumulators(cells),
+        num_accumulators=needed_accumulators(plan_cells(arguments.policies, (2,), (AGNOSTIC,))),
         max_num_seqs=arguments.max_num_seqs,
         **codec.options,
     ) as llm:
+        token_bytes = llm.kv_bytes(_LENGTH) / _LENGTH
+        if shares:
+            pairs = equal_compressions(shares, token_bytes, reference_bytes or token_bytes)
+            arguments.compressions = tuple(amount for _, amount in pairs)
         evaluation = RealEvaluation(arguments, llm, lambda rows, perplexities: None)
         evaluation.run()
-        perplexities = {}
-        for tokens, count in windows:
-            pairs = cut_windows(llm.tokenizer, wikitext(None), tokens, tokens // 2, count)
-            digest = hashlib.sha256(json.dumps([vars(pair) for pair in pairs]).encode()).hexdigest()
-            identity = engine_identity(llm, digest, {"task": "perplexity"})
-            path = arguments.work / f"perplexity-{tokens}-{count}.jsonl"
-            with ResultJournal(path, identity, WindowScore.from_json, answers_alone=True) as journal:
-                perplexities[tokens] = measure_perplexity(
-                    llm,
-                    pairs,
-                    {cell.label: Keeping.of(cell) for cell in cells},
-                    known=journal.found,
-                    on_score=lambda score, journal=journal: journal.append([score]),  # type: ignore[misc]
-                )
-        length = 4096
-        return Measured(codec, llm.kv_bytes(length) / length, perplexities, evaluation.rows)
+        cells = plan_cells(arguments.policies, () if shares else arguments.compressions, (AGNOSTIC,))
+        keepings = {cell.label: Keeping.of(cell) for cell in cells}
+        decoded = {tokens: _decoded(llm, arguments, tokens, count, keepings) for tokens, count in windows}
+        read = {tokens: _read(llm, arguments, tokens, count) for tokens, count in arguments.prompts}
+        return Measured(
+            codec,
+            token_bytes,
+            {tokens: found for tokens, found in decoded.items() if found},
+            evaluation.rows,
+            {tokens: found for tokens, found in read.items() if found},
+        )
 
 
-def tables(found: Sequence[Measured], least: float) -> list[TextTable]:
-    """Perplexity by codec, categories by codec, and every mix of compression and codec by its bytes."""
-    shown = [_perplexity_table(found, tokens) for tokens in found[0].perplexities]
-    counted = [row.work for row in found[0].rows if row.query is None and counts(row, least)]
-    if counted:
-        shown += [_accuracy_table(found, counted), _mix_table(found, counted)]
-    return shown
+def _decoded(
+    llm: LLM, arguments: argparse.Namespace, tokens: int, count: int, keepings: dict[str, Keeping]
+) -> list[Perplexity]:
+    """Perplexity by forced decoding, from the journal as far as it goes; none where that shall be all and is not."""
+    pairs, journal = _windows_and_journal(llm, arguments, tokens, count, "")
+    with journal:
+        if arguments.report and len(journal.found) < len(pairs) * len(keepings):
+            return []
+        return measure_perplexity(
+            llm, pairs, keepings, known=journal.found, on_score=lambda score: journal.append([score])
+        )
 
 
-def _perplexity_table(found: Sequence[Measured], tokens: int) -> TextTable:
-    reference = found[0].perplexities[tokens][0]
-    lines = tuple((each.codec.name, _perplexity(each, tokens, reference)) for each in found)
-    title = f"Perplexity of the second half of windows of {tokens:,} tokens, full cache"
-    return TextTable(title, "codec", ("bytes a token", "perplexity", "change", "paper (70B)"), lines)
+def _read(llm: LLM, arguments: argparse.Namespace, tokens: int, count: int) -> Perplexity | None:
+    """The full cache's perplexity where the whole window is a prompt.
+
+    Its chunks read what is stored, as decoding does, at a fifth of the time where windows are long.
+    """
+    pairs, journal = _windows_and_journal(llm, arguments, tokens, count, "-read")
+    with journal:
+        known = {score.window: score for score in journal.found}
+        for place, pair in enumerate(pairs):
+            if place not in known and not arguments.report:
+                params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+                [output] = llm.generate([[*pair.context, *pair.continuation]], params)
+                output.raise_for_error()
+                known[place] = _window_score(llm, place, pair, output)
+                journal.append([known[place]])
+    complete = len(known) == len(pairs)
+    return Perplexity("full cache", tuple(known[place] for place in range(len(pairs)))) if complete else None
 
 
-def _accuracy_table(found: Sequence[Measured], works: Sequence[str]) -> TextTable:
-    full = [{row.work: row for row in each.rows if row.query is None} for each in found]
-    lines = tuple((work, tuple(_score(rows.get(work)) for rows in full)) for work in works)
-    columns = tuple(each.codec.name for each in found)
-    return TextTable("Accuracy with the full cache", "category", columns, lines).upright()
+def _window_score(llm: LLM, place: int, pair: Pair, output: RequestOutput) -> WindowScore:
+    start, length = len(pair.context), len(pair.context) + len(pair.continuation)
+    found = zip(output.prompt_token_ids[start:], (output.prompt_logprobs or [])[start:], strict=True)
+    nats = -sum(logprobs[token].logprob for token, logprobs in found if logprobs is not None)
+    return WindowScore("full cache", place, nats, length - start, float(length), llm.kv_bytes(length), 0)
 
 
-def _mix_table(found: Sequence[Measured], works: Sequence[str]) -> TextTable:
-    lines = []
-    for each in found:
-        for mix in dict.fromkeys((row.method, row.query, row.compression) for row in each.rows):
-            method, query, compression = mix
-            rows = [row for row in each.rows if (row.method, row.query, row.compression) == mix]
-            known = [row.score for row in rows if row.work in works and row.score is not None]
-            if known:
-                name = f"{each.codec.name}, {method}" + (
-                    f" {compression:g}x, {LABELS[query]}" if query else ""
-                )
-                nbytes = each.token_bytes / (compression or 1.0)
-                times, score = found[0].token_bytes / nbytes, f"{fmean(known):.3f} of {len(known)}"
-                lines.append((nbytes, (name, (f"{nbytes:,.0f}", f"{times:.1f}x", score))))
-    lines.sort(key=lambda line: line[0])
-    columns = ("bytes a token", "fewer", "mean score")
-    return TextTable("Compression and bits by bytes", "mix", columns, tuple(entry for _, entry in lines))
+def _windows_and_journal(
+    llm: LLM, arguments: argparse.Namespace, tokens: int, count: int, kind: str
+) -> tuple[list[Pair], ResultJournal[WindowScore]]:
+    pairs = cut_windows(llm.tokenizer, wikitext(None), tokens, tokens // 2, count)
+    digest = hashlib.sha256(json.dumps([vars(pair) for pair in pairs]).encode()).hexdigest()
+    identity = engine_identity(llm, digest, {"task": "perplexity"})
+    path = arguments.work / f"perplexity-{tokens}-{count}{kind}.jsonl"
+    return pairs, ResultJournal(path, identity, WindowScore.from_json, answers_alone=True)
 
 
-def _perplexity(each: Measured, tokens: int, reference: Perplexity) -> tuple[str, ...]:
-    full = each.perplexities[tokens][0]
-    change = full.over(reference)
-    percent = (
-        "" if change is None else f"{100 * (change.ratio - 1):+.2f} ± {100 * (change.error or 0.0):.2f} %"
+def write_results(output: Path, name: str, arguments: argparse.Namespace, found: Sequence[Measured]) -> None:
+    """The numbers, the page, and with --bytes the curves."""
+    shares, least = arguments.bytes, arguments.counts_from
+    head = report_head(typed_command(), Machine.here("cpu")) | {"model": Path(arguments.model).name}
+    output.mkdir(parents=True, exist_ok=True)
+    values = head | {"codecs": [each.to_json() for each in found]}
+    (output / f"{name}.json").write_text(results_json(values, ("codecs",)), encoding="utf-8")
+    figures = []
+    if shares and arguments.policies and found[0].rows and can_draw():
+        figures = save_figure(shares_figure(found, least, shares, arguments.policies[0]), output / name)
+    facts = [f"Model {head['model']}, {arguments.dtype}, {arguments.samples} prompts a category."]
+    note = (
+        "Change: mean over windows ± its standard error, against the first codec on the same windows. Scores: mean "
+        f"over prompts ± standard error; a category counts where the first codec's full cache has {least:g} or more.\n"
     )
-    paper = PAPER.get(each.codec.options["kv_cache_dtype"], "")
-    return f"{each.token_bytes:,.0f}", f"{full.value or math.nan:.3f}", percent, paper
-
-
-def _score(row: Row | None) -> str:
-    return "" if row is None or row.score is None else f"{row.score:.2f} ± {row.error or 0.0:.2f}"
+    text = page("Formats of stored KVs", [head], facts, note, tables(found, least, shares), figures)
+    (output / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 def _windows(text: str) -> tuple[tuple[int, int], ...]:
@@ -201,25 +173,26 @@ def main() -> None:
     )
     parser.add_argument("--codecs", default=CODECS, help="(default: %(default)s)")
     parser.add_argument("--windows", type=_windows, default=((2048, 20),), help="(default: 2048:20)")
+    parser.add_argument("--prompts", type=_windows, default=(), help="(default: none)")
     parser.add_argument("--max-num-seqs", type=int, default=8)
+    parser.add_argument(
+        "--bytes",
+        type=lambda text: tuple(float(each) for each in text.split(",")),
+        default=(),
+        help="times fewer than the first codec's full cache holds (default: --compressions as they are)",
+    )
+    parser.add_argument("--name", default="codecs", help="of the files (default: %(default)s)")
     own, rest = parser.parse_known_args()
     defaults = ["--policies", "", "--tasks", "", "--work", "runs/codecs"]
     arguments = command.parse([*defaults, *rest])
-    arguments.max_num_seqs = own.max_num_seqs
+    arguments.max_num_seqs, arguments.bytes, arguments.prompts = own.max_num_seqs, own.bytes, own.prompts
     found: list[Measured] = []
     for name in filter(None, own.codecs.split(";")):
-        found.append(measure(Codec(name.strip()), arguments, own.windows))
-        head = report_head(typed_command(), Machine.here("cpu")) | {"model": Path(arguments.model).name}
-        shown = tables(found, arguments.counts_from)
-        values = head | {"codecs": [each.to_json() for each in found]}
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / "codecs.json").write_text(results_json(values, ("codecs",)), encoding="utf-8")
-        facts = [f"Model {head['model']}, {arguments.dtype}."]
-        note = (
-            "Change: mean over windows ± its standard error, against the first codec on the same windows.\n"
-        )
-        text = page("Formats of stored KVs", [head], facts, note, shown, [])
-        (arguments.output / "codecs.md").write_text(text, encoding="utf-8")
+        reference = found[0].token_bytes if found else None
+        each = measure(Codec(name.strip()), arguments, own.windows, own.bytes, reference)
+        if not found or each.rows or each.perplexities or each.passes:
+            found.append(each)
+        write_results(arguments.output, own.name, arguments, found)
 
 
 if __name__ == "__main__":

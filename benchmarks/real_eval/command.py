@@ -26,7 +26,7 @@ from benchmarks.papers.page import page, results_json
 from benchmarks.real_eval.rows import MIN_SCORE, Row
 from benchmarks.real_eval.run import RealEvaluation
 from benchmarks.real_eval.tables import tables
-from benchmarks.real_eval.work import LABELS, TASK_NAMES
+from benchmarks.real_eval.work import KNOWN_TASKS, LABELS, TASK_NAMES
 from winnow import LLM
 from winnow.evaluate.cell import QUERIES, num_accumulators, plan_cells
 from winnow.evaluate.perplexity import Perplexity
@@ -71,7 +71,7 @@ def _queries(text: str) -> tuple[str, ...]:
     return tuple(names[name] for name in _names(text))
 
 
-def _model() -> str | None:
+def default_model() -> str | None:
     """The real model that `make real-model` puts here."""
     found = sorted(Path("models").glob("SmolLM2*.gguf"), key=lambda path: path.name.lower())
     return str(found[0]) if found else None
@@ -84,14 +84,14 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default=_model(), help="(default: models/SmolLM2*.gguf)")
+    parser.add_argument("--model", default=default_model(), help="(default: models/SmolLM2*.gguf)")
     parser.add_argument("--policies", type=_names, default=_names(POLICIES), help=f"(default: {POLICIES})")
     parser.add_argument(
         "--compressions", type=lambda text: tuple(map(float, _names(text))), default=(2, 4, 8, 16)
     )
     parser.add_argument("--samples", type=int, default=50, help="prompts a cell; needles take a few more")
     parser.add_argument("--tokens", type=lambda text: tuple(map(int, _names(text))), default=(2048, 4096))
-    parser.add_argument("--tasks", type=_names, default=TASK_NAMES, help=f"of {','.join(TASK_NAMES)}")
+    parser.add_argument("--tasks", type=_names, default=TASK_NAMES, help=f"of {','.join(KNOWN_TASKS)}")
     parser.add_argument("--categories", type=_names, help="of RULER (default: all but qa_2)")
     parser.add_argument("--query", type=_queries, default=QUERIES, help="seen, later or both (default: both)")
     parser.add_argument("--report", action="store_true", help="compute nothing; tables of what is complete")
@@ -123,7 +123,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(words)
     if arguments.model is None:
         parser.error("no models/SmolLM2*.gguf: run make real-model, or name a model with --model")
-    for name, known in (("tasks", TASK_NAMES), ("presses", PRESSES)):
+    for name, known in (("tasks", KNOWN_TASKS), ("presses", PRESSES)):
         for each in getattr(arguments, name):
             if each not in known:
                 parser.error(f"--{name}: no {each!r}; known: {', '.join(known)}")

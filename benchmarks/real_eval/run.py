@@ -62,7 +62,7 @@ class RealEvaluation:
             questions=work.questions,
             seed=self._arguments.seed,
         )
-        return EvaluationPlan(work.task, load_task(work.task), settings, tuple(cells), chat="on")
+        return EvaluationPlan(work.task, load_task(work.task), settings, tuple(cells), chat=work.chat)
 
     def _run(self, work: Work) -> None:
         journal = self._arguments.work / f"{work.name.replace(' ', '-')}-{work.samples}.jsonl"

@@ -8,6 +8,8 @@ from winnow.evaluate.cell import AGNOSTIC, QUERIES
 from winnow.evaluate.tasks import load_task
 
 TASK_NAMES = ("ruler", "needle", "kv-retrieval", "documents", "gsm8k", "perplexity")
+KNOWN_TASKS = (*TASK_NAMES, "demo")
+"""`demo` is for the demo model, which answers nothing else."""
 WINDOW, GIVEN = 2048, 1024
 """Tokens of a window of text for perplexity, and of its context."""
 LABELS = {"aware": "seen", "agnostic": "later"}
@@ -26,6 +28,8 @@ class Work:
     tokens: int
     samples: int
     questions: int = 1
+    chat: str = "on"
+    """Whether prompts go through the model's chat template, as in `EvaluationPlan`."""
 
     @property
     def queries(self) -> tuple[str, ...]:
@@ -39,6 +43,9 @@ def works(
     """The rows, in the order in which they are run. `categories` are RULER's; None: all that need no second file."""
     ruler = categories or [name for name in load_task("ruler").categories if name != "qa_2"]
     depths = load_task("needle-chat").categories
+    for tokens in lengths if "demo" in names else ():
+        for category in load_task("demo").categories:
+            yield Work(f"{category} {tokens}", "demo", (category,), tokens, samples, chat="auto")
     for tokens in lengths if "ruler" in names else ():
         for category in ruler:
             yield Work(f"ruler {category} {tokens}", "ruler", (category,), tokens, samples)

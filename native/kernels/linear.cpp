@@ -6,14 +6,15 @@
 // A decode step has few rows and is bound by memory: the weight is one stream. A prefill has many and is bound by arithmetic.
 // With AVX-512 a piece of a panel is then kept in L2 and multiplied with all rows, while the next panel's piece is prefetched.
 // Narrower panels would re-read the rows too often: without AVX-512 a block of rows is kept in L2 and multiplied with all
-// panels. Every output is summed by one thread in one order: a row's result depends neither on the batch nor on the number of
-// threads.
+// panels. In tile registers (AMX) a piece is short, so that rows which are multiplied together stay in L1. Every output is
+// summed by one thread in one order: a row's result depends neither on the batch nor on the number of threads.
 #include <algorithm>
 #include <memory>
 #include <type_traits>
 
 #include "../layers.h"
 #include "panel.h"
+#include "tile_product.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -39,8 +40,20 @@ constexpr int64_t INPUT_BLOCK = 2048;
 constexpr int64_t STREAMED_BLOCK = 192, STREAMED_BLOCK_OF_MANY = 768;
 /// Most rows that count as few.
 constexpr int64_t STREAMED_FEW = 4 * MAX_ROWS;
+/// Inputs of a piece in L2 out of tile registers: two registers of rows stay in L1 while they are multiplied with it.
+constexpr int64_t TILED_BLOCK = 384;
 /// Inputs of a piece that is converted to floats once for all rows of a task; it fits L1.
 constexpr int64_t WIDENED_BLOCK = 16384 / (4 * PANEL);
+/// Calls f with a number of a weight's format. Tile registers multiply bf16 alone; see dispatch.cpp.
+template <class F>
+void with_weight([[maybe_unused]] DType dtype, F f) {
+#if defined(WINNOW_TILES)
+  f(bf16{});
+#else
+  with_type(dtype, f);
+#endif
+}
+
 /// The index of a feature of a panel among those of one input, or of a pair of inputs.
 template <class T>
 constexpr int64_t place_of(int64_t feature) {
@@ -86,6 +99,9 @@ template <class T>
 int64_t inputs_of_piece(bool widens_piece, bool streams, int64_t rows) {
   if (widens_piece) return WIDENED_BLOCK;
   if (rows_stay<T>()) return PASSING_PIECE / (PANEL * sizeof(T));
+#if defined(WINNOW_TILES)
+  if (rows > STREAMED_FEW) return TILED_BLOCK;
+#endif
   if (!streams) return INPUT_BLOCK;
   return rows <= STREAMED_FEW ? STREAMED_BLOCK : STREAMED_BLOCK_OF_MANY;
 }
@@ -110,6 +126,7 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
     int64_t widened_from = -1;
     alignas(64) float sums[PANELS * SUMS];
     alignas(64) float piece[WIDENS_PIECE ? WIDENED_BLOCK * PANEL : 1];
+    TileRegisters<Operand> registers(0);
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < panels * blocks; ++task) {
       const int64_t panel = rows_stay<T>() ? task % panels : task / blocks;
@@ -141,8 +158,8 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
           }
           const bool last = n + 1 == PANELS && i + inputs == in;
           const auto multiply_by = [&](const auto *operand) {
-            product_streaming<MAX_VECTORS>(count, x + i, x_stride, operand, sums + n * SUMS, PANEL, inputs, i > 0, ahead, end,
-                                           [&](int row, int some) {
+            product_streaming<MAX_VECTORS>(registers, count, x + i, x_stride, operand, sums + n * SUMS, PANEL, inputs, i > 0,
+                                           ahead, end, [&](int row, int some) {
                                              if (last) finish(sums + row * PANEL, panel, first + row, some);
                                            });
           };
@@ -165,14 +182,14 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
 int64_t packed_size(int64_t in_features, int64_t out_features) { return num_panels(out_features) * PANEL * in_features; }
 
 void pack(const PackedWeight &weight, const char *dense, int threads) {
-  with_type(weight.dtype, [&](auto type) {
+  with_weight(weight.dtype, [&](auto type) {
     pack_weight(weight, reinterpret_cast<const decltype(type) *>(dense), threads);
   });
 }
 
 void unpack_rows(const PackedWeight &weight, const int64_t *features, int64_t count, char *out, int threads) {
   const int64_t in = weight.in_features;
-  with_type(weight.dtype, [&](auto type) {
+  with_weight(weight.dtype, [&](auto type) {
     using T = decltype(type);
     constexpr int PAIR = pair_size<typename OperandOf<T>::type>();
     const T *packed = reinterpret_cast<const T *>(weight.packed);
@@ -192,7 +209,7 @@ void unpack_rows(const PackedWeight &weight, const int64_t *features, int64_t co
 }
 
 void linear(const PackedWeight &weight, const LinearRows &rows, int threads) {
-  with_type(weight.dtype, [&](auto type) {
+  with_weight(weight.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t width = weight.out_features;
     const T *bias = reinterpret_cast<const T *>(rows.bias), *add = reinterpret_cast<const T *>(rows.add);
@@ -210,7 +227,7 @@ void linear(const PackedWeight &weight, const LinearRows &rows, int threads) {
 bool gates(int64_t size) { return size % PANEL == 0; }
 
 void gated_linear(const PackedWeight &weight, const LinearRows &rows, Activation activation, int threads) {
-  with_type(weight.dtype, [&](auto type) {
+  with_weight(weight.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t size = weight.out_features / 2;
     const T *bias = reinterpret_cast<const T *>(rows.bias);

@@ -185,23 +185,31 @@ inline void multiply_tmm(const int8_t *) {
 template <>
 class TileRegisters<bf16> {
  public:
-  explicit TileRegisters(int64_t most_rows) : held_(most_rows >= TMM_ROWS) {
-    if (!held_) return;
-    TileConfig config;
-    std::fill(config.row_bytes, config.row_bytes + NUM_TMM, TMM_BYTES);
-    std::fill(config.rows, config.rows + NUM_TMM, TMM_ROWS);
-    configure_tmm(config);
+  explicit TileRegisters(int64_t most_rows) {
+    if (most_rows >= TMM_ROWS) take(TMM_ROWS, TMM_ROWS);
   }
 
   ~TileRegisters() {
-    if (held_) release_tmm();
+    if (upper_) release_tmm();
   }
 
   TileRegisters(const TileRegisters &) = delete;
   TileRegisters &operator=(const TileRegisters &) = delete;
 
+  /// Let the registers of C and A hold that many rows, those of the upper rows and those below (tile_product.h).
+  void take(int upper, int lower) {
+    if (upper == upper_ && lower == lower_) return;
+    upper_ = upper, lower_ = lower;
+    TileConfig config;
+    std::fill(config.row_bytes, config.row_bytes + NUM_TMM, TMM_BYTES);
+    std::fill(config.rows, config.rows + NUM_TMM, TMM_ROWS);
+    for (int t : {0, 1, 4}) config.rows[t] = static_cast<uint8_t>(upper);
+    for (int t : {2, 3, 5}) config.rows[t] = static_cast<uint8_t>(lower);
+    configure_tmm(config);
+  }
+
  private:
-  const bool held_;
+  int upper_ = 0, lower_ = 0;
 };
 
 template <>

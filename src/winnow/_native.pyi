@@ -155,6 +155,19 @@ class Batch:
 class AttentionSpec:
     def __init__(self, *, scale: float, window: int, softcap: float, sinks: int) -> None: ...
 
+class Selection:
+    def __init__(self, *, most: int, renormalize: bool, select_from: list[int]) -> None: ...
+
+class ValuesRead:
+    head_queries: int
+    selected: int
+    rows: int
+    in_full: int
+
+class FarLayers:
+    def __init__(self, *, cache: Cache, first: int) -> None: ...
+    def take_counts(self) -> ValuesRead: ...
+
 class StackedLayer:
     def __init__(self, layer: DecoderLayer, spec: AttentionSpec, index: int) -> None: ...
 
@@ -189,6 +202,8 @@ class Workspace:
 
 class Kernels:
     def __init__(self, instruction_set: str, int8_instruction_set: str = "") -> None: ...
+    @property
+    def matrix_units(self) -> bool: ...
     def write(
         self,
         cache: Cache,
@@ -231,6 +246,23 @@ class Kernels:
         spec: AttentionSpec,
         threads: int,
     ) -> None: ...
+    def attend_selected(
+        self,
+        work: Workspace,
+        cache: Cache,
+        batch: Batch,
+        *,
+        layer: int,
+        dtype: DType,
+        q: int,
+        q_token: int,
+        q_head: int,
+        out: int,
+        num_query_heads: int,
+        spec: AttentionSpec,
+        selection: Selection,
+        threads: int,
+    ) -> ValuesRead: ...
     def replay(
         self,
         work: Workspace,
@@ -358,6 +390,8 @@ class Kernels:
         cache: Cache,
         batch: Batch,
         attention_work: Workspace,
+        far: FarLayers | None,
+        selection: Selection | None,
         threads: int,
     ) -> None: ...
     def decode(
@@ -371,6 +405,8 @@ class Kernels:
         cache: Cache,
         batch: Batch,
         attention_work: Workspace,
+        far: FarLayers | None,
+        selection: Selection | None,
         num_wanted: int,
         wanted: int,
         logits: int,

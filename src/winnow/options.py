@@ -41,6 +41,7 @@ class EngineOptions(TypedDict, total=False):
     kv_group: int | None
     kv_rotate: str
     kv_wide: str | None
+    value_tier: str | None
     # SchedulerConfig
     max_num_seqs: int
     max_num_batched_tokens: int

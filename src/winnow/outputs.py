@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from winnow.cache.tier_traffic import TierTraffic
 from winnow.errors import RequestFailedError
 from winnow.sampling import Logprob
 
@@ -200,6 +201,19 @@ class TenantStats:
 
 
 @dataclass(frozen=True)
+class ValueTierStats:
+    """What lies on a value tier, and what went to and from it since the engine's start."""
+
+    bytes_used: int = 0
+    """Of the values of blocks that sequences hold."""
+    bytes_budget: int = 0
+    """That values may take there."""
+    total: TierTraffic = field(default_factory=TierTraffic)
+    last_step: TierTraffic = field(default_factory=TierTraffic)
+    """In the last step, and rounds of eviction before it."""
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Statistics of an engine; counters run from its start."""
 
@@ -234,6 +248,8 @@ class EngineStats:
     """Bytes in host memory."""
     host_bytes_peak: int = 0
     host_bytes_budget: int = 0
+    value_tier: ValueTierStats | None = None
+    """None: all values lie on the device."""
     num_steps: int = 0
     num_rounds: int = 0
     """Eviction rounds, each over one or more requests."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionObserver, PagedCache, Spans
 from winnow.cache import CacheLayout, CacheSize, KVCodec, KVPool, LocalCache
+from winnow.value_tier import ValueTier
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,12 @@ class PagedBatch:
 
     def with_own_pool(self) -> PagedCache:
         """The same cache over a copy of the memory, for another backend to change."""
-        pool = KVPool(self.cache.pool.layout, self.cache.pool.num_blocks, self.cache.pool.device)
-        for name in ("storage", "position", "accumulators"):
-            getattr(pool, name).copy_(getattr(self.cache.pool, name))
+        mine = self.cache.pool
+        num_far = 0 if mine.values_apart is None else len(mine.values_apart.data)
+        pool = KVPool(mine.layout, mine.num_blocks, mine.device, num_far)
+        for part, source in zip(pool.parts, mine.parts, strict=True):
+            for (data, *_), (other, *_) in zip(part.pieces, source.pieces, strict=True):
+                data.copy_(other)
         return PagedCache(pool, self.cache.tables)
 
 
@@ -44,10 +48,14 @@ def paged_batch(
     num_accumulators: int = 1,
     observe: Sequence[AttentionObserver | None] | None = None,
     device: torch.device | str = "cpu",
+    value_tier: str | None = None,
+    answers: bool = True,
 ) -> PagedBatch:
     """Sequences that bring `counts` tokens, after up to `longest` older ones of which each row keeps some.
 
     Args:
+        value_tier: as the option; the batch's layer is 1 of 2.
+        answers: with a tier the second half of a chunk, and a single token, choose the values that they read; or none.
         dtype: of the batch's queries, keys and values.
         kv_dtype: how the cache stores KVs; None: the same.
         observe: for each sequence, decoding ones first; the second half of a sequence's queries counts.
@@ -60,16 +68,22 @@ def paged_batch(
 
     layers, layer = 2, 1
     counts = sorted(counts, key=lambda count: count > 1)
-    layout = CacheLayout(layers, kv_heads, head_dim, block_size, kv_dtype or dtype, num_accumulators)
+    tier = ValueTier.parse(value_tier)
+    layout = CacheLayout(
+        layers, kv_heads, head_dim, block_size, kv_dtype or dtype, num_accumulators, value_tier=tier
+    )
     blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
-    size = CacheSize(blocks, len(counts) * layout.pages_for(longest + max(counts)), len(counts), 10_000)
+    num_far = 0 if tier is None else blocks * (layers - tier.layers) // layers
+    num_pages = len(counts) * layout.pages_for(longest + max(counts))
+    size = CacheSize(blocks, num_pages, len(counts), 10_000, num_far)
     local = LocalCache(layout, size, device)
     ledger, pool, tables = local.ledger, local.paged.pool, local.paged.tables
-    everything = ledger.allocator.allocate(blocks)
+    everything = ledger.allocator.allocate(blocks, np.arange(blocks) >= blocks - num_far)
     # Blocks of a row lie anywhere.
     ledger.allocator.release(everything[torch.randperm(blocks, generator=generator).numpy()])
     # What a row never wrote may be anything, also not a number.
-    pool.storage.fill_(255)
+    for data, *_ in pool.parts[0].pieces:
+        data.view(torch.uint8).fill_(255)
     pool.accumulators.fill_(0.25)
     slots, starts = [ledger.open() for _ in counts][::-1], []  # a slot is not the sequence's number
     for slot in slots:
@@ -100,6 +114,9 @@ def paged_batch(
         device,
         observe=observe,
         observe_from=[start + count // 2 for start, count in zip(starts, counts, strict=True)],
+        select_from=[start + count // 2 for start, count in zip(starts, counts, strict=True)]
+        if answers
+        else None,
     )
     total = sum(counts)
     return PagedBatch(

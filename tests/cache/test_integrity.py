@@ -38,7 +38,7 @@ def share_unknowingly(cache: Ledger) -> None:
 
 
 def lose_a_block(cache: Ledger) -> None:
-    cache.allocator._num_stacked -= 1
+    cache.allocator._near.count -= 1
 
 
 def miscount(cache: Ledger) -> None:

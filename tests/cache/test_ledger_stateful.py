@@ -21,6 +21,7 @@ from winnow.attention.ranked_rows import moves
 from winnow.cache import BlockCopies, CacheLayout, CacheSize, CacheUpdate, Ledger, OutOfBlocksError
 from winnow.cache.host_ledger import OutOfHostMemoryError
 from winnow.cache.update import CopyDiscarded, RowLengths, RowsRestored, RowsSaved
+from winnow.value_tier import ValueTier
 
 LAYERS, HEADS, DIM = 2, 2, 4
 MAX_SEQS, MAX_LEN = 5, 200
@@ -75,9 +76,21 @@ Rows = list[list[list[tuple[int, int]]]]
 class CacheMachine(RuleBasedStateMachine):
     """The naive model keeps each row's KVs as a plain list of marks, and copies it at a fork."""
 
-    @initialize(block_size=st.sampled_from([1, 3, 4, 16]), kibibytes=st.integers(24, 60))
-    def start(self, block_size: int, kibibytes: int) -> None:
-        self.layout = CacheLayout(LAYERS, HEADS, DIM, block_size, torch.float32, num_accumulators=1)
+    @initialize(
+        block_size=st.sampled_from([1, 3, 4, 16]),
+        kibibytes=st.integers(24, 60),
+        tier=st.sampled_from([None, None, "host:L=1,N=4", "host:L=0,N=4"]),
+    )
+    def start(self, block_size: int, kibibytes: int, tier: str | None) -> None:
+        self.layout = CacheLayout(
+            LAYERS,
+            HEADS,
+            DIM,
+            block_size,
+            torch.float32,
+            num_accumulators=1,
+            value_tier=ValueTier.parse(tier),
+        )
         size = CacheSize.fit(self.layout, kibibytes * 1024, MAX_SEQS, MAX_LEN)
         self.ledger = Ledger(self.layout, size, HOST_BYTES)
         self.cache = PagedCache.allocate(self.layout, size, host_bytes=HOST_BYTES)
@@ -136,16 +149,16 @@ class CacheMachine(RuleBasedStateMachine):
     def load(self, data: st.DataObject, stays: bool) -> None:
         host_id = data.draw(st.sampled_from(sorted(self.saved)))
         demand = self.ledger.demand_of(host_id, 0)
-        free, slot = self.ledger.allocator.num_free, self.ledger.open()
+        free, slot = self.ledger.allocator.free.total, self.ledger.open()
         self._empty(slot)
         if not self.ledger.has_room_for(demand):
             with pytest.raises(OutOfBlocksError):
                 self.ledger.load(host_id, slot)
-            assert self.ledger.allocator.num_free == free
+            assert self.ledger.allocator.free.total == free
             return
         self.ledger.load(host_id, slot)
         self.restoring.add(slot)
-        assert self.ledger.allocator.num_free == free - demand.blocks
+        assert self.ledger.allocator.free.total == free - demand.blocks
         rows, tokens = self.saved[host_id]
         self.model[slot], self.tokens[slot] = [[list(row) for row in layer] for layer in rows], tokens
         if not stays:
@@ -167,17 +180,18 @@ class CacheMachine(RuleBasedStateMachine):
         lengths = np.array(
             [[data.draw(st.integers(0, 60)) for _ in range(HEADS)] for _ in range(LAYERS)], dtype=np.int32
         )
-        free, num_blocks = self.ledger.allocator.num_free, -(-lengths // self.layout.block_size)
+        free, num_blocks = self.ledger.allocator.free.total, -(-lengths // self.layout.block_size)
         slot = self.ledger.open()
         self._empty(slot)
         pages = self.ledger.pages.missing(np.array([slot]), np.array([num_blocks.max()]))
-        if num_blocks.sum() > free or pages.sum() > self.ledger.pages.num_free:
+        lacks = not self.ledger.allocator.has(self.layout.by_kind(num_blocks))
+        if lacks or pages.sum() > self.ledger.pages.num_free:
             with pytest.raises(OutOfBlocksError):
                 self.ledger.restore(slot, lengths)
-            assert self.ledger.allocator.num_free == free
+            assert self.ledger.allocator.free.total == free
             return
         self.ledger.restore(slot, lengths)
-        assert self.ledger.allocator.num_free == free - num_blocks.sum()
+        assert self.ledger.allocator.free.total == free - num_blocks.sum()
         self.sync()
         longest = int(lengths.max())
         self.tokens[slot] = longest
@@ -186,10 +200,8 @@ class CacheMachine(RuleBasedStateMachine):
             row = [(next(self.marks), position) for position in range(lengths[layer, head])]
             self.model[slot][layer][head] = row
             for place, (mark, position) in zip(index[layer, head] if row else (), row, strict=False):
-                block, offset = self.pool.place(place)
                 k = mark * 100 + layer * 10 + head + torch.arange(DIM) / 10
-                self.pool.k[block, offset], self.pool.v[block, offset] = k, -k
-                self.pool.position[block, offset] = position
+                self.pool.write(place, k, -k, torch.tensor(position))
 
     def _empty(self, slot: int) -> None:
         self.model[slot] = [[[] for _ in range(HEADS)] for _ in range(LAYERS)]
@@ -205,16 +217,16 @@ class CacheMachine(RuleBasedStateMachine):
         counts = [data.draw(st.integers(1, 40)) for _ in slots]
         if any(self._longest(s) + n > MAX_LEN for s, n in zip(slots, counts, strict=True)):
             return
-        free, expected = self.ledger.allocator.num_free, self.ledger.demand(slots, counts).blocks
+        free, expected = self.ledger.allocator.free.total, self.ledger.demand(slots, counts).blocks
         if not self.ledger.has_room_for(self.ledger.demand(slots, counts)):
             try:
                 self.ledger.append(slots, counts)
             except RuntimeError:
-                assert self.ledger.allocator.num_free == free
+                assert self.ledger.allocator.free.total == free
                 return
             raise AssertionError("append took what was not there")
         self.ledger.append(slots, counts)
-        assert free - self.ledger.allocator.num_free <= expected
+        assert free - self.ledger.allocator.free.total <= expected
         self.sync()
         self._write(slots, counts)
 
@@ -240,9 +252,9 @@ class CacheMachine(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(sorted(self.model)))
         if not self.ledger.can_fork(parent):
             return
-        used = self.ledger.allocator.num_used
+        used = self.ledger.allocator.held.total
         child = self.ledger.fork(parent)
-        assert self.ledger.allocator.num_used == used, "a fork takes no blocks"
+        assert self.ledger.allocator.held.total == used, "a fork takes no blocks"
         self._inherit(parent, child)
 
     def _inherit(self, parent: int, child: int) -> None:
@@ -290,9 +302,9 @@ class CacheMachine(RuleBasedStateMachine):
                 row = self.model[slot][layer][head]
                 row[:] = [kv for kv in row if kv[1] in left]
         self.backend.compact(self.pool, *moves(stays, kept, index))
-        held, free = sum(map(self.ledger.blocks_held, slots)), self.ledger.allocator.num_free
+        held, free = sum(map(self.ledger.blocks_held, slots)), self.ledger.allocator.free.total
         given = int(self.ledger.shrink(slots, kept.to(torch.int32).numpy()).sum())
-        assert given == self.ledger.allocator.num_free - free
+        assert given == self.ledger.allocator.free.total - free
         assert given == held - int((-(-kept // self.layout.block_size)).sum())
 
     def _slots_of(self, slots: list[int], n: int) -> torch.Tensor:
@@ -344,8 +356,9 @@ class CacheMachine(RuleBasedStateMachine):
         marks, positions = np.array(sorted(row, key=lambda kv: kv[1]), dtype=np.float32).reshape(-1, 2).T
         k = marks[:, None] * 100 + np.float32(layer * 10) + np.arange(DIM, dtype=np.float32) / 10 + head
         assert np.array_equal(position[order], positions)
-        assert np.array_equal(self.pool.k.numpy()[block, offset], k)
-        assert np.array_equal(self.pool.v.numpy()[block, offset], -k)
+        pool = self.pool.of_layer(layer)
+        assert np.array_equal(pool.k.numpy()[block - pool.first, offset], k)
+        assert np.array_equal(pool.v.numpy()[block - pool.first, offset], -k)
 
     def teardown(self) -> None:
         if not hasattr(self, "ledger"):
@@ -356,7 +369,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.discard(host_id)
         assert self.ledger.host.used_bytes == 0, "host bytes leaked"
         self.ledger.check_integrity()
-        assert self.ledger.allocator.num_used == 0, "blocks leaked"
+        assert self.ledger.allocator.held.total == 0, "blocks leaked"
         assert self.ledger.num_free_slots == MAX_SEQS
         assert not np.any(self.ledger.lengths)
 

@@ -12,8 +12,8 @@ SOURCE = Path(winnow.__file__).parent
 # What the pool holds as its codec stores it, and the accumulators.
 MEMORY = {"k", "v", "kv", "accumulators", "storage", "fields", "words"}
 # What imports no torch when it is imported: the ledger, which is host arithmetic, stands on it.
-GROUND = {"winnow.checks", "winnow.errors", "winnow.kv_dtype", "winnow.units"}
-TORCH_FREE = ["cache/codec.py", "cache/formats.py", "cache/layout.py", "kv_dtype.py"]
+GROUND = {"winnow.checks", "winnow.errors", "winnow.kv_dtype", "winnow.units", "winnow.value_tier"}
+TORCH_FREE = ["cache/codec.py", "cache/formats.py", "cache/layout.py", "kv_dtype.py", "value_tier.py"]
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -2,9 +2,10 @@
 
 import random
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from winnow.chat import TokenizedPrompt
 from winnow.config import EngineConfig
 from winnow.errors import CapacityError, ContextLengthError, QueueFullError
 from winnow.outputs import CompletionOutput, EngineStats, RequestMetrics, RequestOutput
@@ -17,6 +18,7 @@ class FakeLLM:
     """One request finishes per step, picked at random; text is a token per letter."""
 
     sampling_defaults: Mapping[str, Any] = MappingProxyType({})
+    tokenizer = None
     interrupted_after: int | None = None
     """Ctrl-C comes in the step after so many."""
 
@@ -66,8 +68,24 @@ class FakeLLM:
         self.most_waiting = max(self.most_waiting, len(self._waiting))
         return request_id
 
-    def submit_chat(self, messages: Any, params: Any = None, **options: Any) -> str:
-        return self.submit("".join(message["content"] for message in messages), params, **options)
+    def tokenize_chat(self, messages: Any, template: Any = None) -> TokenizedPrompt:
+        text = "".join(message["content"] for message in messages)
+        return TokenizedPrompt(text, [ord(letter) for letter in text])
+
+    def new_request(
+        self, prompt: TokenizedPrompt, params: Any, request_id: str | None = None, **options: Any
+    ) -> Any:
+        return SimpleNamespace(prompt=prompt, params=params, request_id=request_id, **options)
+
+    def submit_all(self, requests: Any) -> None:
+        for each in requests:
+            self.submit(
+                each.prompt.text,
+                each.params,
+                request_id=each.request_id,
+                priority=each.priority,
+                tenant=each.tenant,
+            )
 
     def stream(self, prompt: str, params: SamplingParams) -> Any:
         self.params["stream"] = params

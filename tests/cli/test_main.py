@@ -18,6 +18,7 @@ from winnow.cli.bench import BENCHES
 from winnow.cli.main import COMMANDS, main
 from winnow.cli.run import RESUME_HINT
 from winnow.models.loader import DEMO_MODEL
+from winnow.sampling.structured import StructuredOutputs
 
 Write = Callable[[Iterable[Any]], Path]
 
@@ -134,6 +135,13 @@ def test_generate_streams_the_answer(llms: list[FakeLLM], capsys: pytest.Capture
     assert capsys.readouterr().out == "cba\n"
     assert llms[0].config.cache.kv_memory == 2**20
     assert llms[0].params["stream"].max_tokens == 256
+
+
+def test_generate_takes_what_one_request_alone_can_ask(llms: list[FakeLLM]) -> None:
+    form = '{"choice": ["red", "blue"]}'
+    assert main(["generate", "abc", "--context-tokens", "2", "--structured-outputs", form]) == 0
+    params = llms[0].params["stream"]
+    assert params.context_tokens == 2 and params.form == StructuredOutputs(choice=("red", "blue"))
 
 
 def test_generate_reads_standard_input_and_chats(

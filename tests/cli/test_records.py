@@ -10,6 +10,7 @@ from winnow.batch.lines import BadLine, Job, parse_line
 from winnow.batch.reader import RawLine
 from winnow.batch.records import answer_record, encode, error_record
 from winnow.batch.tally import Tally
+from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import ApiError
 from winnow.outputs import CompletionOutput, EvictionReport, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob
@@ -26,7 +27,7 @@ def parse(line: dict[str, Any] | bytes) -> Job | BadLine:
 def record(line: dict[str, Any], output: RequestOutput) -> dict[str, Any]:
     job = parse(line)
     assert isinstance(job, Job)
-    shown = answer_record(job, output, "tiny", created=1700000000)
+    shown = answer_record(job, output, "tiny", 1700000000, AnswerReader())
     assert json.loads(encode(shown)) == shown
     return shown
 
@@ -179,7 +180,8 @@ def test_batch_chat() -> None:
     body = record(line, output("éb", logprobs=True))["response"]["body"]
     assert (body["id"], body["object"], body["model"]) == ("chatcmpl-4", "chat.completion", "tiny")
     [choice] = body["choices"]
-    assert choice["message"] == {"role": "assistant", "content": "éb"}
+    message = {"role": "assistant", "content": "éb", "refusal": None, "annotations": []}
+    assert choice["message"] == message
     first, second = choice["logprobs"]["content"]
     token = {"token": "é", "logprob": -0.5, "bytes": [195, 169]}
     assert first == {**token, "top_logprobs": [token]}

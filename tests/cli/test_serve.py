@@ -70,12 +70,19 @@ def test_reflexes_that_are_taken(arguments: tuple[str, ...]) -> None:
         (("--quantization", "awq"), "GGUF"),
         (("--trust-remote-code",), "no code"),
         (("--chat-template", "x.jinja"), "model's directory"),
-        (("--tool-call-parser", "hermes"), "--response-template"),
+        (("--tool-call-parser", "pythonic"), "--response-template"),
     ],
 )
 def test_reflexes_that_are_refused_say_what_to_do(arguments: tuple[str, ...], instead: str) -> None:
     with pytest.raises(UsageError, match=instead):
         serve._options(parsed(*arguments))
+
+
+def test_parsers_of_vllm_name_a_response_template() -> None:
+    _, config = serve._options(parsed("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"))
+    assert config.response_template == "hermes"
+    _, config = serve._options(parsed("--reasoning-parser", "deepseek_r1"))
+    assert config.response_template == "think"
 
 
 def test_bytes_may_be_given_as_vllm_does() -> None:

@@ -8,9 +8,9 @@ from architectures import ARCHITECTURES, build
 from torch import Tensor, nn
 
 pytest.importorskip("winnow._native")
-from winnow import native
 from winnow.attention import AttentionSpec
 from winnow.models.binding import ATTENTION_NAME
+from winnow.models.fused.kernels import LayerKernels
 from winnow.models.geometry import probe_geometry
 from winnow.models.optimize import optimize_model
 from winnow.models.packed_linear import (
@@ -70,8 +70,8 @@ def layers_of(model: Any) -> list[nn.Module]:
 
 @pytest.fixture(params=[False, True], ids=["vector-units", "matrix-units"])
 def matrix_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the processor has AMX; both kinds are tried on every processor, since oneDNN computes on all of them."""
-    monkeypatch.setattr(native, "has_matrix_units", lambda: request.param)
+    """Whether the processor has AMX and the kernels do without; oneDNN computes on every processor."""
+    monkeypatch.setattr(LayerKernels, "beside_matrix_units", request.param)
     return bool(request.param)
 
 

@@ -179,12 +179,16 @@ OBSERVED = {
 
 # Few tokens, whose features threads share; more, of which each thread takes its own; and sequences of its own.
 COUNTS = {"few": (1, 30, 1, 61), "many": (1, 1, 170, 250), "even": (1, 1, *8 * [49])}
+WANTED = [None, [], [3], [92, 0, 31, 0]]
+# Every pair of what is observed, wanted and counted, each of them tied and not.
+PAIRS = [
+    ((j ^ i >> 1) % 2 == 0, WANTED[(i + j) % 4], observe, list(COUNTS)[j % 3])
+    for i, observe in enumerate(OBSERVED)
+    for j in range(4)
+]
 
 
-@pytest.mark.parametrize("number", COUNTS)
-@pytest.mark.parametrize("observe", OBSERVED)
-@pytest.mark.parametrize("wanted", [None, [], [3], [92, 0, 31, 0]], ids=str)
-@pytest.mark.parametrize("tied", [True, False], ids=["tied, biased, selecting", "plain"])
+@pytest.mark.parametrize(("tied", "wanted", "observe", "number"), PAIRS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("isa", _native.instruction_sets())
 @pytest.mark.usefixtures("two_threads")

@@ -29,6 +29,7 @@ from winnow.models.packed.decoder import RotaryEmbedding
 from winnow.models.packed.description import DESCRIPTION, OTHERS, PACKED
 from winnow.models.packed.write import write_packed
 from winnow.models.packed_linear import one_dnn_works
+from winnow.native import native_kernels
 
 PACKABLE = ["llama-gqa", "llama-mqa", "llama-mha", "mistral-window", "qwen2", "qwen3", "phi3"]
 WIDE = {"hidden_size": 64, "intermediate_size": 160}
@@ -95,7 +96,7 @@ def test_answers_are_the_same(
     save(config, tmp_path / "model")
     pack_model(ModelConfig(tmp_path / "model", dtype=dtype), tmp_path / "packed")
     expected = code_of_transformers(tmp_path / "model", dtype=dtype, prefill_chunk=32)
-    if dtype == "bfloat16" and _native.has_matrix_units() and one_dnn_works():
+    if dtype == "bfloat16" and LayerKernels(native_kernels()).beside_matrix_units and one_dnn_works():
         return  # the published model's products are oneDNN's, the packed one's are not
     assert answers(tmp_path / "packed", prefill_chunk=32) == expected
     assert answers(tmp_path / "model", dtype=dtype, prefill_chunk=32) == expected
@@ -104,18 +105,17 @@ def test_answers_are_the_same(
 def test_a_processor_with_matrix_units_packs_for_its_other_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There bfloat16's products are oneDNN's, which cannot be written to a file."""
+    """Where the kernels do without them, bfloat16's products are oneDNN's, which cannot be written to a file."""
+    beside = LayerKernels(native_kernels()).beside_matrix_units
     save(changed(ARCHITECTURES["llama-gqa"], **WIDE), tmp_path / "model")
     config = ModelConfig(tmp_path / "model", dtype="bfloat16")
-    expected = answers(
-        tmp_path / "model", dtype="bfloat16"
-    )  # by native layers, unless this processor has such units
+    expected = answers(tmp_path / "model", dtype="bfloat16")  # by native layers, unless `beside`
     monkeypatch.setattr(LayerKernels, "beside_matrix_units", True)
     if one_dnn_works():
         assert load_model(config).decoder is None, "oneDNN was to take the products"
     pack_model(config, tmp_path / "packed")
     assert load_model(ModelConfig(tmp_path / "packed")).dtype == torch.bfloat16
-    if not _native.has_matrix_units():
+    if not beside:
         assert answers(tmp_path / "packed") == expected
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("winnow._native")
 from optimizing import MAX_POSITION, Step, bound, is_one_dnns, optimized
 from optimizing import matrix_units as matrix_units
 
+from winnow import native
 from winnow.config import ModelConfig
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.fused.kernels import LayerKernels
@@ -65,6 +66,13 @@ def test_products_by_matrix_units(kernels: LayerKernels, rows: int, monkeypatch:
     eps = 2 * torch.finfo(torch.bfloat16).eps
     torch.testing.assert_close(OneDnnLinear(plain.weight, plain.bias)(x), plain(x), rtol=eps, atol=8 * eps)
     assert type(linear_maker(kernels, torch.float32)(plain.weight.float(), None)) is PackedLinear
+
+
+@pytest.mark.parametrize("isa", native.instruction_sets())
+def test_kernels_that_use_matrix_units_multiply_themselves(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "has_matrix_units", lambda: True)
+    make = linear_maker(LayerKernels(native.Kernels(isa)), torch.bfloat16)
+    assert (make is OneDnnLinear) == (one_dnn_works() and not isa.startswith("amx"))
 
 
 @pytest.mark.parametrize(

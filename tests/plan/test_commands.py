@@ -101,6 +101,19 @@ def test_simulate_serves_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "ttft p99" in capsys.readouterr().out
 
 
+def test_requests_of_a_trace_run_on_the_accounts_of_tenants_in_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, file = tmp_path / "trace.csv", tmp_path / "out.json"
+    trace.write_text(TRACE)
+    line = ("simulate", "llama-3-8b", "--gpu", "L4", "--trace", str(trace), "--scheduling-policy", "fair")
+    tenants = ("--tenants", '{"a": {"weight": 3}, "b": {"limit": 0.5}, "*": {}}')
+    assert run(*line, *tenants, "--kv-memory", "1GiB", "--json", str(file)) == 0
+    [simulation] = json.loads(file.read_text())["simulations"]
+    assert {name: each["requests"] for name, each in simulation["tenants"].items()} == {"a": 10, "b": 10}
+    assert "By tenant" in capsys.readouterr().out
+
+
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "trace.csv").write_text(TRACE)
     assert run("simulate", "llama-3-70b", "--gpu", "L4", "--trace", str(tmp_path / "trace.csv")) == 2

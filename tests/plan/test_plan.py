@@ -111,11 +111,11 @@ def test_the_batch_is_what_an_engine_of_that_memory_admits() -> None:
 
 
 def test_compression_is_what_lets_the_batch_fit() -> None:
-    planned, request = deployment(), Request(8000, 192)
+    planned, request = deployment(gpu="A100"), Request(8000, 192)
     batch = 3 * planned.largest_batch(request)
     rate = planned.needed_compression(request, batch)
     assert rate is not None and rate == pytest.approx(3, rel=0.15)
-    compressed = deployment(eviction=EvictionConfig(eviction="batch-max", compression=1.3 * rate))
+    compressed = deployment(gpu="A100", eviction=EvictionConfig(eviction="batch-max", compression=1.3 * rate))
     assert compressed.largest_batch(request) >= batch
 
 

@@ -1,7 +1,7 @@
 """The simulator decides as the engine does, step for step, and leaps change nothing."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from winnow.eviction import PRESETS, find_preset
 from winnow.plan.deployment import Deployment
 from winnow.plan.hardware import HARDWARE
 from winnow.plan.models import MODELS, find_model
-from winnow.plan.occupancy import Request
 from winnow.plan.routing import LeastLoaded, PrefixAware, RoundRobin
 from winnow.plan.simulated_engine import EngineSetup
 from winnow.plan.simulation import History, Sample, simulate
@@ -82,32 +81,32 @@ def decisions(engine: Engine, arrivals: dict[int, list[NewRequest]]) -> tuple[li
     }
 
 
-@pytest.mark.parametrize("host", [0, 2**20])
-@pytest.mark.parametrize("name", EXACT)
-def test_the_simulator_decides_as_the_engine_does(tiny: Path, name: str, host: int) -> None:
+def both_decide(
+    tiny: Path, name: str, scheduler: SchedulerConfig, host: int, tenants: tuple[str | None, ...] = (None,)
+) -> dict[str, int]:
+    """Serve the same arrivals with the engine and the simulator, which must decide alike. Returns the counters."""
     budget = find_preset(name).policy.budget
     takes = name != "full" and budget.fixed is None
-    scheduler = SchedulerConfig(6, 512, 512 if PRESETS[name].policy.score.window else 64)
     eviction = EvictionConfig(eviction=name, kv_budget=300 if takes else None)
     lengths, new_tokens = [700, 90, 333, 700, 64, 801, 12, 700, 450, 128], 40
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
     tokens = prompts(lengths)
 
     def arrivals() -> dict[int, list[NewRequest]]:
-        requests = [NewRequest(str(i), None, list(ids), params) for i, ids in enumerate(tokens)]
+        requests = [
+            NewRequest(str(i), None, list(ids), params, tenant=tenants[i % len(tenants)])
+            for i, ids in enumerate(tokens)
+        ]
         return {0: requests[:5], 3: requests[5:7], 20: requests[7:]}
 
-    options = {
-        "max_num_seqs": 6,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "prefill_chunk": scheduler.prefill_chunk,
+    options = {each.name: getattr(scheduler, each.name) for each in fields(scheduler)} | {
         "eviction": name,
         "kv_budget": eviction.kv_budget,
         "kv_memory": "700KiB",
         "kv_offloading_size": host or None,
         "threads": 1,
     }
-    with LLM(tiny, dtype="float32", device="cpu", **options) as llm:  # type: ignore[arg-type]
+    with LLM(tiny, dtype="float32", device="cpu", **options) as llm:
         real = llm._shared.engine
         assert isinstance(real, Engine)
         expected, expected_stats = decisions(real, arrivals())
@@ -117,47 +116,29 @@ def test_the_simulator_decides_as_the_engine_does(tiny: Path, name: str, host: i
         eviction=eviction,
         scheduler=scheduler,
     )
-    setup = EngineSetup.of(deployment, 700 * 2**10, host_bytes=host)
-    found, stats = decisions(replace(setup, fold=False).open(deployment).engine, arrivals())
+    setup = EngineSetup.of(deployment, 700 * 2**10, host_bytes=host, fold=False)
+    found, stats = decisions(setup.open(deployment).engine, arrivals())
     assert found == expected
     assert stats == expected_stats
+    return stats
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("fitted")])
-def test_bytes_of_every_policy_are_the_engines(tiny: Path, name: str) -> None:
-    """A sequence alone: the most that it held, tables included."""
-    preset = find_preset(name)
-    takes = name != "full" and preset.policy.budget.fixed is None
-    eviction = EvictionConfig(eviction=name, kv_budget=300 if takes else None)
-    prompt, new_tokens, memory = 700, 90, 2 * 2**20
-    with LLM(
-        tiny,
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        eviction=name,
-        kv_budget=eviction.kv_budget,
-        kv_memory=memory,
-        max_num_seqs=2,
-    ) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
-        llm.generate([prompts([prompt])[0]], params)
-        peak = llm.stats().kv_bytes_peak
-    deployment = Deployment(
-        find_model(tiny), HARDWARE["desktop-ddr5"], eviction=eviction, scheduler=SchedulerConfig(2)
-    )
-    setup = EngineSetup.of(deployment, memory, fold=False)
-    predicted = simulate(deployment, setup, [TraceRequest(0.0, prompt, new_tokens)]).kv_bytes_peak
-    if preset.policy.budget.bounded:
-        assert predicted == pytest.approx(peak, rel=0.01)
-    else:
-        assert predicted >= peak  # how much it keeps depends on the prompt
-    tables = setup.open(deployment).table_bytes
-    held = deployment.held(Request(prompt, new_tokens)).peak * deployment.layout.block_bytes + tables
-    if preset.policy.when.pressure and preset.policy.when.decode_every is None:
-        assert held >= 0.6 * peak  # alone it need not shrink, and outgrows what it could be held to
-    else:
-        assert held >= peak
+@pytest.mark.parametrize("host", [0, 2**20])
+@pytest.mark.parametrize("name", EXACT)
+def test_the_simulator_decides_as_the_engine_does(tiny: Path, name: str, host: int) -> None:
+    chunk = 512 if PRESETS[name].policy.score.window else 64
+    both_decide(tiny, name, SchedulerConfig(6, 512, chunk), host)
+
+
+@pytest.mark.parametrize("order", ["fair", "priority"])
+@pytest.mark.parametrize("name", ["streaming", "batch-max"])
+def test_it_does_with_rounds_swaps_prefix_hits_and_tenants_in_one_run(
+    tiny: Path, name: str, order: str
+) -> None:
+    tenants = {"a": {"guarantee": 0.4, "weight": 2}, "b": {"limit": 0.8}}
+    scheduler = SchedulerConfig(6, 512, 64, scheduling_policy=order, tenants=tenants)
+    stats = both_decide(tiny, name, scheduler, 2**20, ("a", "b", None))
+    assert min(stats[name] for name in ("rounds", "swaps", "cached")) > 0, stats
 
 
 def trace(lengths: list[tuple[int, int, float]]) -> list[TraceRequest]:

@@ -72,6 +72,7 @@ def test_wilson_holds_the_mean_and_narrows(mean: float, count: int) -> None:
     assert 0.0 <= low <= mean <= high <= 1.0
     narrow = wilson(mean, 4 * count)
     assert narrow[1] - narrow[0] <= high - low + 1e-12
+    assert wilson(mean, count, looks=3)[0] <= low + 1e-12, "who looks thrice promises less"
 
 
 @given(st.integers(2, 60), st.floats(0.0, 0.9), st.integers(1, 10))

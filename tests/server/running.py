@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from winnow.openai.answers import AnswerReader
 from winnow.server.config import ServerConfig
 from winnow.server.keys import Keys
 from winnow.server.run import Server
@@ -23,11 +24,12 @@ class Running:
 
     def __init__(self, llm: Any, config: ServerConfig, keys: dict[str, str], template: Any = None) -> None:
         config = replace(config, port=0, log_level="warning", shutdown_timeout=config.shutdown_timeout)
+        reader = AnswerReader.of(getattr(llm, "tokenizer", None), template)
         self.address = ""
         self.started = threading.Event()
 
         def build() -> None:
-            self.service = Service(llm, config, Keys(keys), (MODEL, "other-name"), template)
+            self.service = Service(llm, config, Keys(keys), (MODEL, "other-name"), reader)
             self.server = Server(self.service, self._has_started)
             self.server.run()
 

@@ -117,6 +117,12 @@ def test_batches_that_cannot_run(server: Running) -> None:
     assert server.client.post("/v1/files", files=wrong, data={"purpose": "fine-tune"}).status_code == 400
 
 
+def test_batches_are_bounded(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winnow.server.batches.MAX_LINES", 2)
+    batch = ended(server.client, create(server.client, upload(server.client, lines_of(3)))["id"])
+    assert batch["status"] == "failed" and batch["errors"]["data"][0]["code"] == "too_many_lines"
+
+
 def test_cancelled_batches_keep_what_is_answered(server: Running) -> None:
     batch = create(server.client, upload(server.client, lines_of(200, max_tokens=400)))
     eventually(

@@ -13,6 +13,24 @@ from winnow import LLM
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
+OTHER = {"type": "function", "function": {"name": "other"}}
+JSON = {"type": "json_object"}
+
+
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "add", "parameters": parameters}}
+
+
+def nested(depth: int) -> Any:
+    found: Any = {"type": "string"}
+    for _ in range(depth):
+        found = {"type": "array", "items": found}
+    return found
+
+
+TOOL = tool({"type": "object"})
+DEEP = tool({"type": "object", "properties": {"a": nested(300)}})
+BAD_PATTERN = tool({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}})
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
 
 
@@ -84,7 +102,14 @@ def refused(response: httpx.Response, status: int, message: str = "") -> dict[st
         (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format"),
         (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools[0]"),
         (CHAT, {"messages": MESSAGES, "tools": [{}] * 1000}, "tools"),
-        (CHAT, {"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": MESSAGES, "tool_choice": "required"}, "tools are none"),
+        (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "always"}, "tool_choice must be"),
+        (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": {"type": "function"}}, "none of tools"),
+        (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": OTHER}, "names 'other'"),
+        (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": TOOL, "response_format": JSON}, "no other form"),
+        (CHAT, {"messages": MESSAGES, "tools": [DEEP], "tool_choice": "required"}, "levels deep"),
+        (CHAT, {"messages": MESSAGES, "tools": [BAD_PATTERN], "tool_choice": "required"}, "cannot be compiled"),
+        (CHAT, {"messages": MESSAGES, "parallel_tool_calls": 1}, "parallel_tool_calls"),
         (CHAT, {"messages": MESSAGES, "echo": True}, "echo"),
         (CHAT, {"messages": MESSAGES, "priority": 1.5}, "priority"),
     ],
@@ -114,6 +139,29 @@ def test_bodies(server: Running, path: str, body: dict[str, Any], message: str) 
 def test_broken_json(server: Running, data: bytes, message: str) -> None:
     headers = {"content-type": "application/json"}
     refused(server.client.post(TEXT, content=data, headers=headers), 400, message)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": "((a{1,500}){1,500}){1,500}b"},
+        {"regex": "(a|b|ab)*c" * 200},
+        {"grammar": "start: a a a a\na: b | b b | b b b\nb: a | /x?/"},
+        {"json": {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 50}}, "$ref": "#/$defs/a"}},
+    ],
+)
+@pytest.mark.timeout(60)
+def test_bombs(server: Running, form: Any) -> None:
+    """Answered or refused, as a form of answers and as a tool's parameters; others are served meanwhile."""
+    calls = {"tools": [tool(form["json"])], "tool_choice": "required"} if "json" in form else {}
+    bodies = [(TEXT, {"prompt": "a", "max_tokens": 8, "structured_outputs": form})]
+    bodies += [(CHAT, {"messages": MESSAGES, "max_tokens": 8, **calls})] * bool(calls)
+    with ThreadPoolExecutor(2) as pool:
+        bombs = [pool.submit(server.post, path, body) for path, body in bodies]
+        assert server.post(TEXT, {"prompt": "a", "max_tokens": 2}).status_code == 200
+        assert {each.result().status_code for each in bombs} <= {200, 400, 500}
+    assert server.client.get("/health").status_code == 200
+    assert server.post(TEXT, {"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
 def test_http_faults(server: Running) -> None:

@@ -2,12 +2,20 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.server.running import Running, events, running
 
 from winnow import LLM
+from winnow.batch.driver import Driver
+from winnow.batch.journal import read_checkpoint
+from winnow.batch.tally import Tally
+from winnow.batch.writer import ResultWriter
+from winnow.openai.answers import AnswerReader
+from winnow.openai.calls import MAX_CALLS
+from winnow.openai.response_templates import TEMPLATES
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -38,10 +46,13 @@ TEMPLATE = {
 }
 
 
+def without_reasoning(template: dict[str, Any]) -> dict[str, Any]:
+    fields = {name: field for name, field in template["fields"].items() if name != "reasoning_content"}
+    return {**template, "fields": fields}
+
+
 @pytest.fixture(scope="module")
 def parsing(llm: LLM) -> Iterator[Running]:
-    if not hasattr(llm.tokenizer, "get_response_parser"):
-        pytest.skip("this transformers does not read response templates")
     with running(llm, template=TEMPLATE) as server:
         yield server
 
@@ -71,6 +82,74 @@ def test_calls_and_reasoning(parsing: Running, llm: LLM) -> None:
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert [call["index"] for call in calls] == [0, 1]
     assert not any("<" in delta.get("content", "") for delta in deltas)
+
+
+# A model without sense that may reason would do so without end.
+NO_REASONING = without_reasoning(TEMPLATE)
+LIST_AFTER_ALL = without_reasoning(TEMPLATES["qwen3-coder"] | {"start_anchor_pattern": "\nAnswer:"})
+NAMED = {"type": "function", "function": {"name": "add"}}
+TWO = [
+    {"type": "function", "function": {"name": "add", "parameters": {
+        "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"], "additionalProperties": False,
+        "$defs": {"n": {"enum": [3, 4]}}}}},
+    {"type": "function", "function": {"name": "stop"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", [None, NO_REASONING, LIST_AFTER_ALL], ids=["list", "own form", "tags"])
+def test_calls_are_demanded(llm: LLM, template: Any) -> None:
+    """Whatever the model would say, the answer is calls that fit the functions' schemas, whole and streamed alike."""
+    assert llm.tokenizer is not None
+    eos = llm.tokenizer.eos_token_id
+    with running(llm, template=template) as server:
+        for choice, most in (("required", MAX_CALLS), (NAMED, 1)):
+            body: dict[str, Any] = {
+                "messages": MESSAGES,
+                "tools": TWO,
+                "tool_choice": choice,
+                "max_tokens": 200,
+            }
+            body |= {"temperature": 1, "seed": 5, "logit_bias": {str(eos): 100}}
+            response = server.post(CHAT, body)
+            assert response.status_code == 200, response.text
+            [whole] = response.json()["choices"]
+            assert whole["finish_reason"] == "tool_calls", whole
+            calls = [each["function"] for each in whole["message"]["tool_calls"]]
+            assert 1 <= len(calls) <= most
+            for call in calls:
+                allowed = {"add": ({"a": 3}, {"a": 4}), "stop": ({},)}[call["name"]]
+                assert json.loads(call["arguments"]) in allowed
+                assert choice == "required" or call["name"] == "add"
+            chunks = events(server.post(CHAT, body | {"stream": True}).text)
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+            streamed = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+            assert streamed == calls and not any(delta.get("content") for delta in deltas)
+
+
+def test_calls_of_a_file(llm: LLM, tmp_path: Path) -> None:
+    """Lines of `winnow run` and of /v1/batches are answered as requests are."""
+    body: dict[str, Any] = {"messages": MESSAGES, "tools": TWO, "tool_choice": "required", "max_tokens": 200}
+    body |= {"seed": 5, "parallel_tool_calls": False}
+    spoken = {"messages": MESSAGES, "tools": TWO, **forced(llm, f"Well. {CALL}")}
+    path, out = tmp_path / "lines.jsonl", tmp_path / "out.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"custom_id": str(index), "method": "POST", "url": CHAT, "body": each}) + "\n"
+            for index, each in enumerate([body, spoken])
+        )
+    )
+    reader = AnswerReader.of(llm.tokenizer, NO_REASONING)
+    with ResultWriter(out, {}, read_checkpoint(out, {}, lambda record: None)) as writer:
+        driver = Driver(llm, {}, writer, Tally(), model="winnow-demo", seed=0, max_in_flight=2, reader=reader)
+        driver.run(path, lambda: None)
+    with running(llm, template=NO_REASONING) as server:
+        answers = [server.post(CHAT, asked).json()["choices"] for asked in (body, spoken)]
+    for line, [served] in zip(out.read_text().splitlines(), answers, strict=True):
+        [run] = json.loads(line)["response"]["body"]["choices"]
+        assert run["finish_reason"] == served["finish_reason"]
+        for each in (run, served):
+            del each["message"]["tool_calls"][0]["id"]
+        assert run["message"] == served["message"]
 
 
 def test_text_that_breaks_the_rules_is_text(parsing: Running, llm: LLM) -> None:

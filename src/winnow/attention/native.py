@@ -5,14 +5,16 @@ from torch import Tensor
 
 from winnow import native
 from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
-from winnow.attention.native_step import NativeSpec, NativeStep
+from winnow.attention.native_step import NativeSpec, NativeStep, count_reads
 from winnow.attention.observer import AttentionObserver
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
+from winnow.attention.split import attend_split
+from winnow.attention.torch_backend import summarise_keys
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.codec import KVCodec, PairCodec, PlainCodec, rotation_block
 from winnow.cache.formats import VectorFormat
-from winnow.cache.layout import PAGE_ENTRIES
+from winnow.cache.layout import PAGE_ENTRIES, CacheLayout
 from winnow.errors import ConfigError
 
 
@@ -26,8 +28,8 @@ class NativeBackend(AttentionBackend):
     def __init__(self, kernels: native.Kernels) -> None:
         self._kernels = kernels
         self._work = native.Workspace()
-        self._pool: tuple[KVPool, native.Pool] | None = None
-        self._cache: tuple[PagedCache, native.Cache] | None = None
+        self._pools: dict[int, tuple[KVPool, native.Pool]] = {}
+        self._caches: dict[int, tuple[PagedCache, KVPool, native.Cache]] = {}
         self._batch: tuple[Spans, native.Batch] | None = None
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
@@ -37,7 +39,7 @@ class NativeBackend(AttentionBackend):
         assert k.dtype == v.dtype, f"k and v must be of one dtype, got {k.dtype} and {v.dtype}"
         k, v = _dense(k), _dense(v)
         self._kernels.write(
-            self._native_cache(cache),
+            self._native_cache(cache, layer),
             self._native_batch(spans),
             layer,
             native.native_dtype(k.dtype),
@@ -49,6 +51,7 @@ class NativeBackend(AttentionBackend):
             v.stride(1),
             torch.get_num_threads(),
         )
+        summarise_keys(cache, spans, layer, k)
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         layout = cache.pool.layout
@@ -60,9 +63,30 @@ class NativeBackend(AttentionBackend):
         queries = _dense(q)
         out = torch.empty(q.shape, dtype=q.dtype)
         native_spec = NativeSpec(spec)
+        if layout.is_far(layer):
+            if _selects_pages(layout):
+                return attend_split(cache, spans, layer, q, spec)
+            read = self._kernels.attend_selected(
+                self._work,
+                self._native_cache(cache, layer),
+                self._native_batch(spans),
+                layer=layer,
+                dtype=native.native_dtype(q.dtype),
+                q=queries.data_ptr(),
+                q_token=queries.stride(0),
+                q_head=queries.stride(1),
+                out=out.data_ptr(),
+                num_query_heads=q.shape[1],
+                spec=native_spec.native,
+                selection=_native_selection(layout, spans),
+                threads=torch.get_num_threads(),
+            )
+            assert cache.pool.values_apart is not None, "values lie on a tier"
+            count_reads(read, cache.pool.values_apart)
+            return out
         self._kernels.attend(
             self._work,
-            self._native_cache(cache),
+            self._native_cache(cache, layer),
             self._native_batch(spans),
             layer,
             native.native_dtype(q.dtype),
@@ -96,7 +120,7 @@ class NativeBackend(AttentionBackend):
         native_spec = NativeSpec(spec)
         self._kernels.replay(
             self._work,
-            self._native_cache(cache),
+            self._native_cache(cache, layer),
             layer=layer,
             slot=slot,
             head=judged.head,
@@ -117,11 +141,31 @@ class NativeBackend(AttentionBackend):
             threads=torch.get_num_threads(),
         )
 
-    def step(self, cache: PagedCache, spans: Spans) -> NativeStep:
+    def step(self, cache: PagedCache, spans: Spans) -> NativeStep | None:
         """The step for layers that attend within their own native call."""
-        return NativeStep(self._native_cache(cache), self._native_batch(spans), self._work)
+        layout, tier = cache.pool.layout, cache.pool.layout.value_tier
+        if _selects_pages(layout):
+            return None
+        batch = self._native_batch(spans)
+        if tier is None:
+            return NativeStep(self._native_cache(cache, 0), batch, self._work)
+        near, far = cache.pool.views
+        return NativeStep(
+            self._native_view(cache, near),
+            batch,
+            self._work,
+            native.FarLayers(cache=self._native_view(cache, far), first=tier.layers),
+            _native_selection(layout, spans),
+            cache.pool.values_apart,
+        )
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
+        if len(pool.views) > 1:
+            block = source // pool.layout.block_size
+            for view in pool.views:
+                mask = view.covers(block)
+                self.compact(view, source[mask], target[mask])
+            return
         source, target = source.contiguous(), target.contiguous()
         self._kernels.compact(
             self._native_pool(pool),
@@ -132,6 +176,12 @@ class NativeBackend(AttentionBackend):
         )
 
     def keep_best(self, pool: KVPool, rows: RankedRows, kept: Tensor, most_evicted: int) -> None:
+        if len(pool.views) > 1:
+            for view in pool.views:
+                # A row of no KVs is of either kind, as nothing of it moves.
+                mask = view.covers(rows.block[..., 0])
+                self.keep_best(view, rows.where(mask), kept[mask], most_evicted)
+            return
         score, must_stay = rows.score.contiguous(), rows.must_stay.contiguous()
         block, length, kept = rows.block.contiguous(), rows.length.contiguous(), kept.int().contiguous()
         assert score.shape[-1] == block.shape[-1] * pool.layout.block_size, "rows are padded to whole blocks"
@@ -148,16 +198,23 @@ class NativeBackend(AttentionBackend):
         )
 
     def _native_pool(self, pool: KVPool) -> native.Pool:
-        if self._pool is None or self._pool[0] is not pool:
-            self._pool = pool, native_pool(pool)
-        return self._pool[1]
+        known = self._pools.get(pool.first)
+        if known is None or known[0] is not pool:
+            known = self._pools[pool.first] = pool, native_pool(pool)
+        return known[1]
 
-    def _native_cache(self, cache: PagedCache) -> native.Cache:
-        if self._cache is None or self._cache[0] is not cache:
+    def _native_cache(self, cache: PagedCache, layer: int) -> native.Cache:
+        """The cache as the rows of a layer see it."""
+        return self._native_view(cache, cache.pool.of_layer(layer))
+
+    def _native_view(self, cache: PagedCache, pool: KVPool) -> native.Cache:
+        """The cache with one of the pool's views."""
+        known = self._caches.get(pool.first)
+        if known is None or known[0] is not cache or known[1] is not pool:
             layout, tables = cache.pool.layout, cache.tables
             _check_reads(cache.pool.layout.codec)
             view = native.Cache(
-                self._native_pool(cache.pool),
+                self._native_pool(pool),
                 pages=tables.pages.data_ptr(),
                 page_table=tables.page_table.data_ptr(),
                 lengths=cache.tables.lengths.data_ptr(),
@@ -166,8 +223,8 @@ class NativeBackend(AttentionBackend):
                 page_entries=PAGE_ENTRIES,
                 pages_per_seq=tables.page_table.shape[1],
             )
-            self._cache = cache, view
-        return self._cache[1]
+            known = self._caches[pool.first] = cache, pool, view
+        return known[2]
 
     def _native_batch(self, spans: Spans) -> native.Batch:
         if self._batch is None or self._batch[0] is not spans:
@@ -208,11 +265,26 @@ def reads(codec: KVCodec) -> bool:
     )
 
 
+def _selects_pages(layout: CacheLayout) -> bool:
+    """Whether values are chosen by summaries of keys, which is computed in plain torch."""
+    return layout.value_tier is not None and layout.value_tier.select != "weights"
+
+
+def _native_selection(layout: CacheLayout, spans: Spans) -> native.Selection:
+    """Which queries select values, and how many, where these lie on a tier."""
+    tier = layout.value_tier
+    assert tier is not None, "values lie on a tier"
+    return native.Selection(
+        most=tier.top_n, renormalize=tier.renormalize, select_from=spans.select_from.tolist()
+    )
+
+
 def native_pool(pool: KVPool) -> native.Pool:
     """The pool as the kernels see it; it points at its tensors.
 
     Where the kernels do not read its codec they still move its KVs, which takes the fields alone.
     """
+    assert len(pool.views) == 1, "where values lie apart, kernels see the pool as a layer does"
     layout = pool.layout
     codec = layout.codec
     plain = isinstance(codec, PlainCodec)
@@ -221,9 +293,9 @@ def native_pool(pool: KVPool) -> native.Pool:
         keys = _coded_vectors(pool, "k", codec.key, codec.rotate_keys)
         values = _coded_vectors(pool, "v", codec.value, codec.rotate_values)
     return native.Pool(
-        fields=[_native_field(x) for x in pool.fields.values()],
-        k=pool.k.data_ptr() if plain else 0,
-        v=pool.v.data_ptr() if plain else 0,
+        fields=[_native_field(x, pool.first) for x in pool.fields.values()],
+        k=_address(pool.k, pool.first) if plain else 0,
+        v=_address(pool.v, pool.first) if plain else 0,
         position=pool.position.data_ptr(),
         accumulators=pool.accumulators.data_ptr(),
         num_slots=pool.num_blocks * layout.block_size,
@@ -265,16 +337,21 @@ def _check_reads(codec: KVCodec) -> None:
         )
 
 
-def _native_field(field: Tensor) -> native.Field:
-    """A field, [num_blocks, block_size, length], as bytes."""
+def _native_field(field: Tensor, first: int) -> native.Field:
+    """A field of the blocks from `first` on, [num_blocks, block_size, length], as bytes."""
     size = field.itemsize
-    return native.Field(field.data_ptr(), field.stride(1) * size, field.stride(0) * size)
+    return native.Field(_address(field, first), field.stride(1) * size, field.stride(0) * size)
+
+
+def _address(field: Tensor, first: int) -> int:
+    """Where block 0 would lie, from which the kernels count, of a field of the blocks from `first` on."""
+    return field.data_ptr() - first * field.stride(0) * field.itemsize
 
 
 def _coded_vectors(pool: KVPool, side: str, form: VectorFormat, rotated: bool) -> native.CodedVectors:
     """How the kernels read one side of the KVs; `side` is "k" or "v"."""
     nowhere = native.Field(0, 0, 0)
-    found = {suffix: _native_field(pool.fields[f"{side}{suffix}"]) for suffix in form.suffixes}
+    found = {suffix: _native_field(pool.fields[f"{side}{suffix}"], pool.first) for suffix in form.suffixes}
     head_dim = pool.layout.head_dim
     scale, outlier = pool.fields.get(f"{side}_scale"), pool.fields.get(f"{side}_outlier")
     return native.CodedVectors(

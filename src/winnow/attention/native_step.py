@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from winnow import native
 from winnow.attention.spans import AttentionSpec
+from winnow.cache.value_store import TierTraffic, ValueStore
 
 
 class NativeSpec:
@@ -28,3 +29,27 @@ class NativeStep:
     cache: "native.Cache"
     batch: "native.Batch"
     work: "native.Workspace"
+    far: "native.FarLayers | None" = None
+    """Layers whose values lie on a tier; None: there are none."""
+    selection: "native.Selection | None" = None
+    """What queries read of these."""
+    values: ValueStore | None = None
+    """Where they lie."""
+
+    def count_reads(self) -> None:
+        """Add what layers read of the tier since the last call to its traffic."""
+        if self.far is not None and self.values is not None:
+            count_reads(self.far.take_counts(), self.values)
+
+
+def count_reads(read: "native.ValuesRead", values: ValueStore) -> None:
+    """Add what kernels read of values on a tier to its traffic."""
+    values.traffic.add(
+        TierTraffic(
+            head_queries=read.head_queries,
+            rows_selected=read.selected,
+            rows_read=read.rows,
+            rows_prefilled=read.in_full,
+            bytes_read=(read.rows + read.in_full) * values.slot_bytes,
+        )
+    )

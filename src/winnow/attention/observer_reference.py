@@ -22,7 +22,7 @@ class Observation:
         self._sums: list[Tensor] = []  # per term [G, H, g, N], or [G, H, 1, N] where aggregated per query
 
     def accumulate(
-        self, p: Tensor, visible: Tensor, age: Tensor, counts: Tensor, v: Tensor, out: Tensor
+        self, p: Tensor, visible: Tensor, age: Tensor, counts: Tensor, v: Tensor | None, out: Tensor
     ) -> None:
         """Add a block of queries. `p` may be overwritten.
 
@@ -31,7 +31,7 @@ class Observation:
             visible: bool [G, H, n, N].
             age: [G, H, n, N], positions from key to query.
             counts: bool [G, n], which queries count.
-            v: float32 [G, H, N, d].
+            v: float32 [G, H, N, d]; None where no term needs it.
             out: float32 [G, H, g, n, d], the output of attention.
         """
         _exclude_near(p, age, self._observe.exclude_first)
@@ -39,7 +39,14 @@ class Observation:
         self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)] if self._sums else sums
 
     def _sum(
-        self, term: Term, p: Tensor, visible: Tensor, age: Tensor, counts: Tensor, v: Tensor, out: Tensor
+        self,
+        term: Term,
+        p: Tensor,
+        visible: Tensor,
+        age: Tensor,
+        counts: Tensor,
+        v: Tensor | None,
+        out: Tensor,
     ) -> Tensor:
         if term in (Term.ATTENTION, Term.GROUP_SQUARED):
             added = p
@@ -51,6 +58,7 @@ class Observation:
             added = p < average[:, :, None]
             added = (added & (visible & (age >= self._observe.exclude_first))[:, :, None]).float()
         else:
+            assert v is not None, "this term needs values"
             added = (p / (1.0 - p).clamp_min(_LEAST_REST)).square() * _squared_distance(v, out)
         if term is Term.GROUP_SQUARED:
             added = _aggregate(added, self._observe.group).square()

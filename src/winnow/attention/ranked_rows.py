@@ -29,6 +29,12 @@ class RankedRows:
     score: Tensor
     must_stay: Tensor
 
+    def where(self, mask: Tensor) -> "RankedRows":
+        """Some of the rows, by a mask of them."""
+        return RankedRows(
+            *(each[mask] for each in (self.block, self.length, self.position, self.score, self.must_stay))
+        )
+
     @cached_property
     def valid(self) -> Tensor:
         """Bool [..., N], below the length."""

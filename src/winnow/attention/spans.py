@@ -12,6 +12,9 @@ from torch import Tensor
 
 from winnow.attention.observer import AttentionObserver
 
+NEVER = 2**62
+"""`Spans.select_from` of a sequence whose queries read all values."""
+
 
 @dataclass(frozen=True)
 class AttentionSpec:
@@ -39,6 +42,8 @@ class Spans:
         first_position: of each sequence's first token in this batch, int64 [B].
         observe: the accumulator updates of each sequence's queries, [B]; None: none.
         observe_from: the first position of each sequence whose query updates accumulators, int64 [B].
+        select_from: the first position of each sequence whose query reads only the values that it weighs most, where
+            these lie on a tier, int64 [B]; earlier ones read all.
     """
 
     slots: NDArray[np.int64]
@@ -48,6 +53,7 @@ class Spans:
     first_position: NDArray[np.int64]
     observe: tuple[AttentionObserver | None, ...]
     observe_from: NDArray[np.int64]
+    select_from: NDArray[np.int64]
 
     @classmethod
     def build(
@@ -59,8 +65,12 @@ class Spans:
         device: torch.device | str = "cpu",
         observe: Sequence[AttentionObserver | None] | None = None,
         observe_from: list[int] | None = None,
+        select_from: list[int] | None = None,
     ) -> Self:
-        """Pack sequences whose tokens in this batch start at the positions `starts`."""
+        """Pack sequences whose tokens in this batch start at the positions `starts`.
+
+        Without `select_from` all queries read all values.
+        """
         count_array = np.asarray(counts, dtype=np.int64)
         first_position = np.asarray(starts, dtype=np.int64)
         position = first_position
@@ -77,6 +87,9 @@ class Spans:
             np.zeros(len(slots), dtype=np.int64)
             if observe_from is None
             else np.asarray(observe_from, dtype=np.int64),
+            np.full(len(slots), NEVER, dtype=np.int64)
+            if select_from is None
+            else np.asarray(select_from, dtype=np.int64),
         )
 
     @property

@@ -1,11 +1,14 @@
 """Operations that a backend without kernels for them computes in tensor operations, on any device."""
 
+import torch
 from torch import Tensor
 
 from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
 from winnow.attention.ranked_rows import RankedRows, moves
 from winnow.attention.replay import replay_rows
+from winnow.attention.spans import Spans
 from winnow.cache import KVPool, PagedCache
+from winnow.cache.layout import ceil_div
 
 
 class TorchBackend(AttentionBackend):
@@ -42,3 +45,37 @@ class TorchBackend(AttentionBackend):
             query_logs=query_logs,
             key_logs=key_logs,
         )
+
+
+def write_rows(cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> Tensor:
+    """`AttentionBackend.write`. Returns the blocks of the rows, int64 [B, H, blocks of the longest]."""
+    pool = cache.pool
+    blocks, block, offset = _places(cache, spans, layer)
+    position = spans.position[:, None].expand_as(block)
+    pool.write(block * pool.layout.block_size + offset, k, v, position)
+    _summarise(cache, layer, block, offset, k)
+    return blocks
+
+
+def summarise_keys(cache: PagedCache, spans: Spans, layer: int, k: Tensor) -> None:
+    """Add the keys that were written, [T, H, d], to the summaries of their blocks, where keys lie on a tier."""
+    if cache.pool.summaries is not None and cache.pool.layout.is_far(layer):
+        _, block, offset = _places(cache, spans, layer)
+        _summarise(cache, layer, block, offset, k)
+
+
+def _summarise(cache: PagedCache, layer: int, block: Tensor, offset: Tensor, k: Tensor) -> None:
+    pool = cache.pool
+    if pool.summaries is not None and pool.layout.is_far(layer):
+        pool.summaries.add(block.flatten() - pool.first_far, offset.flatten(), k.flatten(0, 1))
+
+
+def _places(cache: PagedCache, spans: Spans, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The blocks of the rows, int64 [B, H, blocks of the longest], and where the batch's KVs lie: block and offset,
+    int64 [T, H]."""
+    tables, size = cache.tables, cache.pool.layout.block_size
+    # Count a token's slot from the end of its row: rows may differ in length, but all end with this batch.
+    index = tables.lengths[spans.token_slots, layer].long() - 1 - spans.tokens_after[:, None]  # [T, H]
+    blocks = tables.lookup(spans.device_slots, layer, ceil_div(int(spans.lengths.max()), size)).long()
+    head = torch.arange(index.shape[1], device=spans.device)
+    return blocks, blocks[spans.token_sequence[:, None], head, index // size], index % size

@@ -12,7 +12,10 @@ from winnow.batch.reader import read_lines
 from winnow.batch.records import Record, answer_record, encode, error_record, request_id
 from winnow.batch.stream import OrderedWriter
 from winnow.batch.tally import Tally
+from winnow.chat import PLAIN, TemplateOptions, TokenizedPrompt
+from winnow.engine.new_request import NewRequest
 from winnow.errors import QueueFullError, WinnowError
+from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import FAILED, ApiError
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
@@ -40,17 +43,18 @@ class Engine(Protocol):
     ) -> str:
         """Queue a prompt."""
 
-    def submit_chat(
-        self,
-        messages: list[dict[str, Any]],
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        tenant: str | None = None,
-        final_only: bool = False,
-    ) -> str:
-        """Queue a conversation."""
+    def tokenize_chat(
+        self, messages: list[dict[str, Any]], template: TemplateOptions = PLAIN
+    ) -> TokenizedPrompt:
+        """Return a conversation as the engine takes it."""
+
+    def new_request(
+        self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str | None = None, **options: Any
+    ) -> NewRequest:
+        """Return a request for `submit_all`."""
+
+    def submit_all(self, requests: Sequence[NewRequest]) -> None:
+        """Queue requests, all of them or none."""
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; return the requests that have output."""
@@ -83,11 +87,13 @@ class Driver:
         model: str,
         seed: int,
         max_in_flight: int,
+        reader: AnswerReader | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`defaults` serve lines that do not say, `seed` those without a seed; `model` is the name in OpenAI's objects.
 
         At most `max_in_flight` requests are in the engine at a time. `tally` counts each record that is written.
+        `reader` finds reasoning and tool calls in answers of chats; None: they are text.
         """
         self._engine = engine
         self._defaults = defaults
@@ -96,6 +102,7 @@ class Driver:
         self._model = model
         self._seed = seed
         self._max_in_flight = max_in_flight
+        self._reader = reader or AnswerReader()
         self._clock = clock
         self._in_flight: dict[str, Job] = {}
         self._held: Job | None = None
@@ -180,7 +187,11 @@ class Driver:
         try:
             options: dict[str, Any] = {"request_id": name, "priority": job.priority, "tenant": job.tenant}
             if job.messages is not None:
-                self._engine.submit_chat(job.messages, params, final_only=True, **options)
+                prompt = self._engine.tokenize_chat(job.messages, job.template)
+                params = self._reader.bind(params, job.forced, prompt.text)
+                self._engine.submit_all(
+                    [self._engine.new_request(prompt, params, final_only=True, **options)]
+                )
             else:
                 assert job.prompt is not None
                 self._engine.submit(job.prompt, params, final_only=True, **options)
@@ -198,7 +209,7 @@ class Driver:
             self._finish(job.index, self._failure(job, ApiError(FAILED, output.error)))
             return
         try:
-            record = answer_record(job, output, self._model, int(self._clock()))
+            record = answer_record(job, output, self._model, int(self._clock()), self._reader)
             line = encode(record)
         except Exception as error:
             record, line = self._failure(job, ApiError.wrap(error))

@@ -17,11 +17,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from winnow.batch.reader import MAX_LINE_BYTES, RawLine
+from winnow.chat import PLAIN, TemplateOptions
 from winnow.json_values import json_kind, parse_strict
 from winnow.openai.batch import BATCH_KEYS, endpoint_of, read_batch_line
 from winnow.openai.errors import ApiError
 from winnow.openai.parameters import sampling_from_fields
 from winnow.openai.request import Endpoint, Message, read_messages, read_priority, read_prompt
+from winnow.openai.tools import ForcedCalls
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
 
@@ -45,6 +47,9 @@ class Job:
     priority: int = 0
     tenant: str | None = None
     """See `NewRequest`."""
+    template: TemplateOptions = PLAIN
+    forced: ForcedCalls | None = None
+    """The calls that the answer must be; None: it may be text."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,8 @@ def _batch_job(
         asked.model,
         carried,
         asked.priority,
+        template=asked.template,
+        forced=asked.forced,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from winnow.batch.lines import DEFAULT_METRIC, BadLine, Job
 from winnow.evaluate.metrics import score
 from winnow.json_values import dump_json
+from winnow.openai.answers import AnswerReader
 from winnow.openai.batch import batch_response
 from winnow.openai.errors import ApiError
 from winnow.openai.logprobs import cumulative_logprob, finite_logprob, ranked
@@ -25,11 +26,19 @@ def encode(record: Record) -> bytes:
     return dump_json(record, ensure_ascii=False).encode() + b"\n"
 
 
-def answer_record(job: Job, output: RequestOutput, model: str, created: int) -> Record:
+def answer_record(job: Job, output: RequestOutput, model: str, created: int, reader: AnswerReader) -> Record:
     """The record of a finished request; `model` and `created` (Unix seconds) go into OpenAI's objects."""
     if job.endpoint is None:
         return _flat(job, output)
-    form = ResponseForm(job.endpoint, str(job.index), job.model or model, created)
+    form = ResponseForm(
+        job.endpoint,
+        str(job.index),
+        job.model or model,
+        created,
+        parse=(lambda output, answer: reader.message(output.prompt, answer, job.template.tools, job.forced))
+        if job.messages is not None and reader.reads(job.forced)
+        else None,
+    )
     body = completion_object(form, [output])
     record = batch_response(job.index, job.carried.get("custom_id"), output.request_id, body)
     return record | _carried(job) | _scored(job, output)

@@ -6,9 +6,10 @@ import resource
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
-from winnow.bench.answering import OnStep, answer_all, fixed_length
+from winnow.bench.answering import Answered, OnStep, answer_all, fixed_length
 from winnow.bench.workload import Workload
 from winnow.llm import LLM
 
@@ -37,6 +38,8 @@ class Pass:
     """Of the engine since its start."""
     tokens_sha256: str
     """Of all answers' token ids: equal work, equal answers."""
+    decode_step_seconds: float | None = None
+    """Median of the steps that computed no token of a prompt; None: there were none."""
 
     @property
     def output_rate(self) -> float:
@@ -134,4 +137,14 @@ def _once(llm: LLM, workload: Workload, prompts: list[list[int]], on_step: OnSte
         parts=done.parts,
         kv_bytes_peak=done.steps[-1].stats.kv_bytes_peak,
         tokens_sha256=hashlib.sha256(json.dumps(done.answers).encode()).hexdigest(),
+        decode_step_seconds=_decode_step(done),
     )
+
+
+def _decode_step(done: Answered) -> float | None:
+    steps = [
+        after.seconds - before.seconds
+        for before, after in pairwise(done.steps)
+        if after.stats.prompt_tokens == before.stats.prompt_tokens
+    ]
+    return statistics.median(steps) if steps else None

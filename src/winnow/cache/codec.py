@@ -16,7 +16,7 @@ block is 1,696 bytes:
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from winnow.cache.formats import AffineFormat, Field, PlainFormat, VectorFormat, make_format
@@ -55,6 +55,16 @@ class BlockFormat:
             placed.append(PlacedField(field, offset))
             end = offset + block_size * field.slot_bytes
         return cls(tuple(placed), round_up(end, max(field.item_bytes for field in fields)))
+
+    @classmethod
+    def of_sides(cls, keys: "BlockFormat", values: "BlockFormat") -> "BlockFormat":
+        """A block's keys, padded, and its values behind them, each as where they lie apart."""
+        moved = [PlacedField(field, keys.nbytes + offset) for field, offset in values.fields]
+        return cls((*keys.fields, *moved), keys.nbytes + values.nbytes)
+
+    def padded(self) -> "BlockFormat":
+        """The same in whole words of 8 bytes, so that any field may follow, and blocks are copied as words."""
+        return replace(self, nbytes=round_up(self.nbytes, 8))
 
 
 class KVCodec(ABC):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from winnow.cache.layout import IntArray, round_up
 from winnow.cache.pool import KVPool
+from winnow.cache.segment import BlockPart
 from winnow.cache.update import CopyDiscarded, RowsRestored, RowsSaved
 
 # Device memory through which blocks pass on their way, at most: they are gathered there, and cross in one piece.
@@ -88,10 +89,7 @@ class HostTier:
             end += round_up(len(blocks) * size, 8)
             copy[max(end - 8, 0) : end] = 0
         for part, there, index in self._pieces(copy, blocks):
-            if part.device.type == "cpu":
-                torch.index_select(part, 0, index, out=there)
-            else:
-                there.copy_(part.index_select(0, index))
+            part.read(index, there)
         return copy
 
     def write(self, blocks: IntArray, copy: Tensor) -> None:
@@ -101,7 +99,8 @@ class HostTier:
             RuntimeError: memory lacks; the blocks may be half written.
         """
         for part, there, index in self._pieces(copy, blocks):
-            part.index_copy_(0, index, there.to(part.device))
+            part.write(index, there)
+        self._pool.moved(torch.from_numpy(blocks).to(self._pool.device, torch.int64))
 
     def discard(self, host_id: int) -> None:
         """Return the memory of a copy; no effect if there is none."""
@@ -128,13 +127,13 @@ class HostTier:
             self.discard(_MEASURING)
         return layout.host_bytes(len(blocks)), out, back
 
-    def _pieces(self, copy: Tensor, blocks: IntArray) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Parts of the pool, [num_blocks, n]; where `copy` has some of its blocks, [m, n]; and which, int64 [m]."""
+    def _pieces(self, copy: Tensor, blocks: IntArray) -> Iterator[tuple[BlockPart, Tensor, Tensor]]:
+        """Parts of the pool; where `copy` has some of its blocks, [m, n]; and which, int64 [m]."""
         index = torch.from_numpy(blocks).to(self._pool.device, torch.int64)
         start = 0
         for part, size in zip(self._pool.parts, self._pool.layout.part_bytes, strict=True):
             nbytes = len(blocks) * size
-            there = copy[start : start + nbytes].view(part.dtype).view(len(blocks), part.shape[1])
+            there = copy[start : start + nbytes].view(part.dtype).view(len(blocks), part.width)
             start += round_up(nbytes, 8)
             step = len(blocks) if part.device.type == "cpu" else _STAGING_BYTES // size
             for first in range(0, len(blocks), max(step, 1)):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from winnow.cache.formats import ITEM_BYTES
 from winnow.errors import ConfigError
 from winnow.kv_dtype import WideParts
 from winnow.units import format_bytes
+from winnow.value_tier import ValueTier
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,17 @@ PAGE_ENTRIES = 16
 ROW_SKEW = 8
 _INT32 = 4
 _FLOAT32 = 4
+
+
+class BlockCount(NamedTuple):
+    """Numbers of blocks by where their values lie: near, on the device with the keys; far, on a value tier."""
+
+    near: int = 0
+    far: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.near + self.far
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -54,6 +66,8 @@ class CacheLayout:
     """Most tokens that a step computes of one sequence; None: any number."""
     wide: WideParts = field(default_factory=WideParts)
     """Which KVs are kept in 16 bits beside those in blocks (`winnow.cache.wide`)."""
+    value_tier: ValueTier | None = None
+    """Where the values of the upper layers lie; None: on the device, beside their keys."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_format", codec_of(self.kv_format))  # so that equal layouts compare equal
@@ -71,12 +85,64 @@ class CacheLayout:
     @cached_property
     def block_format(self) -> BlockFormat:
         """The layout of the fields of a block's KVs."""
-        return BlockFormat.of(self.codec.fields(self.head_dim), self.block_size)
+        if self.value_tier is None:
+            return BlockFormat.of(self.codec.fields(self.head_dim), self.block_size)
+        return BlockFormat.of_sides(self.key_format, self.value_format)
+
+    @cached_property
+    def key_format(self) -> BlockFormat:
+        """The layout of the fields of a block's keys where values lie apart."""
+        return BlockFormat.of(self.codec.key_fields(self.head_dim), self.block_size).padded()
+
+    @cached_property
+    def value_format(self) -> BlockFormat:
+        """The layout of the fields of a block's values where they lie apart."""
+        return BlockFormat.of(self.codec.value_fields(self.head_dim), self.block_size).padded()
 
     @property
     def block_bytes(self) -> int:
         """Keys, values, positions and accumulators of one block."""
         return self.block_format.nbytes + self.block_size * (_INT32 + self.num_accumulators * _FLOAT32)
+
+    @property
+    def tier_bytes(self) -> int:
+        """Of a far block, those that lie on the tier: of its values, or of its KVs."""
+        if self.value_tier is None:
+            return 0
+        return self.block_format.nbytes if self.value_tier.keys else self.value_format.nbytes
+
+    @property
+    def summary_bytes(self) -> int:
+        """Of a far block, those of the summary of keys that lie on the tier (`winnow.cache.key_summaries`)."""
+        if self.value_tier is None or not self.value_tier.keys:
+            return 0
+        return self.head_dim * _FLOAT32 * (1 if self.value_tier.select == "means" else 2) + 1
+
+    def by_kind(self, num_blocks: IntArray) -> BlockCount:
+        """Blocks of each kind, of rows that have `num_blocks`, [layers, heads]."""
+        return BlockCount(
+            int(num_blocks[: self.near_layers].sum()), int(num_blocks[self.near_layers :].sum())
+        )
+
+    def device_bytes(self, count: BlockCount) -> int:
+        """Bytes of the device that so many blocks take."""
+        return count.total * self.block_bytes - count.far * (self.tier_bytes - self.summary_bytes)
+
+    @property
+    def near_layers(self) -> int:
+        """The first layers, whose values lie on the device: all, where there is no tier."""
+        return self.num_layers if self.value_tier is None else self.value_tier.layers
+
+    def is_far(self, layer: int) -> bool:
+        """Whether the values of a layer's rows lie on a tier."""
+        return layer >= self.near_layers
+
+    def far_rows(self, num_blocks: IntArray) -> NDArray[np.bool_] | None:
+        """Which of `num_blocks`, [B, layers, heads], blocks, row by row, lie in far rows: bool [n]; None: no row is."""
+        if self.value_tier is None:
+            return None
+        far = np.broadcast_to(np.arange(self.num_layers)[:, None] >= self.near_layers, num_blocks.shape)
+        return np.repeat(far.ravel(), num_blocks.ravel())
 
     def host_bytes(self, num_blocks: int) -> int:
         """Blocks copied to host memory: KVs, positions and accumulators side by side, each aligned to 8 bytes."""
@@ -165,31 +231,48 @@ class CacheSize:
     num_pages: int
     max_num_seqs: int
     pages_per_seq: int
+    num_far_blocks: int = 0
+    """The last of the blocks, whose values lie on a tier."""
+
+    @property
+    def by_kind(self) -> BlockCount:
+        return BlockCount(self.num_blocks - self.num_far_blocks, self.num_far_blocks)
 
     @classmethod
     def fit(cls, layout: CacheLayout, kv_memory: int, max_num_seqs: int, max_model_len: int) -> "CacheSize":
         """The size of the largest cache within `kv_memory` bytes, tables and counters included.
 
+        Values on a tier take none of these, and at most `ValueTier.size` there.
+
         Raises:
             ConfigError: not even one sequence of one block per row fits.
         """
+        limit = None if layout.value_tier is None else layout.value_tier.size
 
         def size(num_blocks: int) -> CacheSize:
             return cls.of_blocks(layout, num_blocks, max_num_seqs, max_model_len)
 
+        def fits_tier(found: CacheSize) -> bool:
+            return limit is None or found.tier_bytes(layout) <= limit
+
         # Do not allocate more blocks than all sequences together can fill.
-        low, high = 0, min(kv_memory // layout.block_bytes, max_num_seqs * layout.blocks_for(max_model_len))
+        least_bytes = min(layout.device_bytes(BlockCount(1)), layout.device_bytes(BlockCount(far=1)))
+        low, high = 0, min(kv_memory // least_bytes, max_num_seqs * layout.blocks_for(max_model_len))
         while low < high:  # the largest count whose total fits; the total grows with the count
             middle = (low + high + 1) // 2
-            if size(middle).nbytes(layout) <= kv_memory:
+            found = size(middle)
+            if found.nbytes(layout) <= kv_memory and fits_tier(found):
                 low = middle
             else:
                 high = middle - 1
         if low < layout.rows_per_seq:
-            least = size(layout.rows_per_seq).nbytes(layout)
+            smallest = size(layout.rows_per_seq)
+            name, least, got = "kv_memory", smallest.nbytes(layout), kv_memory
+            if limit is not None and not fits_tier(smallest):
+                name, least, got = "value_tier: size", smallest.tier_bytes(layout), limit
             raise ConfigError(
-                f"kv_memory must be at least {format_bytes(least)} ({least} bytes) for one block in each of the "
-                f"{layout.num_layers} layers x {layout.num_kv_heads} KV heads, got {format_bytes(kv_memory)}"
+                f"{name} must be at least {format_bytes(least)} ({least} bytes) for one block in each of the "
+                f"{layout.num_layers} layers x {layout.num_kv_heads} KV heads, got {format_bytes(got)}"
             )
         return size(low)
 
@@ -207,20 +290,35 @@ class CacheSize:
         pages_per_seq = layout.pages_for(max_model_len)
         num_pages = ROW_SKEW * ceil_div(num_blocks, layout.rows_per_seq * PAGE_ENTRIES)
         num_pages = max(num_pages, min(pages_per_seq, ceil_div(num_blocks, PAGE_ENTRIES))) + max_num_seqs
-        return cls(num_blocks, min(num_pages, max_num_seqs * pages_per_seq), max_num_seqs, pages_per_seq)
+        # Blocks of either kind in proportion to what layers hold of a sequence of full length.
+        by_layer = [ceil_div(kvs, layout.block_size) for kvs in layout.seen(max_model_len)]
+        num_near = ceil_div(num_blocks * sum(by_layer[: layout.near_layers]), sum(by_layer))
+        return cls(
+            num_blocks,
+            min(num_pages, max_num_seqs * pages_per_seq),
+            max_num_seqs,
+            pages_per_seq,
+            num_blocks - num_near,
+        )
 
     def max_positions(self, layout: CacheLayout) -> int:
         """Positions that a sequence may have: its longest row, in whole table pages."""
         return self.pages_per_seq * PAGE_ENTRIES * layout.block_size
 
     def nbytes(self, layout: CacheLayout) -> int:
-        """All bytes of the cache: blocks, free stack, counts of holders, table pages, page table, lengths, wide KVs."""
+        """All bytes of the cache but those of a value tier: blocks, free stack, counts of holders, table pages, page
+        table, lengths, wide KVs."""
         return (
+            layout.device_bytes(self.by_kind)
             # free stack, holders, and whether the prefix index is one of them
-            self.num_blocks * (layout.block_bytes + 2 * _INT32 + 1)
+            + self.num_blocks * (2 * _INT32 + 1)
             # tables and lengths exist twice: the ledger's, and those on the compute device; lengths of these twice
             + 2 * self.num_pages * layout.page_bytes
             # and what each sequence has reserved
             + self.max_num_seqs * (2 * self.pages_per_seq + 3 * layout.rows_per_seq + 1) * _INT32
             + self.max_num_seqs * layout.wide_bytes(self.max_positions(layout))
         )
+
+    def tier_bytes(self, layout: CacheLayout) -> int:
+        """Bytes that blocks take on a tier."""
+        return self.num_far_blocks * layout.tier_bytes

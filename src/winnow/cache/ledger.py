@@ -10,7 +10,7 @@ import numpy as np
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.host_ledger import HostLedger
-from winnow.cache.layout import CacheLayout, CacheSize, IntArray, ceil_div
+from winnow.cache.layout import BlockCount, CacheLayout, CacheSize, IntArray, ceil_div
 from winnow.cache.prefix_index import PrefixIndex
 from winnow.cache.prefix_rows import PrefixRows
 from winnow.cache.row_tables import Demand, Growth, RowTables
@@ -36,7 +36,7 @@ class Ledger:
     def __init__(self, layout: CacheLayout, size: CacheSize, host_bytes: int = 0) -> None:
         self.layout = layout
         self.size = size
-        self.allocator = BlockAllocator(size.num_blocks)
+        self.allocator = BlockAllocator(size.num_blocks, size.num_far_blocks)
         self._rows = RowTables(layout, size, self.allocator)
         self.lengths = self._rows.lengths
         self.pages = self._rows.pages
@@ -56,12 +56,27 @@ class Ledger:
     @property
     def table_bytes(self) -> int:
         """Everything but the blocks themselves, here and where they are followed: tables, lengths, free stack."""
-        return self.size.nbytes(self.layout) - self.size.num_blocks * self.layout.block_bytes
+        return self.size.nbytes(self.layout) - self.layout.device_bytes(self.size.by_kind)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the blocks in use, and of all tables."""
-        return self.allocator.num_used * self.layout.block_bytes + self.table_bytes
+        """Bytes of the device: those of the blocks in use, and of all tables."""
+        return self.held_bytes + self.table_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the device that the blocks in use take."""
+        return self.layout.device_bytes(self.allocator.held)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the device that blocks take which only the index holds."""
+        return self.layout.device_bytes(self.allocator.cached)
+
+    @property
+    def tier_bytes(self) -> int:
+        """Bytes of blocks in use that lie on a tier."""
+        return self.allocator.held.far * self.layout.tier_bytes
 
     @property
     def peak_blocks(self) -> int:
@@ -70,7 +85,11 @@ class Ledger:
 
     @property
     def peak_bytes(self) -> int:
-        return self.peak_blocks * self.layout.block_bytes + self.table_bytes
+        return self._rows.peak_bytes + self.table_bytes
+
+    def bytes_of(self, num_blocks: int) -> int:
+        """Bytes of the device that blocks take, of each kind in the proportion of the cache."""
+        return num_blocks * self.layout.device_bytes(self.size.by_kind) // self.size.num_blocks
 
     @property
     def nbytes(self) -> int:
@@ -111,8 +130,19 @@ class Ledger:
         """The ids of the blocks that hold KVs of a sequence, int32 [n], row by row."""
         return self._rows.blocks_of(slot)
 
+    @property
+    def filled_bytes(self) -> int:
+        """Bytes of the device that slots take which hold KVs of sequences; those of shared blocks count once."""
+        filled, first = self._filled_slots(), self.allocator.first_far
+        count = BlockCount(int(filled[:first].sum()), int(filled[first:].sum()))
+        return self.layout.device_bytes(count) // self.layout.block_size
+
     def num_filled_slots(self) -> int:
         """Slots of the pool that hold KVs of sequences; those of shared blocks count once."""
+        return int(self._filled_slots().sum())
+
+    def _filled_slots(self) -> IntArray:
+        """Of each block."""
         slots = np.flatnonzero(self.lengths.any(axis=(1, 2)))
         num_blocks = self.layout.row_blocks(self.lengths[slots])
         counts = num_blocks.ravel()
@@ -121,7 +151,7 @@ class Ledger:
         left = np.repeat(self.lengths[slots].ravel(), counts) - entry * self.layout.block_size
         filled = np.zeros(self.size.num_blocks, dtype=np.int64)
         np.maximum.at(filled, blocks, np.minimum(left, self.layout.block_size))
-        return int(filled.sum())
+        return filled
 
     # -- the life of a sequence ----------------------------------------------------------------------------------
 
@@ -284,7 +314,8 @@ class Ledger:
     def demand_of(self, host_id: int, count: int) -> Demand:
         """What restoring a copy and then appending `count` KVs to each of its rows would take."""
         want = self.layout.row_blocks(self.host.copies[host_id].lengths + count)
-        return Demand(int(want.sum()), self.layout.pages_for(int(want.max()) * self.layout.block_size))
+        pages = self.layout.pages_for(int(want.max()) * self.layout.block_size)
+        return Demand(int(want.sum()), pages, int(want[self.layout.near_layers :].sum()))
 
     def load(self, host_id: int, slot: int) -> None:
         """Give an open, empty sequence the rows of a copy in host memory, in blocks of its own. The copy stays.
@@ -350,4 +381,4 @@ class Ledger:
 
     def _demand(self, growth: Growth, slots: Sequence[int]) -> Demand:
         """What appending takes, with the copies of shared tails."""
-        return Demand(growth.num_blocks + self._shared.num_tails(slots), growth.num_pages)
+        return growth.demand.plus(self._shared.tails(slots))

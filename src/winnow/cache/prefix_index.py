@@ -11,7 +11,7 @@ What no sequence holds counts as free memory: when blocks run short, the least r
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
@@ -159,7 +159,9 @@ class PrefixIndex:
     @property
     def nbytes(self) -> int:
         """Of the blocks that the index holds, alone or with sequences; keys, tokens and lengths are not counted."""
-        return sum(len(entry.blocks) for entry in self._entries.values()) * self._layout.block_bytes
+        return sum(
+            self._layout.device_bytes(self._allocator.count(entry.blocks)) for entry in self._entries.values()
+        )
 
     def match(self, chain: PrefixChain, limit: int) -> list[PrefixKey]:
         """The keys of the longest known prefix of at most `limit` tokens.
@@ -228,20 +230,20 @@ class PrefixIndex:
             if key in self._entries:
                 self._entries.move_to_end(key)
 
-    def reclaim(self, num_blocks: int) -> None:
-        """Forget prefixes that only the index holds, until at least `num_blocks` blocks are free again.
+    def reclaim(self, enough: Callable[[], bool]) -> None:
+        """Forget prefixes that only the index holds, until `enough` blocks are free again.
 
         Only then those that somebody uses: of a snapshot, or where a window has passed, some blocks may be the index's
         alone.
         """
         for in_use in (False, True):
             for _ in range(len(self._entries)):
-                if num_blocks <= 0:
+                if enough():
                     return
                 key = next(iter(self._entries))
                 holders = self._allocator.holders[self._entries[key].blocks]
                 if (holders == 1).any() if in_use else (holders == 1).all():
-                    num_blocks -= self._forget(key)
+                    self._forget(key)
                 else:
                     self._entries.move_to_end(key)
 
@@ -271,8 +273,8 @@ class PrefixIndex:
             "a prefix is not found by its block"
         )
 
-    def _forget(self, key: PrefixKey) -> int:
+    def _forget(self, key: PrefixKey) -> None:
         entry = self._entries.pop(key)
         if self._snapshots.pop(key, None) is None:
             del self._key_of[int(entry.blocks[0])]
-        return self._allocator.unindex(entry.blocks)
+        self._allocator.unindex(entry.blocks)

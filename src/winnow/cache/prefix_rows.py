@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from winnow.cache.allocator import OutOfBlocksError
-from winnow.cache.layout import IntArray
+from winnow.cache.layout import BlockCount, IntArray
 from winnow.cache.prefix_index import PrefixIndex, PrefixKey, Snapshot
 from winnow.cache.row_tables import RowTables
 from winnow.cache.shared_blocks import SharedBlocks
@@ -49,10 +49,10 @@ class PrefixRows:
         source = blocks[tails]
         self._index.touch([snapshot.key])
         allocator.share(blocks)
-        if len(source) > allocator.num_free:
+        if not allocator.has(allocator.count(source)):
             self._index.drop_snapshot(snapshot)  # so that the sequence has these blocks for itself
         elif len(source):
-            blocks[tails] = target = allocator.allocate(len(source))
+            blocks[tails] = target = allocator.allocate_like(source)
             allocator.release(source)
             rows.changes.copies.append(BlockCopies(source, target))
         rows.hold(slot, snapshot.lengths, blocks)
@@ -106,10 +106,10 @@ class PrefixRows:
         lengths = rows.lengths[slot]
         blocks, tails = rows.blocks_of(slot), rows.layout.partly_filled(lengths)
         source = blocks[tails]
-        if len(source) > allocator.num_free:
+        if not allocator.has(allocator.count(source)):
             return
         if len(source):
-            blocks[tails] = target = allocator.allocate(len(source))
+            blocks[tails] = target = allocator.allocate_like(source)
             rows.changes.copies.append(BlockCopies(source, target))
         snapshot = Snapshot.of(key, token_ids, rule, lengths, blocks, num_rounds, position_offset)
         self._index.put_snapshot(snapshot)
@@ -126,9 +126,11 @@ class PrefixRows:
         Returns:
             int32 [n]; None: memory lacks.
         """
-        allocator = self._rows.allocator
-        count = int(self._rows.layout.row_blocks(lengths).sum())
-        return allocator.allocate(count) if count <= allocator.num_free else None
+        layout, allocator = self._rows.layout, self._rows.allocator
+        num_blocks = layout.row_blocks(lengths)
+        count, far = int(num_blocks.sum()), layout.far_rows(num_blocks[None])
+        num_far = 0 if far is None else int(far.sum())
+        return allocator.allocate(count, far) if allocator.has(BlockCount(count - num_far, num_far)) else None
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
         """Let the index alone hold a snapshot whose blocks `take_blocks_for` gave, and which are filled now."""

@@ -6,19 +6,28 @@ from typing import NamedTuple
 import numpy as np
 
 from winnow.cache.allocator import BlockAllocator
-from winnow.cache.layout import CacheLayout, CacheSize, IntArray
+from winnow.cache.layout import BlockCount, CacheLayout, CacheSize, IntArray
 from winnow.cache.table_pages import TablePages
 from winnow.cache.update import PendingUpdate, RowLengths
 
 
 class Demand(NamedTuple):
-    """What appending would take, at most."""
+    """What appending would take, at most.
+
+    Attributes:
+        far: of the blocks, those whose values lie on a tier.
+    """
 
     blocks: int = 0
     pages: int = 0
+    far: int = 0
+
+    @property
+    def by_kind(self) -> BlockCount:
+        return BlockCount(self.blocks - self.far, self.far)
 
     def plus(self, other: "Demand") -> "Demand":
-        return Demand(self.blocks + other.blocks, self.pages + other.pages)
+        return Demand(self.blocks + other.blocks, self.pages + other.pages, self.far + other.far)
 
 
 class Growth(NamedTuple):
@@ -31,10 +40,11 @@ class Growth(NamedTuple):
     num_blocks: int  # that all rows lack
     pages: IntArray  # that each sequence lacks, int64 [B]
     num_pages: int  # of all
+    num_far: int = 0  # of the blocks, those whose values lie on a tier
 
     @property
     def demand(self) -> Demand:
-        return Demand(self.num_blocks, self.num_pages)
+        return Demand(self.num_blocks, self.num_pages, self.num_far)
 
 
 class RowTables:
@@ -45,7 +55,7 @@ class RowTables:
         reserved: int32 [max_num_seqs], blocks that each row has at least.
         pages: the block tables.
         changes: what the next update says.
-        peak_blocks: most blocks that were in use at a time.
+        peak_blocks: most blocks that were in use at a time; peak_bytes: most bytes of the device that they took.
     """
 
     def __init__(self, layout: CacheLayout, size: CacheSize, allocator: BlockAllocator) -> None:
@@ -55,7 +65,7 @@ class RowTables:
         self.changes = PendingUpdate()
         self.lengths = np.zeros((size.max_num_seqs, layout.num_layers, layout.num_kv_heads), dtype=np.int32)
         self.reserved = np.zeros(size.max_num_seqs, dtype=np.int32)
-        self.peak_blocks = 0
+        self.peak_blocks = self.peak_bytes = 0
 
     @property
     def nbytes(self) -> int:
@@ -98,10 +108,12 @@ class RowTables:
 
     def count_peak(self) -> None:
         """Blocks were taken."""
-        self.peak_blocks = max(self.peak_blocks, self.allocator.num_used)
+        held = self.allocator.held
+        self.peak_blocks = max(self.peak_blocks, held.total)
+        self.peak_bytes = max(self.peak_bytes, self.layout.device_bytes(held))
 
     def has_room_for(self, demand: Demand) -> bool:
-        return demand.blocks <= self.allocator.num_free and demand.pages <= self.pages.num_free
+        return self.allocator.has(demand.by_kind) and demand.pages <= self.pages.num_free
 
     def growth(self, slots: IntArray, lengths: IntArray, at_least: int = 0) -> Growth:
         """What it takes until rows have `lengths` KVs, none below what they have, and `at_least` blocks each."""
@@ -111,7 +123,9 @@ class RowTables:
         if at_least:
             want = np.maximum(want, at_least)
         pages = self.pages.missing(slots, want.max(axis=(1, 2)))
-        return Growth(slots, lengths, have, want, int((want - have).sum()), pages, int(pages.sum()))
+        more, near = want - have, self.layout.near_layers
+        num_far = int(more[:, near:].sum()) if near < self.layout.num_layers else 0
+        return Growth(slots, lengths, have, want, int(more.sum()), pages, int(pages.sum()), num_far)
 
     def grow(self, growth: Growth) -> None:
         """Take the blocks and pages that rows lack, for which there is room, and enter them into the tables."""
@@ -119,7 +133,8 @@ class RowTables:
             self.changes.paged.update(self.pages.grow(growth.slots, growth.pages))
         if growth.num_blocks:
             index = self.pages.index(growth.slots, growth.have, growth.want)
-            self.enter(index, self.allocator.allocate(growth.num_blocks))
+            far = self.layout.far_rows(growth.want - growth.have)
+            self.enter(index, self.allocator.allocate(growth.num_blocks, far))
         self.set_lengths(growth.slots, growth.lengths)
         self.count_peak()
 

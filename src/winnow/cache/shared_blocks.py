@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from winnow.cache.layout import IntArray
-from winnow.cache.row_tables import RowTables
+from winnow.cache.row_tables import Demand, RowTables
 from winnow.cache.update import BlockCopies
 
 
@@ -35,13 +35,14 @@ class SharedBlocks:
 
     def is_shared(self, slot: int) -> bool:
         """Whether a block of a sequence has another holder."""
-        if slot in self.slots and not self._num_shared(slot):
+        if slot in self.slots and not len(self._shared_blocks(slot)):
             self.discard(slot)
         return slot in self.slots
 
     def can_own(self, slot: int) -> bool:
         """Whether `own` would find blocks for its copies."""
-        return slot not in self.slots or self._num_shared(slot) <= self._rows.allocator.num_free
+        allocator = self._rows.allocator
+        return slot not in self.slots or allocator.has(allocator.count(self._shared_blocks(slot)))
 
     def own(self, slot: int) -> None:
         """Replace all blocks of a sequence that have other holders by copies.
@@ -53,9 +54,13 @@ class SharedBlocks:
             self._copy(slot, np.zeros_like(self._rows.lengths[slot]))
             self.discard(slot)
 
-    def num_tails(self, slots: Iterable[int]) -> int:
-        """Rows of some sequences whose partly filled last blocks have other holders."""
-        return sum(map(self._num_shared_tails, self._shared_tail.intersection(slots)))
+    def tails(self, slots: Iterable[int]) -> Demand:
+        """What copies of the partly filled last blocks of some sequences take that have other holders."""
+        demand = Demand()
+        for slot in self._shared_tail.intersection(slots):
+            count = self._rows.allocator.count(self._shared_tails(slot))
+            demand = demand.plus(Demand(count.total, far=count.far))
+        return demand
 
     def own_tails(self, slots: Iterable[int]) -> None:
         """Replace the shared, partly filled last blocks of some sequences by copies."""
@@ -65,19 +70,21 @@ class SharedBlocks:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _num_shared(self, slot: int) -> int:
-        return int((self._rows.allocator.holders[self._rows.blocks_of(slot)] > 1).sum())
+    def _shared_blocks(self, slot: int) -> IntArray:
+        blocks = self._rows.blocks_of(slot)
+        shared: IntArray = blocks[self._rows.allocator.holders[blocks] > 1]
+        return shared
 
     def _tail_range(self, slot: int) -> tuple[IntArray, IntArray]:
         """The entry of the partly filled last block of each row, half-open; empty where it is full."""
         lengths, layout = self._rows.lengths[slot], self._rows.layout
         return lengths // layout.block_size, layout.row_blocks(lengths)
 
-    def _num_shared_tails(self, slot: int) -> int:
+    def _shared_tails(self, slot: int) -> IntArray:
         first, last = self._tail_range(slot)
-        return int(
-            (self._rows.allocator.holders[self._rows.blocks([slot], first[None], last[None])] > 1).sum()
-        )
+        blocks = self._rows.blocks([slot], first[None], last[None])
+        shared: IntArray = blocks[self._rows.allocator.holders[blocks] > 1]
+        return shared
 
     def _copy(self, slot: int, first: IntArray) -> None:
         """Replace the shared ones among the blocks from `first`, [layers, heads], on by copies."""
@@ -88,7 +95,7 @@ class SharedBlocks:
         source = blocks[shared]
         if not len(source):
             return
-        target = allocator.allocate(len(source))
+        target = allocator.allocate_like(source)
         rows.enter(index[shared], target)
         allocator.release(source)
         rows.changes.copies.append(BlockCopies(source, target))

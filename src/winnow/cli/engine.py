@@ -88,19 +88,25 @@ def add_sampling_flags(
     title: str,
     skip: Collection[str] = (),
     defaults: Mapping[str, Any] = MappingProxyType({}),
+    also: Collection[str] = (),
 ) -> None:
-    """One flag per sampling parameter, except those of `skip`; `defaults` are the command's own."""
-    add_flags(parser, SamplingParams, title, (*UNFLAGGED, *skip), defaults)
+    """One flag per sampling parameter, except those of `skip`; `defaults` are the command's own.
+
+    Args:
+        also: parameters of a single request, for a command that has one.
+    """
+    without = [name for name in UNFLAGGED if name not in also]
+    add_flags(parser, SamplingParams, title, (*without, *skip), defaults)
 
 
-def sampling_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """The sampling parameters as typed, checked.
+def sampling_options(namespace: argparse.Namespace, also: Collection[str] = ()) -> dict[str, Any]:
+    """The sampling parameters as typed, checked; `also` as in `add_sampling_flags`.
 
     Raises:
         InvalidRequestError: a value is out of range.
     """
     typed = given(namespace, SamplingParams)
-    options = {name: value for name, value in typed.items() if name not in UNFLAGGED}
+    options = {name: value for name, value in typed.items() if name not in UNFLAGGED or name in also}
     SamplingParams.from_mapping(options)
     return options
 

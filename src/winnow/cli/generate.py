@@ -21,10 +21,12 @@ EPILOG = """\
 examples:
   winnow generate "The capital of France is" --max-tokens 20
   winnow generate --chat "Who was Ada Lovelace?" --model path/to/model
+  winnow generate "A colour:" --structured-outputs '{"choice": ["red", "blue"]}'
   cat article.txt | winnow generate - --temperature 0.7 --seed 1
 """
 
 _NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
+_OF_ONE_REQUEST = ("context_tokens", "structured_outputs")
 # More than the 16 tokens that are the default of a request.
 _DEFAULTS = {"max_tokens": 256}
 
@@ -36,12 +38,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from standard input")
     parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
     add_engine_flags(parser)
-    add_sampling_flags(parser, "sampling", skip=_NOT_SHOWN, defaults=_DEFAULTS)
+    add_sampling_flags(parser, "sampling", skip=_NOT_SHOWN, defaults=_DEFAULTS, also=_OF_ONE_REQUEST)
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Answer, and return the exit code."""
-    typed = sampling_options(namespace)
+    typed = sampling_options(namespace, _OF_ONE_REQUEST)
     prompt = read_prompt(namespace.prompt)
     with open_llm(engine_options(namespace)) as llm:
         params = SamplingParams.from_mapping(_DEFAULTS | dict(llm.sampling_defaults) | typed)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from winnow.checks import check_integer
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import check_json_path, require_writable, write_json
-from winnow.config import WEIGHT_DTYPES, EvictionConfig, SchedulerConfig, option
+from winnow.config import WEIGHT_DTYPES, CacheConfig, EvictionConfig, SchedulerConfig, option
 from winnow.errors import UsageError, known_names
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import typed_command
@@ -30,12 +30,15 @@ EPILOG = """\
 examples:
   winnow plan llama-3-8b --gpu L4 --context 8192
   winnow plan llama-3-70b --gpu A100,H100 --gpus 4 --batch 64 --context 4096 --json plan.json
+  winnow plan llama-2-7b --gpu A100 --value-tier host:L=1,N=64
   winnow plan llama-3-8b --gpu L4 --eviction full,snapkv,kv-compress-pd --compression 4 --price 0.8
   winnow plan ./model --hardware this --calibrate bench.json
   winnow plan paper memory
   winnow plan papers kcache
 """
 PAPER, PAPERS = "paper", "papers"
+_NOT_PLANNED = ("kv_memory", "enable_prefix_caching", "prefix_store")
+"""Options of the cache that say nothing about what fits."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,8 @@ class PlanOptions:
         None, "tokens of each answer, of the context; left out: 256, half of it at most"
     )
     dtype: str = option("auto", "of weights; auto: float32 on a CPU, else the model's own")
-    kv_cache_dtype: str = option("auto", "how KVs are stored; auto: as dtype")
     weight_bits: float | None = option(None, "bits of one weight, for quantized weights")
     weight_dtype: str = option("auto", "of linear layers; auto: as dtype", choices=WEIGHT_DTYPES)
-    block_size: int = option(16, "slots of one block")
     utilization: float = option(0.9, "part of the devices' memory that may be used")
     price: float | None = option(None, "of one device for an hour, for the cost of a million tokens")
 
@@ -83,6 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.png and STEM.svg")
     add_flags(parser, PlanOptions, "what is planned for")
+    add_flags(parser, CacheConfig, "how KVs are stored", skip=_NOT_PLANNED)
     add_flags(parser, EvictionConfig, "eviction; several policies: commas between")
     add_flags(parser, SchedulerConfig, "a step")
 
@@ -107,10 +109,16 @@ def execute(namespace: argparse.Namespace) -> int:
         require_writable(namespace.plot.with_suffix(".png"), f"--plot {namespace.plot}")
     found = deployments(namespace, options)
     from winnow.plan.report import plan_of, plan_tables
+    from winnow.plan.value_tier import gain_of, tier_table
 
     request = _request(options, found[0])
     plans = [plan_of(each, request, options.batch) for each in found]
-    _print(plan_tables(plans), markdown=namespace.markdown)
+    tier = found[0].layout.value_tier
+    gains = [] if tier is None else [gain_of(plan, tier) for plan in plans]
+    tables = plan_tables(plans)
+    if tier is not None:
+        tables.append(tier_table(tables[0].columns, gains, tier))
+    _print(tables, markdown=namespace.markdown)
     if namespace.plot is not None:
         from winnow.plan.plots import plan_figure
         from winnow.report.plots import save_figure
@@ -119,6 +127,8 @@ def execute(namespace: argparse.Namespace) -> int:
     head: dict[str, Any] = {"command": typed_command()}
     if len(plans) == 1:
         head |= plans[0].to_json()
+    if gains:
+        head["value_tier"] = [gain.to_json() for gain in gains]
     write_json(namespace.json, head | {"plans": [plan.to_json() for plan in plans]})
     return 0
 
@@ -136,6 +146,7 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
     names = str(typed.pop("eviction", "")).split(",")
     configs = [_eviction(name.strip(), typed) for name in names]
     scheduler = SchedulerConfig(**given(namespace, SchedulerConfig))
+    cache = CacheConfig(**given(namespace, CacheConfig))
     found = []
     for device in options.gpu.split(","):
         hardware = find_hardware(device.strip())
@@ -143,20 +154,18 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
         if namespace.calibrate:
             calibration = calibrate(namespace.calibrate, hardware)
             factors = calibration.factors
-            for source, whole, first in calibration.errors:
-                print(
-                    f"calibrated to {source}: off by {whole:+.1%} of the run, {first:+.1%} of the first token",
-                    file=sys.stderr,
-                )
+            for source, errors in calibration.errors:
+                named = zip(("the run", "the first token", "a decode step"), errors, strict=True)
+                off = ", ".join(f"{error:+.1%} of {what}" for what, error in named if error is not None)
+                print(f"calibrated to {source}: off by {off}", file=sys.stderr)
         found += [
             Deployment(
                 model,
                 hardware,
                 options.gpus,
                 options.dtype,
-                options.kv_cache_dtype,
                 options.weight_bits,
-                options.block_size,
+                cache,
                 config,
                 scheduler,
                 options.utilization,

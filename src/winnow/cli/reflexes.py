@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from winnow.errors import UsageError
@@ -20,12 +20,14 @@ class Reflex:
         accepts: values that ask for what is so anyway.
         option: the engine's option that it stands for; None: it stands for none.
         switch: it takes no value.
+        templates: values that stand for a `--response-template`, and its name.
     """
 
     reason: str
     accepts: Accepts = lambda text: False
     option: str | None = None
     switch: bool = False
+    templates: Mapping[str, str] = field(default_factory=dict)
 
 
 def _is(*values: str) -> Accepts:
@@ -50,10 +52,12 @@ REFLEXES: Mapping[str, Reflex] = {
     "quantization": Reflex("weights are read as they were stored: a GGUF file holds quantised ones"),
     "chat-template": Reflex("the chat template is the one in the model's directory"),
     "tool-call-parser": Reflex(
-        "tool calls are read by the model's own response_template, or by --response-template FILE"
+        "tool calls are read by the model's own response_template, or by --response-template NAME or FILE",
+        templates={"hermes": "hermes", "qwen3_coder": "qwen3-coder", "qwen3_xml": "qwen3-coder"},
     ),
     "reasoning-parser": Reflex(
-        "reasoning is read by the model's own response_template, or by --response-template FILE"
+        "reasoning is read by the model's own response_template, or by --response-template NAME or FILE",
+        templates={"deepseek_r1": "think", "qwen3": "think"},
     ),
     "download-dir": Reflex("models of the Hub go where HF_HOME says"),
     "distributed-executor-backend": Reflex("a model runs in one process", _is("uni")),
@@ -84,8 +88,10 @@ def add_reflex_flags(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def translate_reflexes(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
-    """Put what was typed into the engine's `options`.
+def translate_reflexes(
+    namespace: argparse.Namespace, options: dict[str, Any], server: dict[str, Any]
+) -> None:
+    """Put what was typed into the engine's `options` and the server's.
 
     Raises:
         UsageError: a flag asks for what Winnow does not do; says why, and what it does instead.
@@ -101,6 +107,9 @@ def translate_reflexes(namespace: argparse.Namespace, options: dict[str, Any]) -
         elif reflex.switch:
             if reflex.reason:
                 raise UsageError(f"--{name}: {reflex.reason}")
+        elif value in reflex.templates:
+            # Every form of tool calls has reasoning in it, and that flag comes first.
+            server.setdefault("response_template", reflex.templates[value])
         elif not reflex.accepts(value):
             raise UsageError(f"--{name} {value}: {reflex.reason}")
 

@@ -32,6 +32,7 @@ from winnow.config import EngineConfig
 from winnow.errors import UsageError
 from winnow.json_values import dump_json, json_value
 from winnow.models.hub import locate_model
+from winnow.openai.answers import AnswerReader
 from winnow.outputs import EngineStats
 from winnow.report.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
 from winnow.report.journal import draft_path
@@ -214,6 +215,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
             seed=config.model.seed,
             # Twice what can run, so that whatever ends is replaced at once.
             max_in_flight=2 * config.scheduler.max_num_seqs,
+            reader=AnswerReader.of(llm.tokenizer),
         )
         show_progress()
         driver.run(plan.prompts.path, show_progress)

@@ -49,7 +49,7 @@ def execute(namespace: argparse.Namespace) -> int:
     try:
         from winnow.server.keys import Keys
         from winnow.server.run import serve
-        from winnow.server.service import Service, load_template, model_names
+        from winnow.server.service import Service, load_reader, model_names
     except ModuleNotFoundError as error:
         raise UsageError(
             f"winnow serve needs the package {error.name}: pip install 'winnow-llm[serve]'"
@@ -62,7 +62,7 @@ def execute(namespace: argparse.Namespace) -> int:
             config,
             keys,
             model_names(options.get("model"), config.served_model_name),
-            load_template(config.response_template, llm.tokenizer),
+            load_reader(config.response_template, llm.tokenizer),
         )
 
         def started(address: str) -> None:
@@ -119,7 +119,7 @@ def _options(namespace: argparse.Namespace) -> tuple[dict[str, Any], ServerConfi
             )
         options["model"] = namespace.model_tag
     typed = given(namespace, ServerConfig)
-    translate_reflexes(namespace, options)
+    translate_reflexes(namespace, options, typed)
     EngineConfig.from_options(options)
     model_exists(options.get("model"))
     values = {field.name: typed[field.name] for field in fields(ServerConfig) if field.name in typed}

@@ -10,11 +10,12 @@ from winnow.checks import check_integer, check_number
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import check_json_path, require_writable, write_json, write_text
 from winnow.cli.plan import PlanOptions, add_hardware_flags, deployments
-from winnow.config import EvictionConfig, SchedulerConfig, option
+from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig, option
 from winnow.errors import UsageError
 from winnow.json_values import dump_json
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import typed_command
+from winnow.tenants import OTHERS
 from winnow.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -24,14 +25,20 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Serve a trace of requests with the engine's own loop, scheduler, queue, admission and ledger, on a
 virtual clock: an executor that only tells time stands in for the model. MODEL and devices are those
-of `winnow plan`. Traces are Azure's .csv or Mooncake's .jsonl files (winnow.bench.traces).
+of `winnow plan`. Traces are Azure's .csv or Mooncake's .jsonl files (winnow.bench.traces). Where
+--tenants names some, requests run on their accounts in turn.
 """
 EPILOG = """\
 examples:
   winnow simulate llama-3-8b --gpu L4 --trace AzureLLMInferenceTrace_conv.csv --limit 2000
   winnow simulate llama-3-8b --gpu L4 --trace conv.csv --eviction full,kv-compress-pd --compression 4
+  winnow simulate llama-3-8b --gpu L4 --trace conv.csv --scheduling-policy fair --tenants tenants.json
   winnow simulate llama-3-70b --gpu H100 --gpus 4 --replicas 4 --routing prefix --trace mooncake.jsonl
 """
+
+
+_AMOUNTS = ("kv_memory", "kv_offloading_size", "prefix_store")
+"""Options of the cache that a simulation has defaults of its own for, or no use."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_flags(parser, SimulateOptions, "the simulation")
     add_flags(parser, PlanOptions, "the deployment", skip=("batch", "context", "new_tokens", "price"))
+    add_flags(parser, CacheConfig, "how KVs are stored", skip=_AMOUNTS)
     add_flags(parser, EvictionConfig, "eviction; several policies: commas between")
     add_flags(parser, SchedulerConfig, "a step")
 
@@ -108,12 +116,14 @@ def execute(namespace: argparse.Namespace) -> int:
             deployment,
             options.kv_memory,
             options.max_model_len,
-            prefix_caching=shares,
+            prefix_caching=shares and deployment.cache.enable_prefix_caching,
             host_bytes=options.kv_offloading_size or 0,
             fold=not options.all_rows,
         )
         start = time.perf_counter()
-        simulation = simulate(deployment, setup, trace, options.replicas, make_router(options.routing))
+        router = make_router(options.routing)
+        names = tuple(tenant.name for tenant in deployment.scheduler.tenants if tenant.name != OTHERS)
+        simulation = simulate(deployment, setup, trace, options.replicas, router, tenants=names or (None,))
         values = summary(simulation, options.max_ttft, options.max_tpot)
         values["simulated_in"] = time.perf_counter() - start
         columns.append((_label(deployment, found), values | {"deployment": deployment.to_json()}))

@@ -124,6 +124,7 @@ def execute(namespace: argparse.Namespace) -> int:
             "command": typed_command(),
             "best": None if tuned.best is None else tuned.best.to_json(),
             "held_back": None if tuned.check is None else tuned.check.to_json(),
+            "checked": tuned.checked,
             "run": line,
             "trials": [trial.to_json() for trial in tuned.trials],
         },

@@ -8,6 +8,7 @@ from winnow.config.option import Effect, option
 from winnow.errors import ConfigError
 from winnow.kv_dtype import ROTATIONS, KVDtype, WideParts, check_group
 from winnow.units import format_bytes, parse_bytes
+from winnow.value_tier import ValueTier
 
 KV_RESERVATIONS = ("on-demand", "prompt", "max")
 _LEAST_OFFLOADING = 2**16
@@ -75,6 +76,19 @@ class CacheConfig:
         "others first and last tokens; room for them is set aside for max_num_seqs sequences, and no prefix is shared",
     )
 
+    value_tier: str | None = option(
+        None,
+        "where the values of the upper layers lie, while all keys stay on the device, such as host:L=1,N=128 or "
+        "disk:DIRECTORY:L=1,N=128: values of the first L layers stay on the device, and while decoding a query head "
+        "reads the N values that it weighs most of the others; with renormalize their weights are scaled to the sum of "
+        "all, and size=4GiB limits the bytes of values there, which do not count in kv_memory",
+    )
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether KVs of prompts are kept for later ones, as far as these options say."""
+        return self.enable_prefix_caching and self.kv_reservation == "on-demand"
+
     def __post_init__(self) -> None:
         check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
@@ -96,3 +110,7 @@ class CacheConfig:
         check_choice("kv_rotate", self.kv_rotate, ROTATIONS)
         KVDtype.parse(self.kv_cache_dtype)
         WideParts.parse(self.kv_wide)
+        if ValueTier.parse(self.value_tier) is not None and self.kv_wide is not None:
+            raise ConfigError(
+                f"value_tier does not go with kv_wide, got {self.value_tier} and {self.kv_wide}"
+            )

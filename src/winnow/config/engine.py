@@ -24,6 +24,7 @@ _ONLY_PAGED = {
         "kv_group",
         "kv_rotate",
         "kv_wide",
+        "value_tier",
     ),
     "scheduler": ("max_passes", "watermark_high", "watermark_low"),
     "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_accumulators", "max_round_kvs"),

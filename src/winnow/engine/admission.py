@@ -96,9 +96,9 @@ class Admission:
         cache, layout = config.cache, ledger.layout
         if cache.kv_reservation == "max" and layout.blocks_for(max_model_len) > ledger.size.num_blocks:
             raise ConfigError(
-                f"kv_reservation=max holds {format_bytes(layout.blocks_for(max_model_len) * layout.block_bytes)} of "
+                f"kv_reservation=max holds {format_bytes(ledger.bytes_of(layout.blocks_for(max_model_len)))} of "
                 f"blocks for each request of up to {max_model_len} tokens (max_model_len), and kv_memory "
-                f"{format_bytes(cache.kv_memory)} has {format_bytes(ledger.size.num_blocks * layout.block_bytes)}"
+                f"{format_bytes(cache.kv_memory)} has {format_bytes(ledger.bytes_of(ledger.size.num_blocks))}"
             )
         self._ledger = ledger
         self._config = config

@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from winnow.cache.tier_traffic import TierTraffic
 from winnow.config import SchedulerConfig
 from winnow.engine.admission import Admission
 from winnow.engine.beams import BeamSearch, Continuation
@@ -20,7 +24,7 @@ from winnow.engine.queue import WaitingQueue
 from winnow.engine.request import ReplayTally, Request, Sequence
 from winnow.engine.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
-from winnow.outputs import EngineStats, EvictionReport
+from winnow.outputs import EngineStats, EvictionReport, ValueTierStats
 from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -51,6 +55,7 @@ class Engine(RequestLoop):
         self._open_store = open_store
         self._replay = ReplayTally()
         self._seconds = {"schedule": 0.0, "execute": 0.0}
+        self._traffic, self._last_traffic = TierTraffic(), TierTraffic()
 
     def stats(self) -> EngineStats:
         ledger, rounds = self._scheduler.ledger, self._scheduler.rounds
@@ -63,11 +68,11 @@ class Engine(RequestLoop):
             num_queued_tokens=self._scheduler.waiting.num_tokens,
             kv_bytes_used=ledger.used_bytes,
             kv_bytes_peak=ledger.peak_bytes,
-            kv_bytes_held=ledger.allocator.num_used * ledger.layout.block_bytes,
+            kv_bytes_held=ledger.held_bytes,
             kv_bytes_budget=self._kv_memory,
             prompt_tokens=self._requests.prompt_tokens,
             cached_tokens=ledger.prefixes.num_hit_tokens,
-            cached_bytes=ledger.allocator.num_cached * ledger.layout.block_bytes,
+            cached_bytes=ledger.cached_bytes,
             generated_tokens=self._requests.generated_tokens,
             num_preemptions=self._scheduler.num_preemptions,
             num_swaps=swaps.num_swaps,
@@ -78,6 +83,7 @@ class Engine(RequestLoop):
             host_bytes_used=host.used_bytes,
             host_bytes_peak=host.peak_bytes,
             host_bytes_budget=host.limit,
+            value_tier=self._tier_stats(),
             num_steps=self._num_steps,
             num_rounds=rounds.rounds,
             replay_tokens=self._replay.tokens,
@@ -93,13 +99,25 @@ class Engine(RequestLoop):
             tenants=self._scheduler.accounts.stats(self._scheduler.running, self._scheduler.waiting),
         )
 
+    def _tier_stats(self) -> ValueTierStats | None:
+        layout, ledger = self._executor.layout, self._scheduler.ledger
+        if layout.value_tier is None:
+            return None
+        return ValueTierStats(
+            ledger.tier_bytes,
+            ledger.size.tier_bytes(layout),
+            replace(self._traffic),
+            replace(self._last_traffic),
+        )
+
     def occupancy(self) -> Occupancy:
         return measure_occupancy(self._scheduler.running, self._scheduler.ledger, self._executor.layout)
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
         layout = self._executor.layout
-        return layout.blocks_for(num_kvs) * layout.block_bytes
+        rows = np.full((layout.num_layers, layout.num_kv_heads), num_kvs)
+        return layout.device_bytes(layout.by_kind(layout.row_blocks(rows)))
 
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """Write the compressed context of a request that was answered to a directory. Returns the file's path.
@@ -202,6 +220,9 @@ class Engine(RequestLoop):
             self._restart()
             raise
         executed = self._clock()
+        if result.traffic is not None:
+            self._last_traffic = result.traffic
+            self._traffic.add(result.traffic)
         self._scheduler.advance(step)
         self._count_replays(step, executed - scheduled)
         self._scheduler.record_step(step, executed - scheduled)

@@ -9,14 +9,14 @@ def eviction_report(sequence: Sequence, layout: CacheLayout) -> EvictionReport |
     """None while the sequence runs, if it never got a slot, or if no policy was asked for."""
     if sequence.kept is None or sequence.request.policy_name is None:
         return None
-    held = int(layout.row_blocks(sequence.kept).sum())
+    held = layout.by_kind(layout.row_blocks(sequence.kept))
     eviction = sequence.eviction
     return EvictionReport(
         policy=sequence.request.policy_name,
         kv_budget=None if eviction is None else eviction.budget,
         num_tokens=sequence.kv.num_computed,
         kept=tuple(tuple(row) for row in sequence.kept.tolist()),
-        bytes_held=held * layout.block_bytes,
+        bytes_held=layout.device_bytes(held),
         bytes_freed=sequence.rounds.freed_blocks * layout.block_bytes,
         rounds=sequence.rounds.rounds,
         seconds=sequence.rounds.seconds,

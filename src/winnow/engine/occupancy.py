@@ -34,10 +34,9 @@ def measure_occupancy(running: Iterable[Sequence], ledger: Ledger, layout: Cache
         if sequence.kv.slot is None or not sequence.kv.num_computed:
             continue
         lengths = ledger.lengths[sequence.kv.slot]
-        blocks = int(layout.row_blocks(lengths).sum())
+        held = layout.device_bytes(layout.by_kind(layout.row_blocks(lengths)))
         tenant = sequence.request.tenant or ""
-        tenants[tenant] = tenants.get(tenant, 0) + blocks * layout.block_bytes
+        tenants[tenant] = tenants.get(tenant, 0) + held
         kept += lengths / sequence.kv.num_computed
         count += 1
-    filled = ledger.num_filled_slots() * layout.block_bytes // layout.block_size
-    return Occupancy(tenants, (kept / count).round(4).tolist() if count else [], filled)
+    return Occupancy(tenants, (kept / count).round(4).tolist() if count else [], ledger.filled_bytes)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from winnow.cache import CacheUpdate
+from winnow.cache.tier_traffic import TierTraffic
 from winnow.eviction import SequenceEviction
 from winnow.outputs import LogprobDict
 from winnow.sampling import SamplingParams
@@ -102,3 +103,5 @@ class StepResult:
     """By index of the plan's entry: logprobs of the prompt tokens that follow those computed."""
     errors: dict[int, str] = field(default_factory=dict)
     """By index of the sampler: why it gave no token. Its request fails alone."""
+    traffic: TierTraffic | None = None
+    """What went to and from values that lie apart, since the last step; None: none do."""

@@ -64,8 +64,10 @@ class PrefixStore:
         self._directory = directory
         self._layout = layout
         shape = (layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.block_size)
+        # Where values lie apart, blocks are padded.
+        apart = [] if layout.value_tier is None else [repr(layout.block_format)]
         # The codec with its groups and rotations, which its name does not tell.
-        self._made_for = dump_json([FORMAT, model, repr(layout.codec), repr(layout.wide), shape])
+        self._made_for = dump_json([FORMAT, model, repr(layout.codec), repr(layout.wide), shape, *apart])
         self._warned: set[Path] = set()
 
     def path(self, key: PrefixKey) -> Path:

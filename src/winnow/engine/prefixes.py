@@ -121,6 +121,8 @@ class PrefixSharing:
             if sequence.kv.last_round or _observes(sequence, start, end - start):
                 return
             end = min(end, eviction.num_shareable)
+        if self._ledger.layout.value_tier is not None:
+            end = min(end, sequence.prompt_len)  # later tokens read some values, and as part of a prompt all
         chain.extend(sequence.token_ids)
         for index in range(start // size, end // size):
             self._ledger.prefix_rows.remember(

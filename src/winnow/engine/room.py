@@ -29,6 +29,8 @@ class Room:
 
     def is_open(self, running: SequenceType[Sequence]) -> bool:
         """Whether newcomers are considered."""
+        if not running:
+            self._ledger.allocator.retry()
         if not running or self._ledger.allocator.num_used <= self._low:
             self._closed = False
         return not self._closed
@@ -79,8 +81,9 @@ class Room:
             blocks, pages = ledger.blocks_held(slot) + more.blocks, len(ledger.pages.of(slot)) + more.pages
         return (
             f"kv_memory is too small for this request alone: with {sequence.num_tokens} tokens it needs at least "
-            f"{blocks} blocks ({format_bytes(blocks * layout.block_bytes)}) and {pages} table pages, and there are "
-            f"{size.num_blocks} ({format_bytes(size.num_blocks * layout.block_bytes)}) and {size.num_pages}"
+            f"{blocks} blocks ({format_bytes(ledger.bytes_of(blocks))}) and {pages} table pages, and there are "
+            f"{size.num_blocks} ({format_bytes(ledger.bytes_of(size.num_blocks))}) and {size.num_pages}"
+            + _explain_kinds(ledger)
         )
 
     def growth(self, sequence: Sequence) -> int:
@@ -109,3 +112,14 @@ class Room:
             layout.blocks_seen(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
         )
         return min(max(most - held, 0), layout.rows_per_seq)
+
+
+def _explain_kinds(ledger: Ledger) -> str:
+    """What else may lack where values of some layers lie on a tier."""
+    tier, allocator = ledger.layout.value_tier, ledger.allocator
+    if tier is None:
+        return ""
+    if allocator.refusal is not None:
+        return f"; value_tier={tier} has no room for more values: {allocator.refusal}"
+    near, far = ledger.size.by_kind
+    return f", of which {near} serve the first {tier.layers} layers and {far} the others (value_tier={tier})"

@@ -22,7 +22,7 @@ from winnow.engine.plan_builder import PlanBuilder, ScheduledStep
 from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
 from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.prefix_store import PrefixStore
-from winnow.engine.prefixes import PrefixSharing
+from winnow.engine.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.replays import drop, drop_finished, replaying
 from winnow.engine.request import Request, RoundTally, Sequence
@@ -188,7 +188,6 @@ class Scheduler:
         for sequence in urgent:
             if sequence in self.waiting and (first := self._start(sequence, budget)):
                 planned.append((sequence, first))
-                self._append(planned[-1:])
                 budget -= first
         # Found anew: to make room for the decoding ones, others may have been preempted.
         missing = replaying(self.ledger, self.running)[1] if waits else {}
@@ -210,7 +209,6 @@ class Scheduler:
         planned += chunks
         while first := self._admit_next(budget):
             planned.append((self.running[-1], first))
-            self._append(planned[-1:])
             budget -= first
         return self._builder.build(planned)
 
@@ -298,7 +296,8 @@ class Scheduler:
         return 0
 
     def _start(self, sequence: Sequence, budget: int) -> int:
-        """Start a waiting sequence if it fits. Returns the tokens it computes in this step, or 0."""
+        """Start a waiting sequence if it fits, and take room for the tokens that it computes in this step. Returns
+        their number, or 0."""
         if sequence.kv.host_id is not None:
             return 0  # a swapped one resumes before the next step is planned
         if not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
@@ -313,17 +312,33 @@ class Scheduler:
             if lacking > 0:
                 self._room.hold_back()
             return 0
+        if not self._enter(sequence, prefix, count):
+            sequence.kv = KVState()
+            self._room.hold_back()
+            return 0
         self.waiting.remove(sequence)
-        sequence.kv.slot = self.ledger.open()
-        if sequence.request.reserved_tokens is not None:
-            self.ledger.reserve(sequence.kv.slot, sequence.request.reserved_tokens)
-        self.prefixes.adopt(sequence, prefix, count)
         self._builder.announce(sequence)
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
             self._charge(sequence.request.tenant, sequence.prompt_len - sequence.kv.num_computed, 0)
         self.running.append(sequence)
         return count
+
+    def _enter(self, sequence: Sequence, prefix: FoundPrefix, count: int) -> bool:
+        """Open a slot for a sequence that begins with a prefix, with room for its next `count` tokens.
+
+        False: one kind of blocks is short where all together would do; nothing has changed.
+        """
+        sequence.kv.slot = slot = self.ledger.open()
+        try:
+            if sequence.request.reserved_tokens is not None:
+                self.ledger.reserve(slot, sequence.request.reserved_tokens)
+            self.prefixes.adopt(sequence, prefix, count)
+            self.ledger.append([slot], [count])
+        except OutOfBlocksError:
+            self.ledger.close(slot)
+            return False
+        return True
 
     def _resume_next(self) -> None:
         """Let swapped sequences go on that are next in turn, before rounds: one of theirs may be due."""

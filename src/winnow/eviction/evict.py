@@ -61,6 +61,7 @@ def evict(
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
         reassign(cache.pool, rows.slot.transpose(0, 1), kept, rotation)
+    cache.pool.moved(rows.block.flatten())
     cache.tables.set_lengths(np.array(slots, dtype=np.int64), lengths_after)
     return lengths_after
 

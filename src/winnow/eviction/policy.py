@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from winnow.attention import AttentionObserver
+from winnow.cache import KVCodec
 from winnow.errors import ConfigError
 from winnow.eviction.budgets import Budget, EqualHeads, LazyLayers, Recipes
 from winnow.eviction.keep import Keep
@@ -39,6 +40,13 @@ class EvictionPolicy:
             raise ConfigError(
                 "reassign_positions needs the score Recency and EqualHeads over EqualLayers: "
                 "a token can have one position only if all rows keep the same tokens"
+            )
+
+    def check_codec(self, codec: KVCodec) -> None:
+        """Raise ConfigError where KVs that are stored so cannot be evicted, and the policy evicts."""
+        if not (codec.movable or self.when.never):
+            raise ConfigError(
+                f"kv_cache_dtype {codec.name} cannot be evicted, as keys of a block share scales: give eviction=full"
             )
 
     def _check_score(self) -> None:

@@ -112,7 +112,7 @@ class LayerRows:
         self.length = rows.length[layer]
         self.position = rows.position[layer]
         self.protected = rows.protected[layer]
-        self.pool = rows.cache.pool
+        self.pool = rows.cache.pool.of_layer(layer)
         self._rows = rows
 
     @cached_property
@@ -144,6 +144,8 @@ class LayerRows:
 
     def values(self) -> Tensor:
         """The values, float32 [B, H, N, d]; zeros where not valid."""
+        if self.pool.layout.is_far(self.layer):
+            self.pool.count_scored(int(self.length.sum()))
         return self._where_valid(self.pool.values_of(self._block))
 
     @property

@@ -5,14 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from winnow.attention import open_backend
-from winnow.cache import CacheLayout
-from winnow.config import CacheConfig, EngineConfig
+from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
 from winnow.engine.instructor import Instructor
 from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.scheduler import Scheduler
-from winnow.errors import ConfigError
 from winnow.eviction import EvictionPolicy
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.json_values import dump_json
@@ -33,15 +31,7 @@ def build_engine(
     if num_accumulators is None:
         num_accumulators = max(policy.score.num_accumulators, 1)
     layout = loaded.kv_layout(config.cache, num_accumulators)
-    if not (layout.codec.movable or policy.when.never):
-        raise ConfigError(
-            f"kv_cache_dtype {layout.codec.name} cannot be evicted, as keys of a block share scales: give eviction=full"
-        )
-    for name in ("prefix_store", "kv_offloading_size") if layout.wide.any else ():
-        if getattr(config.cache, name) is not None:
-            raise ConfigError(
-                f"{name} does not go with kv_wide={layout.wide}: what is wide lies beside the blocks that are copied"
-            )
+    policy.check_codec(layout.codec)
     backend = open_backend(config.model.attention_backend, loaded.device, layout)
     executor = TorchExecutor(loaded, config, backend, num_accumulators)
 
@@ -54,10 +44,13 @@ def build_engine(
         executor,
         clock,
         max_round_kvs=config.eviction.max_round_kvs,
-        prefix_caching=_shares_prefixes(config.cache, layout),
+        # Not where a sequence has KVs beside its blocks, which another would lack.
+        prefix_caching=config.cache.shares_prefixes and not layout.wide.any,
         host_bytes=config.cache.kv_offloading_size or 0,
         prefix_store=store,
     )
+    if executor.values_apart is not None:
+        scheduler.ledger.allocator.withhold(executor.values_apart.grant, executor.values_apart.grant_size)
     if config.cache.kv_offloading_size is not None:
         scheduler.record_copies(*executor.time_copies(clock))
     admission = Admission(
@@ -80,13 +73,6 @@ def build_engine(
         config.scheduler,
         open_store,
     )
-
-
-def _shares_prefixes(config: CacheConfig, layout: CacheLayout) -> bool:
-    """Not where a sequence has KVs beside its blocks, which another would lack."""
-    if layout.wide.any or config.kv_reservation != "on-demand":
-        return False
-    return config.enable_prefix_caching
 
 
 def _identity(loaded: LoadedModel, config: EngineConfig) -> str:

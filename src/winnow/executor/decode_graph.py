@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionObserver, Spans
+from winnow.attention.spans import NEVER
 
 # Batches are filled up to a power of two, large ones to a multiple of this.
 _BATCH_STEP = 64
@@ -158,6 +159,7 @@ class DecodeGraphs:
             first_position=ones * 0,
             observe=(key.observe,) * key.batch,
             observe_from=ones * 0,
+            select_from=ones * NEVER,
             static_slots=slot,
         )
         if not self._capturable(spans):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionObserver, PagedCache, Spans
+from winnow.attention.spans import NEVER
 from winnow.cache import (
     CacheSize,
     CacheUpdate,
@@ -20,6 +21,8 @@ from winnow.cache import (
 )
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
+from winnow.cache.tier_traffic import TierTraffic
+from winnow.cache.value_store import ValueStore
 from winnow.config import EngineConfig
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan, StepResult
 from winnow.errors import InvalidRequestError, UnsupportedModelError, describe_error
@@ -72,7 +75,7 @@ class TorchExecutor:
         self._signals = EngineSignals(size.max_num_seqs, model, lambda: locate_model(config.model))
         self._watches_residuals = self._watches_inputs = False
         self._graphs: DecodeGraphs | None = None
-        if model.device.type == "cuda":
+        if model.device.type == "cuda" and layout.value_tier is None:  # values are chosen on the host
             self._graphs = DecodeGraphs(
                 self.decode_logits,
                 lambda spans: backend.capturable(spans, geometry.num_query_heads),
@@ -117,6 +120,11 @@ class TorchExecutor:
         assert self.cache.host is not None, "the cache was allocated with one"
         return self.cache.host.time_copies(clock)
 
+    @property
+    def values_apart(self) -> ValueStore | None:
+        """Where values of some layers lie."""
+        return self.cache.pool.values_apart
+
     def state_bytes(self, slot: int) -> int:
         return self._signals.nbytes(slot)
 
@@ -146,6 +154,7 @@ class TorchExecutor:
             replays,
         )
         rows = self._forward(plan, spans, step, wanted)
+        traffic = self._take_traffic(plan)
         for entry in plan.entries:
             for slot in entry.forks:
                 self._signals.fork(entry.slot, slot, self._states)
@@ -156,13 +165,25 @@ class TorchExecutor:
         }
         samplers = plan.samplers
         if not samplers:
-            return StepResult([], [], scored)
+            return StepResult([], [], scored, traffic=traffic)
         if logits.samples != list(range(len(rows))):  # in most steps each row is sampled from once
             rows = rows[torch.tensor(logits.samples, device=rows.device)]
         self._enter(samplers)
         sampled = self._sampler.sample(rows, samplers)
         errors = {row: fault.explain(self._model.dtype) for row, fault in sampled.faults.items()}
-        return StepResult(sampled.token_ids, sampled.logprobs, scored, errors)
+        return StepResult(sampled.token_ids, sampled.logprobs, scored, errors, traffic)
+
+    def _take_traffic(self, plan: StepPlan) -> TierTraffic | None:
+        """What went to and from the values that lie apart since the last step, the rounds before this one included."""
+        apart, layout = self.values_apart, self.layout
+        if apart is None:
+            return None
+        rows = plan.num_tokens * (layout.num_layers - layout.near_layers) * layout.num_kv_heads
+        keys = rows if apart.tier.keys else 0
+        nbytes = rows * apart.slot_bytes + keys * apart.key_bytes
+        apart.traffic.add(TierTraffic(rows_written=rows, keys_written=keys, bytes_written=nbytes))
+        traffic, apart.traffic = apart.traffic, TierTraffic()
+        return traffic
 
     def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         targets = [
@@ -217,6 +238,12 @@ class TorchExecutor:
             raise InvalidRequestError(
                 f"positions cannot be re-assigned beside kv_wide={self.layout.wide}, which finds KVs by position"
             )
+        tier = self.layout.value_tier
+        if tier is not None and tier.keys and policy.observes[True] is not None:
+            raise InvalidRequestError(
+                f"eviction by the attention of decoded tokens needs all keys on the device, got value_tier={tier}: "
+                "leave keys out of it, or give a policy that watches prompts alone"
+            )
         if policy.reassign_positions and self._model.rotation is None:
             raise InvalidRequestError(
                 f"positions cannot be re-assigned: how {type(self._model.model).__name__} rotates keys is not known"
@@ -270,7 +297,20 @@ class TorchExecutor:
             device=self._model.device,
             observe=[observe for observe, _ in observed],
             observe_from=[first for _, first in observed],
+            select_from=self._select_from(plan),
         )
+
+    def _select_from(self, plan: StepPlan) -> list[int] | None:
+        """The first position of each sequence whose query chooses among values on a tier: that of its answer.
+
+        A token that is computed again, in a chunk, chooses as it did. Replays read all values.
+        """
+        if self.layout.value_tier is None:
+            return None
+        return [
+            NEVER if entry.replay is not None else self._states[entry.slot].prompt_len - entry.position_offset
+            for entry in plan.entries
+        ]
 
     def _observed(self, entry: PlannedSequence) -> tuple[AttentionObserver | None, int]:
         """What the entry's queries add to accumulators, and the first position that counts."""

@@ -1,18 +1,16 @@
 """What loading a model gives."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from winnow.cache import CacheLayout, make_codec
-from winnow.checks import require
+from winnow.cache import CacheLayout
 from winnow.config import CacheConfig
-from winnow.errors import ConfigError
-from winnow.kv_dtype import BY_BLOCK, PLAIN_FORMATS, KVDtype, WideParts
 from winnow.models.geometry import ModelGeometry
+from winnow.models.kv_layout import configured_layout
 from winnow.models.int8_linear import Int8Weights
 from winnow.models.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.tokens import token_kinds
@@ -24,10 +22,6 @@ if TYPE_CHECKING:
     from winnow.models.packed.decoder import PackedDecoder
 
     ServedModel: TypeAlias = PreTrainedModel | PackedDecoder
-
-
-# KVs that KIVI leaves in 16 bits (its R), unless kv_wide says it.
-_KIVI_RECENT = 128
 
 
 @dataclass(frozen=True)
@@ -88,32 +82,17 @@ class LoadedModel(PlainModel):
         Raises:
             ConfigError: KVs of the model's head_dim cannot be stored as `config` says.
         """
-        dtype = str(self.dtype).removeprefix("torch.")
-        kind = KVDtype.parse(config.kv_cache_dtype).resolved(dtype)
-        wide = WideParts.parse(config.kv_wide, dtype="float16" if dtype == "float32" else dtype)
-        if kind.k in BY_BLOCK:
-            wide = replace(wide, recent=wide.recent or _KIVI_RECENT)
-            what = f"at least block_size ({config.block_size}) recent KVs for {kind}"
-            require(wide.recent >= config.block_size, "kv_wide", what, config.kv_wide)
-        layers = self.geometry.num_layers
-        require(wide.layers < layers, "kv_wide", f"fewer layers than the model's {layers}", config.kv_wide)
-        if wide.any and {kind.k, kind.v} <= set(PLAIN_FORMATS):
-            raise ConfigError(
-                f"kv_wide={wide} keeps KVs in 16 bits beside a kv_cache_dtype of fewer, got {kind}: leave it out"
-            )
-        layout = CacheLayout(
-            self.geometry.num_layers,
-            self.geometry.num_kv_heads,
-            self.geometry.head_dim,
-            config.block_size,
-            make_codec(kind, config.kv_group, config.kv_rotate, config.block_size),
-            num_accumulators,
-            self.geometry.windows,
-            chunk,
-            wide,
+        geometry = self.geometry
+        return configured_layout(
+            config,
+            num_layers=geometry.num_layers,
+            num_kv_heads=geometry.num_kv_heads,
+            head_dim=geometry.head_dim,
+            dtype=str(self.dtype).removeprefix("torch."),
+            num_accumulators=num_accumulators,
+            windows=geometry.windows,
+            chunk=chunk,
         )
-        _ = layout.block_format
-        return layout
 
     @property
     def forward_model(self) -> "ServedModel":

@@ -10,7 +10,7 @@ from winnow.errors import InvalidRequestError
 from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.openai.parameters import sampling_from_body
-from winnow.openai.tools import read_template_options
+from winnow.openai.tools import ForcedCalls, read_template_options, read_tools
 from winnow.sampling import SamplingParams
 
 Message = dict[str, Any]
@@ -42,6 +42,7 @@ class CompletionRequest:
         continuous_usage: count tokens in every chunk.
         return_token_ids: report token ids beside texts.
         priority: greater is served first, as in `NewRequest`; bodies say it the other way round, as vLLM does.
+        forced: the calls that the answer must be; None: it may be text.
     """
 
     prompts: tuple[Prompt, ...]
@@ -56,6 +57,7 @@ class CompletionRequest:
     return_token_ids: bool = False
     priority: int = 0
     template: TemplateOptions = field(default=PLAIN)
+    forced: ForcedCalls | None = None
 
     @property
     def prompt(self) -> Prompt | None:
@@ -89,7 +91,10 @@ def read_body(
     stream, include_usage, continuous = _read_stream(values)
     if stream and not served:
         raise ApiError("unsupported_parameter", "stream is not supported in a batch", "stream")
-    template = read_template_options(values) if chat else PLAIN
+    template, forced = PLAIN, None
+    if chat:
+        tools, forced = read_tools(values)
+        template = read_template_options(values, tools)
     echo = _switch(values, "echo")
     if echo and chat:
         raise ApiError("unsupported_parameter", f"echo is not supported for {endpoint.value}", "echo")
@@ -101,6 +106,12 @@ def read_body(
     if echo and values.get("logprobs") is not None:
         values.setdefault("prompt_logprobs", values["logprobs"])
     params = sampling_from_body(values, defaults, chat=chat)
+    if forced is not None and params.structured_outputs is not None:
+        raise ApiError(
+            "invalid_request",
+            "tool_choice demands calls, so the answer can have no other form",
+            "tool_choice",
+        )
     prompts = () if chat else _read_prompts(body["prompt"], several=served)
     messages = read_messages(body["messages"]) if chat else None
     if len(prompts) * params.n > MAX_SEQUENCES:
@@ -122,6 +133,7 @@ def read_body(
         return_token_ids,
         -priority,
         template,
+        forced,
     )
 
 

@@ -107,9 +107,10 @@ def finish_reason(answer: CompletionOutput) -> str | None:
 def _chat_choice(
     form: ResponseForm, output: RequestOutput, answer: CompletionOutput, index: int
 ) -> dict[str, Any]:
-    message = {"role": "assistant", "content": answer.text}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
     if form.parse is not None:
         message = dict(form.parse(output, answer))
+    message |= {"refusal": None, "annotations": []}
     reason = "tool_calls" if message.get("tool_calls") and answer.finish_reason == "stop" else None
     return {
         "index": index,

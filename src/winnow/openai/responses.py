@@ -1,5 +1,6 @@
 """/v1/responses, read as a chat and written from one."""
 
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled", "auto"),
     "context_management": (),
 }
+_NO_TOOL: Record = {"description": None, "parameters": None, "strict": None}
 _REASONS = {
     "previous_response_id": "responses are not kept: send the whole conversation in input",
     "conversation": "conversations are not kept: send the whole conversation in input",
@@ -192,6 +194,7 @@ class ResponseWriter:
             "id": self.id,
             "object": "response",
             "created_at": self.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "background": False,
             "error": None,
@@ -201,15 +204,22 @@ class ResponseWriter:
             "metadata": body.get("metadata") or {},
             "model": self.model,
             "output": list(self.output),
+            "max_tool_calls": body.get("max_tool_calls"),
             "parallel_tool_calls": body.get("parallel_tool_calls", True) is not False,
+            "presence_penalty": body.get("presence_penalty") or 0.0,
+            "frequency_penalty": body.get("frequency_penalty") or 0.0,
             "previous_response_id": None,
+            "prompt_cache_key": body.get("prompt_cache_key"),
             "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
+            "safety_identifier": body.get("safety_identifier"),
+            "service_tier": "default",
             "store": False,
-            "temperature": body.get("temperature", 1.0),
+            "temperature": _or(body.get("temperature"), 1.0),
             "text": {"format": text.get("format") or {"type": "text"}},
             "tool_choice": body.get("tool_choice") or "auto",
-            "tools": body.get("tools") or [],
-            "top_p": body.get("top_p", 1.0),
+            "tools": [_NO_TOOL | tool for tool in body.get("tools") or []],
+            "top_logprobs": body.get("top_logprobs") or 0,
+            "top_p": _or(body.get("top_p"), 1.0),
             "truncation": "disabled",
             "usage": None if usage is None else _usage(usage),
             "user": body.get("user"),
@@ -292,6 +302,10 @@ class ResponseWriter:
     def _place(self) -> Record:
         assert self._open is not None
         return {"item_id": self._open["id"], "output_index": len(self.output)}
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
 
 
 def _usage(usage: Mapping[str, Any]) -> Record:

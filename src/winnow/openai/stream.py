@@ -1,31 +1,21 @@
 """The chunks of a streamed answer."""
 
 import codecs
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from json.encoder import encode_basestring as encode_text
+from typing import Any
 
+from winnow.openai.answers import THINKING, AnswerParser, tool_call
+from winnow.openai.events import event
 from winnow.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
 from winnow.openai.response import ResponseForm, echo_alone, extras, finish_reason, usage_object
-from winnow.openai.tools import THINKING, tool_call
 from winnow.outputs import CompletionOutput, RequestOutput
 
 Record = dict[str, Any]
 
-
-class AnswerParser(Protocol):
-    """Sorts an answer into reasoning, content and tool calls as it grows: transformers' `ResponseParser`."""
-
-    initial_events: list[dict[str, Any]]
-
-    def feed(self, text: str) -> list[dict[str, Any]]:
-        """Take the next piece of text; return what it means."""
-        ...
-
-    def finalize(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Take the end of the answer; return the message, and what the end means."""
-        ...
-
+# A text for another's place: of the private characters, which no model's name has.
+_MARK = "\ue000"
 
 ParserFactory = Callable[[RequestOutput], AnswerParser]
 
@@ -39,8 +29,12 @@ class _Choice:
     num_tokens: int = 0
     parser: AnswerParser | None = None
     num_calls: int = 0
+    call_text: str = ""
+    """Text of a call that has not ended."""
     offset: int = 0
     """Characters of the tokens so far."""
+    frame: tuple[str, str] | None = None
+    """What stands before and behind the text in an event that brings nothing else."""
     decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
@@ -90,6 +84,45 @@ class ChunkStream:
             make = self._chat_chunks if self._form.is_chat else self._text_chunks
             yield from make(index, choice, output, answer, first)
 
+    def events(self, place: int, output: RequestOutput) -> str:
+        """As `push`, written as server-sent events; empty where there is nothing to say."""
+        plain = self._plain_event(place, output)
+        return plain if plain is not None else "".join(map(event, self.push(place, output)))
+
+    def _plain_event(self, place: int, output: RequestOutput) -> str | None:
+        """The event of a delta that is text alone, as most are, without the chunk; None: it is more, or the first."""
+        if len(output.outputs) != 1 or self._continuous:
+            return None
+        [answer] = output.outputs
+        choice = self._choices.get(place * self._form.n + answer.index)
+        if (
+            choice is None
+            or not choice.started
+            or choice.ended
+            or choice.parser is not None
+            or not answer.text
+            or self._form.token_ids
+            or echo_alone(self._form)
+            or answer.finish_reason is not None
+            or answer.stop_reason is not None
+            or answer.logprobs is not None
+            or answer.eviction is not None
+        ):
+            return None
+        if choice.frame is None:
+            choice.frame = self._frame(place * self._form.n + answer.index)
+        choice.num_tokens += len(answer.token_ids)
+        before, behind = choice.frame
+        return f"{before}{encode_text(answer.text)}{behind}"
+
+    def _frame(self, index: int) -> tuple[str, str]:
+        if self._form.is_chat:
+            chunk = self._chunk(_chat_choice(index, {"content": _MARK}))
+        else:
+            chunk = self._chunk(_text_choice(index, _MARK))
+        before, _, behind = event(chunk).rpartition(encode_text(_MARK))
+        return before, behind
+
     def usage_chunk(self) -> Record:
         """Return the chunk that counts tokens, after all others."""
         return {**self._head, "choices": [], "usage": self.usage()}
@@ -122,17 +155,11 @@ class ChunkStream:
         elif echo is not None and echo.alone:
             text, logprobs = "", None
         if text or logprobs is not None or answer.finish_reason is not None or self._form.token_ids:
-            yield self._chunk(
-                {
-                    "index": index,
-                    "text": text,
-                    "logprobs": logprobs,
-                    "finish_reason": "length"
-                    if echo_alone(self._form) and answer.finish_reason
-                    else finish_reason(answer),
-                    **extras(self._form, answer, output if first else None),
-                }
-            )
+            reason = finish_reason(answer)
+            if echo_alone(self._form) and reason:
+                reason = "length"
+            found = _text_choice(index, text, logprobs, reason)
+            yield self._chunk(found | extras(self._form, answer, output if first else None))
 
     def _offsets(self, choice: _Choice, answer: CompletionOutput) -> list[int]:
         """Where each token of a delta begins in the whole text."""
@@ -171,27 +198,38 @@ class ChunkStream:
         parser = choice.parser
         if parser is None:
             return [{"content": answer.text}] if answer.text else []
+        found: list[Record] = []
+        lost = answer.text
         try:
-            events = parser.feed(answer.text)
+            found += self._read(choice, parser.feed(answer.text))
+            lost = ""
             if answer.finish_reason is not None:
-                events = [*events, *parser.finalize()[1]]
-        except Exception:  # the model broke its own rules: what follows is text
+                found += self._read(choice, parser.finalize()[1])
+        except Exception:  # the model broke its own rules: an unfinished call is text, and so is what follows
             choice.parser = None
-            return [{"content": answer.text}] if answer.text else []
+            if text := choice.call_text + lost:
+                found.append({"content": text})
+        return found
+
+    def _read(self, choice: _Choice, events: Sequence[Mapping[str, Any]]) -> list[Record]:
+        """What a parser's events add to the message."""
         found = []
-        for event in events:
-            delta = self._event_delta(choice, event)
+        for parsed in events:
+            if parsed["field"] == "tool_calls":
+                is_text = parsed["type"] == "region_chunk"
+                choice.call_text = choice.call_text + parsed["text"] if is_text else ""
+            delta = self._event_delta(choice, parsed)
             if delta is not None:
                 found.append(delta)
         return found
 
     @staticmethod
-    def _event_delta(choice: _Choice, event: Mapping[str, Any]) -> Record | None:
-        name, kind = event["field"], event["type"]
+    def _event_delta(choice: _Choice, parsed: Mapping[str, Any]) -> Record | None:
+        name, kind = parsed["field"], parsed["type"]
         if name == "tool_calls":
             if kind != "region_close":
                 return None
-            values = event["value"] if isinstance(event["value"], list) else [event["value"]]
+            values = parsed["value"] if isinstance(parsed["value"], list) else [parsed["value"]]
             calls = [
                 {"index": choice.num_calls + place, **tool_call(call)} for place, call in enumerate(values)
             ]
@@ -200,8 +238,12 @@ class ChunkStream:
         if kind != "region_chunk":
             return None
         if name in THINKING:
-            return {"reasoning_content": event["text"]}
-        return {"content": event["text"]} if name == "content" else None
+            return {"reasoning_content": parsed["text"]}
+        return {"content": parsed["text"]} if name == "content" else None
+
+
+def _text_choice(index: int, text: str, logprobs: Record | None = None, reason: str | None = None) -> Record:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _chat_choice(

@@ -1,8 +1,7 @@
-"""What a chat body tells the model's template: tools, and how the prompt ends."""
+"""What a chat body tells the model's template: tools, and how the prompt ends; and which tools it must call."""
 
-import json
-import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from winnow.chat import TemplateOptions
@@ -16,23 +15,91 @@ _VARIABLES = ("enable_thinking", "thinking", "reasoning_effort", "preserve_think
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
-def read_template_options(values: dict[str, Any]) -> TemplateOptions:
-    """Take what is the template's out of a body's `values`.
+@dataclass(frozen=True)
+class ForcedCalls:
+    """What `tool_choice` demands: the answer is calls of these functions, and nothing else but reasoning before them.
+
+    Attributes:
+        functions: as OpenAI describes them; at least one.
+        several: more than one call is allowed.
+    """
+
+    functions: Sequence[Mapping[str, Any]]
+    several: bool
+
+
+def read_tools(values: dict[str, Any]) -> tuple[Sequence[Mapping[str, Any]], ForcedCalls | None]:
+    """Take `tools`, `tool_choice` and `parallel_tool_calls` out of a body's `values`.
+
+    Returns:
+        The tools that the template shows, and the calls that are demanded; None: a call is the model's to make.
 
     Raises:
         ApiError: names the field, the value and what is allowed.
     """
-    tools, choice = values.pop("tools", None), values.pop("tool_choice", None)
-    values.pop("parallel_tool_calls", None)
+    tools: Sequence[Mapping[str, Any]] = _read_tools(values.pop("tools", None))
+    choice = values.pop("tool_choice", None)
+    parallel = values.pop("parallel_tool_calls", None)
+    if not isinstance(parallel, bool | None):
+        raise ApiError(
+            "invalid_request",
+            f"parallel_tool_calls must be true or false, got {parallel!r:.80}",
+            "parallel_tool_calls",
+        )
+    if choice is None or choice == "auto":
+        return tools, None
+    if choice == "none":
+        return (), None
+    if choice == "required":
+        return tools, _forced(tools, parallel is not False)
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "function":
+        return tools, _forced(_named(tools, [choice]), False)
+    if kind == "allowed_tools":
+        described = choice.get("allowed_tools", choice)  # the Responses API writes its fields beside the type
+        named = described.get("tools") if isinstance(described, dict) else None
+        mode = described.get("mode", "auto") if isinstance(described, dict) else None
+        if isinstance(named, list) and mode in ("auto", "required"):
+            tools = _named(tools, named)
+            return tools, _forced(tools, parallel is not False) if mode == "required" else None
+    raise ApiError(
+        "invalid_request",
+        "tool_choice must be none, auto, required, a function such as "
+        '{"type": "function", "function": {"name": ...}}, or allowed_tools, '
+        f"got {choice!r:.80}",
+        "tool_choice",
+    )
+
+
+def _forced(tools: Sequence[Mapping[str, Any]], several: bool) -> ForcedCalls:
+    if not tools:
+        raise ApiError("invalid_request", "tool_choice demands a call, but tools are none", "tool_choice")
+    return ForcedCalls([tool["function"] for tool in tools], several)
+
+
+def _named(tools: Sequence[Mapping[str, Any]], choices: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+    """The tools that choices name, as chats or the Responses API write them."""
+    found = []
+    for choice in choices:
+        described = choice.get("function", choice) if isinstance(choice, dict) else None
+        name = described.get("name") if isinstance(described, dict) else None
+        tool = next((each for each in tools if each["function"]["name"] == name), None)
+        if tool is None:
+            raise ApiError(
+                "invalid_request", f"tool_choice names {name!r:.80}, which is none of tools", "tool_choice"
+            )
+        found.append(tool)
+    return tuple(found)
+
+
+def read_template_options(values: dict[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> TemplateOptions:
+    """Take what else is the template's out of a body's `values`.
+
+    Raises:
+        ApiError: names the field, the value and what is allowed.
+    """
     if values.get("add_special_tokens") is False:  # templates write their own
         del values["add_special_tokens"]
-    found = _read_tools(tools)
-    if choice not in (None, "none", "auto"):
-        raise ApiError(
-            "unsupported_parameter",
-            "tool_choice must be none or auto: how a call is written is the model's own, and cannot be forced",
-            "tool_choice",
-        )
     variables = values.pop("chat_template_kwargs", None) or {}
     if not isinstance(variables, dict):
         raise ApiError(
@@ -67,7 +134,7 @@ def read_template_options(values: dict[str, Any]) -> TemplateOptions:
     for name, value in (("add_generation_prompt", generation), ("continue_final_message", continued)):
         if not isinstance(value, bool):
             raise ApiError("invalid_request", f"{name} must be true or false, got {value!r:.80}", name)
-    return TemplateOptions(() if choice == "none" else found, generation, continued, variables)
+    return TemplateOptions(tools, generation, continued, variables)
 
 
 def _read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
@@ -97,35 +164,3 @@ def _read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
                 f"tools[{index}]",
             )
     return tuple(tools)
-
-
-def assistant_message(parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's message from what transformers' response parser made of an answer."""
-    content = parsed.get("content")
-    message: dict[str, Any] = {"role": "assistant", "content": content if content else None}
-    thinking = next((parsed[name] for name in THINKING if parsed.get(name)), None)
-    if thinking is not None:
-        message["reasoning_content"] = thinking
-    calls = parsed.get("tool_calls")
-    if isinstance(calls, list) and calls:
-        message["tool_calls"] = [tool_call(call) for call in calls]
-    elif message["content"] is None:
-        message["content"] = content if isinstance(content, str) else ""
-    return message
-
-
-THINKING = ("reasoning_content", "thinking", "reasoning")
-"""What response templates call the model's reasoning."""
-
-
-def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """One call, its arguments as JSON text, under an id of its own."""
-    function = call.get("function", call)
-    arguments = function.get("arguments", {})
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {
-        "id": f"call_{uuid.uuid4().hex[:24]}",
-        "type": "function",
-        "function": {"name": str(function.get("name", "")), "arguments": arguments},
-    }

@@ -1,13 +1,13 @@
 """Factors of the step-time model, fitted to what `winnow bench throughput` measured.
 
 Which steps a run takes does not depend on how long they take, since all its requests are there from the start. So the
-run is simulated, its work summed up, and the factors follow from linear equations: one for the run's seconds, and one
-for those to the median first token. What the runs do not tell stays near the defaults.
+run is simulated, its work summed up, and the factors follow from linear equations: one each for the run's seconds, for
+those to the median first token, and for those of the median step that decodes alone. What the runs do not tell stays
+near the defaults.
 """
 
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -37,7 +37,9 @@ class Measured:
     """A run of `winnow bench throughput`.
 
     Attributes:
-        seconds: of the whole run; `first_token_seconds` until half of the requests had their first token.
+        seconds: of the whole run; as the others the least of its passes.
+        first_token_seconds: the median over requests of those until the first token.
+        decode_step_seconds: of the median step without tokens of prompts; None: not measured.
     """
 
     source: str
@@ -46,6 +48,30 @@ class Measured:
     workload: Workload
     seconds: float
     first_token_seconds: float
+    decode_step_seconds: float | None = None
+
+    @property
+    def times(self) -> tuple[float | None, float | None, float | None]:
+        """What was measured, in the order of `RunWork.parts`."""
+        return self.seconds, self.first_token_seconds, self.decode_step_seconds
+
+
+@dataclass(frozen=True)
+class RunWork:
+    """What a run computes: all of it, to the median first token, and its median decode step.
+
+    Attributes:
+        decode: None: each of its steps computes tokens of prompts.
+    """
+
+    whole: StepWork
+    first: StepWork
+    decode: StepWork | None
+
+    @property
+    def parts(self) -> tuple[StepWork, StepWork, StepWork | None]:
+        """In the order of `Measured.times`."""
+        return self.whole, self.first, self.decode
 
 
 @dataclass(frozen=True)
@@ -53,11 +79,11 @@ class Calibration:
     """Fitted factors, and how well they fit.
 
     Attributes:
-        errors: of each run, predicted over measured seconds less 1: of the whole, and of the first token.
+        errors: of each run, as `run_errors` has them.
     """
 
     factors: Factors
-    errors: tuple[tuple[str, float, float], ...]
+    errors: tuple[tuple[str, tuple[float | None, ...]], ...]
 
 
 def calibrate(paths: Sequence[Path], hardware: Hardware) -> Calibration:
@@ -67,19 +93,25 @@ def calibrate(paths: Sequence[Path], hardware: Hardware) -> Calibration:
         ConfigError: a file is no report of `winnow bench throughput`, or names a model that is not here.
     """
     runs = [read_run(path, hardware) for path in paths]
+    works = [work_of(run) for run in runs]
     rows, seconds = [], []
-    for run in runs:
-        whole, first = work_of(run)
-        for work, value in ((whole, run.seconds), (first, run.first_token_seconds)):
-            rows.append([run.deployment.times.ideal(work)[part] for part in PARTS])
-            seconds.append(value)
+    for run, computed in zip(runs, works, strict=True):
+        for work, value in zip(computed.parts, run.times, strict=True):
+            if work is not None and value is not None:
+                rows.append([run.deployment.times.ideal(work)[part] for part in PARTS])
+                seconds.append(value)
     factors = fit(np.array(rows), np.array(seconds), Factors())
-    predicted = np.array(rows) @ [getattr(factors, part) for part in PARTS] / np.array(seconds) - 1
-    errors = tuple(
-        (run.source, float(predicted[2 * index]), float(predicted[2 * index + 1]))
-        for index, run in enumerate(runs)
+    errors = (run_errors(run, work, factors) for run, work in zip(runs, works, strict=True))
+    return Calibration(factors, tuple(zip((run.source for run in runs), errors, strict=True)))
+
+
+def run_errors(run: Measured, computed: RunWork, factors: Factors) -> tuple[float | None, ...]:
+    """Predicted over measured seconds less 1: of the run, to its median first token, of its median decode step."""
+    times = run.deployment.times.with_factors(factors)
+    return tuple(
+        None if work is None or value is None else times.seconds(work) / value - 1
+        for work, value in zip(computed.parts, run.times, strict=True)
     )
-    return Calibration(factors, errors)
 
 
 def fit(
@@ -93,8 +125,9 @@ def fit(
     """
     before = np.array([getattr(prior, part) for part in PARTS])
     # In units of the prior, and relative to what was measured.
-    matrix = np.vstack([rows * before / seconds[:, None], np.sqrt(weight) * np.eye(len(before))])
-    target = np.concatenate([np.ones(len(seconds)), np.full(len(before), np.sqrt(weight))])
+    scale = np.where(before > 0, before, 1.0)
+    matrix = np.vstack([rows * scale / seconds[:, None], np.sqrt(weight) * np.eye(len(before))])
+    target = np.concatenate([np.ones(len(seconds)), np.sqrt(weight) * before / scale])
     # Few unknowns: the least squares of each set of factors that are not 0, of which the best without a negative one.
     best, found = math.inf, np.ones(len(before))
     for chosen in _subsets(len(before)):
@@ -104,7 +137,7 @@ def fit(
         error = float(((matrix @ solved - target) ** 2).sum())
         if solved.min() >= 0 and error < best:
             best, found = error, solved
-    return Factors(**dict(zip(PARTS, (found * before).tolist(), strict=True)))
+    return Factors(**dict(zip(PARTS, (found * scale).tolist(), strict=True)))
 
 
 def _subsets(count: int) -> list[list[int]]:
@@ -121,8 +154,11 @@ def read_run(path: Path, hardware: Hardware) -> Measured:
         report: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         options = dict(report["engine"])
         workload = Workload(**report["workload"])
-        seconds = statistics.median(float(each["seconds"]) for each in report["passes"])
-        first = statistics.median(float(each["first_token_seconds"]) for each in report["passes"])
+        # The least of all passes: whatever else runs on a machine only adds to it.
+        seconds, first = (
+            min(float(each[name]) for each in report["passes"]) for name in ("seconds", "first_token_seconds")
+        )
+        steps = [float(each["decode_step_seconds"]) for each in report["passes"] if _has_decode(each)]
         kv_memory = int(report["kv_bytes_budget"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
@@ -135,16 +171,20 @@ def read_run(path: Path, hardware: Hardware) -> Measured:
         model,
         hardware,
         dtype=config.model.dtype,
-        block_size=config.cache.block_size,
+        cache=config.cache,
         eviction=config.eviction,
         scheduler=config.scheduler,
     )
     setup = EngineSetup.of(deployment, kv_memory, config.model.max_model_len, prefix_caching=False)
-    return Measured(str(path), deployment, setup, workload, seconds, first)
+    return Measured(str(path), deployment, setup, workload, seconds, first, min(steps) if steps else None)
 
 
-def work_of(run: Measured) -> tuple[StepWork, StepWork]:
-    """The work of a run, and that until half of its requests have their first token."""
+def _has_decode(values: Mapping[str, Any]) -> bool:
+    return values.get("decode_step_seconds") is not None
+
+
+def work_of(run: Measured) -> RunWork:
+    """The work of a run, from its simulation."""
     simulated = run.setup.open(run.deployment)
     engine, workload = simulated.engine, run.workload
     params = SamplingParams(
@@ -152,13 +192,22 @@ def work_of(run: Measured) -> tuple[StepWork, StepWork]:
     )
     for number in range(workload.requests):
         engine.add(NewRequest(str(number), None, [0] * workload.prompt_tokens, params))
-    first: StepWork | None = None
+    firsts: list[StepWork] = []
+    decoding: list[StepWork] = []
     started: set[str] = set()
     while engine.has_unfinished:
-        started.update(output.request_id for output in engine.step())
-        if first is None and 2 * len(started) > workload.requests:
-            first = simulated.executor.total
-    return simulated.executor.total, first or simulated.executor.total
+        before = simulated.executor.total
+        new = {output.request_id for output in engine.step()} - started
+        started |= new
+        step = simulated.executor.total.minus(before)
+        if step.tokens == step.samples == step.sequences > 0:
+            decoding.append(step)
+        firsts += [simulated.executor.total] * len(new)
+    decoding.sort(key=simulated.executor.seconds)
+    median = decoding[len(decoding) // 2] if decoding else None
+    # The median of an even number is the mean of the two in the middle.
+    low, high = firsts[(len(firsts) - 1) // 2], firsts[len(firsts) // 2]
+    return RunWork(simulated.executor.total, low.plus(high).times(0.5), median)
 
 
 def _demo_model() -> Path:

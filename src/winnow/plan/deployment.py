@@ -4,15 +4,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from winnow.cache import CacheLayout
+from winnow.cache import CacheLayout, CacheSize
+from winnow.cache.layout import BlockCount
 from winnow.checks import check_integer, check_number
-from winnow.config import EvictionConfig, SchedulerConfig
+from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig
 from winnow.errors import CapacityError, ConfigError, InvalidRequestError
-from winnow.eviction import SequenceEviction
+from winnow.eviction import SequenceEviction, resolve_policy
+from winnow.models.kv_layout import configured_layout
 from winnow.plan.hardware import Hardware
 from winnow.plan.models import DTYPE_BYTES, ModelShape
 from winnow.plan.occupancy import Held, Request, bind_policy, cache_bytes, held_blocks, num_accumulators
-from winnow.plan.step_time import Factors, StepTimes, StepWork
+from winnow.plan.step_time import Factors, StepTimes, StepWork, TierTraffic
 from winnow.units import format_bytes
 
 _MOST_TOKENS = 2**24
@@ -26,8 +28,9 @@ class Deployment:
     """A model on some devices, with its weights and KVs spread evenly over them.
 
     Attributes:
-        dtype: of weights and, unless `kv_format` says otherwise, of KVs; auto: float32 on a CPU, else the model's own.
+        dtype: of weights and, unless `cache` says otherwise, of KVs; auto: float32 on a CPU, else the model's own.
         weight_bits: bits of one weight, for quantized ones; None: those of `dtype`.
+        cache: how KVs are stored and in what blocks; its amounts of memory are not looked at.
         int8_weights: linear layers keep theirs in 8 bits; an embedding that only looks rows up does not.
         utilization: part of the devices' memory that may be used.
         price: of one device for an hour, in any currency; None: unknown.
@@ -37,9 +40,8 @@ class Deployment:
     hardware: Hardware
     gpus: int = 1
     dtype: str = "auto"
-    kv_format: str = "auto"
     weight_bits: float | None = None
-    block_size: int = 16
+    cache: CacheConfig = field(default_factory=CacheConfig)
     eviction: EvictionConfig = field(default_factory=EvictionConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     utilization: float = 0.9
@@ -49,7 +51,6 @@ class Deployment:
 
     def __post_init__(self) -> None:
         check_integer("gpus", self.gpus, 1, _MOST_GPUS)
-        check_integer("block_size", self.block_size, 1, 1024)
         check_number("utilization", self.utilization, 0.01, 1.0)
         if self.int8_weights and self.weight_bits is not None:
             raise ConfigError(f"weight_bits must be left out beside int8 weights, got {self.weight_bits}")
@@ -59,7 +60,7 @@ class Deployment:
             check_number("price", self.price, 0.0)
         if self.dtype not in ("auto", *DTYPE_BYTES):
             raise ConfigError(f"dtype must be one of auto, {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
-        _ = self.layout  # names an unknown KV format
+        resolve_policy(self.eviction).policy.check_codec(self.layout.codec)
 
     @property
     def weight_dtype(self) -> str:
@@ -71,14 +72,16 @@ class Deployment:
     @cached_property
     def layout(self) -> CacheLayout:
         """The shape of the engine's cache."""
-        model = self.model
-        return CacheLayout(
-            model.num_layers,
-            model.num_kv_heads,
-            model.head_dim,
-            self.block_size,
-            self.weight_dtype if self.kv_format == "auto" else self.kv_format,
-            num_accumulators(self.eviction),
+        model, chunk = self.model, self.scheduler.prefill_chunk
+        return configured_layout(
+            self.cache,
+            num_layers=model.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=self.weight_dtype,
+            num_accumulators=num_accumulators(self.eviction),
+            windows=model.windows,
+            chunk=None if chunk is None else min(chunk, self.scheduler.max_num_batched_tokens),
         )
 
     # -- memory --------------------------------------------------------------------------------------------------
@@ -93,9 +96,20 @@ class Deployment:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Keys and values of one token, over all layers and heads."""
+        """Keys and values of one token in blocks, over all layers and heads; but for values on a tier."""
         slot = sum(each.slot_bytes for each in self.layout.codec.fields(self.model.head_dim))
-        return slot * self.model.rows
+        return slot * self.model.rows - self.far_token_bytes
+
+    @property
+    def far_token_bytes(self) -> int:
+        """Values of one token that lie on a value tier."""
+        layout = self.layout
+        value = sum(each.slot_bytes for each in layout.codec.value_fields(self.model.head_dim))
+        return value * (layout.num_layers - layout.near_layers) * layout.num_kv_heads
+
+    def kinds(self, num_blocks: int) -> BlockCount:
+        """Blocks by where their values lie, where all layers hold as much."""
+        return CacheSize.of_blocks(self.layout, num_blocks, 1, self.layout.block_size).by_kind
 
     @property
     def activation_bytes(self) -> int:
@@ -121,11 +135,34 @@ class Deployment:
 
     def held(self, request: Request) -> Held:
         """Blocks of one sequence."""
-        return held_blocks(self.layout, self.bound(request), request)
+        held = held_blocks(self.layout, self.bound(request), request)
+        longest = max(self.model.max_model_len or 0, request.computed)
+        reserved = {"prompt": request.computed, "max": longest}.get(self.cache.kv_reservation, 0)
+        return held.at_least(self.layout.blocks_for(reserved))
+
+    def fits(self, request: Request, batch: int) -> bool:
+        """Whether `batch` such requests fit, on the devices and on the value tier."""
+        tier, blocks = self.layout.value_tier, self.held(request).of_batch(batch)
+        if tier is not None and tier.size is not None:
+            values = self.kinds(blocks).far * self.layout.value_bytes
+            if values > tier.size:
+                return False
+        return self.cache_bytes(request, batch) <= self.kv_room
 
     def cache_bytes(self, request: Request, batch: int) -> int:
         """All memory of a cache for `batch` such requests, tables included."""
         return cache_bytes(self.layout, self.held(request).of_batch(batch), batch, request.computed)
+
+    def wide_bytes(self, request: Request, batch: int) -> int:
+        """KVs that `batch` such requests keep in 16 bits beside those in blocks."""
+        layout = self.layout
+        size = CacheSize.of_blocks(layout, layout.rows_per_seq, 1, request.computed)
+        return batch * layout.wide_bytes(size.max_positions(layout))
+
+    def host_requests(self, request: Request) -> int:
+        """Preempted requests of that kind that the host tier holds."""
+        each = self.layout.host_bytes(self.held(request).decoding)
+        return (self.cache.kv_offloading_size or 0) // each
 
     # -- inverses ------------------------------------------------------------------------------------------------
 
@@ -133,10 +170,11 @@ class Deployment:
         """Most such requests at the same time; 0: not even one."""
         if self.kv_room <= 0:
             return 0
-        low, high = 0, self.held(request).largest_batch(self.kv_room // self.layout.block_bytes)
+        least = self.layout.block_bytes - self.layout.value_bytes
+        low, high = 0, self.held(request).largest_batch(self.kv_room // least)
         while low < high:  # tables take some of the room
             middle = (low + high + 1) // 2
-            if self.cache_bytes(request, middle) <= self.kv_room:
+            if self.fits(request, middle):
                 low = middle
             else:
                 high = middle - 1
@@ -146,8 +184,7 @@ class Deployment:
         """Most tokens of prompt and answer with which `batch` requests fit; 0: none. Beyond the model's limit too."""
 
         def fits(total: int) -> bool:
-            request = Request(total - new_tokens, new_tokens)
-            return self.cache_bytes(request, batch) <= self.kv_room
+            return self.fits(Request(total - new_tokens, new_tokens), batch)
 
         low, high = new_tokens, _MOST_TOKENS
         if self.kv_room <= 0:
@@ -183,7 +220,21 @@ class Deployment:
         if self.kv_room <= 0:
             return None
         rate = needed / self.kv_room
-        return None if request.computed / max(rate, 1e-9) < self.block_size and rate > 1 else max(rate, 1.0)
+        return (
+            None
+            if request.computed / max(rate, 1e-9) < self.layout.block_size and rate > 1
+            else max(rate, 1.0)
+        )
+
+    @cached_property
+    def traffic(self) -> TierTraffic:
+        """What goes to a value tier and comes from it."""
+        tier, model = self.layout.value_tier, self.model
+        if tier is None:
+            return TierTraffic()
+        rows = (self.layout.num_layers - tier.layers) * model.num_kv_heads
+        read = tier.top_n * (model.num_query_heads // model.num_kv_heads)
+        return TierTraffic(self.far_token_bytes, self.far_token_bytes / rows, rows, read)
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -199,14 +250,15 @@ class Deployment:
         middle = Request(request.prompt_tokens, max(request.new_tokens // 2, 1))
         eviction = self.bound(request)
         if eviction is None or not (eviction.policy.when.after_prefill or eviction.policy.when.prefill_every):
-            return float(middle.computed)
+            seen = [middle.computed if window is None else window for window in self.model.windows]
+            return sum(min(middle.computed, kvs) for kvs in seen) / len(seen) if seen else middle.computed
         blocks = eviction.decode_blocks(self.layout, middle.computed)
-        return min(float(middle.computed), blocks * self.block_size / self.layout.rows_per_seq)
+        return min(float(middle.computed), blocks * self.layout.block_size / self.layout.rows_per_seq)
 
     def performance(self, request: Request, batch: int) -> "Performance":
         """Speed with `batch` such requests decoding at all times."""
         kvs = self.kvs_decoding(request)
-        decode = StepWork.decode(batch, kvs)
+        decode = StepWork.decode(batch, kvs).plus(self.traffic.decode(batch, kvs))
         chunk = self.scheduler.prefill_chunk or request.prompt_tokens
         prefill, start = 0.0, 0
         work = StepWork()
@@ -215,7 +267,7 @@ class Deployment:
             step = StepWork.prefill(
                 count, self._held_at(request, start), int(start + count == request.prompt_tokens)
             )
-            work, start = work.plus(step), start + count
+            work, start = work.plus(step).plus(self.traffic.prefill(count)), start + count
         prefill = self.times.seconds(work)
         step_seconds = self.times.seconds(decode)
         # Each request of the batch computes a prompt once in the time in which it decodes its answer.
@@ -245,8 +297,11 @@ class Deployment:
             "hardware": self.hardware.to_json(),
             "gpus": self.gpus,
             "dtype": self.weight_dtype,
-            "kv_format": self.layout.codec.name,
-            "block_size": self.block_size,
+            "kv_cache_dtype": self.layout.codec.name,
+            "kv_group": self.cache.kv_group,
+            "kv_wide": str(self.layout.wide) or None,
+            "value_tier": None if self.layout.value_tier is None else str(self.layout.value_tier),
+            "block_size": self.layout.block_size,
             "utilization": self.utilization,
             "factors": self.factors.to_json(),
         }

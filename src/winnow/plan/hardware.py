@@ -6,7 +6,7 @@ from typing import Any
 
 from winnow.errors import ConfigError, known_names
 
-GB, TB, GIB = 10**9, 10**12, 2**30
+GB, TB, GIB, MIB = 10**9, 10**12, 2**30, 2**20
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,20 @@ class Hardware:
 _GEN3, _GEN4, _GEN5 = 16 * GB, 32 * GB, 64 * GB  # PCIe, 16 lanes, one way
 
 _ROWS = (
-    # Data sheets: 16-bit tensor operations without sparsity.
+    # Data sheets: 16-bit tensor operations without sparsity. Memory: where ECC takes a part, what the driver reports.
     Hardware("T4", 16 * GIB, 320 * GB, 65 * TB, _GEN3),
     Hardware("V100-16GB", 16 * GIB, 900 * GB, 125 * TB, _GEN3),
     Hardware("V100", 32 * GIB, 900 * GB, 125 * TB, _GEN3),
     Hardware("TITAN-V", 12 * GIB, 653 * GB, 110 * TB, _GEN3),
-    Hardware("A10", 24 * GIB, 600 * GB, 125 * TB, _GEN4),
-    Hardware("L4", 24 * GIB, 300 * GB, 121 * TB, _GEN4),
-    Hardware("L40S", 48 * GIB, 864 * GB, 362 * TB, _GEN4),
+    Hardware("A10", 23028 * MIB, 600 * GB, 125 * TB, _GEN4),
+    Hardware("L4", 23034 * MIB, 300 * GB, 121 * TB, _GEN4),
+    Hardware("L40S", 46068 * MIB, 864 * GB, 362 * TB, _GEN4),
     Hardware("A6000", 48 * GIB, 768 * GB, 155 * TB, _GEN4),
     Hardware("RTX-3090", 24 * GIB, 936 * GB, 71 * TB, _GEN4),
     Hardware("RTX-4090", 24 * GIB, 1008 * GB, 165 * TB, _GEN4),
     Hardware("A100-40GB", 40 * GIB, 1555 * GB, 312 * TB, _GEN4),
     Hardware("A100", 80 * GIB, 2039 * GB, 312 * TB, _GEN4),
-    Hardware("H100", 80 * GIB, 3350 * GB, 989.5 * TB, _GEN5),
+    Hardware("H100", 81559 * MIB, 3350 * GB, 989.5 * TB, _GEN5),
     Hardware("H200", 141 * GIB, 4800 * GB, 989.5 * TB, _GEN5),
     Hardware("KCache-64GB", 64 * GIB, 1 * TB, 180 * TB, _GEN4),
     # Channels times transfers; cores times clock times operations of their vector units in float32.

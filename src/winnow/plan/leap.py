@@ -63,6 +63,9 @@ class Leaper:
         (before, waited), now = self._before, list(running)
         self._before = now, num_waiting
         scheduler = self._simulated.scheduler
+        layout = scheduler.ledger.layout
+        if layout.has_windows or layout.value_tier is not None:  # blocks leave, or values move, in every step
+            return False
         if scheduler.accounts.has_quotas:  # limits are kept in every step
             return False
         if num_waiting:

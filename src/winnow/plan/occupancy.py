@@ -32,6 +32,10 @@ class Held:
     peak: int
     decoding: int
 
+    def at_least(self, num_blocks: int) -> "Held":
+        """Where a sequence holds that number from its start."""
+        return Held(max(self.peak, num_blocks), max(self.decoding, num_blocks))
+
     def of_batch(self, batch: int) -> int:
         """Blocks for `batch` such sequences: one takes in its prompt while the others decode."""
         return self.peak + (batch - 1) * self.decoding if batch else 0
@@ -82,8 +86,8 @@ def held_blocks(layout: CacheLayout, eviction: SequenceEviction | None, request:
     part of a block less in each row.
     """
     if eviction is None:
-        blocks = layout.blocks_for(request.computed)
-        return Held(blocks, blocks)
+        decoding = replace(layout, chunk=1) if request.new_tokens > 1 else layout
+        return Held(layout.blocks_seen(request.computed), decoding.blocks_seen(request.computed))
     peak = eviction.peak_blocks(layout, request.computed)
     if request.computed <= eviction.context_len and not eviction.policy.when.after_prefill:
         return Held(peak, peak)

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, replace
 
 from winnow.bench.traces import TraceRequest
-from winnow.config import SchedulerConfig
+from winnow.config import CacheConfig, SchedulerConfig
 from winnow.plan.deployment import Deployment
 from winnow.plan.hardware import HARDWARE
 from winnow.plan.models import MODELS
@@ -17,30 +17,25 @@ _RESERVED = 8192
 """Tokens that a contiguous cache reserves for each request: the text's longest sequence."""
 _MEAN_PROMPT, _MEAN_NEW, _SHARED = 1024, 512, 512
 _REQUESTS = 400
+_MOST_SEQS = 256
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A row: bits of an element of KVs, and what the text prints.
-
-    Attributes:
-        contiguous: whole sequences are reserved, so as many run as fit at full length.
-    """
+    """A row: how KVs are stored, and what the text prints."""
 
     label: str
-    bits: int
-    contiguous: bool
-    prefix_cache: bool
+    cache: CacheConfig
     printed_batch: int
     printed_rate: int
 
 
 STACK = (
-    Configuration("contiguous FP16", 16, True, False, 24, 420),
-    Configuration("paged FP16", 16, False, False, 58, 780),
-    Configuration("paged INT8", 8, False, False, 96, 1050),
-    Configuration("paged INT8 + prefix cache", 8, False, True, 96, 1180),
-    Configuration("paged INT4 + prefix cache", 4, False, True, 140, 1420),
+    Configuration("contiguous FP16", CacheConfig(kv_reservation="max", enable_prefix_caching=False), 24, 420),
+    Configuration("paged FP16", CacheConfig(enable_prefix_caching=False), 58, 780),
+    Configuration("paged INT8", CacheConfig(kv_cache_dtype="int8", enable_prefix_caching=False), 96, 1050),
+    Configuration("paged INT8 + prefix cache", CacheConfig(kv_cache_dtype="int8"), 96, 1180),
+    Configuration("paged INT4 + prefix cache", CacheConfig(kv_cache_dtype="int4"), 140, 1420),
 )
 
 
@@ -66,11 +61,10 @@ def stack() -> TextTable:
     pool = STACK[0].printed_batch * model.kv_elements(_RESERVED) * 2
     rows, before = [], None
     for row in STACK:
-        # Fewer channels of 16 bits take the bytes of all of them with fewer bits.
-        stored = replace(model, head_dim=model.head_dim * row.bits // 16)
-        most = STACK[0].printed_batch if row.contiguous else 256
-        deployment = Deployment(stored, HARDWARE["A100"], 4, scheduler=SchedulerConfig(most))
-        setup = EngineSetup.of(deployment, pool, _RESERVED, prefix_caching=row.prefix_cache)
+        deployment = Deployment(
+            model, HARDWARE["A100"], 4, cache=row.cache, scheduler=SchedulerConfig(_MOST_SEQS)
+        )
+        setup = EngineSetup.of(deployment, pool, _RESERVED, prefix_caching=row.cache.enable_prefix_caching)
         values = summary(simulate(deployment, setup, workload()))
         rate = values["output_rate"]
         rows.append(

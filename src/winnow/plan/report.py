@@ -49,11 +49,20 @@ class Plan:
         chosen = self.deployment.eviction.chosen
         return chosen if isinstance(chosen, str) else "own"
 
+    def _kv_bytes(self, num_blocks: int) -> int:
+        """Keys and values of blocks, on the devices."""
+        layout = self.deployment.layout
+        far = self.deployment.kinds(num_blocks).far
+        return num_blocks * layout.block_format.nbytes - far * layout.value_bytes
+
     def to_json(self) -> dict[str, Any]:
         """All numbers by name, in bytes and seconds.
 
         `kv_bytes` are keys and values of the batch, in whole blocks; `kv_bytes_used` those with positions and
-        accumulators, as `EngineStats.kv_bytes_used` counts; `cache_bytes` tables too: the `kv_memory` that provides it.
+        accumulators, as `EngineStats.kv_bytes_used` counts; `tier_bytes` values on a value tier, which none of
+        the others count; `wide_bytes` KVs that are kept in 16 bits beside them;
+        `cache_bytes` all of it with tables: the `kv_memory` that provides it. `host_bytes_per_request` is what a
+        preempted request takes of the host tier, and `host_requests` how many of them that holds.
         """
         deployment, layout = self.deployment, self.deployment.layout
         blocks = self.kv_blocks
@@ -65,11 +74,16 @@ class Plan:
             "context": self.request.prompt_tokens + self.request.new_tokens,
             "batch": self.batch,
             "kv_bytes_per_token": deployment.kv_token_bytes,
-            "kv_bytes_per_request": held.decoding * layout.block_format.nbytes,
-            "kv_bytes_per_request_peak": held.peak * layout.block_format.nbytes,
-            "kv_bytes": blocks * layout.block_format.nbytes,
-            "kv_bytes_used": blocks * layout.block_bytes,
+            "kv_bytes_per_request": self._kv_bytes(held.decoding),
+            "kv_bytes_per_request_peak": self._kv_bytes(held.peak),
+            "kv_bytes": self._kv_bytes(blocks),
+            "kv_bytes_used": layout.device_bytes(deployment.kinds(blocks)),
+            "tier_bytes_per_token": deployment.far_token_bytes,
+            "tier_bytes": deployment.kinds(blocks).far * layout.value_bytes,
             "cache_bytes": deployment.cache_bytes(self.request, self.batch) if self.batch else 0,
+            "wide_bytes": deployment.wide_bytes(self.request, self.batch),
+            "host_bytes_per_request": layout.host_bytes(held.decoding),
+            "host_requests": deployment.host_requests(self.request),
             "weight_bytes": deployment.weight_bytes,
             "file_bytes": deployment.model.file_bytes,
             "activation_bytes": deployment.activation_bytes,
@@ -156,6 +170,16 @@ def _memory(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
         row("KVs per token", lambda p: p.deployment.kv_token_bytes),
         row("KVs per request", lambda p: p.to_json()["kv_bytes_per_request"]),
         row("  at its peak", lambda p: p.to_json()["kv_bytes_per_request_peak"]),
+        *(
+            [("requests in the host tier", tuple(f"{plan.to_json()['host_requests']}" for plan in plans))]
+            if plans[0].deployment.cache.kv_offloading_size
+            else []
+        ),
+        *(
+            [row("values of the batch on the tier", lambda p: p.to_json()["tier_bytes"])]
+            if plans[0].deployment.layout.value_tier is not None
+            else []
+        ),
         ("batch", tuple(str(plan.batch) for plan in plans)),
         row("KVs of the batch", lambda p: p.to_json()["kv_bytes"]),
         row("kv_memory for it", lambda p: p.to_json()["cache_bytes"]),

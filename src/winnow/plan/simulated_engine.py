@@ -1,6 +1,6 @@
 """The engine as it is, with an executor that only tells time."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from winnow.cache import CacheLayout, CacheSize
@@ -10,6 +10,7 @@ from winnow.engine.engine import Engine
 from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.scheduler import Scheduler
 from winnow.errors import CapacityError, ConfigError
+from winnow.kv_dtype import WideParts
 from winnow.plan.deployment import Deployment
 from winnow.plan.simulated_executor import SimulatedExecutor, VirtualClock
 from winnow.units import format_bytes
@@ -37,12 +38,14 @@ class SimulatedEngine:
     @property
     def used_bytes(self) -> int:
         """What `EngineStats.kv_bytes_used` says of a real engine."""
-        return self._bytes(self.scheduler.ledger.allocator.num_used)
+        ledger = self.scheduler.ledger
+        return ledger.used_bytes if self.rows == 1 else self._bytes(ledger.allocator.num_used)
 
     @property
     def peak_bytes(self) -> int:
         """What `EngineStats.kv_bytes_peak` says of a real engine."""
-        return self._bytes(self.scheduler.ledger.peak_blocks)
+        ledger = self.scheduler.ledger
+        return ledger.peak_bytes if self.rows == 1 else self._bytes(ledger.peak_blocks)
 
     def _bytes(self, num_blocks: int) -> int:
         return num_blocks * self.scheduler.ledger.layout.block_bytes * self.rows + self.table_bytes
@@ -57,11 +60,11 @@ class EngineSetup:
     max_model_len: int
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     eviction: EvictionConfig = field(default_factory=EvictionConfig)
-    prefix_caching: bool = True
-    host_bytes: int = 0
-    """Of the host tier, for KVs of preempted requests."""
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    """Its `kv_memory` is the one above; its `kv_offloading_size` the host tier, for KVs of preempted requests."""
     fold: bool = True
-    """Let one row stand for all, which alike rows allow; where rows compete, each is taken to keep the average."""
+    """Let one row stand for all, which alike rows allow; where rows compete, each is taken to keep the average. Layers
+    with windows of their own, or values on a tier, are never folded."""
 
     @classmethod
     def of(
@@ -85,16 +88,26 @@ class EngineSetup:
                     f"{deployment.model.name} leaves no room for KVs: {format_bytes(deployment.usable_bytes)} can be "
                     f"used, its weights take {format_bytes(deployment.weight_bytes)}"
                 )
+        cache = replace(
+            deployment.cache,
+            kv_memory=kv_memory,
+            kv_offloading_size=host_bytes or None,
+            enable_prefix_caching=prefix_caching,
+        )
         return cls(
-            deployment.layout,
+            replace(deployment, cache=cache).layout,
             kv_memory,
             max_model_len or deployment.model.max_model_len or 131072,
             deployment.scheduler,
             deployment.eviction,
-            prefix_caching,
-            host_bytes,
+            cache,
             fold,
         )
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether requests share KVs of prompts that begin alike."""
+        return self.cache.shares_prefixes and not self.layout.wide.any
 
     def size(self) -> CacheSize:
         """The engine's cache.
@@ -111,29 +124,30 @@ class EngineSetup:
             ConfigError: the memory holds no sequence.
         """
         layout, size, rows = self.layout, self.size(), 1
-        table_bytes = size.nbytes(layout) - size.num_blocks * layout.block_bytes
-        if self.fold:
+        table_bytes = size.nbytes(layout) - layout.device_bytes(size.by_kind)
+        if self.fold and len(set(layout.windows)) < 2 and layout.value_tier is None:
             rows = layout.rows_per_seq
-            layout = CacheLayout(
-                1, 1, layout.head_dim, layout.block_size, layout.codec, layout.num_accumulators
+            layout = replace(
+                layout, num_layers=1, num_kv_heads=1, windows=layout.windows[:1], wide=WideParts()
             )
             size = CacheSize(size.num_blocks // rows, size.num_pages, size.max_num_seqs, size.pages_per_seq)
         clock = clock or VirtualClock()
-        executor = SimulatedExecutor(layout, size, clock, deployment.times.seconds, rows)
+        times = deployment.times.seconds
+        executor = SimulatedExecutor(layout, size, clock, times, rows, deployment.traffic)
         scheduler = Scheduler(
             self.scheduler,
             executor,
             clock,
             max_round_kvs=self._max_round_kvs(rows),
             prefix_caching=self.prefix_caching,
-            host_bytes=self.host_bytes // rows,
+            host_bytes=(self.cache.kv_offloading_size or 0) // rows,
         )
-        if self.host_bytes:  # as an engine measures it when it opens
+        if self.cache.kv_offloading_size:  # as an engine measures it when it opens
             seconds = deployment.times.seconds(executor.copy_work(1))
             scheduler.record_copies(layout.block_bytes, seconds, seconds)
         config = EngineConfig(
             ModelConfig(max_model_len=self.max_model_len),
-            CacheConfig(kv_memory=self.kv_memory, block_size=self.layout.block_size),
+            self.cache,
             self.scheduler,
             self.eviction,
         )

@@ -18,7 +18,7 @@ from winnow.cache import (
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy, SequenceEviction
-from winnow.plan.step_time import StepWork
+from winnow.plan.step_time import StepWork, TierTraffic
 from winnow.sampling import SamplingParams
 
 SAMPLED = 5
@@ -47,6 +47,7 @@ class SimulatedExecutor:
 
     Args:
         rows: rows of the model that one row stands for.
+        traffic: of a value tier; None: there is none.
 
     Attributes:
         seconds: time of a step, or of a round, that does some work.
@@ -61,6 +62,7 @@ class SimulatedExecutor:
         clock: VirtualClock,
         seconds: Callable[[StepWork], float],
         rows: int = 1,
+        traffic: TierTraffic | None = None,
     ) -> None:
         self.layout, self.size, self.clock = layout, size, clock
         self.lengths: IntArray = np.zeros(
@@ -70,6 +72,9 @@ class SimulatedExecutor:
         self.total = StepWork()
         self.seconds = seconds
         self._rows_each = rows
+        self._traffic = traffic or TierTraffic()
+        windows = [np.iinfo(np.int32).max if each is None else each for each in layout.windows]
+        self._windows = np.array(windows, dtype=np.int32)[:, None] if layout.has_windows else None
         self._saved: dict[int, SequenceEviction | None] = {}
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
@@ -115,6 +120,13 @@ class SimulatedExecutor:
         entries = plan.entries
         counts = np.fromiter((len(entry.token_ids) for entry in entries), np.float64, len(entries))
         held = self.mean_kvs([entry.slot for entry in entries])
+        traffic, link = self._traffic, 0.0
+        if traffic.rows:
+            moved = (
+                traffic.decode(1, kvs) if count == 1 else traffic.prefill(count)
+                for count, kvs in zip(counts.tolist(), held.tolist(), strict=True)
+            )
+            link = sum(each.link_bytes for each in moved)
         return StepWork(
             steps=1,
             tokens=float(counts.sum()),
@@ -123,11 +135,16 @@ class SimulatedExecutor:
             # Causal: of the step's own tokens each sees half of them on average.
             attended=float(counts @ (held - counts / 2)),
             samples=len(plan.samplers),
+            link_bytes=link,
+            prompt_tokens=float(counts[counts > 1].sum()),
         )
 
     def mean_kvs(self, slots: list[int]) -> NDArray[np.float64]:
-        """KVs per row of some slots, on average over their rows."""
-        lengths = self.lengths[slots].reshape(len(slots), -1)
+        """KVs per row that the next tokens of some slots read, on average over their rows."""
+        lengths = self.lengths[slots]
+        if self._windows is not None:
+            lengths = np.minimum(lengths, self._windows)
+        lengths = lengths.reshape(len(slots), -1)
         return lengths[:, 0].astype(np.float64) if lengths.shape[1] == 1 else lengths.mean(axis=1)
 
     def spend(self, work: StepWork) -> None:

@@ -62,11 +62,27 @@ def summary(
         if any(simulation.histories)
         else 0.0,
     }
+    values |= _times(served)
+    names = {each.tenant: None for each in simulation.served if each.tenant is not None}
+    values["tenants"] = {name: _of_tenant(simulation, name) for name in names}
+    return values
+
+
+def _times(served: Sequence[Served]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for name, read in _TIMES.items():
         found = [value for each in served if (value := read(each)) is not None]
         values[name] = {f"p{percent}": percentile(found, percent) for percent in PERCENTILES}
         values[name]["mean"] = statistics.fmean(found) if found else None
     return values
+
+
+def _of_tenant(simulation: Simulation, tenant: str) -> dict[str, Any]:
+    served = [each for each in simulation.served if each.tenant == tenant and each.error is None]
+    last = max((each.finished for each in served if each.finished is not None), default=0.0)
+    output = sum(each.output_tokens for each in served)
+    counts = {"requests": len(served), "output_tokens": output, "output_rate": output / last if last else 0.0}
+    return counts | _times(served)
 
 
 _TIMES: dict[str, Callable[[Served], float | None]] = {
@@ -111,7 +127,32 @@ def simulation_tables(columns: Sequence[tuple[str, dict[str, Any]]]) -> list[Tex
         row("host tier at most", lambda v: format_bytes(v["host_bytes_peak"])),
         row("KVs at most", lambda v: f"{format_bytes(v['kv_bytes_peak'])} of {format_bytes(v['kv_bytes'])}"),
     ]
-    return [TextTable("Simulated", "", tuple(label for label, _ in columns), tuple(rows))]
+    tables = [TextTable("Simulated", "", tuple(label for label, _ in columns), tuple(rows))]
+    tenants = [
+        (f"{label}, {name}" if len(columns) > 1 else name, own)
+        for label, values in columns
+        for name, own in values["tenants"].items()
+    ]
+    if tenants:
+        tables.append(_tenant_table(tenants))
+    return tables
+
+
+def _tenant_table(tenants: Sequence[tuple[str, dict[str, Any]]]) -> TextTable:
+    times = [(name, f"p{percent}") for name in ("ttft", "latency") for percent in (50, 99)]
+    rows = tuple(
+        (
+            label,
+            (
+                f"{own['requests']}",
+                f"{own['output_rate']:.1f}",
+                *(_number(own[name][key]) for name, key in times),
+            ),
+        )
+        for label, own in tenants
+    )
+    columns = ("requests", "new tokens/s", *(f"{name} {key}, s" for name, key in times))
+    return TextTable("By tenant", "", columns, rows, ("New tokens/s: up to the tenant's own last token.",))
 
 
 def _number(value: float | None) -> str:

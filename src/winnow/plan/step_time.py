@@ -29,6 +29,7 @@ class StepWork:
         round_kvs: KVs per row that rounds of eviction ranked.
         rounds: of eviction.
         link_bytes: between host and device.
+        prompt_tokens: of the tokens, those computed several of a sequence at a time.
     """
 
     steps: float = 0.0
@@ -40,6 +41,7 @@ class StepWork:
     round_kvs: float = 0.0
     rounds: float = 0.0
     link_bytes: float = 0.0
+    prompt_tokens: float = 0.0
 
     def plus(self, other: "StepWork") -> "StepWork":
         """Both together."""
@@ -53,7 +55,16 @@ class StepWork:
             self.round_kvs + other.round_kvs,
             self.rounds + other.rounds,
             self.link_bytes + other.link_bytes,
+            self.prompt_tokens + other.prompt_tokens,
         )
+
+    def times(self, factor: float) -> "StepWork":
+        """So many times this."""
+        return StepWork(**{each.name: factor * getattr(self, each.name) for each in fields(self)})
+
+    def minus(self, other: "StepWork") -> "StepWork":
+        """What comes on top of other work."""
+        return self.plus(other.times(-1.0))
 
     @classmethod
     def decode(cls, batch: int, kvs: float) -> "StepWork":
@@ -63,18 +74,46 @@ class StepWork:
     @classmethod
     def prefill(cls, count: int, kvs: float, samples: int = 0) -> "StepWork":
         """One step in which a sequence that holds `kvs` KVs a row computes `count` tokens of its prompt."""
-        return cls(1, count, 1, kvs + count, count * (kvs + count / 2), samples)
+        attended = count * (kvs + count / 2)
+        return cls(1, count, 1, kvs + count, attended, samples, prompt_tokens=count if count > 1 else 0)
+
+
+@dataclass(frozen=True)
+class TierTraffic:
+    """What a value tier moves over the link; by default, where there is none, nothing.
+
+    Attributes:
+        token_bytes: of a token's values in all rows on the tier.
+        value_bytes: of one value; rows: that lie on the tier.
+        read: values that a decoding token reads of a row, where the query heads of a group choose apart.
+    """
+
+    token_bytes: float = 0.0
+    value_bytes: float = 0.0
+    rows: int = 0
+    read: int = 0
+
+    def decode(self, sequences: float, kvs: float) -> StepWork:
+        """A token each of some sequences with `kvs` KVs a row: it leaves its values and fetches those it reads."""
+        fetched = self.rows * min(self.read, kvs) * self.value_bytes
+        return StepWork(link_bytes=sequences * (self.token_bytes + fetched))
+
+    def prefill(self, tokens: float) -> StepWork:
+        """Tokens of prompts leave their values."""
+        return StepWork(link_bytes=tokens * self.token_bytes)
 
 
 @dataclass(frozen=True)
 class Factors:
     """What multiplies the ideal times, and what comes on top.
 
-    The defaults are usual ones of GPU engines: products reach 45 % of the data sheet, reading weights 70 % and KVs
-    53 %; the constants are of the order of launch times. An uncalibrated prediction is off by tens of percent.
+    The defaults are usual ones of GPU engines: products, those of attention too, reach 45 % of the data sheet, reading
+    weights 70 % and KVs 53 %; the constants are of the order of launch times. An uncalibrated prediction is off by
+    tens of percent.
     """
 
     compute: float = 2.2
+    attention: float = 2.2
     weights: float = 1.4
     kv: float = 1.9
     link: float = 1.25
@@ -86,6 +125,8 @@ class Factors:
     """Seconds per step."""
     ranked: float = 4.0
     """Times of reading the KVs that a round of eviction ranks."""
+    prompt: float = 0.0
+    """What products of prompts' tokens take beside `compute`: on a CPU those of few tokens hide behind the weights."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -110,7 +151,7 @@ class Factors:
         return cls(**values)
 
 
-IDEAL = Factors(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0)
+IDEAL = Factors(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 """What the data sheet says: a bound from below."""
 PARTS = tuple(each.name for each in fields(Factors))
 
@@ -135,11 +176,13 @@ class StepTimes:
         """Seconds by part of `Factors`: what its factor multiplies; of the constants, how many there are."""
         model, hardware = self.model, self.hardware
         head = model.hidden_size * model.vocab_size  # computed for tokens that sample alone
-        flops = 2.0 * (max(model.active_params - head, 0) * work.tokens + head * work.samples)
-        flops += 4.0 * model.num_layers * model.num_query_heads * model.head_dim * work.attended
+        layers = 2.0 * max(model.active_params - head, 0)
+        flops = layers * work.tokens + 2.0 * head * work.samples
+        attention = 4.0 * model.num_layers * model.num_query_heads * model.head_dim * work.attended
         bandwidth = hardware.bandwidth * self.gpus
         return {
             "compute": flops / (hardware.compute * self.gpus),
+            "attention": attention / (hardware.compute * self.gpus),
             "weights": self.ideal_weights(work),
             "kv": work.kv_tokens * self.kv_token_bytes / bandwidth,
             "link": work.link_bytes / (hardware.link * self.gpus),
@@ -147,6 +190,7 @@ class StepTimes:
             "sequence": work.sequences,
             "step": work.steps,
             "ranked": work.round_kvs * self.kv_token_bytes / bandwidth,
+            "prompt": layers * work.prompt_tokens / (hardware.compute * self.gpus),
         }
 
     def seconds(self, work: StepWork) -> float:
@@ -165,11 +209,13 @@ class StepTimes:
         return rates
 
     def binds(self, work: StepWork) -> str:
-        """What takes longest: compute, bandwidth (weights), bandwidth (KVs), link, or overhead."""
+        """What takes longest: compute, that of attention, bandwidth (weights or KVs), link, rounds, or overhead."""
         times = {part: getattr(self.factors, part) * value for part, value in self.ideal(work).items()}
+        times["compute"] += times.pop("prompt")
         overhead = sum(times.pop(part) for part in ("layer", "sequence", "step"))
         names = {
             "compute": "compute",
+            "attention": "compute (attention)",
             "weights": "bandwidth (weights)",
             "kv": "bandwidth (KVs)",
             "link": "link to the host",

@@ -35,12 +35,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """What is measured along a side; `log2` is for doublings, whose ticks it labels."""
+    """What is measured along a side; `log2` is for doublings, whose ticks it labels.
+
+    `ticks` are the names of what stands at 0, 1, 2 and so on, on an axis of things that have an order alone.
+    """
 
     label: str
     scale: Literal["linear", "log", "log2"] = "linear"
     low: float | None = None
     high: float | None = None
+    ticks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,8 @@ def _look(number: int) -> dict[str, Any]:
 
 def _set_axis(axes: Any, side: Literal["x", "y"], axis: Axis) -> None:
     axes.set(**{f"{side}label": axis.label})
+    if axis.ticks:
+        getattr(axes, f"set_{side}ticks")(range(len(axis.ticks)), axis.ticks, rotation=20)
     if axis.scale == "log2":
         from matplotlib.ticker import FuncFormatter
 

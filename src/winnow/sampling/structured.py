@@ -46,7 +46,7 @@ class StructuredOutputs:
         if self.json_object not in (None, True, False):
             raise InvalidRequestError(f"json_object must be true or false, got {show(self.json_object)}")
         if self.json is not None:
-            object.__setattr__(self, "json", _schema_text(self.json))
+            object.__setattr__(self, "json", schema_text(self.json))
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
         _check_text("regex", self.regex, MAX_REGEX_CHARS)
@@ -70,7 +70,12 @@ class StructuredOutputs:
         return cls(**values)
 
 
-def _schema_text(schema: Any) -> str:
+def schema_text(schema: Any) -> str:
+    """Return a JSON schema as JSON text, its size and depth checked.
+
+    Raises:
+        InvalidRequestError: it is none, or too large.
+    """
     if isinstance(schema, str):
         _check_text("json", schema, MAX_GRAMMAR_CHARS)
         try:

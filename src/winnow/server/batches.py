@@ -24,7 +24,6 @@ from winnow.batch.reader import InputFile, RawLine, read_lines
 from winnow.batch.records import answer_record, encode, error_record
 from winnow.batch.tally import Tally
 from winnow.batch.writer import ResultWriter
-from winnow.chat import TemplateOptions
 from winnow.engine.new_request import NewRequest
 from winnow.errors import WinnowError, describe_error
 from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError
@@ -264,7 +263,8 @@ class Batches:
                 raise ApiError("batch_cancelled", "the batch was cancelled before this line was answered")
             try:
                 if job.messages is not None:
-                    prompt = await service.tokenize_chat(job.messages, TemplateOptions())
+                    prompt = await service.tokenize_chat(job.messages, job.template)
+                    params = service.reader.bind(params, job.forced, prompt.text)
                 else:
                     assert job.prompt is not None
                     prompt = await service.tokenize(_as_prompt(job.prompt))
@@ -289,7 +289,7 @@ class Batches:
                 raise ApiError(FAILED, output.error)
             used = usage([output])
             service.charge(record["tenant"], used["prompt_tokens"], used["completion_tokens"])
-            return answer_record(job, output, model, int(time.time()))
+            return answer_record(job, output, model, int(time.time()), service.reader)
         raise AssertionError("the last attempt raises")
 
     async def _output(self, request: NewRequest) -> RequestOutput:

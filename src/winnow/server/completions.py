@@ -11,13 +11,13 @@ from starlette.responses import JSONResponse, Response
 from winnow.errors import WinnowError
 from winnow.json_values import dump_json
 from winnow.openai.errors import FAILED, ApiError
+from winnow.openai.events import event
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
 from winnow.openai.response import Echo, ResponseForm, completion_object, usage
-from winnow.openai.stream import AnswerParser, ChunkStream
-from winnow.openai.tools import assistant_message
+from winnow.openai.stream import ChunkStream
 from winnow.outputs import CompletionOutput, RequestOutput
-from winnow.server.http import EventStream, event, unless_disconnected
-from winnow.server.service import Service, Submitted, without_skipping
+from winnow.server.http import EventStream, unless_disconnected
+from winnow.server.service import Service, Submitted
 
 
 class StrictResponse(JSONResponse):
@@ -38,8 +38,6 @@ async def complete(
     """
     asked = read_body(endpoint, body, service.llm.sampling_defaults, served=True)
     model = service.check_model(asked.model)
-    if parses(service, asked) and "skip_special_tokens" not in body:
-        asked = without_skipping(asked)
     tenant, request_id = request.state.tenant, request.state.request_id
     form = response_form(service, asked, endpoint, model)
     submitted = await unless_disconnected(
@@ -61,13 +59,17 @@ def new_chunks(service: Service, asked: CompletionRequest, form: ResponseForm) -
         form,
         include_usage=asked.include_usage,
         continuous=asked.continuous_usage,
-        new_parser=(lambda output: _parser(service, asked, output)) if parses(service, asked) else None,
+        new_parser=(
+            (lambda output: service.reader.parser(output.prompt, asked.template.tools, asked.forced))
+            if parses(service, asked)
+            else None
+        ),
     )
 
 
 def parses(service: Service, asked: CompletionRequest) -> bool:
     """Whether answers are parsed into reasoning, content and tool calls."""
-    return service.response_template is not None and asked.messages is not None
+    return asked.messages is not None and service.reader.reads(asked.forced)
 
 
 def response_form(service: Service, asked: CompletionRequest, endpoint: Endpoint, model: str) -> ResponseForm:
@@ -79,12 +81,7 @@ def response_form(service: Service, asked: CompletionRequest, endpoint: Endpoint
         )
 
     def parse(output: RequestOutput, answer: CompletionOutput) -> Mapping[str, Any]:
-        parser = _parser(service, asked, output)
-        try:
-            parser.feed(answer.text)
-            return assistant_message(parser.finalize()[0])
-        except Exception:  # the model broke its own rules: the text as it is
-            return {"role": "assistant", "content": answer.text}
+        return service.reader.message(output.prompt, answer, asked.template.tools, asked.forced)
 
     return ResponseForm(
         endpoint,
@@ -124,7 +121,7 @@ async def _events(
         async for output in submitted.stream:
             if output.error is not None:
                 raise ApiError(FAILED, output.error)
-            text = "".join(event(chunk) for chunk in chunks.push(submitted.place(output), output))
+            text = chunks.events(submitted.place(output), output)
             if text:
                 yield text
         if include_usage:
@@ -143,12 +140,6 @@ def stream_error(error: Exception) -> ApiError:
     if isinstance(error, WinnowError):
         return ApiError.wrap(error)
     return ApiError("internal_error", "the server failed while it wrote the answer")
-
-
-def _parser(service: Service, asked: CompletionRequest, output: RequestOutput) -> AnswerParser:
-    parser = service.new_parser(output.prompt or "", asked)
-    assert parser is not None, "answers are parsed only where there are rules"
-    return parser
 
 
 def _prompt_text(service: Service, output: RequestOutput) -> str:

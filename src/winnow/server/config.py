@@ -7,6 +7,7 @@ from typing import Any
 from winnow.checks import check_choice, check_integer, check_number
 from winnow.config import Effect, option, optional_int
 from winnow.errors import ConfigError
+from winnow.openai.response_templates import TEMPLATES
 from winnow.units import parse_bytes
 
 METRICS_COMPAT = ("none", "vllm")
@@ -69,8 +70,8 @@ class ServerConfig:
     )
     response_template: str | None = _served(
         None,
-        "JSON file that says how the model writes reasoning and tool calls, as transformers' response_template; left "
-        "out: the tokenizer's own, where it has one",
+        f"how the model writes reasoning and tool calls: {', '.join(TEMPLATES)}, or a JSON file as transformers' "
+        "response_template; left out: the tokenizer's own, else what its chat template shows",
     )
     open_metrics: bool = _served(False, "let /metrics be read without a key")
     metrics_compat: str = _served(
@@ -103,10 +104,11 @@ class ServerConfig:
             object.__setattr__(self, name, (values,) if isinstance(values, str) else tuple(values))
             if not all(getattr(self, name)):
                 raise ConfigError(f"{name} must not be empty, got ''")
-        for name in ("api_keys_file", "response_template"):
-            path = getattr(self, name)
-            if path is not None and not Path(path).is_file():
-                raise ConfigError(f"{name} must be a file, got {path!r}")
+        if self.api_keys_file is not None and not Path(self.api_keys_file).is_file():
+            raise ConfigError(f"api_keys_file must be a file, got {self.api_keys_file!r}")
+        template = self.response_template
+        if template is not None and template not in TEMPLATES and not Path(template).is_file():
+            raise ConfigError(f"response_template must be {', '.join(TEMPLATES)} or a file, got {template!r}")
         check_number("shutdown_timeout", self.shutdown_timeout, 0)
         check_number("step_timeout", self.step_timeout, 0.001)
         check_choice("metrics_compat", self.metrics_compat, METRICS_COMPAT)

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from winnow import __version__
-from winnow.server.http import EventStream, event
+from winnow.openai.events import event
+from winnow.server.http import EventStream
 from winnow.server.service import Service
 
 INTERVAL = 1.0

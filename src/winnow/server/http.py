@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from winnow.json_values import dump_json, json_kind, parse_strict
+from winnow.json_values import json_kind, parse_strict
 from winnow.openai.errors import QUOTA, ApiError
 from winnow.server.keys import Keys
 from winnow.units import format_bytes
@@ -186,9 +186,3 @@ class EventStream(Response):
         async for event in self._events:
             await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def event(data: dict[str, Any] | str, name: str | None = None) -> str:
-    """One server-sent event."""
-    text = data if isinstance(data, str) else dump_json(data, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"

@@ -8,18 +8,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from winnow.openai.errors import FAILED, ApiError
+from winnow.openai.events import event
 from winnow.openai.request import Endpoint, read_body
 from winnow.openai.responses import ResponseWriter, chat_body
 from winnow.openai.stream import ChunkStream
 from winnow.server.completions import (
     StrictResponse,
     new_chunks,
-    parses,
     response_form,
     stream_error,
 )
-from winnow.server.http import EventStream, event, unless_disconnected
-from winnow.server.service import Service, Submitted, without_skipping
+from winnow.server.http import EventStream, unless_disconnected
+from winnow.server.service import Service, Submitted
 
 
 async def respond(service: Service, request: Request, body: Mapping[str, Any]) -> Response:
@@ -30,8 +30,6 @@ async def respond(service: Service, request: Request, body: Mapping[str, Any]) -
     """
     asked = read_body(Endpoint.CHAT, chat_body(body), service.llm.sampling_defaults, served=True)
     model = service.check_model(asked.model)
-    if parses(service, asked):
-        asked = without_skipping(asked)
     tenant, request_id = request.state.tenant, request.state.request_id
     chunks = new_chunks(service, asked, response_form(service, asked, Endpoint.CHAT, model))
     writer = ResponseWriter(body, model, int(time.time()))

@@ -2,31 +2,32 @@
 
 import asyncio
 import itertools
+import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from winnow.chat import TemplateOptions, TokenizedPrompt
 from winnow.engine.new_request import NewRequest
 from winnow.engine.occupancy import Occupancy
+from winnow.errors import ConfigError
 from winnow.json_values import json_kind
 from winnow.llm import LLM
+from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import OVERLOADED, RATE_LIMIT, ApiError
 from winnow.openai.request import CompletionRequest, Message, Prompt
+from winnow.openai.response_templates import TEMPLATES
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.server.async_engine import AsyncEngine, RequestStream
 from winnow.server.config import ServerConfig
 from winnow.server.keys import Keys
 from winnow.server.metrics import Metrics
 from winnow.server.quota import TokenQuota
-
-if TYPE_CHECKING:
-    from winnow.openai.stream import AnswerParser
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class Service:
 
     Attributes:
         names: what clients may call the model; the first is its name in responses.
-        response_template: how the model writes reasoning and tool calls; None: it is not known.
+        reader: reads reasoning and tool calls.
         created: Unix seconds.
     """
 
@@ -62,7 +63,7 @@ class Service:
     config: ServerConfig
     keys: Keys
     names: tuple[str, ...]
-    response_template: dict[str, Any] | None = None
+    reader: AnswerReader = field(default_factory=AnswerReader)
     created: int = field(default_factory=lambda: int(time.time()))
     exit: "asyncio.Event" = field(default_factory=asyncio.Event)
 
@@ -186,7 +187,9 @@ class Service:
         else:
             prompts = [await self.tokenize(prompt) for prompt in asked.prompts]
         self._require_token_room(prompts, asked.params.n)
-        params = asked.params
+        params = (
+            self.reader.bind(asked.params, asked.forced, prompts[0].text) if asked.messages else asked.params
+        )
         if params.structured_outputs is not None:
             await self.off_loop(lambda: self.llm.check_structured(params))
         stem = f"{request_id}-{next(self._numbers)}"
@@ -232,15 +235,6 @@ class Service:
         self.quota.charge(tenant, prompt + answers)
         self.metrics.count_tokens(tenant, prompt, answers)
 
-    def new_parser(self, prompt: str | None, asked: CompletionRequest) -> "AnswerParser | None":
-        """A parser of one answer by the model's own rules; None: there are none."""
-        if self.response_template is None or self.llm.tokenizer is None or prompt is None:
-            return None
-        parser: AnswerParser = self.llm.tokenizer.get_response_parser(
-            self.response_template, prefix=prompt, tools=[dict(tool) for tool in asked.template.tools] or None
-        )
-        return parser
-
 
 def model_names(model: str | Path | None, served: Sequence[str]) -> tuple[str, ...]:
     """What clients may call a model."""
@@ -251,34 +245,22 @@ def model_names(model: str | Path | None, served: Sequence[str]) -> tuple[str, .
     return tuple(dict.fromkeys((Path(model).resolve().name, str(model))))
 
 
-def load_template(path: str | None, tokenizer: Any) -> dict[str, Any] | None:
-    """How the model writes reasoning and tool calls: from a file, or the tokenizer's own.
+def load_reader(response_template: str | None, tokenizer: Any) -> AnswerReader:
+    """What reads the model's answers.
+
+    Args:
+        response_template: name of a known form, or path of a JSON file; None: the tokenizer's own, or the one that its
+            chat template shows.
 
     Raises:
-        ConfigError: the file holds no such template.
+        ConfigError: it cannot be used.
     """
-    import json
-
-    from winnow.errors import ConfigError
-
-    if not hasattr(tokenizer, "get_response_parser"):
-        if path is not None:
-            raise ConfigError(
-                "response_template needs a tokenizer, and a transformers that reads such templates"
-            )
-        return None
-    if path is None:
-        return getattr(tokenizer, "response_template", None)
+    if response_template is None or response_template in TEMPLATES:
+        return AnswerReader.of(tokenizer, TEMPLATES[response_template] if response_template else None)
     try:
-        template = json.loads(Path(path).read_bytes())
-        if not isinstance(template, dict):
-            raise ValueError(f"it must be an object, got {json_kind(template)}")
-        tokenizer.get_response_parser(template, prefix="")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"response_template {path} cannot be used: {error}") from None
-    return template
-
-
-def without_skipping(asked: CompletionRequest) -> CompletionRequest:
-    """The same request with special tokens in its text: response templates look for them."""
-    return replace(asked, params=replace(asked.params, skip_special_tokens=False))
+        template = json.loads(Path(response_template).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"response_template {response_template} cannot be read: {error}") from None
+    if not isinstance(template, dict):
+        raise ConfigError(f"response_template must hold an object, got {json_kind(template)}")
+    return AnswerReader.of(tokenizer, template)

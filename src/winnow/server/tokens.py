@@ -5,7 +5,7 @@ from typing import Any
 from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.openai.request import read_messages, read_prompt
-from winnow.openai.tools import read_template_options
+from winnow.openai.tools import read_template_options, read_tools
 from winnow.server.service import Service
 
 _TEXT_FIELDS = {"model", "prompt", "add_special_tokens", "return_token_strs"}
@@ -23,7 +23,8 @@ async def tokenize(service: Service, body: dict[str, Any]) -> dict[str, Any]:
         messages = read_messages(body.pop("messages"))
         body.pop("model", None)
         body.pop("add_special_tokens", None)
-        template = read_template_options(body)
+        tools, _ = read_tools(body)
+        template = read_template_options(body, tools)
         _refuse(body, set())
         prompt = await service.tokenize_chat(messages, template)
         ids = prompt.token_ids

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from winnow.attention.interface import AttentionSpec
 from winnow.attention.spans import Spans
-from winnow.attention.torch_backend import TorchBackend
+from winnow.attention.split import attend_split
+from winnow.attention.torch_backend import TorchBackend, write_rows
 from winnow.attention.triton.attend import Attend
 from winnow.attention.triton.batch import Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
@@ -54,6 +55,9 @@ class TritonBackend(TorchBackend):
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
         pool, tables = cache.pool, cache.tables
+        if pool.layout.is_far(layer):
+            write_rows(cache, spans, layer, k, v)
+            return
         codec = pair_codec(pool.layout)
         k = unit_stride(turned(k) if codec.rotate_keys else k)
         v = unit_stride(turned(v) if codec.rotate_values else v)
@@ -88,6 +92,8 @@ class TritonBackend(TorchBackend):
             )
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        if cache.pool.layout.is_far(layer):
+            return attend_split(cache, spans, layer, q, spec)
         tuning = self._tuning or tuning_for(padded(q.shape[2]), product_dtype(q, cache.pool.layout))
         codec = pair_codec(cache.pool.layout)
         queries = turned(q).to(q.dtype) if codec.rotate_keys else q
@@ -106,6 +112,9 @@ class TritonBackend(TorchBackend):
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         if not len(source):
+            return
+        if pool.values_apart is not None:
+            pool.move(source, target)
             return
         with torch.cuda.device_of(source):
             move_kvs[(triton.cdiv(len(source), _MOVES_PER_PROGRAM),)](

@@ -65,8 +65,8 @@ class LayerKernels:
 
     @property
     def beside_matrix_units(self) -> bool:
-        """Whether the processor multiplies matrices of bfloat16 (AMX), which `linear` does not use."""
-        return native.has_matrix_units()
+        """Whether the processor multiplies matrices of bfloat16 (AMX), and `linear` does not."""
+        return native.has_matrix_units() and not self._kernels.matrix_units
 
     def packs(self, weight: Tensor) -> bool:
         """Whether a weight can be packed: some kernels take inputs of 16 bits in pairs."""
@@ -215,8 +215,11 @@ class LayerKernels:
             step.cache,
             step.batch,
             step.work,
+            step.far,
+            step.selection,
             torch.get_num_threads(),
         )
+        step.count_reads()
         return out
 
     def decode(
@@ -263,11 +266,14 @@ class LayerKernels:
             step.cache,
             step.batch,
             step.work,
+            step.far,
+            step.selection,
             -1 if logits_indices is None else len(logits_indices),
             0 if logits_indices is None else logits_indices.data_ptr(),
             logits.data_ptr(),
             torch.get_num_threads(),
         )
+        step.count_reads()
         return logits
 
     def rms_norm(self, x: Tensor, norm: NormWeight, add: Tensor | None = None) -> Tensor:

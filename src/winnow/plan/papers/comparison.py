@@ -43,8 +43,11 @@ def times_batch(work: StepWork, batch: int) -> StepWork:
         sequences=batch,
         kv_tokens=batch * work.kv_tokens,
         attended=batch * work.attended,
+        prompt_tokens=batch * work.prompt_tokens,
     )
 
 
-EAGER = Factors(compute=3.0, weights=1.6, kv=5.0, layer=1.0e-3, sequence=0.0, step=2e-3, ranked=8.0)
+EAGER = Factors(
+    compute=3.0, attention=3.0, weights=1.6, kv=5.0, layer=1.0e-3, sequence=0.0, step=2e-3, ranked=8.0
+)
 """Eager transformers: about a millisecond of Python and launches a layer; attention copies its padded cache."""

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from winnow.evaluate.metrics import score
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 CONFIDENCE_Z = 1.645
 """Of the standard normal distribution: 95 % on one side."""
+_ERROR = 0.05
 EXACT, TOKENS = "exact", "tokens"
 
 
@@ -91,13 +93,19 @@ class Trial:
         return cls(from_json(values["candidate"]), agreement=tuple(values["agreement"]), **rest)
 
 
-def wilson(mean: float, count: int) -> tuple[float, float]:
-    """Wilson's score interval of a mean of values between 0 and 1, whose variance no other such values exceed."""
+def wilson(mean: float, count: int, looks: int = 1) -> tuple[float, float]:
+    """Wilson's score interval of a mean of values between 0 and 1, whose variance no other such values exceed.
+
+    Args:
+        looks: how many such means the same values of chance gave, of which this was taken: the error of 5 % is shared
+            out over them (Bonferroni).
+    """
     if not count:
         return 0.0, 1.0
-    z2 = CONFIDENCE_Z**2 / count
+    z = CONFIDENCE_Z if looks < 2 else NormalDist().inv_cdf(1 - _ERROR / looks)
+    z2 = z**2 / count
     middle = (mean + z2 / 2) / (1 + z2)
-    half = CONFIDENCE_Z / (1 + z2) * math.sqrt(mean * (1 - mean) / count + z2 / (4 * count))
+    half = z / (1 + z2) * math.sqrt(mean * (1 - mean) / count + z2 / (4 * count))
     return min(max(middle - half, 0.0), mean), max(min(middle + half, 1.0), mean)
 
 

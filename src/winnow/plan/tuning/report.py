@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from winnow.plan.tuning.measure import Trial
+from winnow.plan.tuning.measure import Trial, wilson
 from winnow.plan.tuning.search import BYTES, Tuned
 from winnow.report.plots import Axis, Line, Panel, line_chart
 from winnow.report.tables import TextTable
@@ -44,13 +44,15 @@ def verdict(tuned: Tuned) -> list[str]:
     """Lines that say what was found, and whether prompts held back bear it out."""
     if tuned.best is None or tuned.check is None:
         return ["No candidate keeps that agreement on prompts held back."]
-    check = tuned.check
-    low, _ = check.bounds
+    check, full = tuned.check, tuned.full
+    low, _ = wilson(check.mean, len(check.agreement), tuned.checked)
+    shared = f" ({tuned.checked} candidates were tried on them)" if tuned.checked > 1 else ""
+    beside = "" if full is None else f"; the full cache {full.rate:.1f} tokens/s"
     return [
         f"Best: {tuned.best.candidate}: {tuned.best.rate:.1f} tokens/s, agreement {tuned.best.mean:.3f} over "
-        f"{len(tuned.best.agreement)} prompts.",
+        f"{len(tuned.best.agreement)} prompts{beside}.",
         f"On {len(check.agreement)} prompts held back: agreement {check.mean:.3f}, with 95 % confidence "
-        f"above {low:.2f}.",
+        f"above {low:.2f}{shared}.",
     ]
 
 

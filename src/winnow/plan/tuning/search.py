@@ -172,6 +172,16 @@ class Tuned:
     trials: tuple[Trial, ...]
 
     @property
+    def checked(self) -> int:
+        """Candidates that were tried on the prompts held back, the last of which is `best`."""
+        return sum(trial.stage == HELD_BACK for trial in self.trials)
+
+    @property
+    def full(self) -> Trial | None:
+        """The full cache's trial over the most prompts, the fastest of several."""
+        return next((trial for trial in self.last if trial.candidate.eviction == FULL), None)
+
+    @property
     def last(self) -> list[Trial]:
         """The trial over the most prompts of each candidate that was tried, best first; held-back ones apart."""
         latest: dict[Candidate, Trial] = {}

@@ -1,0 +1,72 @@
+"""The tables."""
+
+from collections.abc import Sequence
+
+from benchmarks.papers.kcache.answers import Answered
+from benchmarks.papers.kcache.protocol import PAPER
+from benchmarks.papers.kcache.throughput import Cell
+from winnow.report.tables import TextTable
+from winnow.units import format_bytes
+
+TITLE = "KCache: keys on the device, the values that weigh most from the host"
+NOTES = """\
+L: first layers whose values stay on the device; N: values that a query head reads in the others while an answer is
+decoded; prompts read all. Scores are means over prompts ± standard errors. Same tokens: of the full cache's greedy
+continuations of WikiText-2, and those before the first that differs. Perplexity: of text that is forced token by token
+after as long a context. Query-aware: a question is part of the prompt.
+"""
+DASH = "out of memory"
+
+
+def answer_table(found: Sequence[Answered], model: str) -> TextTable:
+    """Scores, agreement and perplexity by setting, beside the paper's Table 2."""
+    categories = list(dict.fromkeys(name for each in found for name in each.scores))
+    rows = []
+    for each in found:
+        paper = PAPER.get(each.setting.label)
+        scores = tuple(f"{each.scores[name]:.2f} ± {each.errors[name]:.2f}" for name in categories)
+        agreement = f"{each.same_tokens:.1%}", f"{each.leading:.1%}", f"{each.perplexity:.3f}"
+        printed = "" if paper is None else " / ".join(f"{value:.2f}" for value in paper)
+        rows.append((each.setting.label, (*scores, f"{each.mean:.3f}", *agreement, printed)))
+    columns = (*categories, "mean", "same tokens", "leading", "perplexity", "paper: BBH / GSM8K / TriviaQA")
+    return TextTable(f"Answers, {model}", "setting", columns, tuple(rows))
+
+
+def throughput_table(cells: Sequence[Cell], model: str, kv_memory: str) -> TextTable:
+    """Decoded tokens per second, as Table 3."""
+    settings = list(dict.fromkeys(cell.setting for cell in cells))
+    by_key = {(cell.setting, cell.prompt_tokens, cell.batch): cell for cell in cells}
+    rows = []
+    for prompt, batch in dict.fromkeys((cell.prompt_tokens, cell.batch) for cell in cells):
+        entries = []
+        full = by_key.get((settings[0], prompt, batch))
+        for setting in settings:
+            cell = by_key.get((setting, prompt, batch))
+            if cell is None or cell.rate is None:
+                entries.append("" if cell is None else DASH)
+                continue
+            against = "" if full is None or full.rate is None else f" ({cell.rate / full.rate:.2f}x)"
+            entries.append(f"{cell.rate:.1f}{against if setting != settings[0] else ''}")
+        rows.append((f"{prompt} tokens, batch {batch}", tuple(entries)))
+    title = f"Tokens per second while decoding, {model}, kv_memory {kv_memory}"
+    return TextTable(title, "input", tuple(settings), tuple(rows))
+
+
+def traffic_table(cells: Sequence[Cell]) -> TextTable:
+    """Bytes on either tier, and values read."""
+    rows = tuple(
+        (
+            f"{cell.setting}: {cell.prompt_tokens} tokens, batch {cell.batch}",
+            (
+                format_bytes(cell.device_bytes),
+                format_bytes(cell.tier_bytes),
+                f"{cell.rows_per_head:.1f}",
+                f"{cell.rows_read:.1f}",
+                f"{cell.seconds_waited * 1e3:.2f}",
+            ),
+        )
+        for cell in cells
+        if cell.rate is not None
+    )
+    columns = "device", "tier", "values a head chose", "values read for it", "waited, ms a step"
+    return TextTable("Bytes held and values read", "setting", columns, rows)

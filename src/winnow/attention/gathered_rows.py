@@ -1,0 +1,229 @@
+"""Rows as padded float32 tensors, and the softmax of queries over them, in plain torch.
+
+Decoding sequences of similar length are gathered together; prefill chunks one by one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from winnow.attention.interface import AttentionSpec
+from winnow.attention.observer import AttentionObserver
+from winnow.attention.observer_reference import Observation
+from winnow.attention.spans import Spans
+from winnow.cache import PagedCache
+from winnow.cache.layout import ceil_div
+
+TEMPORARY = 2**24
+"""Elements of the largest temporary: 64 MiB of float32."""
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """G sequences computed together, n queries each, rows padded to `longest` KVs."""
+
+    index: list[int]
+    """Indices of the sequences in the spans."""
+    tokens: slice | Tensor
+    """Their queries in the packed batch, G * n of them."""
+    longest: int
+    observe: AttentionObserver | None
+    select_from: int
+    """The first of the n queries of each that reads only the values it weighs most (`Spans.select_from`)."""
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """What x, [T, ...], has for the group's queries: [G, n, ...]."""
+        return x[self.tokens].unflatten(0, (len(self.index), -1))
+
+
+def row_groups(spans: Spans, row_elements: int) -> Iterator[RowGroup]:
+    """Split the batch into padded groups.
+
+    Decoding sequences are sorted by length, so that padding stays below half of a group, and split where the gathered
+    KVs would exceed `TEMPORARY`.
+    """
+    decodes = spans.num_decodes
+    first_selecting = np.clip(spans.select_from - spans.first_position, 0, spans.counts)
+    by_length = np.argsort(-spans.lengths[:decodes], kind="stable")
+    kinds = list(zip(spans.observe[:decodes], first_selecting[:decodes].tolist(), strict=True))
+    for kind in dict.fromkeys(kinds):
+        alike = by_length[[kinds[i] == kind for i in by_length]]
+        start = 0
+        while start < len(alike):
+            longest = int(spans.lengths[alike[start]])
+            most = max(1, TEMPORARY // (longest * row_elements))
+            short = np.flatnonzero(spans.lengths[alike[start:]] * 2 < longest)
+            end = min(len(alike), start + most, start + int(short[0]) if len(short) else len(alike))
+            index = alike[start:end].tolist()
+            # Decoding sequences lead the batch, so the index of the only token is that of its sequence.
+            yield RowGroup(index, torch.tensor(index, device=spans.device), longest, *kind)
+            start = end
+    for i in range(decodes, len(spans.counts)):
+        first, count = int(spans.starts[i]), int(spans.counts[i])
+        tokens = slice(first, first + count)
+        yield RowGroup([i], tokens, int(spans.lengths[i]), spans.observe[i], int(first_selecting[i]))
+
+
+@dataclass(frozen=True)
+class GatheredRows:
+    """The rows of one layer for G sequences, padded to N slots, without their values."""
+
+    k: Tensor  # float32 [G, H, N, d]
+    block: Tensor  # int64 [G, H, N / block size]
+    position: Tensor  # int32 [G, H, N]
+    valid: Tensor  # bool [G, H, N]: below the row's length
+    slot: Tensor  # int64 [G, H, N]: flat slot number in the pool
+    device_slots: Tensor  # int64 [G]: of the cache
+    observe_from: Tensor  # int64 [G]
+
+    @classmethod
+    def gather(
+        cls, cache: PagedCache, spans: Spans, group: RowGroup, layer: int, with_keys: bool = True
+    ) -> "GatheredRows":
+        """Gather a group's rows; without keys `k` is empty."""
+        pool, tables = cache.pool, cache.tables
+        slots = torch.from_numpy(spans.slots[group.index]).to(spans.device)
+        blocks = tables.lookup(slots, layer, ceil_div(group.longest, pool.layout.block_size)).long()
+        slot = pool.slots_of(blocks)
+        length = tables.lengths[slots, layer]  # [G, H]
+        return cls(
+            k=pool.keys_of(blocks) if with_keys else torch.empty(0, device=spans.device),
+            block=blocks,
+            position=pool.positions_of(blocks),
+            valid=torch.arange(slot.shape[2], device=spans.device) < length[..., None],
+            slot=slot,
+            device_slots=slots,
+            observe_from=torch.from_numpy(spans.observe_from[group.index]).to(spans.device),
+        )
+
+    def values(self, cache: PagedCache) -> Tensor:
+        """All values, float32 [G, H, N, d]."""
+        # Padding is uninitialised memory, and 0 x NaN is NaN: clear values past the length.
+        return cache.pool.values_of(self.block).masked_fill_(~self.valid[..., None], 0.0)
+
+
+class Weights(NamedTuple):
+    """The softmax of n queries of each of G sequences over their rows."""
+
+    p: Tensor  # float32 [G, H, g, n, N]
+    visible: Tensor  # bool [G, H, n, N]
+    age: Tensor  # [G, H, n, N], positions from key to query
+
+
+def see(position: Tensor, rows: GatheredRows, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Which KVs queries at `position`, int32 [G, n], see, bool [G, H, n, N], and how far back each is."""
+    age = position[:, None, :, None] - rows.position[:, :, None, :]  # [G, H, n, N]
+    visible = rows.valid[:, :, None, :] & (age >= 0)
+    if spec.window is not None:
+        visible &= age < spec.window
+    return visible, age
+
+
+def softmax_over(
+    q: Tensor, position: Tensor, rows: GatheredRows, spec: AttentionSpec, chosen: Tensor | None = None
+) -> Weights:
+    """The weights that q, [G, n, Hq, d], at `position`, int32 [G, n], gives the KVs of gathered rows.
+
+    Args:
+        chosen: bool [G, H, g, n, N], the softmax goes over these KVs alone; None: over all.
+    """
+    heads = rows.k.shape[1]
+    # q becomes [G, H, g, n, d]: g query heads share a KV head
+    q = (q.float() * spec.scale).unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
+    group, n = q.shape[2:4]
+    logits = (q.flatten(2, 3) @ rows.k.transpose(2, 3)).unflatten(2, (group, n))  # [G, H, g, n, N]
+    if spec.softcap is not None:
+        logits = spec.softcap * torch.tanh(logits / spec.softcap)
+    visible, age = see(position, rows, spec)
+    logits.masked_fill_(~visible[:, :, None], -torch.inf)
+    if chosen is not None:
+        logits.masked_fill_(~chosen, -torch.inf)
+    if spec.sinks is not None:
+        column = spec.sinks.float().view(1, heads, group, 1, 1).expand(len(q), -1, -1, n, 1)
+        logits = torch.cat([logits, column], dim=-1)
+    return Weights(logits.softmax(dim=-1)[..., : rows.k.shape[2]], visible, age)
+
+
+def weighted_sum(p: Tensor, v: Tensor) -> Tensor:
+    """p, [G, H, g, n, N], times v, [G, H, N, d]: float32 [G, H, g, n, d]."""
+    return (p.flatten(2, 3) @ v).unflatten(2, p.shape[2:4])
+
+
+class BlockOutput(NamedTuple):
+    """The attention of a block of n queries of each of G sequences."""
+
+    sums: Tensor  # float32 [G, H, g, n, d]
+    weights: Weights | None  # of all KVs; None: they were not computed, and no accumulator sees them
+    values: Tensor | None = None  # float32 [G, H, N, d]; None: they were not read
+
+
+class AttendBlock(Protocol):
+    """Computes the attention of a block of queries."""
+
+    def __call__(self, q: Tensor, position: Tensor, first: int) -> BlockOutput:
+        """Attend from q, [G, n, Hq, d], at `position`, int32 [G, n]: queries `first` and up of each sequence."""
+
+
+def attend_group(
+    cache: PagedCache,
+    spans: Spans,
+    group: RowGroup,
+    rows: GatheredRows,
+    q: Tensor,
+    attend: AttendBlock,
+    out: Tensor,
+    breaks: tuple[int, ...] = (),
+    most_queries: int | None = None,
+) -> None:
+    """Compute a group's attention in blocks of queries, into its part of `out`, [T, Hq, d], and update accumulators.
+
+    Args:
+        breaks: queries at which a block must start.
+        most_queries: of a block, beside what the weights allow.
+    """
+    q_group, position = group.of_queries(q), group.of_queries(spans.position).int()
+    queries = max(1, TEMPORARY // (len(group.index) * q.shape[1] * group.longest))
+    step = queries if most_queries is None else min(queries, max(1, most_queries))
+    count = q_group.shape[1]
+    observation = None if group.observe is None else Observation(group.observe)
+    pieces, start, observed = [], 0, False
+    while start < count:
+        end = min([start + step, count, *(b for b in breaks if b > start)])
+        found = attend(q_group[:, start:end], position[:, start:end], start)
+        if observation is not None and found.weights is not None:
+            _observe(observation, found.weights, position[:, start:end], rows, found.sums, found.values)
+            observed = True
+        pieces.append(found.sums.permute(0, 3, 1, 2, 4).flatten(2, 3))
+        start = end
+    out[group.tokens] = torch.cat(pieces, dim=1).flatten(0, 1).to(q.dtype)
+    if observation is not None and observed:
+        observation.store(
+            cache.pool.accumulators.flatten(1), rows.slot, rows.position, rows.valid, rows.observe_from
+        )
+
+
+def _observe(
+    observation: Observation,
+    weights: Weights,
+    position: Tensor,
+    rows: GatheredRows,
+    out: Tensor,
+    v: Tensor | None,
+) -> None:
+    """Accumulate a block of queries at `position`, [G, n], with their output, [G, H, g, n, d]."""
+    n = position.shape[1]
+    counts = position >= rows.observe_from[:, None]
+    first = n - int(counts.sum(dim=1).max())  # no earlier query counts in any sequence
+    if first < n:
+        observation.accumulate(
+            weights.p[:, :, :, first:],
+            weights.visible[:, :, first:],
+            weights.age[:, :, first:],
+            counts[:, first:],
+            v,
+            out[:, :, :, first:],
+        )

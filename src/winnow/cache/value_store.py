@@ -1,0 +1,108 @@
+"""Memory for values, and where they lie there too keys, beside the device: on the host, or in a file."""
+
+import contextlib
+import mmap
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from winnow.cache.layout import CacheLayout
+from winnow.cache.memory import empty_in_large_pages
+from winnow.cache.tier_traffic import TierTraffic
+from winnow.errors import ConfigError
+from winnow.resources import host_memory
+from winnow.units import format_bytes
+from winnow.value_tier import ValueTier
+
+_EXTENT_BYTES = 2**24
+
+
+class ValueStore:
+    """The values of blocks, or their KVs, that lie on a tier.
+
+    Attributes:
+        data: uint8 [num_blocks, `CacheLayout.tier_bytes`]: pinned where the pool lies on a CUDA device, else ordinary
+            memory or that of a file.
+        traffic: what went to and from it.
+
+    Raises:
+        ConfigError: the tier has not the memory, or the directory cannot be written.
+    """
+
+    def __init__(self, layout: CacheLayout, num_blocks: int, device: torch.device | str) -> None:
+        assert layout.value_tier is not None, "there is a tier"
+        self.tier: ValueTier = layout.value_tier
+        self.slot_bytes = sum(field.slot_bytes for field in layout.codec.value_fields(layout.head_dim))
+        self.key_bytes = sum(field.slot_bytes for field in layout.codec.key_fields(layout.head_dim))
+        self._block_bytes = layout.tier_bytes
+        self.traffic = TierTraffic()
+        self._file: int | None = None
+        shape = (num_blocks, layout.tier_bytes)
+        nbytes = num_blocks * layout.tier_bytes
+        if self.tier.path is not None:
+            self.data = self._map(self.tier.path, max(nbytes, 1)).narrow(0, 0, nbytes).view(shape)
+        elif torch.device(device).type == "cuda":
+            _require_host_memory(nbytes)
+            self.data = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        else:
+            _require_host_memory(nbytes)
+            self.data = empty_in_large_pages(shape, torch.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    @property
+    def grant_size(self) -> int:
+        """Blocks whose memory is asked for at a time, so that a lack is found before it is touched."""
+        return max(_EXTENT_BYTES // self._block_bytes, 1)
+
+    def grant(self, first: int, end: int) -> None:
+        """Make sure that blocks first <= block < end can be written.
+
+        Raises:
+            MemoryError, OSError: the host or the disk is full; nothing has changed.
+        """
+        start, nbytes = first * self._block_bytes, (end - first) * self._block_bytes
+        if self._file is not None:
+            # A hole of a mapped file that finds no room on the disk when it is written would end the process.
+            os.posix_fallocate(self._file, start, nbytes)
+            return
+        memory = None if self.data.is_pinned() else host_memory()
+        if memory is not None and memory.free < nbytes:
+            raise MemoryError(
+                f"{format_bytes(nbytes)} of host memory asked for, {format_bytes(memory.free)} free"
+            )
+
+    def _map(self, directory: Path, nbytes: int) -> Tensor:
+        """A file of holes that has no name, so that it goes with the process."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file, name = tempfile.mkstemp(prefix="winnow-values-", dir=directory)
+            os.unlink(name)
+            os.ftruncate(self._file, nbytes)
+            memory = mmap.mmap(self._file, nbytes)
+        except OSError as error:
+            raise ConfigError(
+                f"value_tier: {directory} must hold a file of {format_bytes(nbytes)}: {error.strerror}"
+            ) from None
+        with contextlib.suppress(OSError, AttributeError):  # rows are read here and there
+            memory.madvise(mmap.MADV_RANDOM)
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", None) is not None:
+            os.close(self._file)  # type: ignore[arg-type]
+            self._file = None
+
+
+def _require_host_memory(nbytes: int) -> None:
+    memory = host_memory()
+    if memory is not None and nbytes > memory.free:
+        raise ConfigError(
+            f"value_tier: size must be at most the host's free memory, {format_bytes(memory.free)}, got "
+            f"{format_bytes(nbytes)}: give size=..., or less kv_memory"
+        )

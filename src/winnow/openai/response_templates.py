@@ -1,0 +1,98 @@
+"""How models write reasoning and tool calls, as transformers' `response_template` says it.
+
+A tokenizer may bring its own. Most published ones do not: then the chat template shows the form.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+Template = dict[str, Any]
+
+# What stands before an assistant's turn in the templates of the models that use these forms.
+_START = "|".join(
+    (
+        r"<\|im_start\|>assistant\n",
+        r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n",
+        r"<\|assistant\|>\n?",
+        "<\uff5cAssistant\uff5c>",
+    )
+)
+_END = r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|</s>|" + "<\uff5cend\u2581of\u2581sentence\uff5c>)"
+_REASONING = {"open": "<think>", "close": "</think>", "content": "text"}
+_CONTENT = {"close_pattern": _END, "content": "text"}
+
+
+def _template(**fields: Mapping[str, Any]) -> Template:
+    return {
+        "defaults": {"role": "assistant"},
+        "start_anchor_pattern": _START,
+        "fields": {"reasoning_content": _REASONING, **fields, "content": _CONTENT},
+    }
+
+
+TEMPLATES: Mapping[str, Template] = {
+    # Hermes 2 Pro, Qwen 2.5, Qwen 3, SmolLM 3: JSON between tags.
+    "hermes": _template(
+        tool_calls={
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        }
+    ),
+    # Qwen 3 Coder, Qwen 3.5: a tag per parameter.
+    "qwen3-coder": _template(
+        tool_calls={
+            "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>\s*</tool_call>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>",
+            },
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        }
+    ),
+    # DeepSeek R1 and its distillations, QwQ: reasoning alone.
+    "think": _template(),
+}
+"""Forms by name."""
+
+
+def recognise(chat_template: Any) -> Template | None:
+    """The form that a chat template shows; None: none that is known.
+
+    Args:
+        chat_template: a tokenizer's: text, or several by name.
+    """
+    texts = chat_template.values() if isinstance(chat_template, Mapping) else [chat_template]
+    text = "\n".join(each for each in texts if isinstance(each, str))
+    if "<tool_call>" in text:
+        return TEMPLATES["qwen3-coder" if "<function=" in text else "hermes"]
+    return TEMPLATES["think"] if "</think>" in text else None
+
+
+def calls_template(template: Mapping[str, Any] | None) -> Template:
+    """How an answer is read that is a JSON list of calls, perhaps after reasoning in the model's own form."""
+    calls = {
+        "content": "json",
+        "transform_each": True,
+        "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
+    }
+    if template is None:
+        return {"start_anchor_pattern": r"(?s).*", "fields": {"tool_calls": calls}}
+    kept = {name: value for name, value in template.items() if name != "fields"}
+    content: Mapping[str, Any] = next(
+        (field for field in template["fields"].values() if not _opens(field)), {}
+    )
+    ends = {name: content[name] for name in ("close", "close_pattern") if name in content}
+    opened = {
+        name: field for name, field in template["fields"].items() if name != "tool_calls" and _opens(field)
+    }
+    return {**kept, "fields": {**opened, "tool_calls": calls | ends}}
+
+
+def _opens(field: Mapping[str, Any]) -> bool:
+    """Whether a field begins with a mark of its own."""
+    return "open" in field or "open_pattern" in field

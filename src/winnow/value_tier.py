@@ -1,0 +1,93 @@
+"""Where the values of the upper layers lie, and how many of them a query reads (KCache). Imports no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from winnow.checks import require
+from winnow.units import format_bytes, parse_bytes
+
+KINDS = ("host", "disk")
+SELECTIONS = ("weights", "pages", "means")
+"""Values are chosen one by one, by the softmax over all keys; or by blocks of about N KVs together, whose keys may give
+most by the least and the largest of each channel (Quest), or on average. The softmax then goes over these alone."""
+_WHAT = (
+    "host:L=1,N=128 or disk:DIRECTORY:L=1,N=128 (L first layers whose values stay on the device, N values that a query "
+    "head reads in the others while decoding; also renormalize, select=pages or means, with these keys, so that keys "
+    "lie there too, and size=4GiB, the most that all may take there)"
+)
+_MOST_LAYERS, _MOST_VALUES = 10**4, 2**31 - 1
+
+
+@dataclass(frozen=True)
+class ValueTier:
+    """What `value_tier` says: K of all layers and V of the first ones on the device, the other V on the host or a disk.
+
+    While decoding, the softmax over all keys picks the values that a query head weighs most, and only those are read.
+    """
+
+    kind: str
+    """One of `KINDS`."""
+    path: Path | None = None
+    """The directory of the file that holds values, for `disk`."""
+    layers: int = 1
+    """L: the first layers, whose values stay on the device. With 0 answers are ruined (KCache, Table 2)."""
+    top_n: int = 128
+    """N: values that a query head reads; as many as a row holds is exact."""
+    renormalize: bool = False
+    """Scale the weights of the values read to the sum that all weights have; False: they are as softmaxed."""
+    select: str = "weights"
+    """What chooses values: the weights of all keys, or summaries of the keys of blocks (`SELECTIONS`)."""
+    size: int | None = None
+    """Bytes that values may take there; None: as many as the device's keys have values."""
+    keys: bool = False
+    """Keys of the other layers lie there, too, and the device has summaries of their blocks."""
+
+    @classmethod
+    def parse(cls, text: str | None, name: str = "value_tier") -> "ValueTier | None":
+        """Read "host:L=1,N=128" or "disk:DIRECTORY:L=1,N=128"; None: there is no tier.
+
+        Raises:
+            ConfigError: an unknown tier or part, a part twice or missing, or a number out of range; names `name`.
+        """
+        if text is None:
+            return None
+        require(isinstance(text, str), name, _WHAT, text)
+        kind, _, rest = text.partition(":")
+        directory, _, given = rest.rpartition(":")
+        path = Path(directory) if kind == "disk" and directory else None
+        require(kind in KINDS and bool(directory) == (kind == "disk"), name, _WHAT, text)
+        parts: dict[str, str] = {}
+        for part in given.split(","):
+            key, _, value = part.strip().partition("=")
+            known = key in ("L", "N", "renormalize", "select", "size", "keys") and key not in parts
+            require(known and (key in ("renormalize", "keys")) == ("=" not in part), name, _WHAT, text)
+            parts[key] = value
+        select = parts.get("select", "weights")
+        require("N" in parts and select in SELECTIONS, name, _WHAT, text)
+        require(
+            "keys" not in parts or select != "weights", f"{name}: keys", "with select=pages or means", text
+        )
+        size = parse_bytes(parts["size"], f"{name}: size") if "size" in parts else None
+        return cls(
+            kind,
+            path,
+            _number(f"{name}: L", parts.get("L", "1"), 0, _MOST_LAYERS),
+            _number(f"{name}: N", parts["N"], 1, _MOST_VALUES),
+            "renormalize" in parts,
+            select,
+            size,
+            "keys" in parts,
+        )
+
+    def __str__(self) -> str:
+        where = self.kind if self.path is None else f"{self.kind}:{self.path}"
+        size = "" if self.size is None else f",size={format_bytes(self.size).replace(' ', '')}"
+        select = "" if self.select == "weights" else f",select={self.select}"
+        flags = f"{',renormalize' * self.renormalize}{select}{',keys' * self.keys}"
+        return f"{where}:L={self.layers},N={self.top_n}{flags}{size}"
+
+
+def _number(name: str, text: str, low: int, high: int) -> int:
+    whole = text.isascii() and text.isdecimal() and len(text) < 12
+    require(whole and low <= int(text) <= high, name, f"an integer from {low} to {high}", text)
+    return int(text)

@@ -1,0 +1,51 @@
+"""The stack of KV memory, small: rows answer all requests, and each adds what its name says."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_llama import save_tiny_llama
+
+from benchmarks import stack
+from benchmarks.stack import LAYERS, Measured, main, options_of, parse, table
+from winnow.report.tables import TextTable
+
+
+def test_rows_build_on_those_above() -> None:
+    typed = parse(["--fits", "3", "--requests", "9", "--eviction", "keydiff"])
+    options = {layer.name: options_of(layer, None, 1 << 20, typed) for layer in LAYERS}
+    assert options["padded"]["max_num_seqs"] == 3 and options["contiguous"]["max_num_seqs"] == 9
+    assert options["contiguous"]["kv_reservation"] == "max"
+    assert options["paged"] | {"kv_cache_dtype": "int8"} == options["int8"]
+    assert options["int8"] | {"enable_prefix_caching": True} == options["prefix cache"]
+    assert options["eviction"]["kv_cache_dtype"] == "int4" and options["eviction"]["eviction"] == "keydiff"
+
+
+def test_gains_are_over_the_row_above() -> None:
+    rows = {
+        layer.name: Measured(1.0, 100.0 * 2**place, 4.0 * 2**place, 9, 10, 0)
+        for place, layer in enumerate(LAYERS)
+    }
+    shown = dict(table(rows).rows)
+    assert shown["padded"][4:6] == ("", "") and shown["contiguous"][4:6] == ("2.00x", "")
+    assert shown["paged"][2:6] == ("58", "400", "2.00x", "1.86x")
+    assert shown["+ eviction"][5] == "", "the text has no such row"
+
+
+def test_rows_hold_more_and_answer_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = TextTable("Simulated", "configuration", ("tokens/s",), (("paged INT4", ("1",)),))
+    monkeypatch.setattr(stack, "stack", lambda: simulated)  # a test of its own has it
+    model = save_tiny_llama(
+        tmp_path / "model", seed=1, head_dim=16, num_hidden_layers=1, max_position_embeddings=512
+    )
+    names = ["contiguous", "paged", "prefix cache", "eviction"]
+    words = ["--model", str(model), "--requests", "6", "--scale", "32", "--fits", "2", "--threads", "1"]
+    main([*words, "--eviction", "keydiff", "--compression", "2", "-o", str(tmp_path), "--rows", *names])
+    rows = json.loads((tmp_path / "stack.json").read_text())["rows"]
+    found = {row["row"]: row["median"] for row in rows}
+    assert [*found] == names
+    fit = [each["fit"] for each in found.values()]
+    assert fit == sorted(fit)
+    assert found["contiguous"]["most_running"] == 2 < found["paged"]["most_running"]
+    assert found["prefix cache"]["computed"] < found["paged"]["computed"]
+    assert "## Simulated" in (tmp_path / "stack.md").read_text()

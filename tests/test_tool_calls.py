@@ -1,0 +1,165 @@
+"""Grammars of demanded tool calls: what they take, by the form of the model's calls."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from tests.tokenizer_kinds import EOS, byte_level
+
+from winnow.errors import ConfigError
+from winnow.openai.answers import AnswerReader
+from winnow.openai.calls import CallForm
+from winnow.openai.response_templates import TEMPLATES, recognise
+from winnow.openai.tools import ForcedCalls
+from winnow.outputs import CompletionOutput
+from winnow.sampling import SamplingParams
+from winnow.sampling.grammar import GrammarCompiler
+
+pytest.importorskip("llguidance")
+
+ADD = {
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+}
+STOP = {"name": "stop", "description": "without parameters"}
+ONE, ANY = ForcedCalls([ADD, STOP], False), ForcedCalls([ADD, STOP], True)
+HERMES = TEMPLATES["hermes"]
+NAME_BEFORE = {
+    "start_anchor": "Answer:",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"\s*<\|call\|>call:(?P<name>[^{\n(]+)",
+            "close": ["<|end|>", "<|stop|>"],
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"content": "text"},
+    },
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3}}\n</tool_call>'
+TWO = '[{"name": "add", "arguments": {"a": 3}}, {"name": "stop", "arguments": {}}]'
+STOP_CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+
+
+def takes(
+    template: Any, forced: ForcedCalls, prompt: str, text: str, special: list[str] | None = None
+) -> bool:
+    """Whether an answer may be `text`, and may end there."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens({"additional_special_tokens": special or []})
+    reader = AnswerReader(tokenizer, template)
+    bound = reader.bind(SamplingParams(), forced, prompt)
+    assert bound.form is not None
+    end = tokenizer.convert_tokens_to_ids(EOS)
+    matcher = GrammarCompiler(tokenizer, len(tokenizer), frozenset([end])).matcher(bound.form)
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        if not matcher.allowed()[token]:
+            return False
+        matcher.take(token)
+    return bool(matcher.allowed()[end])
+
+
+@pytest.mark.parametrize(
+    ("template", "forced", "prompt", "text", "taken"),
+    [
+        (HERMES, ONE, "", CALL, True),
+        (HERMES, ONE, "", STOP_CALL, True),
+        (HERMES, ONE, "", CALL + CALL, False),
+        (HERMES, ANY, "", f"{CALL}\n{STOP_CALL}{CALL}", True),
+        (HERMES, ANY, "", "", False),
+        (HERMES, ANY, "", "Sure! " + CALL, False),
+        (HERMES, ANY, "", CALL.replace("3", '"3"'), False),
+        (HERMES, ANY, "", CALL.replace("add", "sub"), False),
+        (HERMES, ANY, "", STOP_CALL.replace("{}", '{"a": 3}'), False),
+        # Reasoning may stand before calls, where the model reasons; where the prompt opens it, it must.
+        (HERMES, ANY, "", f"<think>3 it is</think>\n\n{CALL}", True),
+        (HERMES, ANY, "", "<think>3 it is</think>", False),
+        (HERMES, ANY, "<|im_start|>assistant\n<think>\n", f"3 it is</think>{CALL}", True),
+        (HERMES, ANY, "<|im_start|>assistant\n<think>\n", "3 it is", False),
+        (HERMES, ANY, "<|im_start|>assistant\n<think>\n\n</think>\n\n", CALL, True),
+        (NAME_BEFORE, ONE, "", '<|call|>call:add{"a": 3}<|end|>', True),
+        (NAME_BEFORE, ANY, "", '<|call|>call:add{"a": 3}<|end|>' * 2, False),
+        (NAME_BEFORE, ONE, "", '<|call|>call:sub{"a": 3}<|end|>', False),
+        (TEMPLATES["qwen3-coder"], ANY, "", TWO, True),
+        (TEMPLATES["think"], ONE, "", '<think>hm</think>[{"name": "stop", "arguments": {}}]', True),
+        (None, ANY, "", TWO, True),
+        (None, ONE, "", TWO, False),
+    ],
+)  # fmt: skip
+def test_answers_that_are_taken(
+    template: Any, forced: ForcedCalls, prompt: str, text: str, taken: bool
+) -> None:
+    assert takes(template, forced, prompt, text) is taken
+    if taken:
+        answer = CompletionOutput(0, text, (), None, "stop")
+        message = AnswerReader(byte_level(), template).message(prompt, answer, [], forced)
+        assert len(message["tool_calls"]) == len(re.findall("add|stop", text))
+
+
+def test_marks_that_are_tokens_of_their_own() -> None:
+    special = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+    assert takes(HERMES, ANY, "", f"<think>hm</think>{CALL}", special)
+    assert not takes(HERMES, ANY, "", f"<think>hm</think>{CALL[:-3]}", special)
+
+
+def test_names_are_spelt_out() -> None:
+    """A name is text, whatever it holds: no part of the grammar."""
+    name = 'a" | /.*/ "\\n<x>'
+    forced = ForcedCalls([{"name": name}], False)
+    assert takes(None, forced, "", f'[{{"name": {json.dumps(name)}, "arguments": {{}}}}]')
+    assert not takes(None, forced, "", "anything")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"content": "xml-inline"},
+        {"content_args": {"unquoted_keys": True}},
+        {"open_pattern": r"<call=\d+>"},
+        {"close_pattern": "</a>|</b>", "close": None},
+        {"transform": {"function": {"name": "{content.f}", "arguments": "{content.p}"}}},
+    ],
+)
+def test_forms_that_are_no_json_between_fixed_texts(change: dict[str, Any]) -> None:
+    fields = HERMES["fields"]
+    assert CallForm.of(HERMES) is not None
+    assert (
+        CallForm.of({**HERMES, "fields": {**fields, "tool_calls": {**fields["tool_calls"], **change}}})
+        is None
+    )
+    assert CallForm.of(None) is None
+
+
+def test_chat_templates_show_the_form() -> None:
+    assert recognise("{{ '<tool_call>\\n' }}") is TEMPLATES["hermes"]
+    assert recognise({"default": "", "tool_use": "<tool_call>\n<function=x>"}) is TEMPLATES["qwen3-coder"]
+    assert recognise("{% if '</think>' in content %}") is TEMPLATES["think"]
+    assert recognise("{{ messages }}") is None
+    assert recognise(None) is None
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_known_forms_are_read(name: str) -> None:
+    """By this transformers, oldest and newest alike."""
+    reader = AnswerReader.of(byte_level(), TEMPLATES[name])
+    call = {
+        "hermes": CALL,
+        "qwen3-coder": "<tool_call>\n<function=add>\n<parameter=a>\n3\n</parameter>\n</function>\n</tool_call>",
+    }
+    parser = reader.parser(
+        "<|im_start|>user\n<think><|im_start|>assistant\n<think>\n", [{"function": ADD}], None
+    )
+    parser.feed("why</think>\n\nHello" + call.get(name, "") + "<|im_end|>")
+    found = parser.finalize()[0]
+    assert found["reasoning_content"].strip() == "why" and found["content"].strip() == "Hello"
+    if name in call:
+        [function] = [each["function"] for each in found["tool_calls"]]
+        assert function["name"] == "add" and int(function["arguments"]["a"]) == 3
+
+
+def test_templates_that_cannot_be_used() -> None:
+    with pytest.raises(ConfigError, match="start_anchor"):
+        AnswerReader.of(byte_level(), {"fields": {"content": {"content": "text"}}})
+    with pytest.raises(ConfigError, match="tokenizer"):
+        AnswerReader.of(None, HERMES)
