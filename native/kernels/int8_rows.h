@@ -20,9 +20,13 @@ constexpr int32_t WEIGHT_ZERO = 0;
 #endif
 /// Inputs that lie side by side.
 constexpr int TOGETHER = pair_size<Code>();
+/// Inputs of a row that share a scale: one outlier of a row would take the bits of all its others.
+constexpr int64_t GROUP = 128;
 
-/// What a row's sums need to become numbers: (sum - zero) * scale.
-struct RowScale {
+constexpr int64_t num_groups(int64_t in) { return (in + GROUP - 1) / GROUP; }
+
+/// What sums over a group of a row need to become numbers: (sum - zero) * scale.
+struct GroupScale {
   float scale;
   int32_t zero;
 };
@@ -68,9 +72,9 @@ inline void store_codes(int16_t *to, vi codes) {
 #endif
 }
 
-/// Codes of a row of n numbers, and zeros up to `padded`; room for WIDTH more is overwritten.
+/// Codes of n numbers of a row that share a scale; room for WIDTH more is overwritten.
 template <class T>
-inline RowScale quantize_row(const T *x, int64_t n, int64_t padded, Code *out) {
+inline GroupScale quantize_group(const T *x, int64_t n, Code *out) {
   vi bits{};  // of a magnitude: ordered as the magnitudes are, what is no number above all
   for (int64_t i = 0; i < n; i += WIDTH)
     bits = larger(bits, (vi)get(x + i, static_cast<int>(std::min<int64_t>(WIDTH, n - i))) & 0x7fffffff);
@@ -82,18 +86,23 @@ inline RowScale quantize_row(const T *x, int64_t n, int64_t padded, Code *out) {
   const bool finite = most < 0x7f800000, zero = !finite || largest < SMALLEST;
   const float inverse = zero ? 0.0f : 127.0f / largest;
   vi sum{};
-  int64_t i = 0;
-  for (; i < n; i += WIDTH) {
+  for (int64_t i = 0; i < n; i += WIDTH) {
     const vf part = get(x + i, static_cast<int>(std::min<int64_t>(WIDTH, n - i)));
     const vi codes = zero ? vi{} : nearest(rounded_product(part, inverse));
     sum += codes;
     store_codes(out + i, codes);
   }
-  if (i < padded) std::fill(out + i, out + padded, Code{});
   int32_t total = 0;
   for (int lane = 0; lane < WIDTH; ++lane) total += sum[lane];
   const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : largest < SMALLEST ? 0.0f : largest / 127.0f;
   return {scale, WEIGHT_ZERO * total};
+}
+
+/// Codes of a row of `in` numbers, and zeros up to `padded`; room for WIDTH more is overwritten. scales: [num_groups(in)].
+template <class T>
+inline void quantize_row(const T *x, int64_t in, int64_t padded, Code *out, GroupScale *scales) {
+  for (int64_t i = 0; i < in; i += GROUP) scales[i / GROUP] = quantize_group(x + i, std::min(GROUP, in - i), out + i);
+  std::fill(out + in, out + padded, Code{});
 }
 
 }  // namespace winnow::WINNOW_ISA

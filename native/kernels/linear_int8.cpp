@@ -1,8 +1,9 @@
 // Linear layers of int8 weights: rows become codes of 8 bits, products are sums of integers, and those become numbers again.
 //
 // A packed weight is cut into panels as that of linear.cpp, with TOGETHER inputs of a feature side by side. A decode step reads
-// half of what it reads of a weight of 16 bits. Sums of integers are exact, so results depend on no order at all, nor on the
-// instruction set: they are those of winnow.models.int8_linear to the last bit.
+// half of what it reads of a weight of 16 bits. Sums over a group of inputs are of integers and exact; they become floats, and
+// add up in the order of the groups. So results do not depend on the instruction set, nor on anything else: they are those of
+// winnow.models.int8_linear to the last bit.
 #include <memory>
 
 #include "../layers.h"
@@ -20,8 +21,6 @@ constexpr bool ROWS_STAY = false;
 #else
 constexpr bool ROWS_STAY = true;
 #endif
-/// Inputs of a piece of a panel: it fits L1, or L2 where a panel stays.
-constexpr int64_t PIECE = (ROWS_STAY ? 24 * 1024 : 256 * 1024) / PANEL;
 /// Codes of a block of rows in L2.
 constexpr int64_t STAYING = 352 * 1024 / sizeof(Code);
 /// Rows up to which every thread makes codes of all of them, rather than wait for the others.
@@ -36,17 +35,17 @@ int64_t most_rows(int64_t padded) {
   return ROWS_STAY ? std::clamp<int64_t>(STAYING / padded / MAX_ROWS * MAX_ROWS, 4 * MAX_ROWS, ROW_BLOCK) : ROW_BLOCK;
 }
 
-/// Multiplies rows with a piece of a panel, and calls done as product_streaming does.
+/// Multiplies rows with a group of a panel's inputs, and calls done as product_streaming does.
 template <class Done>
-void multiply_piece(int rows, const Code *x, int stride, const WeightCode *b, int32_t *sums, int inputs, bool accumulate,
-                    const char *ahead, const char *end, Done done) {
+void multiply_group(int rows, const Code *x, int stride, const WeightCode *b, int32_t *sums, int inputs, const char *ahead,
+                    const char *end, Done done) {
   int first = 0;
 #if defined(WINNOW_TILES)
   for (const int whole = rows_of_tiles<Code>(rows, inputs); first < whole;) {
     const int some = std::min(whole - first, 2 * TMM_ROWS);
     int32_t *to = sums + first * PANEL;
     const Code *from = x + first * stride;
-    const int rest = tile_product(some, PANEL, inputs, from, stride, b, PANEL, to, PANEL, accumulate);
+    const int rest = tile_product(some, PANEL, inputs, from, stride, b, PANEL, to, PANEL, false);
     const int deep = inputs - rest;
     if (rest)
       product_streaming<MAX_VECTORS>(some, from + deep, stride, b + deep * PANEL, to, PANEL, rest, true, end, end,
@@ -57,20 +56,25 @@ void multiply_piece(int rows, const Code *x, int stride, const WeightCode *b, in
 #endif
   if (first < rows)
     product_streaming<MAX_VECTORS>(rows - first, x + first * stride, stride, b, sums + first * PANEL, PANEL, inputs,
-                                   accumulate, ahead, end, [&](int row, int some) { done(first + row, some); });
+                                   false, ahead, end, [&](int row, int some) { done(first + row, some); });
 }
 
-/// Sums of a row of a panel as numbers.
-void to_numbers(const int32_t *sums, const RowScale &row, const float *scale, int64_t features, float *out) {
-  for (int64_t j = 0; j < features; j += WIDTH) {
-    const int n = static_cast<int>(std::min<int64_t>(WIDTH, features - j));
-    const vf sum = __builtin_convertvector(load_vector<vi>(sums + j) - row.zero, vf);
-    store(out + j, rounded_product(sum, get(scale + j, n) * row.scale));
+/// Adds the sums of a group to those of the groups before it.
+inline void add_group(const int32_t *sums, const GroupScale &group, bool first, float *to) {
+#pragma GCC unroll 4
+  for (int64_t j = 0; j < PANEL; j += WIDTH) {
+    const vf sum = rounded_product(__builtin_convertvector(load_vector<vi>(sums + j) - group.zero, vf), group.scale);
+    store(to + j, first ? sum : load(to + j) + sum);
   }
 }
 
-/// As `multiply` of linear.cpp. finish: called with the sums [PANELS][ROW_BLOCK][PANEL] of some rows, the rows' scales, p, and the
-/// first and the number of the rows.
+/// Sums of a row of a panel times the features' scales.
+void scale_features(const float *sums, const float *scale, int64_t features, float *out) {
+  for (int64_t j = 0; j < features; j += WIDTH)
+    store(out + j, rounded_product(load(sums + j), get(scale + j, static_cast<int>(std::min<int64_t>(WIDTH, features - j)))));
+}
+
+/// As `multiply` of linear.cpp; features' scales are not in the sums yet.
 template <class T, int PANELS, class Finish>
 void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart, int threads, Finish finish) {
   constexpr int64_t SUMS = ROW_BLOCK * PANEL;
@@ -83,15 +87,16 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
   const T *given = reinterpret_cast<const T *>(rows.x);
   const bool streams = ROWS_STAY || blocks == 1, shared = rows.rows > EACH_BY_ITSELF;
   const std::unique_ptr<Code[]> shared_codes(shared ? new Code[rows.rows * stride] : nullptr);
-  const std::unique_ptr<RowScale[]> shared_scales(shared ? new RowScale[rows.rows] : nullptr);
+  const int64_t groups = num_groups(in);
+  const std::unique_ptr<GroupScale[]> shared_scales(shared ? new GroupScale[rows.rows * groups] : nullptr);
 #pragma omp parallel num_threads(threads) if (rows.rows * in * out >= PARALLEL_FROM)
   {
     const std::unique_ptr<Code[]> own_codes(shared ? nullptr : new Code[rows.rows * stride]);
-    RowScale own_scales[EACH_BY_ITSELF];
+    const std::unique_ptr<GroupScale[]> own_scales(shared ? nullptr : new GroupScale[rows.rows * groups]);
     Code *codes = shared ? shared_codes.get() : own_codes.get();
-    RowScale *scales = shared ? shared_scales.get() : own_scales;
+    GroupScale *scales = shared ? shared_scales.get() : own_scales.get();
     const auto quantize = [&](int64_t r) {
-      scales[r] = quantize_row(given + r * rows.x_stride, in, padded, codes + r * stride);
+      quantize_row(given + r * rows.x_stride, in, padded, codes + r * stride, scales + r * groups);
     };
     if (shared) {
 #pragma omp for schedule(static)
@@ -100,7 +105,8 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
       for (int64_t r = 0; r < rows.rows; ++r) quantize(r);
     }
     const TileRegisters<Code> registers(most);
-    alignas(64) int32_t sums[PANELS * SUMS];
+    alignas(64) int32_t of_group[SUMS];
+    alignas(64) float sums[PANELS * SUMS];
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < panels * blocks; ++task) {
       const int64_t panel = ROWS_STAY ? task % panels : task / blocks;
@@ -110,8 +116,8 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
       for (int64_t n = 0; n < PANELS; ++n) {
         const WeightCode *from = packed + (panel + n * apart) * size;
         const WeightCode *next_panel = packed + (n + 1 < PANELS ? panel + (n + 1) * apart : panel + 1) * size;
-        for (int64_t i = 0; i < padded; i += PIECE) {
-          const int64_t inputs = std::min(PIECE, padded - i);
+        for (int64_t i = 0; i < padded; i += GROUP) {
+          const int64_t inputs = std::min(GROUP, padded - i), group = i / GROUP;
           const WeightCode *b = from + i * PANEL;
           const char *ahead = reinterpret_cast<const char *>(i + inputs < padded ? b + inputs * PANEL : next_panel);
           const char *end = ahead + inputs * PANEL;
@@ -122,8 +128,10 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
             end = piece + lines * (which + 1) / blocks * 64;
           }
           const bool last = n + 1 == PANELS && i + inputs == padded;
-          multiply_piece(count, x + i, stride, b, sums + n * SUMS, inputs, i > 0, ahead, end, [&](int row, int some) {
-            if (last) finish(sums + row * PANEL, scales + first + row, panel, first + row, some);
+          multiply_group(count, x + i, stride, b, of_group, inputs, ahead, end, [&](int row, int some) {
+            for (int r = row; r < row + some; ++r)
+              add_group(of_group + r * PANEL, scales[(first + r) * groups + group], i == 0, sums + n * SUMS + r * PANEL);
+            if (last) finish(sums + row * PANEL, panel, first + row, some);
           });
         }
       }
@@ -184,12 +192,12 @@ void linear_int8(const PackedWeight &weight, const LinearRows &rows, int threads
     const T *bias = reinterpret_cast<const T *>(rows.bias), *add = reinterpret_cast<const T *>(rows.add);
     T *out = reinterpret_cast<T *>(rows.out);
     multiply<T, 1>(weight, rows, 0, threads,
-                   [=, &weight](const int32_t *sums, const RowScale *scales, int64_t panel, int64_t first, int64_t count) {
+                   [=, &weight](const float *sums, int64_t panel, int64_t first, int64_t count) {
                      const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, width - feature);
                      alignas(64) float numbers[PANEL];
                      for (int64_t r = 0; r < count; ++r) {
                        const int64_t at = (first + r) * width + feature;
-                       to_numbers(sums + r * PANEL, scales[r], weight.scale + feature, features, numbers);
+                       scale_features(sums + r * PANEL, weight.scale + feature, features, numbers);
                        finish_row(numbers, bias ? bias + feature : nullptr, add ? add + at : nullptr, out + at, features);
                      }
                    });
@@ -205,13 +213,13 @@ void gated_linear_int8(const PackedWeight &weight, const LinearRows &rows, Activ
     const T *bias = reinterpret_cast<const T *>(rows.bias);
     T *out = reinterpret_cast<T *>(rows.out);
     multiply<T, 2>(weight, rows, size / PANEL, threads,
-                   [=, &weight](const int32_t *sums, const RowScale *scales, int64_t panel, int64_t first, int64_t count) {
+                   [=, &weight](const float *sums, int64_t panel, int64_t first, int64_t count) {
                      const int64_t feature = panel * PANEL;
                      const T *gate_bias = bias ? bias + feature : nullptr, *up_bias = bias ? bias + size + feature : nullptr;
                      alignas(64) float gate[PANEL], up[PANEL];
                      for (int64_t r = 0; r < count; ++r) {
-                       to_numbers(sums + r * PANEL, scales[r], weight.scale + feature, PANEL, gate);
-                       to_numbers(sums + (ROW_BLOCK + r) * PANEL, scales[r], weight.scale + size + feature, PANEL, up);
+                       scale_features(sums + r * PANEL, weight.scale + feature, PANEL, gate);
+                       scale_features(sums + (ROW_BLOCK + r) * PANEL, weight.scale + size + feature, PANEL, up);
                        finish_gated_row(gate, up, gate_bias, up_bias, activation, out + (first + r) * size + feature);
                      }
                    });

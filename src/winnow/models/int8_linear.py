@@ -1,11 +1,13 @@
 """Linear layers of int8 weights in plain torch: what the kernels compute, to the last bit.
 
-A weight has a scale for each output feature, a row of activations one of its own, taken anew in every call (W8A8):
+A weight has a scale for each output feature, a row of activations one for each group of `GROUP` inputs, taken anew in
+every call (W8A8):
 
-    weight[o, i] = code[o, i] * scale[o]        x[t, i] = code[t, i] * scale[t]        codes from -127 to 127
+    weight[o, i] = code[o, i] * scale[o]        x[t, i] = code[t, i] * scale[t, i / GROUP]        codes from -127 to 127
 
-Codes multiply and sum up as integers, without rounding. The sum becomes a float, times the product of both scales, plus
-the bias, all in float32, and is rounded once to the type of x.
+Codes of a group multiply and sum up as integers, without rounding. The sum becomes a float, times the group's scale; groups
+add up in their order; then comes the feature's scale, and the bias, all in float32, and the result is rounded once to the
+type of x.
 """
 
 from dataclasses import dataclass
@@ -20,8 +22,8 @@ LARGEST = 127
 """Of a code."""
 SMALLEST_ROW = 1e-30
 """Rows whose largest number is below this count as zeros: 127 over it would be infinite."""
-MOST_INPUTS = 1 << 16
-"""Inputs of a layer whose sums fit 32 bits."""
+GROUP = 128
+"""Inputs of a row of activations that share a scale."""
 _ROWS_AT_ONCE = 4096
 
 
@@ -74,10 +76,12 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def int8_product(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, in_features] times a quantized weight, transposed, plus the bias: [T, out_features], of the type of x."""
-    own_codes, own_scale = quantize_rows(x)
-    # Exact: a float64 holds every sum of 2**16 products.
-    sums = (own_codes.double() @ codes.double().T).float()
-    out = sums * (own_scale[:, None] * scale)
+    out = torch.zeros(len(x), len(codes))
+    for part, own in zip(x.split(GROUP, dim=1), codes.split(GROUP, dim=1), strict=True):
+        part_codes, part_scale = quantize_rows(part)
+        # Exact: a float32 holds every sum of GROUP products.
+        out += (part_codes.float() @ own.float().T) * part_scale[:, None]
+    out = out * scale
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 

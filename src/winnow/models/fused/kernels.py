@@ -5,7 +5,7 @@ from torch import Tensor
 
 from winnow import native
 from winnow.attention.native_step import NativeSpec, NativeStep
-from winnow.models.int8_linear import MOST_INPUTS, quantize_weight
+from winnow.models.int8_linear import quantize_weight
 
 
 class NormWeight:
@@ -73,8 +73,8 @@ class LayerKernels:
         return weight.dtype in native.DTYPES and (weight.dtype == torch.float32 or weight.shape[1] % 2 == 0)
 
     def packs_int8(self, weight: Tensor) -> bool:
-        """Whether a weight can be packed as int8: sums of its products must fit 32 bits."""
-        return weight.dtype in native.DTYPES and weight.shape[1] <= MOST_INPUTS
+        """Whether a weight can be packed as int8."""
+        return weight.dtype in native.DTYPES
 
     def packed_size(self, in_features: int, out_features: int, *, int8: bool = False) -> int:
         """Elements of a packed weight."""
