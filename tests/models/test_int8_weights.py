@@ -32,7 +32,7 @@ from winnow.models.int8_linear import (  # noqa: E402
 )
 from winnow.models.packed.description import DESCRIPTION  # noqa: E402
 from winnow.models.packed_embedding import PackedEmbedding, int8_panel_shape  # noqa: E402
-from winnow.models.packed_linear import PackedLinear, linear_maker  # noqa: E402
+from winnow.models.packed_linear import linear_maker  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Features that fill panels and that do not, inputs that lie together and a rest of them, pieces of several passes.

@@ -215,7 +215,9 @@ def test_a_decoder_over_kvs_of_another_dtype(isa: str, dtype: torch.dtype, kv_dt
 @pytest.mark.usefixtures("two_threads")
 def test_a_decoder_of_int8_weights(isa: str) -> None:
     for number in COUNTS:
-        decode_in_one_call(isa, torch.bfloat16, torch.bfloat16, True, [92, 0, 31, 0], "nothing", number, int8=True)
+        decode_in_one_call(
+            isa, torch.bfloat16, torch.bfloat16, True, [92, 0, 31, 0], "nothing", number, int8=True
+        )
 
 
 def decode_in_one_call(

@@ -19,7 +19,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 pytest.importorskip("winnow._native")
-from winnow import LLM, SamplingParams, _native
+from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models import load_model, pack_model

@@ -1,8 +1,9 @@
 """Linear layers whose weight lies in memory in the order in which it is read.
 
 torch re-packs the weight of `F.linear` on every call. Winnow's kernels read one that is packed for good. Only where the
-processor has matrix units (AMX) and the kernels at hand do without them (`WINNOW_ISA`) is oneDNN faster; torch's operators
-that keep a weight packed for it are private, made for its compiler: whether they are there and right is tried out.
+processor has matrix units (AMX) and the kernels at hand do without them (`WINNOW_ISA`) is oneDNN faster; torch's
+operators that keep a weight packed for it are private, made for its compiler: whether they are there and right is tried
+out.
 """
 
 from collections.abc import Callable
