@@ -6,8 +6,8 @@ every call (W8A8):
     weight[o, i] = code[o, i] * scale[o]        x[t, i] = code[t, i] * scale[t, i / GROUP]        codes from -127 to 127
 
 Codes of a group multiply and sum up as integers, without rounding. The sum becomes a float, times the group's scale;
-groups add up in their order; then comes the feature's scale, and the bias, all in float32, and the result is rounded once
-to the type of x.
+groups add up in their order; then comes the scale of the feature, and the bias, all in float32. The result is rounded
+once to the type of x.
 """
 
 from dataclasses import dataclass
