@@ -43,6 +43,12 @@ def backend(isa: str) -> NativeBackend:
     return NativeBackend(_native.Kernels(isa))
 
 
+def tolerance_of(batch: PagedBatch, isa: str) -> float:
+    is_coded = not isinstance(batch.cache.pool.layout.codec, PlainCodec)
+    rounds = is_coded and isa in BF16_ISAS and batch.q.dtype == torch.bfloat16
+    return ROUNDED_TOLERANCE if rounds else TOLERANCE[batch.q.dtype]
+
+
 def compare(batch: PagedBatch, isa: str, spec: AttentionSpec) -> None:
     """Write and attend with both backends over memory of their own; outputs and all of the memory must agree."""
     ours, theirs = batch.with_own_pool(), batch.with_own_pool()
@@ -50,10 +56,7 @@ def compare(batch: PagedBatch, isa: str, spec: AttentionSpec) -> None:
     for cache, computes in ((ours, backend(isa)), (theirs, ReferenceBackend())):
         computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
         results.append(computes.attend(cache, batch.spans, batch.layer, batch.q, spec))
-    tolerance = TOLERANCE[batch.q.dtype]
-    is_coded = not isinstance(batch.cache.pool.layout.codec, PlainCodec)
-    if is_coded and isa in BF16_ISAS and batch.q.dtype == torch.bfloat16:
-        tolerance = ROUNDED_TOLERANCE
+    tolerance = tolerance_of(batch, isa)
     torch.testing.assert_close(results[0], results[1], rtol=tolerance, atol=tolerance)
     assert torch.equal(ours.pool.position, theirs.pool.position)
     for name, field in ours.pool.fields.items():

@@ -19,8 +19,8 @@ from winnow.attention import (
     Smoothing,
     Spans,
     Term,
+    gathered_rows,
 )
-from winnow.attention import reference as reference_module
 from winnow.cache import CacheLayout, CacheSize, KVPool, LocalCache
 
 LAYERS, DIM, BLOCK = 2, 8, 4
@@ -265,7 +265,7 @@ def test_equals_the_formula(
     sinks = torch.linspace(-1, 1, heads * group) if with_sinks else None
     with pytest.MonkeyPatch.context() as patch:
         if small_temporaries:  # every group and every block of queries is cut
-            patch.setattr(reference_module, "_TEMPORARY", 200)
+            patch.setattr(gathered_rows, "TEMPORARY", 200)
         spec = AttentionSpec(0.3, window, softcap, sinks)
         out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, spec)
     expected, observed = naive(case, 0.3, window, softcap, sinks, exclude_first)

@@ -82,9 +82,18 @@ def decisions(engine: Engine, arrivals: dict[int, list[NewRequest]]) -> tuple[li
 
 
 def both_decide(
-    tiny: Path, name: str, scheduler: SchedulerConfig, host: int, tenants: tuple[str | None, ...] = (None,)
+    tiny: Path,
+    name: str,
+    scheduler: SchedulerConfig,
+    host: int,
+    tenants: tuple[str | None, ...] = (None,),
+    memory: int = 700,
 ) -> dict[str, int]:
-    """Serve the same arrivals with the engine and the simulator, which must decide alike. Returns the counters."""
+    """Serve the same arrivals with the engine and the simulator, which must decide alike. Returns the counters.
+
+    Args:
+        memory: KiB.
+    """
     budget = find_preset(name).policy.budget
     takes = name != "full" and budget.fixed is None
     eviction = EvictionConfig(eviction=name, kv_budget=300 if takes else None)
@@ -102,7 +111,7 @@ def both_decide(
     options = {each.name: getattr(scheduler, each.name) for each in fields(scheduler)} | {
         "eviction": name,
         "kv_budget": eviction.kv_budget,
-        "kv_memory": "700KiB",
+        "kv_memory": memory * 2**10,
         "kv_offloading_size": host or None,
         "threads": 1,
     }
@@ -116,7 +125,7 @@ def both_decide(
         eviction=eviction,
         scheduler=scheduler,
     )
-    setup = EngineSetup.of(deployment, 700 * 2**10, host_bytes=host, fold=False)
+    setup = EngineSetup.of(deployment, memory * 2**10, host_bytes=host, fold=False)
     found, stats = decisions(setup.open(deployment).engine, arrivals())
     assert found == expected
     assert stats == expected_stats
@@ -130,15 +139,25 @@ def test_the_simulator_decides_as_the_engine_does(tiny: Path, name: str, host: i
     both_decide(tiny, name, SchedulerConfig(6, 512, chunk), host)
 
 
-@pytest.mark.parametrize("order", ["fair", "priority"])
-@pytest.mark.parametrize("name", ["streaming", "batch-max"])
+ALL = ("rounds", "swaps", "cached")
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "memory", "happens"),
+    [
+        ("streaming", "fair", 480, ALL),
+        ("streaming", "priority", 560, ALL),
+        ("batch-max", "fair", 480, ("rounds", "cached")),
+        ("batch-max", "priority", 480, ("rounds", "cached")),
+    ],
+)
 def test_it_does_with_rounds_swaps_prefix_hits_and_tenants_in_one_run(
-    tiny: Path, name: str, order: str
+    tiny: Path, name: str, order: str, memory: int, happens: tuple[str, ...]
 ) -> None:
     tenants = {"a": {"guarantee": 0.4, "weight": 2}, "b": {"limit": 0.8}}
     scheduler = SchedulerConfig(6, 512, 64, scheduling_policy=order, tenants=tenants)
-    stats = both_decide(tiny, name, scheduler, 2**20, ("a", "b", None))
-    assert min(stats[name] for name in ("rounds", "swaps", "cached")) > 0, stats
+    stats = both_decide(tiny, name, scheduler, 2**20, ("a", "b", "a", "b", "a", None), memory)
+    assert min(stats[name] for name in happens) > 0, stats
 
 
 def trace(lengths: list[tuple[int, int, float]]) -> list[TraceRequest]:

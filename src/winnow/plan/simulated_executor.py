@@ -23,6 +23,7 @@ from winnow.eviction import EvictionPolicy, SequenceEviction
 from winnow.plan.step_time import StepWork, TierTraffic
 from winnow.sampling import SamplingParams
 
+_FLOAT32 = 4
 SAMPLED = 5
 """The token that every sequence samples."""
 
@@ -90,7 +91,8 @@ class SimulatedExecutor:
         pass
 
     def state_bytes(self, slot: int) -> int:
-        return 0
+        # What `SequenceSignals` holds of a sequence without watched queries: a number for each layer, and one for all.
+        return _FLOAT32 * (self.layout.num_layers + 1)
 
     def copy_work(self, num_blocks: int) -> StepWork:
         """Copying blocks to the host, or back."""
