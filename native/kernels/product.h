@@ -206,12 +206,11 @@ inline void product_part(const A *a, int a_stride, const B *b, int b_stride, typ
   };
   int i = 0;
   // The same loop where nothing is prefetched: GCC 12 spills the sums of the other one to memory, at every step.
-  if constexpr (LINES > 0 || STEPS_OF_LINES == 1)
-    for (; i + STRETCH <= k; i += STRETCH) {
+  for (; i + STRETCH <= k; i += STRETCH) {
 #pragma GCC unroll 8
-      for (int line = 0; line < LINES; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-      add(i, i + STRETCH);
-    }
+    for (int line = 0; line < LINES; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    add(i, i + STRETCH);
+  }
   if constexpr (STEPS_OF_LINES > 1) add(i, k);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
