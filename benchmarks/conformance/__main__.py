@@ -120,6 +120,7 @@ CLIENTS = {
                 "{tokenizer}",
             ),
             *("--endpoint-type", "chat", "--streaming", "--concurrency", "4", "--request-count", "32"),
+            *("--artifact-dir", "{out}/aiperf"),
         ),
     ),
     "llm-comply-chat": Client(("llm-comply",), (*_COMPLY, "openai-chat"), _UNLIKE_OPENAI),
