@@ -1,5 +1,6 @@
 """Makes a loaded model fast on a CPU: fused layers where they compute the same, packed matrix products elsewhere."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -81,7 +82,7 @@ def optimize_model(
         last.last_layer_only_wanted = True
         last.last_layer_only_wanted = selection_is_harmless(model, trained_len)
     narrow_head = int8 is not None and not int8.wide_head
-    _pack_head(model, layer_kernels, of_int8 if narrow_head else plain, trained_len)
+    _pack_head(model, layer_kernels, [of_int8, plain] if narrow_head else [plain], trained_len)
     trim_heap()
     try:
         return extract_parts(model, geometry.num_layers, trained_len)
@@ -105,9 +106,9 @@ def _pack_layer(layer: nn.Module, call: "LayerCall", make_linear: MakeLinear, *,
 
 
 def _pack_head(
-    model: PreTrainedModel, kernels: "LayerKernels", make_linear: MakeLinear, trained_len: int
+    model: PreTrainedModel, kernels: "LayerKernels", makers: Sequence[MakeLinear], trained_len: int
 ) -> None:
-    """Pack the output head, unless that would leave a second copy of its weight in memory.
+    """Pack the output head by the first of the makers that does not leave a second copy of its weight in memory.
 
     A head that shares its weight with the embedding is packed where the embedding's rows can be read out of the packed
     weight, or where the weight is a view of its file: then they are read from there.
@@ -115,12 +116,13 @@ def _pack_head(
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if type(head) is not nn.Linear:
         return
-    model.set_output_embeddings(make_linear(head.weight, head.bias))
     tied = head.weight is embedding.weight
-    if tied and not _share_rows(model, kernels, trained_len) and not is_file_backed(head.weight):
-        model.set_output_embeddings(head)
-        return
-    release_pages([head.weight])
+    for make_linear in makers:
+        model.set_output_embeddings(make_linear(head.weight, head.bias))
+        if not tied or _share_rows(model, kernels, trained_len) or is_file_backed(head.weight):
+            release_pages([head.weight])
+            return
+    model.set_output_embeddings(head)
 
 
 def _share_rows(model: PreTrainedModel, kernels: "LayerKernels", trained_len: int) -> bool:
