@@ -91,7 +91,7 @@ class Case:
             backend.attend(self.local.paged, self.spans, layer + far * self.layers, self.q, spec)
 
     def of_top_n(self, top_n: int) -> AttentionBackend:
-        """A backend that reads so many values: what is compared shares one cache."""
+        """A backend that reads `top_n` values: what is compared shares one cache."""
         pool = self.local.paged.pool
         tier = ValueTier("host", layers=self.layers, top_n=top_n)
         for view in (pool, *pool.views):

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from peers import PEERS
 
-from winnow.bench.presets import PRESETS
-from winnow.errors import ConfigError
+from winnow.bench.work_arguments import take_work
 
 FOLDER = Path("runs") / "peers"
 W2_REQUESTS, W2_SEQS = 64, 8
@@ -29,7 +28,9 @@ def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Names
     add("--prompt-tokens", type=int, help="of w1, in place of its own")
     add("--new-tokens", type=int, help="of w1, in place of its own")
     add(
-        "--kv-seqs", type=int, help="KV memory for so many whole sequences, the longest (default: the work's)"
+        "--kv-seqs",
+        type=int,
+        help="KV memory for this number of whole sequences, the longest (default: the work's)",
     )
     add("--peers", default=",".join(PEERS), help="commas between them (default: %(default)s)")
     add("--only", action="append", help="rows whose 'PEER: CONFIGURATION' matches; may be repeated")
@@ -41,7 +42,7 @@ def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Names
     add("--lock", type=Path, help="hold a lock on this file while converting or measuring")
     add("--prepare", action="store_true", help="install and convert, measure nothing")
     add("--journal", type=Path, help="keep every run in this file, and run none that it has")
-    add("--steps", type=int, help="stop after so many runs; needs --journal")
+    add("--steps", type=int, help="stop after this number of runs; needs --journal")
     add("--json", type=Path, help="write everything measured to this file")
     arguments = parser.parse_args(argv)
     arguments.peers = arguments.peers.split(",")
@@ -67,16 +68,7 @@ def _take_work(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
         arguments.requests = W2_REQUESTS if arguments.requests is None else arguments.requests
         arguments.kv_seqs = W2_SEQS if arguments.kv_seqs is None else arguments.kv_seqs
         return
-    preset = PRESETS["w1"]
-    arguments.kv_seqs = preset.kv_seqs if arguments.kv_seqs is None else arguments.kv_seqs
-    try:
-        arguments.workload = preset.workload_with(
-            requests=arguments.requests,
-            prompt_tokens=arguments.prompt_tokens,
-            new_tokens=arguments.new_tokens,
-        )
-    except ConfigError as error:
-        parser.error(str(error))
+    take_work(parser, arguments)
 
 
 def command_line(argv: Sequence[str]) -> list[str]:

@@ -22,7 +22,8 @@ TITLES = {
 }
 NOTES = (
     "Every run is a process of its own, in turn with the others; loading and "
-    "a first tiny request are not in the time. KV memory is that of so many whole sequences, the longest, in 16 bits a "
+    "a first tiny request are not in the time. "
+    "KV memory is that of the stated number of whole sequences, the longest, in 16 bits a "
     "number: narrower KVs hold more in the same bytes, and Winnow's policies at 4x hold a quarter of a sequence. "
     "Ratios are to Winnow's full cache. Prefix caches are off, but for Winnow's in W1, whose prompts share nothing. "
     "Versions of everything in a peer's environment are in `benchmarks/peers/requirements/`.\n"

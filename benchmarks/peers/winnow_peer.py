@@ -1,6 +1,7 @@
 """Winnow on one piece of work, in a process of its own as every peer.
 
-Options: `kv_seqs` (KV memory for so many whole sequences with KVs as wide as the arithmetic), and those of `LLM`.
+Options: `kv_seqs` (KV memory for that number of whole sequences with KVs as wide as the arithmetic), and those of
+`LLM`.
 """
 
 import time

@@ -12,7 +12,7 @@ kept below --work, one folder for each codec: the same command goes on where it 
 nothing and shows what is complete.
 
 Under policies the same compression holds fewer bytes the narrower the codec. --bytes compares mixes at equal bytes:
-each codec compresses by what is left to reach so many times fewer bytes than the first codec's full cache holds.
+each codec compresses by what is left to reach each number of times fewer bytes than the first codec's full cache holds.
 NAME.md has the tables, and NAME.png and .svg the curves.
 """
 

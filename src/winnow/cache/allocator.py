@@ -122,7 +122,7 @@ class BlockAllocator:
         return stacks + self.holders.nbytes + self.indexed.nbytes
 
     def has(self, count: BlockCount) -> bool:
-        """Whether so many of each kind can be had; those withheld are asked for where needed."""
+        """Whether the asked number of each kind can be had; those withheld are asked for where needed."""
         lacking = count.far - self._far.count - self._cached.far
         if lacking > 0 and self._withheld:
             self._ask_for(lacking)

@@ -125,7 +125,7 @@ class CacheLayout:
         )
 
     def device_bytes(self, count: BlockCount) -> int:
-        """Bytes of the device that so many blocks take."""
+        """Bytes of the device that a number of blocks takes."""
         return count.total * self.block_bytes - count.far * (self.tier_bytes - self.summary_bytes)
 
     @property

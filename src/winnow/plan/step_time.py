@@ -59,7 +59,7 @@ class StepWork:
         )
 
     def times(self, factor: float) -> "StepWork":
-        """So many times this."""
+        """This, a number of times."""
         return StepWork(**{each.name: factor * getattr(self, each.name) for each in fields(self)})
 
     def minus(self, other: "StepWork") -> "StepWork":

@@ -46,7 +46,7 @@ class TierModel:
 
     @classmethod
     def of(cls, model: ModelShape, key_bytes: float, value_bytes: float) -> "TierModel":
-        """A model with KVs stored in so many bytes."""
+        """A model with KVs stored in a number of bytes."""
         flops = 2.0 * (model.active_params - model.vocab_size * model.hidden_size) / model.num_layers
         return cls(
             model.num_layers,
