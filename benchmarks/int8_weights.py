@@ -23,8 +23,10 @@ from winnow.report.provenance import Machine, report_head
 from winnow.report.tables import TextTable
 
 GIVEN = 64
-SETTINGS: dict[str, dict[str, Any]] = {"auto": {}} | {
-    f"int8, wide: {wide}": {"weight_dtype": "int8", "weight_wide": wide} for wide in WIDE_WEIGHTS
+SETTINGS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    **{f"int8, wide: {wide}": {"weight_dtype": "int8", "weight_wide": wide} for wide in WIDE_WEIGHTS},
+    "q8_0": {"weight_dtype": "q8_0"},
 }
 
 

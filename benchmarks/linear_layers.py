@@ -19,13 +19,13 @@ from winnow.bench.limits import Limits
 from winnow.bench.presets import PRESETS
 from winnow.bench.timing import interleave
 from winnow.models.fused.kernels import LayerKernels
-from winnow.models.packed_linear import OneDnnLinear, PackedLinear
+from winnow.models.packed_linear import OneDnnLinear, PackedLinear, linear_of
 from winnow.native import native_kernels
 from winnow.report.provenance import Machine, commit
 
 CPU = torch.device("cpu")
 LONGEST_PASS = 2.0  # seconds
-INT8 = "winnow, int8"
+INT8, Q8_0 = "winnow, int8", "winnow, q8_0"
 
 
 def weights(dtype: torch.dtype) -> list[Tensor]:
@@ -53,12 +53,13 @@ def ways(all_weights: list[Tensor]) -> dict[str, list[nn.Module]]:
         raise SystemExit("error: this installation has no kernels")
     own = LayerKernels(kernels)
     found: dict[str, list[nn.Module]] = {
-        "winnow": [PackedLinear.pack(weight, None, own) for weight in all_weights],
-        INT8: [PackedLinear.pack(weight, None, own, int8=True) for weight in all_weights],
+        "winnow": [PackedLinear.pack([linear_of(weight)], own) for weight in all_weights],
+        INT8: [PackedLinear.pack_int8([linear_of(weight)], own) for weight in all_weights],
+        Q8_0: [PackedLinear.pack_int8([linear_of(weight)], own, blocks=True) for weight in all_weights],
         "F.linear": [Plain(weight) for weight in all_weights],
     }
     try:
-        found["oneDNN, packed"] = [OneDnnLinear(weight, None) for weight in all_weights]
+        found["oneDNN, packed"] = [OneDnnLinear([linear_of(weight)]) for weight in all_weights]
     except (AttributeError, RuntimeError) as error:
         print(f"oneDNN packs no such weights here: {error}")
     return found
@@ -118,7 +119,7 @@ def main() -> None:
         rivals = {
             name: layers
             for name, layers in rivals.items()
-            if name in ("winnow", INT8) or seconds[name] <= LONGEST_PASS
+            if name in ("winnow", INT8, Q8_0) or seconds[name] <= LONGEST_PASS
         }
     console = Console(width=130)
     console.print(f"{Machine.here()}; commit {commit()}", highlight=False, soft_wrap=True)

@@ -25,6 +25,7 @@ from typing import Any
 from winnow.bench.presets import PRESETS, Preset, model_cache
 from winnow.bench.work_arguments import add_eviction_arguments, add_work_arguments, take_work
 from winnow.bench.workload import Workload
+from winnow.config import WEIGHT_DTYPES
 from winnow.errors import ConfigError
 from winnow.report.tables import TextTable
 
@@ -200,7 +201,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_work_arguments(parser)
     add_eviction_arguments(parser)
-    parser.add_argument("--weight-dtype", choices=("auto", "int8"), default="auto")
+    parser.add_argument("--weight-dtype", choices=WEIGHT_DTYPES, default="auto")
     parser.add_argument("--packed", action="store_true", help="run the model as `winnow pack` writes it")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of torch (default: %(default)s)")
@@ -258,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     title = (
         f"{machine}; commit {head['commit']}, {head['date']}; "
         f"{work.requests} requests of {work.prompt_tokens} + {work.new_tokens} tokens"
-        f"{', packed model' * arguments.packed}{', int8 weights' if weight_dtype == 'int8' else ''}"
+        f"{', packed model' * arguments.packed}{'' if weight_dtype == 'auto' else f', {weight_dtype} weights'}"
     )
     print_tables(console(), [table(title, found, weights, kv_memory)])
     sizes = {name: asdict(stages) for name, stages in found.items()}

@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     title = (
         f"{machine}; commit {head['commit']}, {head['date']}; "
         f"{work.requests} requests of {work.prompt_tokens} + {work.new_tokens} tokens, {arguments.dtype}"
-        f"{', int8 weights' if arguments.weight_dtype == 'int8' else ''}"
+        f"{'' if arguments.weight_dtype == 'auto' else f', {arguments.weight_dtype} weights'}"
     )
     print_tables(console(), [table(title, found)])
     write_json(arguments.json, head | {"agreement": {name: asdict(each) for name, each in found.items()}})

@@ -56,10 +56,10 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](PackedWeight *self, DType dtype, uintptr_t packed, int64_t in_features, int64_t out_features,
-             uintptr_t scale) {
-            new (self) PackedWeight{dtype, at<char>(packed), in_features, out_features, at<float>(scale)};
+             uintptr_t scale, bool blocks) {
+            new (self) PackedWeight{dtype, at<char>(packed), in_features, out_features, at<char>(scale), blocks};
           },
-          "dtype"_a, "packed"_a, "in_features"_a, "out_features"_a, "scale"_a);
+          "dtype"_a, "packed"_a, "in_features"_a, "out_features"_a, "scale"_a, "blocks"_a);
 
   nb::class_<DecoderWorkspace>(m, "DecoderWorkspace")
       .def(nb::init<>())
@@ -360,7 +360,7 @@ NB_MODULE(_native, m) {
            nb::call_guard<nb::gil_scoped_release>())
       .def("packed_size",
            [](const Kernels &self, int64_t in, int64_t out, bool int8) {
-             return (int8 ? self.int8 : self.plain).packed_size(in, out);
+             return (int8 ? self.int8.of_features : self.plain).packed_size(in, out);
            },
            "in_features"_a, "out_features"_a, "int8"_a = false)
       .def("pack",

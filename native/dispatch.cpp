@@ -12,16 +12,9 @@
 
 namespace winnow {
 
-#define WINNOW_DECLARE_INT8(isa)                                                                         \
-  namespace isa {                                                                                        \
-  int64_t packed_size_int8(int64_t, int64_t);                                                            \
-  void pack_int8(const PackedWeight &, const char *, int);                                               \
-  void unpack_rows_int8(const PackedWeight &, const int64_t *, int64_t, char *, int);                    \
-  void linear_int8(const PackedWeight &, const LinearRows &, int);                                       \
-  bool gates_int8(int64_t);                                                                              \
-  void gated_linear_int8(const PackedWeight &, const LinearRows &, Activation, int);                     \
-  constexpr Products int8_products{packed_size_int8, pack_int8,  unpack_rows_int8,                       \
-                                   linear_int8,      gates_int8, gated_linear_int8};                     \
+#define WINNOW_DECLARE_INT8(isa)               \
+  namespace isa {                              \
+  extern const Int8Products int8_products;     \
   }
 
 #define WINNOW_DECLARE(isa)                                                                              \
@@ -112,7 +105,7 @@ static void attend_coded(const Attend &call, Workspace &work, void (*attend_bf16
 /// The kernels of an instruction set that multiplies bf16. Attention where activations have another format, or plain KVs, is
 /// that of AVX-512; all else is that of AVX512-BF16.
 template <void (*attend)(const Attend &, Workspace &), void (*replay)(const Replay &, Workspace &)>
-static Kernels attending_bf16(const Products &int8) {
+static Kernels attending_bf16(const Int8Products &int8) {
   Kernels kernels = avx512_bf16::kernels;
   kernels.int8 = int8;
   static constexpr auto is_bf16 = [](const auto &call) {
@@ -240,7 +233,7 @@ const Level<Kernels> LEVELS[] = {
 #endif
 };
 
-const Level<Products> INT8_LEVELS[] = {
+const Level<Int8Products> INT8_LEVELS[] = {
     {"generic", &generic::int8_products, [] { return true; }},
 #ifdef WINNOW_X86
     {"avx2", &avx2::int8_products, has_avx2},

@@ -4,28 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "layers.h"
+#include "products.h"
 #include "selection.h"
 
 namespace winnow {
-
-/// Linear layers of one kind of weights.
-struct Products {
-  /// Elements that a packed weight takes.
-  int64_t (*packed_size)(int64_t in_features, int64_t out_features);
-  /// Bring a dense weight [out_features, in_features], of int8 weights their codes, into packed form.
-  void (*pack)(const PackedWeight &, const char *dense, int threads);
-  /// Rows of the dense weight, `features` of them, out of the packed one: [count, in_features].
-  void (*unpack_rows)(const PackedWeight &, const int64_t *features, int64_t count, char *out, int threads);
-  /// x times the weight, transposed, plus the bias.
-  void (*linear)(const PackedWeight &, const LinearRows &, int threads);
-  /// Whether `gated_linear` takes a layer of `size` gates.
-  bool (*gates)(int64_t size);
-  /// As linear, of a weight of gates and as many features that they let pass, side by side: activation(gate) * feature.
-  void (*gated_linear)(const PackedWeight &, const LinearRows &, Activation, int threads);
-  /// Whether bf16 is multiplied in matrix units (AMX's tile registers).
-  bool matrix_units = false;
-};
 
 struct Kernels {
   /// Store KVs of the batch's tokens in their slots, the last ones of their rows; their accumulators become 0.
@@ -56,10 +38,13 @@ struct Kernels {
   void (*gate)(const GatedRows &, Activation, int threads);
   /// The most probable token of each row, int64 [count].
   void (*greedy)(const LogitRows &, int64_t *tokens, int threads);
-  Products plain, int8;
+  Products plain;
+  Int8Products int8;
 
   /// Those that take a weight.
-  const Products &products(const PackedWeight &weight) const { return weight.scale ? int8 : plain; }
+  const Products &products(const PackedWeight &weight) const {
+    return !weight.scale ? plain : weight.blocks ? int8.of_blocks : int8.of_features;
+  }
 };
 
 /// Instruction sets that this build holds and this processor runs, slowest first. One is an emulation, never the last.

@@ -54,7 +54,8 @@ struct PackedWeight {
   DType dtype;  // of the rows that it is multiplied with, and of the weight unless it has scales
   char *packed;
   int64_t in_features, out_features;
-  const float *scale = nullptr;  // [out_features], of int8 weights; null: others
+  const char *scale = nullptr;  // of int8 weights: float [out_features], or as `blocks` says; null: other weights
+  bool blocks = false;          // scales are of 32 inputs each: f16 [panels, blocks of a feature, features of a panel]
 };
 
 /// Rows to multiply with a weight, of its dtype.

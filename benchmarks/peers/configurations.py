@@ -56,7 +56,7 @@ class Configuration:
 
 
 def winnow(load: Load) -> list[Configuration]:
-    """Whole and evicting, each with bfloat16 and int8 KVs; int8 weights with both."""
+    """Whole and evicting, each with bfloat16 and int8 KVs; narrow weights with both."""
     base = {"kv_seqs": load.kv_seqs, "dtype": "bfloat16"}
     int8_kvs, int8_weights = {"kv_cache_dtype": "int8"}, {"weight_dtype": "int8"}
     known = "weight_dtype" in EngineOptions.__annotations__
@@ -68,6 +68,7 @@ def winnow(load: Load) -> list[Configuration]:
     rows |= four | {f"int8 KVs, {last}": int8_kvs | four[last]}
     weights = {"int8 weights": int8_weights, f"int8 weights, {last}": int8_weights | four[last]}
     weights[f"int8 weights, int8 KVs, {last}"] = int8_weights | int8_kvs | four[last]
+    weights["q8_0 weights"] = {"weight_dtype": "q8_0"}
     return [
         *(Configuration(name, load.within, base | options) for name, options in rows.items()),
         *(

@@ -20,10 +20,15 @@ constexpr int32_t WEIGHT_ZERO = 0;
 #endif
 /// Inputs that lie side by side.
 constexpr int TOGETHER = pair_size<Code>();
-/// Inputs of a row that share a scale: one outlier of a row would take the bits of all its others.
-constexpr int64_t GROUP = 128;
+/// Inputs of a row that share a scale: one outlier of a row would take the bits of all its others. Beside weights in blocks
+/// (Q8_0) they are the inputs of a block.
+template <bool BLOCKS>
+constexpr int64_t GROUP = BLOCKS ? 32 : 128;
 
-constexpr int64_t num_groups(int64_t in) { return (in + GROUP - 1) / GROUP; }
+template <bool BLOCKS>
+constexpr int64_t num_groups(int64_t in) {
+  return (in + GROUP<BLOCKS> - 1) / GROUP<BLOCKS>;
+}
 
 /// What sums over a group of a row need to become numbers: (sum - zero) * scale.
 struct GroupScale {
@@ -99,9 +104,10 @@ inline GroupScale quantize_group(const T *x, int64_t n, Code *out) {
 }
 
 /// Codes of a row of `in` numbers, and zeros up to `padded`; room for WIDTH more is overwritten. scales: [num_groups(in)].
-template <class T>
+template <bool BLOCKS, class T>
 inline void quantize_row(const T *x, int64_t in, int64_t padded, Code *out, GroupScale *scales) {
-  for (int64_t i = 0; i < in; i += GROUP) scales[i / GROUP] = quantize_group(x + i, std::min(GROUP, in - i), out + i);
+  constexpr int64_t SIZE = GROUP<BLOCKS>;
+  for (int64_t i = 0; i < in; i += SIZE) scales[i / SIZE] = quantize_group(x + i, std::min(SIZE, in - i), out + i);
   std::fill(out + in, out + padded, Code{});
 }
 

@@ -1,4 +1,5 @@
 // Linear layers of int8 weights: rows become codes of 8 bits, products are sums of integers, and those become numbers again.
+// Weights have a scale for each output feature, or (BLOCKS) one for each 32 inputs of a feature, as Q8_0 has.
 //
 // A packed weight is cut into panels as that of linear.cpp, with TOGETHER inputs of a feature side by side. A decode step reads
 // half of what it reads of a weight of 16 bits. Sums over a group of inputs are of integers and exact; they become floats, and
@@ -6,7 +7,7 @@
 // winnow.models.int8_linear to the last bit.
 #include <memory>
 
-#include "../layers.h"
+#include "../products.h"
 #include "int8_rows.h"
 #include "panel.h"
 #include "tile_product.h"
@@ -59,25 +60,31 @@ void multiply_group(int rows, const Code *x, int stride, const WeightCode *b, in
                                    false, ahead, end, [&](int row, int some) { done(first + row, some); });
 }
 
-/// Adds the sums of a group to those of the groups before it.
-inline void add_group(const int32_t *sums, const GroupScale &group, bool first, float *to) {
+/// Adds the sums of a group to those of the groups before it. of_block: scales of the panel's features in this group [PANEL].
+template <bool BLOCKS>
+inline void add_group(const int32_t *sums, const GroupScale &group, const float *of_block, bool first, float *to) {
 #pragma GCC unroll 4
   for (int64_t j = 0; j < PANEL; j += WIDTH) {
-    const vf sum = rounded_product(__builtin_convertvector(load_vector<vi>(sums + j) - group.zero, vf), group.scale);
+    vf sum = rounded_product(__builtin_convertvector(load_vector<vi>(sums + j) - group.zero, vf), group.scale);
+    if constexpr (BLOCKS) sum = rounded_product(sum, load(of_block + j));
     store(to + j, first ? sum : load(to + j) + sum);
   }
 }
 
-/// Sums of a row of a panel times the features' scales.
-void scale_features(const float *sums, const float *scale, int64_t features, float *out) {
+/// Sums of a row of a panel, which have the scales of blocks, or times the features' scales in `out`.
+template <bool BLOCKS>
+const float *scale_features(const float *sums, const PackedWeight &weight, int64_t feature, int64_t features, float *out) {
+  if constexpr (BLOCKS) return sums;
+  const float *scale = reinterpret_cast<const float *>(weight.scale) + feature;
   for (int64_t j = 0; j < features; j += WIDTH)
     store(out + j, rounded_product(load(sums + j), get(scale + j, static_cast<int>(std::min<int64_t>(WIDTH, features - j)))));
+  return out;
 }
 
 /// As `multiply` of linear.cpp; features' scales are not in the sums yet.
-template <class T, int PANELS, class Finish>
+template <class T, bool BLOCKS, int PANELS, class Finish>
 void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart, int threads, Finish finish) {
-  constexpr int64_t SUMS = ROW_BLOCK * PANEL;
+  constexpr int64_t SUMS = ROW_BLOCK * PANEL, GROUP_SIZE = GROUP<BLOCKS>;
   if (rows.rows == 0) return;
   const int64_t in = weight.in_features, out = weight.out_features, padded = padded_inputs(in), size = panel_size(weight);
   const int64_t blocks = (rows.rows + most_rows(padded) - 1) / most_rows(padded);
@@ -87,7 +94,8 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
   const T *given = reinterpret_cast<const T *>(rows.x);
   const bool streams = ROWS_STAY || blocks == 1, shared = rows.rows > EACH_BY_ITSELF;
   const std::unique_ptr<Code[]> shared_codes(shared ? new Code[rows.rows * stride] : nullptr);
-  const int64_t groups = num_groups(in);
+  const int64_t groups = num_groups<BLOCKS>(in);
+  const f16 *block_scales = reinterpret_cast<const f16 *>(weight.scale);
   const std::unique_ptr<GroupScale[]> shared_scales(shared ? new GroupScale[rows.rows * groups] : nullptr);
 #pragma omp parallel num_threads(threads) if (rows.rows * in * out >= PARALLEL_FROM)
   {
@@ -96,7 +104,7 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
     Code *codes = shared ? shared_codes.get() : own_codes.get();
     GroupScale *scales = shared ? shared_scales.get() : own_scales.get();
     const auto quantize = [&](int64_t r) {
-      quantize_row(given + r * rows.x_stride, in, padded, codes + r * stride, scales + r * groups);
+      quantize_row<BLOCKS>(given + r * rows.x_stride, in, padded, codes + r * stride, scales + r * groups);
     };
     if (shared) {
 #pragma omp for schedule(static)
@@ -107,6 +115,7 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
     const TileRegisters<Code> registers(most);
     alignas(64) int32_t of_group[SUMS];
     alignas(64) float sums[PANELS * SUMS];
+    alignas(64) float of_block[PANEL];
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < panels * blocks; ++task) {
       const int64_t panel = ROWS_STAY ? task % panels : task / blocks;
@@ -116,8 +125,12 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
       for (int64_t n = 0; n < PANELS; ++n) {
         const WeightCode *from = packed + (panel + n * apart) * size;
         const WeightCode *next_panel = packed + (n + 1 < PANELS ? panel + (n + 1) * apart : panel + 1) * size;
-        for (int64_t i = 0; i < padded; i += GROUP) {
-          const int64_t inputs = std::min(GROUP, padded - i), group = i / GROUP;
+        for (int64_t i = 0; i < padded; i += GROUP_SIZE) {
+          const int64_t inputs = std::min(GROUP_SIZE, padded - i), group = i / GROUP_SIZE;
+          if constexpr (BLOCKS) {
+            const f16 *scale = block_scales + ((panel + n * apart) * groups + group) * PANEL;
+            for (int64_t j = 0; j < PANEL; j += WIDTH) store(of_block + j, load(scale + j));
+          }
           const WeightCode *b = from + i * PANEL;
           const char *ahead = reinterpret_cast<const char *>(i + inputs < padded ? b + inputs * PANEL : next_panel);
           const char *end = ahead + inputs * PANEL;
@@ -130,7 +143,8 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
           const bool last = n + 1 == PANELS && i + inputs == padded;
           multiply_group(count, x + i, stride, b, of_group, inputs, ahead, end, [&](int row, int some) {
             for (int r = row; r < row + some; ++r)
-              add_group(of_group + r * PANEL, scales[(first + r) * groups + group], i == 0, sums + n * SUMS + r * PANEL);
+              add_group<BLOCKS>(of_group + r * PANEL, scales[(first + r) * groups + group], of_block, i == 0,
+                                sums + n * SUMS + r * PANEL);
             if (last) finish(sums + row * PANEL, panel, first + row, some);
           });
         }
@@ -138,8 +152,6 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
     }
   }
 }
-
-}  // namespace
 
 int64_t packed_size_int8(int64_t in_features, int64_t out_features) {
   return num_panels(out_features) * PANEL * padded_inputs(in_features);
@@ -160,18 +172,26 @@ void pack_int8(const PackedWeight &weight, const char *dense, int threads) {
       }
 }
 
-void unpack_rows_int8(const PackedWeight &weight, const int64_t *features, int64_t count, char *out, int threads) {
-  const int64_t in = weight.in_features, size = panel_size(weight);
+template <bool BLOCKS>
+void unpack_rows(const PackedWeight &weight, const int64_t *features, int64_t count, char *out, int threads) {
+  const int64_t in = weight.in_features, size = panel_size(weight), groups = num_groups<BLOCKS>(in);
   with_type(weight.dtype, [&](auto type) {
     using T = decltype(type);
     const WeightCode *packed = reinterpret_cast<const WeightCode *>(weight.packed);
 #pragma omp parallel for num_threads(threads) if (count * in >= PARALLEL_LINES)
     for (int64_t row = 0; row < count; ++row) {
       const auto begin = [&](int64_t feature) { return packed + feature / PANEL * size + feature % PANEL * TOGETHER; };
-      const WeightCode *from = begin(features[row]), *next = begin(features[std::min(row + 1, count - 1)]);
-      const float scale = weight.scale[features[row]];
+      const int64_t feature = features[row];
+      const WeightCode *from = begin(feature), *next = begin(features[std::min(row + 1, count - 1)]);
+      const auto scale_at = [&](int64_t i) {
+        if constexpr (BLOCKS) {
+          const f16 *scales = reinterpret_cast<const f16 *>(weight.scale) + feature / PANEL * groups * PANEL + feature % PANEL;
+          return to_float(scales[i / GROUP<BLOCKS> * PANEL]);
+        }
+        return reinterpret_cast<const float *>(weight.scale)[feature];
+      };
       T *to = reinterpret_cast<T *>(out) + row * in;
-      for (int64_t i = 0; i < in; i += WIDTH) {
+      for (int64_t i = 0; i < in; i += WIDTH) {  // a block is a whole number of vectors
         vf part{};
         const int n = static_cast<int>(std::min<int64_t>(WIDTH, in - i));
         for (int j = 0; j < n; ++j) {
@@ -179,51 +199,61 @@ void unpack_rows_int8(const PackedWeight &weight, const int64_t *features, int64
           if (j % TOGETHER == 0) __builtin_prefetch(next + at);  // each of them is a line of its own
           part[j] = static_cast<float>(from[at + (i + j) % TOGETHER] - WEIGHT_ZERO);
         }
-        put(to + i, part * scale, n);
+        put(to + i, part * scale_at(i), n);
       }
     }
   });
 }
 
-void linear_int8(const PackedWeight &weight, const LinearRows &rows, int threads) {
+template <bool BLOCKS>
+void linear(const PackedWeight &weight, const LinearRows &rows, int threads) {
   with_type(weight.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t width = weight.out_features;
     const T *bias = reinterpret_cast<const T *>(rows.bias), *add = reinterpret_cast<const T *>(rows.add);
     T *out = reinterpret_cast<T *>(rows.out);
-    multiply<T, 1>(weight, rows, 0, threads,
-                   [=, &weight](const float *sums, int64_t panel, int64_t first, int64_t count) {
-                     const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, width - feature);
-                     alignas(64) float numbers[PANEL];
-                     for (int64_t r = 0; r < count; ++r) {
-                       const int64_t at = (first + r) * width + feature;
-                       scale_features(sums + r * PANEL, weight.scale + feature, features, numbers);
-                       finish_row(numbers, bias ? bias + feature : nullptr, add ? add + at : nullptr, out + at, features);
-                     }
-                   });
+    multiply<T, BLOCKS, 1>(
+        weight, rows, 0, threads, [=, &weight](const float *sums, int64_t panel, int64_t first, int64_t count) {
+          const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, width - feature);
+          alignas(64) float numbers[PANEL];
+          for (int64_t r = 0; r < count; ++r) {
+            const int64_t at = (first + r) * width + feature;
+            const float *scaled = scale_features<BLOCKS>(sums + r * PANEL, weight, feature, features, numbers);
+            finish_row(scaled, bias ? bias + feature : nullptr, add ? add + at : nullptr, out + at, features);
+          }
+        });
   });
 }
 
-bool gates_int8(int64_t size) { return size % PANEL == 0; }
-
-void gated_linear_int8(const PackedWeight &weight, const LinearRows &rows, Activation activation, int threads) {
+template <bool BLOCKS>
+void gated_linear(const PackedWeight &weight, const LinearRows &rows, Activation activation, int threads) {
   with_type(weight.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t size = weight.out_features / 2;
     const T *bias = reinterpret_cast<const T *>(rows.bias);
     T *out = reinterpret_cast<T *>(rows.out);
-    multiply<T, 2>(weight, rows, size / PANEL, threads,
-                   [=, &weight](const float *sums, int64_t panel, int64_t first, int64_t count) {
-                     const int64_t feature = panel * PANEL;
-                     const T *gate_bias = bias ? bias + feature : nullptr, *up_bias = bias ? bias + size + feature : nullptr;
-                     alignas(64) float gate[PANEL], up[PANEL];
-                     for (int64_t r = 0; r < count; ++r) {
-                       scale_features(sums + r * PANEL, weight.scale + feature, PANEL, gate);
-                       scale_features(sums + (ROW_BLOCK + r) * PANEL, weight.scale + size + feature, PANEL, up);
-                       finish_gated_row(gate, up, gate_bias, up_bias, activation, out + (first + r) * size + feature);
-                     }
-                   });
+    multiply<T, BLOCKS, 2>(
+        weight, rows, size / PANEL, threads, [=, &weight](const float *sums, int64_t panel, int64_t first, int64_t count) {
+          const int64_t feature = panel * PANEL;
+          const T *gate_bias = bias ? bias + feature : nullptr, *up_bias = bias ? bias + size + feature : nullptr;
+          alignas(64) float gate[PANEL], up[PANEL];
+          for (int64_t r = 0; r < count; ++r) {
+            const float *gates = scale_features<BLOCKS>(sums + r * PANEL, weight, feature, PANEL, gate);
+            const float *ups = scale_features<BLOCKS>(sums + (ROW_BLOCK + r) * PANEL, weight, size + feature, PANEL, up);
+            finish_gated_row(gates, ups, gate_bias, up_bias, activation, out + (first + r) * size + feature);
+          }
+        });
   });
 }
+
+bool gates_int8(int64_t size) { return size % PANEL == 0; }
+
+}  // namespace
+
+extern const Int8Products int8_products;
+constexpr Int8Products int8_products{
+    {packed_size_int8, pack_int8, unpack_rows<false>, linear<false>, gates_int8, gated_linear<false>},
+    {packed_size_int8, pack_int8, unpack_rows<true>, linear<true>, gates_int8, gated_linear<true>},
+};
 
 }  // namespace winnow::WINNOW_ISA

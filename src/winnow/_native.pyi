@@ -16,7 +16,7 @@ class RmsNorm:
 
 class PackedWeight:
     def __init__(
-        self, dtype: DType, packed: int, in_features: int, out_features: int, scale: int
+        self, dtype: DType, packed: int, in_features: int, out_features: int, scale: int, blocks: bool
     ) -> None: ...
 
 class DecoderWorkspace:

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model, load_plain_model, pack_model
+from winnow.models.int8_linear import Int8Linear
 from winnow.report.fingerprint import model_digest
 
 pytest.importorskip("gguf", reason="the extra winnow-llm[gguf] is not installed")
+from gguf import GGUFReader
 from tiny_gguf import save_gguf, tiny_llama
 from tokenizer_kinds import byte_level
 
@@ -47,6 +50,33 @@ def winnow_answer(path: Path, prompt: list[int], **options: Any) -> list[int]:
 def test_answers_as_the_model_that_was_written(plain: Path) -> None:
     prompt = byte_level().encode(TEXT)
     assert winnow_answer(plain, prompt) == answer(tiny_llama(), prompt)
+
+
+def test_blocks_of_8_bits_stay_as_they_are(tmp_path: Path) -> None:
+    """Also where all other numbers are of 16 bits."""
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), "Q8_0")
+    config = ModelConfig(path, dtype="bfloat16", weight_dtype="q8_0")
+    found = load_model(replace(config, optimize=False)).model
+    theirs = load_plain_model(ModelConfig(path, dtype="float32")).model
+    narrow = {name: part for name, part in found.named_modules() if isinstance(part, Int8Linear)}
+    assert len(narrow) == 2 * 7 + 1
+    for name, part in narrow.items():
+        assert torch.equal(part.rows(torch.float32), theirs.get_submodule(name).weight), name
+    assert {parameter.dtype for parameter in found.parameters()} == {torch.bfloat16}
+
+    tensor = next(each for each in GGUFReader(path).tensors if each.name == "blk.1.ffn_down.weight")
+    blocks = tensor.data.reshape(len(tensor.data), -1, 34)  # a float16, then 32 codes
+    down = narrow["model.layers.1.mlp.down_proj"]
+    assert np.array_equal(down.codes.numpy(), blocks[..., 2:].reshape(len(blocks), -1).view(np.int8))
+    assert np.array_equal(down.scale.numpy(), blocks[..., :2].copy().view(np.float16)[..., 0])
+
+    fused = load_model(config)
+    assert fused.decoder is not None and fused.dtype == torch.bfloat16 and fused.verified is not None
+    rows = torch.arange(64)
+    last: Any = fused.decoder.layers[1]
+    assert torch.equal(last.down.kernels.unpack_rows(last.down.packed, rows), down.rows(torch.bfloat16)), (
+        "as kernels read them"
+    )
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])

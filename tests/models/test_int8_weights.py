@@ -24,15 +24,18 @@ from winnow.models.fused.kernels import LayerKernels  # noqa: E402
 from winnow.models.fused.layer import FusedLayer  # noqa: E402
 from winnow.models.fused.probe import run_model  # noqa: E402
 from winnow.models.int8_linear import (  # noqa: E402
+    BLOCK,
     GROUP,
     Int8Linear,
+    Int8Weights,
     int8_product,
+    quantize_blocks,
     quantize_rows,
     quantize_weight,
 )
 from winnow.models.packed.description import DESCRIPTION  # noqa: E402
-from winnow.models.packed_embedding import PackedEmbedding, int8_panel_shape  # noqa: E402
-from winnow.models.packed_linear import linear_maker  # noqa: E402
+from winnow.models.packed_embedding import PackedEmbedding  # noqa: E402
+from winnow.models.packed_linear import linear_maker, linear_of  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Features that fill panels and that do not, inputs that lie together and a rest of them, pieces of several passes.
@@ -49,6 +52,9 @@ def own_set(int8: str) -> str:
 @pytest.fixture(params=_native.int8_instruction_sets())
 def kernels(request: pytest.FixtureRequest) -> LayerKernels:
     return LayerKernels(_native.Kernels(own_set(request.param), request.param))
+
+
+BLOCKS = pytest.mark.parametrize("blocks", [False, True], ids=["features", "blocks"])
 
 
 def random(*size: int, seed: int = 0) -> Tensor:
@@ -73,14 +79,15 @@ def test_rows_of_zeros_and_of_what_is_no_number() -> None:
     assert not codes[:3].any() and codes[3].any()
 
 
+@BLOCKS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_kernels_give_the_bits_of_torch(
-    kernels: LayerKernels, dtype: torch.dtype, size: tuple[int, int]
+    kernels: LayerKernels, dtype: torch.dtype, size: tuple[int, int], blocks: bool
 ) -> None:
     weight = (random(*size) / size[1] ** 0.5).to(dtype)
-    codes, scale = quantize_weight(weight)
-    packed = kernels.pack_int8(weight)
+    codes, scale = quantize_weight(weight, blocks=blocks)
+    packed = kernels.pack_int8(weight, blocks=blocks)
     for rows, biased in ((0, False), (1, True), (2, False), (7, True), (40, False), (197, True)):
         x = (3 * random(rows, size[1] + 3, seed=rows)).to(dtype)[
             :, : size[1]
@@ -89,20 +96,24 @@ def test_kernels_give_the_bits_of_torch(
         found = kernels.linear(x, packed, bias)
         assert found.dtype == dtype and torch.equal(found, int8_product(x, codes, scale, bias))
     features = torch.randperm(size[0], generator=torch.Generator().manual_seed(0))
-    assert torch.equal(kernels.unpack_rows(packed, features), (codes * scale[:, None]).to(dtype)[features])
+    rows = Int8Linear(codes, scale, None).rows(dtype)
+    assert torch.equal(kernels.unpack_rows(packed, features), rows[features])
 
 
-def test_special_rows_in_kernels(kernels: LayerKernels) -> None:
+@BLOCKS
+def test_special_rows_in_kernels(kernels: LayerKernels, blocks: bool) -> None:
     """One row's fault is not another's."""
     weight, x = random(64, 64), random(5, 64)
     x[0], x[1, 3], x[2, 63], x[3] = 0.0, float("nan"), float("-inf"), 1e-35
-    found = kernels.linear(x, kernels.pack_int8(weight), None)
-    assert torch.equal(found, int8_product(x, *quantize_weight(weight), None)) or found[1:3].isnan().all()
+    found = kernels.linear(x, kernels.pack_int8(weight, blocks=blocks), None)
+    expected = int8_product(x, *quantize_weight(weight, blocks=blocks), None)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     assert not found[[0, 3]].any() and found[4].isfinite().all()
 
 
-def test_any_number_of_threads_gives_the_same_bits(kernels: LayerKernels) -> None:
-    weight = kernels.pack_int8(random(300, 96))
+@BLOCKS
+def test_any_number_of_threads_gives_the_same_bits(kernels: LayerKernels, blocks: bool) -> None:
+    weight = kernels.pack_int8(random(300, 96), blocks=blocks)
     before = torch.get_num_threads()
     try:
         for rows in (1, 3, 400):
@@ -116,10 +127,41 @@ def test_any_number_of_threads_gives_the_same_bits(kernels: LayerKernels) -> Non
 
 
 def test_what_panels_look_like(kernels: LayerKernels) -> None:
-    rows, together = int8_panel_shape(kernels)
+    rows, together = kernels.int8_panel_shape
     packed = kernels.pack_int8(torch.tensor([[127.0, 127.0], [127.0, -127.0]])).packed
     assert packed.numel() == rows * -(-2 // together) * together
     assert packed[0] == packed[1] != packed[together + 1], "inputs of a feature lie side by side"
+
+
+def test_blocks_stay_as_they_are() -> None:
+    """Also in the smallest scales, and beside a block that is not full."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(-127, 128, (7, 70), generator=generator, dtype=torch.int8)
+    codes[:, [3, 40, 69]] = 127
+    codes[5, 32:64] = 0
+    scale = torch.rand(7, 3, generator=generator).half()
+    scale[0], scale[1], scale[5, 1] = 2.0**-24, 65504.0, 0.0
+    wide = scale.float().repeat_interleave(BLOCK, dim=1)[:, :70]
+    found = quantize_blocks(codes * wide)
+    assert torch.equal(found[0], codes) and torch.equal(found[1], scale)
+
+
+def test_blocks_are_as_near_as_they_can_be() -> None:
+    x = random(5, 96) * torch.tensor([[1e-3], [1e-2], [1.0], [50.0], [1e6]])
+    codes, scale = quantize_blocks(x)
+    wide = scale.float().repeat_interleave(BLOCK, dim=1)
+    # Half a step, and what the largest of a block loses where its scale was rounded down to 11 bits.
+    assert bool(((codes * wide - x).abs() <= wide * (0.5 + 127 * 2.0**-11)).all())
+
+
+def test_blocks_of_zeros_and_of_what_is_no_number() -> None:
+    x = random(4, 64)
+    x[0, :32], x[1, 3], x[2, 50], x[3] = 0.0, float("nan"), float("inf"), 1e-9
+    codes, scale = quantize_blocks(x)
+    assert scale.isnan().tolist() == [[False, False], [True, False], [False, True], [False, False]]
+    assert scale[0, 0] == 0 and not scale[3].any() and not codes[3].any()
+    assert not codes[0, :32].any() and not codes[1, :32].any() and not codes[2, 32:].any()
+    assert codes[0, 32:].any() and codes[1, 32:].any()
 
 
 def test_an_outlier_costs_its_own_group_alone() -> None:
@@ -132,7 +174,7 @@ def test_an_outlier_costs_its_own_group_alone() -> None:
 
 def test_weights_of_no_such_dtype_stay(kernels: LayerKernels) -> None:
     weight = torch.zeros(1, 4, dtype=torch.float64)
-    made = linear_maker(kernels, torch.float64, int8=True)(weight, None)
+    made = linear_maker(kernels, torch.float64, int8=Int8Weights())([linear_of(weight)])
     assert isinstance(made, torch.nn.Linear) and made.weight.data_ptr() == weight.data_ptr()
 
 
@@ -159,12 +201,15 @@ def logits(path: Path, **options: Any) -> Tensor:
     return torch.tensor(values)
 
 
+@pytest.mark.parametrize("weight_dtype", ["int8", "q8_0"])
 @pytest.mark.parametrize("architecture", ["llama-gqa", "qwen2", "gemma2", "gpt-oss"])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_models_compute_what_plain_torch_does(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_models_compute_what_plain_torch_does(
+    architecture: str, dtype: torch.dtype, weight_dtype: str, tmp_path: Path
+) -> None:
     """Fused layers, layers whose parts alone are replaced, biases, and panels of gates."""
     save(changed(ARCHITECTURES[architecture], **WIDE), tmp_path)
-    config = ModelConfig(tmp_path, dtype=str(dtype).removeprefix("torch."), weight_dtype="int8")
+    config = ModelConfig(tmp_path, dtype=str(dtype).removeprefix("torch."), weight_dtype=weight_dtype)
     ours, plain, wide = (
         run_model(load_model(each).model, MAX_POSITION, Step())
         for each in (config, replace(config, optimize=False), ModelConfig(tmp_path, dtype=config.dtype))
@@ -193,9 +238,10 @@ def test_what_stays_wide(tied: Path, wide: str) -> None:
     assert isinstance(plain.model.get_output_embeddings(), Int8Linear) == head.is_int8
 
 
+@pytest.mark.parametrize("weight_dtype", ["int8", "q8_0"])
 @pytest.mark.parametrize("wide", ["none", "head-and-ends"])
-def test_a_packed_model_of_int8_weights(tied: Path, wide: str, tmp_path: Path) -> None:
-    options = {"dtype": "bfloat16", "weight_dtype": "int8", "weight_wide": wide}
+def test_a_packed_model_of_int8_weights(tied: Path, wide: str, weight_dtype: str, tmp_path: Path) -> None:
+    options = {"dtype": "bfloat16", "weight_dtype": weight_dtype, "weight_wide": wide}
     pack_model(ModelConfig(tied, **options), tmp_path / "packed")
     expected = logits(tied, **options)
     assert torch.equal(logits(tmp_path / "packed"), expected)
@@ -204,7 +250,7 @@ def test_a_packed_model_of_int8_weights(tied: Path, wide: str, tmp_path: Path) -
     with pytest.raises(
         ConfigError, match=r"weight_dtype and weight_wide must be those in which .* is packed"
     ):
-        load_model(ModelConfig(tmp_path / "packed", weight_dtype="int8", weight_wide="head"))
+        load_model(ModelConfig(tmp_path / "packed", weight_dtype=weight_dtype, weight_wide="head"))
     shown = json.loads((tmp_path / "packed" / DESCRIPTION).read_text())
     for values, message in (
         ({"int8_panel": [4, 1]}, r"panels of \(4, 1\), and this one's are"),
@@ -222,6 +268,7 @@ def test_an_int8_model_is_another_model(tied: Path) -> None:
         for options in (
             {},
             {"weight_dtype": "int8"},
+            {"weight_dtype": "q8_0"},
             {"weight_dtype": "int8", "weight_wide": "head"},
         )
     ]
@@ -230,7 +277,7 @@ def test_an_int8_model_is_another_model(tied: Path) -> None:
 
 
 def test_what_int8_weights_do_not_go_with(tied: Path) -> None:
-    with pytest.raises(ConfigError, match="weight_wide=head needs weight_dtype=int8, got auto"):
+    with pytest.raises(ConfigError, match="weight_wide=head needs weight_dtype=int8 or q8_0, got auto"):
         ModelConfig(tied, weight_wide="head")
     with pytest.raises(ConfigError, match="weight_dtype needs engine=paged"):
         EngineConfig(model=ModelConfig(tied, weight_dtype="int8", engine="padded"))

@@ -18,12 +18,16 @@ UNLIKE = [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
 """Activations and KVs of different dtypes."""
 
 
+def pack(kernels: LayerKernels, weight: Tensor, weights: str) -> PackedWeight:
+    return kernels.pack(weight) if weights == "plain" else kernels.pack_int8(weight, blocks=weights == "q8_0")
+
+
 class Layer:
     """A layer of random weights with `inner` gates, as kernels and as their parts take it.
 
     Args:
         normed: what each part adds has a norm.
-        int8: weights are of 8 bits.
+        weights: in what form: "plain", "int8" or "q8_0".
     """
 
     def __init__(
@@ -33,7 +37,7 @@ class Layer:
         inner: int,
         biased: bool,
         normed: bool = False,
-        int8: bool = False,
+        weights: str = "plain",
     ) -> None:
         self.kernels, width = kernels, QUERY_HEADS * HEAD_DIM
         generator = torch.Generator().manual_seed(inner)
@@ -41,8 +45,7 @@ class Layer:
         def linear(out_features: int, in_features: int) -> tuple[PackedWeight, Tensor | None]:
             weight = torch.randn(out_features, in_features, generator=generator) / in_features**0.5
             bias = torch.randn(out_features, generator=generator).to(dtype) if biased else None
-            pack = kernels.pack_int8 if int8 else kernels.pack
-            return pack(weight.to(dtype)), bias
+            return pack(kernels, weight.to(dtype), weights), bias
 
         self.qkv = linear(self.qkv_width, HIDDEN)
         self.output, self.down = linear(HIDDEN, width), linear(HIDDEN, inner)
@@ -211,12 +214,13 @@ def test_a_decoder_over_kvs_of_another_dtype(isa: str, dtype: torch.dtype, kv_dt
         decode_in_one_call(isa, dtype, kv_dtype, True, [92, 0, 31, 0], "attention", number)
 
 
+@pytest.mark.parametrize("weights", ["int8", "q8_0"])
 @pytest.mark.parametrize("isa", _native.instruction_sets())
 @pytest.mark.usefixtures("two_threads")
-def test_a_decoder_of_int8_weights(isa: str) -> None:
+def test_a_decoder_of_int8_weights(isa: str, weights: str) -> None:
     for number in COUNTS:
         decode_in_one_call(
-            isa, torch.bfloat16, torch.bfloat16, True, [92, 0, 31, 0], "nothing", number, int8=True
+            isa, torch.bfloat16, torch.bfloat16, True, [92, 0, 31, 0], "nothing", number, weights
         )
 
 
@@ -228,12 +232,13 @@ def decode_in_one_call(
     wanted: list[int] | None,
     observe: str,
     number: str,
-    int8: bool = False,
+    weights: str = "plain",
 ) -> None:
     """A decoder in one call against its layers one by one, to the last bit."""
     kernels, spec, counts = LayerKernels(_native.Kernels(isa)), AttentionSpec(0.25), COUNTS[number]
     layers = [
-        Layer(kernels, dtype, inner, biased=False, normed=inner == 192, int8=int8) for inner in (128, 192)
+        Layer(kernels, dtype, inner, biased=False, normed=inner == 192, weights=weights)
+        for inner in (128, 192)
     ]
     backend, native = NativeBackend(_native.Kernels(isa)), NativeSpec(spec)
     observed = [OBSERVED[observe]] * len(counts)
@@ -248,7 +253,7 @@ def decode_in_one_call(
         return torch.randn(*shape, generator=generator).to(dtype)
 
     norm, dense = NormWeight(randn(HIDDEN), 1e-5), randn(VOCAB, HIDDEN)
-    head, bias = (kernels.pack_int8 if int8 else kernels.pack)(dense), randn(VOCAB) if tied else None
+    head, bias = pack(kernels, dense, weights), randn(VOCAB) if tied else None
     table = kernels.unpack_rows(head, torch.arange(VOCAB)) if tied else randn(VOCAB, HIDDEN)
     cos, sin = randn(2, 700, HEAD_DIM)
     tokens = torch.randint(VOCAB, (sum(counts),), generator=generator)
@@ -298,11 +303,12 @@ def test_what_lies_after_attention(
         assert torch.equal(found, layer.post_attention(residual, attended))
 
 
+@pytest.mark.parametrize("weights", ["int8", "q8_0"])
 @pytest.mark.parametrize("isa", _native.instruction_sets())
-def test_what_lies_after_attention_of_int8_weights(isa: str) -> None:
+def test_what_lies_after_attention_of_int8_weights(isa: str, weights: str) -> None:
     kernels = LayerKernels(_native.Kernels(isa))
     for inner, dtype in ((128, torch.float32), (128, torch.bfloat16), (204, torch.bfloat16)):
-        layer = Layer(kernels, dtype, inner, biased=True, int8=True)
+        layer = Layer(kernels, dtype, inner, biased=True, weights=weights)
         for tokens in (1, 97):
             generator = torch.Generator().manual_seed(tokens)
             residual = torch.randn(tokens, HIDDEN, generator=generator).to(dtype)

@@ -46,7 +46,7 @@ def kernels() -> LayerKernels:
 def test_packed_products(kernels: LayerKernels, dtype: torch.dtype, bias: bool) -> None:
     plain = nn.Linear(70, 130, bias=bias).to(dtype)
     x = torch.randn(2, 17, 70).to(dtype)
-    packed = PackedLinear.pack(plain.weight, plain.bias, kernels)
+    packed = PackedLinear.pack([plain], kernels)
     eps = 2 * torch.finfo(dtype).eps
     for rows in (x, x[:, :1], x.transpose(0, 1), x[..., :0, :]):
         found, expected = packed(rows), plain(rows)
@@ -64,8 +64,8 @@ def test_products_by_matrix_units(kernels: LayerKernels, rows: int, monkeypatch:
     plain = nn.Linear(70, 130).bfloat16()
     x = torch.randn(1, rows, 70).bfloat16()
     eps = 2 * torch.finfo(torch.bfloat16).eps
-    torch.testing.assert_close(OneDnnLinear(plain.weight, plain.bias)(x), plain(x), rtol=eps, atol=8 * eps)
-    assert type(linear_maker(kernels, torch.float32)(plain.weight.float(), None)) is PackedLinear
+    torch.testing.assert_close(OneDnnLinear([plain])(x), plain(x), rtol=eps, atol=8 * eps)
+    assert type(linear_maker(kernels, torch.float32)([plain.float()])) is PackedLinear
 
 
 @pytest.mark.parametrize("isa", native.instruction_sets())
@@ -81,7 +81,7 @@ def test_kernels_that_use_matrix_units_multiply_themselves(isa: str, monkeypatch
 def test_an_odd_number_of_inputs(kernels: LayerKernels, dtype: torch.dtype, kind: type) -> None:
     """Pairs of inputs are packed in 16 bits, and one would be left over."""
     plain = nn.Linear(7, 5).to(dtype)
-    made = linear_maker(kernels, dtype)(plain.weight, plain.bias)
+    made = linear_maker(kernels, dtype)([plain])
     assert type(made) is kind
     x = torch.randn(3, 7).to(dtype)
     torch.testing.assert_close(made(x), plain(x), rtol=1e-3, atol=1e-3)

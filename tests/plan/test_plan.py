@@ -148,11 +148,12 @@ def test_a_cpu_takes_float32_and_a_gpu_what_the_model_says() -> None:
 def test_int8_weights_leave_the_embedding_wide() -> None:
     model = MODELS["llama-3-8b"]
     looked_up = 128256 * 4096
-    assert deployment(int8_weights=True).weight_bytes == model.num_params + looked_up
+    assert deployment(linear_dtype="int8").weight_bytes == model.num_params + looked_up
     tied = MODELS["smollm2-135m"]
-    assert deployment("smollm2-135m", int8_weights=True).weight_bytes == tied.num_params
+    assert deployment("smollm2-135m", linear_dtype="int8").weight_bytes == tied.num_params
+    assert deployment("smollm2-135m", linear_dtype="q8_0").weight_bytes == tied.num_params * 17 / 16
     with pytest.raises(ConfigError, match="weight_bits must be left out beside int8 weights, got 4"):
-        deployment(int8_weights=True, weight_bits=4)
+        deployment(linear_dtype="int8", weight_bits=4)
 
 
 def test_held_of_no_sequence() -> None:

@@ -171,7 +171,7 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
                 options.utilization,
                 options.price,
                 factors,
-                options.weight_dtype == "int8",
+                options.weight_dtype,
             )
             for config in configs
         ]

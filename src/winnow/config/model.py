@@ -8,7 +8,7 @@ from winnow.config.option import Effect, option, optional_int
 from winnow.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-WEIGHT_DTYPES = ("auto", "int8")
+WEIGHT_DTYPES = ("auto", "int8", "q8_0")
 WIDE_WEIGHTS = ("none", "head", "ends", "head-and-ends")
 LOAD_FORMATS = ("auto", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "reference")
@@ -43,13 +43,14 @@ class ModelConfig:
     )
     weight_dtype: str = option(
         "auto",
-        "how linear layers keep their weights; auto: in dtype; int8, on CPU alone: 8 bits and a scale for each output "
-        "feature, multiplied with activations of 8 bits and a scale for each token",
+        "how linear layers keep their weights; auto: in dtype; on CPU alone, beside activations of 8 bits, int8: 8 "
+        "bits and a scale for each output feature, or q8_0: 8 bits and a scale for each 32 inputs of a feature, as in "
+        "GGUF's Q8_0 blocks, which stay as they are; slower on prompts, and nearer to the model",
         choices=WEIGHT_DTYPES,
     )
     weight_wide: str = option(
         "none",
-        "linear layers that weight_dtype int8 leaves in dtype: none, the head, those of the first and the last layer "
+        "linear layers that weight_dtype leaves in dtype: none, the head, those of the first and the last layer "
         "(ends), or both",
         choices=WIDE_WEIGHTS,
     )
@@ -105,4 +106,4 @@ class ModelConfig:
             check_integer("threads", self.threads, 1, 1024)
         check_integer("seed", self.seed, 0, 2**63 - 1)
         if self.weight_wide != "none" and self.weight_dtype == "auto":
-            raise ConfigError(f"weight_wide={self.weight_wide} needs weight_dtype=int8, got auto")
+            raise ConfigError(f"weight_wide={self.weight_wide} needs weight_dtype=int8 or q8_0, got auto")

@@ -22,7 +22,7 @@ from winnow.models.kinds import causal_class, config_class
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.optimize import optimize_model
 from winnow.models.published import Published, open_published
-from winnow.models.quantize import quantize_model
+from winnow.models.quantize import quantize_model, round_beside_blocks
 from winnow.models.tokens import end_tokens
 from winnow.models.verify import Trial
 
@@ -46,9 +46,13 @@ def load_checkpoint(
     trained_len = context_limit(model_config).take(None if beyond_trained_len else wanted)
     device, int8 = _device(config.device), Int8Weights.of(config)
     if int8 is not None and device.type != "cpu":
-        raise ConfigError(f"weight_dtype int8 needs device cpu, got {device}")
+        raise ConfigError(f"weight_dtype {int8.weight_dtype} needs device cpu, got {device}")
     model = _load_weights(path, published, model_config, config, device, ATTENTION_NAME)
     geometry = probe_geometry(model)
+    dtype = _dtype(config.dtype, model_config, device)
+    if model.dtype != dtype:
+        assert int8 is not None
+        round_beside_blocks(model, geometry.num_layers, int8, dtype)
     tokenizer = _tokenizer(path, published, model_config)
     # The model's own code runs before layers are replaced, and is compared with what will answer.
     trial = Trial.of(model, geometry, trained_len) if config.verify_model else None
@@ -152,8 +156,13 @@ def _load_weights(
     device: torch.device,
     attention: str | None,
 ) -> PreTrainedModel:
-    """The model on its device; `attention` is a name that transformers knows, None its own choice."""
+    """The model on its device; `attention` is a name that transformers knows, None its own choice.
+
+    Of the type that was asked for, or of float32 where weights in blocks are to be made of a GGUF file's.
+    """
     dtype = _dtype(config.dtype, model_config, device)
+    if path.is_file() and config.weight_dtype == "q8_0":
+        dtype = torch.float32  # blocks of a GGUF file stay as they are; see `round_beside_blocks`
     model = _make_model(path, published, model_config, config, dtype, attention).to(device)
     return model.eval().requires_grad_(False)
 

@@ -8,12 +8,20 @@ every call (W8A8):
 Codes of a group multiply and sum up as integers, without rounding. The sum becomes a float, times the group's scale;
 groups add up in their order; then comes the scale of the feature, and the bias, all in float32. The result is rounded
 once to the type of x.
+
+Weights in blocks (GGUF's Q8_0) have a float16 scale for each `BLOCK` inputs of a feature, and so have rows:
+
+    weight[o, i] = code[o, i] * scale[o, i / BLOCK]    x[t, i] = code[t, i] * scale[t, i / BLOCK]
+
+The sum over a block becomes a float, times the scale of the row's block, times that of the weight's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from winnow.config import ModelConfig
@@ -24,6 +32,8 @@ SMALLEST_ROW = 1e-30
 """Rows whose largest number is below this count as zeros: 127 over it would be infinite."""
 GROUP = 128
 """Inputs of a row of activations that share a scale."""
+BLOCK = 32
+"""Inputs of a feature that share a scale where weights are in blocks, and of a row that these multiply."""
 _ROWS_AT_ONCE = 4096
 
 
@@ -34,13 +44,21 @@ class Int8Weights:
     wide_head: bool = False
     wide_ends: bool = False
     """Those of the first and the last decoder layer."""
+    blocks: bool = False
+    """Scales are of blocks of inputs, as in GGUF's Q8_0, not of output features."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> Self | None:
         """As configured; None: no layers have them."""
-        if config.weight_dtype != "int8":
+        if config.weight_dtype == "auto":
             return None
-        return cls("head" in config.weight_wide, "ends" in config.weight_wide)
+        wide = config.weight_wide
+        return cls("head" in wide, "ends" in wide, blocks=config.weight_dtype == "q8_0")
+
+    @property
+    def weight_dtype(self) -> str:
+        """The option that asks for them."""
+        return "q8_0" if self.blocks else "int8"
 
     def of_layer(self, index: int, num_layers: int) -> bool:
         """Whether the linear layers of a decoder layer are among them."""
@@ -64,39 +82,83 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes, torch.where(usable, scale, float("nan"))
 
 
-def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [out_features, in_features] -> codes int8 of its shape, and scales float32 [out_features]."""
-    codes = torch.empty(weight.shape, dtype=torch.int8)
-    scale = torch.empty(len(weight))
-    for first in range(0, len(weight), _ROWS_AT_ONCE):  # a head in float32 can be larger than all the rest
-        last = first + _ROWS_AT_ONCE
-        codes[first:last], scale[first:last] = quantize_rows(weight[first:last])
-    return codes, scale
+def quantize_weight(weight: Tensor, *, blocks: bool = False) -> tuple[Tensor, Tensor]:
+    """weight [out_features, in_features] -> codes int8 of its shape, and scales.
+
+    Returns:
+        Codes; scales float32 [out_features], or in blocks float16 [out_features, blocks of a feature].
+    """
+    quantize = quantize_blocks if blocks else quantize_rows
+    # A head in float32 can be larger than all the rest.
+    parts = [quantize(part) for part in weight.split(_ROWS_AT_ONCE)]
+    codes, scales = zip(*parts, strict=True)
+    return torch.cat(codes), torch.cat(scales)
+
+
+def quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [out_features, in_features] -> codes int8 of its shape, scales float16 [out_features, blocks].
+
+    Blocks whose largest code is 127, as llama.cpp writes them, come out as they are: 127 scales over 127 is the scale.
+    """
+    out_features, in_features = weight.shape
+    rest = -in_features % BLOCK
+    x = F.pad(weight.float(), (0, rest)).view(out_features, -1, BLOCK)
+    largest = x.abs().amax(dim=-1)
+    scale = (largest / LARGEST).clamp(max=torch.finfo(torch.float16).max).half()
+    usable = largest.isfinite() & (scale > 0)
+    codes = torch.where(usable[..., None], x / scale.float()[..., None], 0.0).round().clamp(-LARGEST, LARGEST)
+    scale = torch.where(largest.isfinite(), scale, float("nan"))
+    return codes.to(torch.int8).view(out_features, -1)[:, :in_features], scale
+
+
+def quantize_linears(linears: Sequence[nn.Linear], *, blocks: bool) -> tuple[Tensor, Tensor]:
+    """Codes and scales, as of `quantize_weight`, of one layer that computes all of these side by side."""
+    parts = [_kept(part) or quantize_weight(part.weight.detach(), blocks=blocks) for part in linears]
+    codes, scales = zip(*parts, strict=True)
+    return torch.cat(codes), torch.cat(scales)
+
+
+def keep_blocks(linear: nn.Linear) -> None:
+    """Quantize a layer's weight as it is now, for when it will have been rounded to another type."""
+    linear.kept_blocks = quantize_weight(linear.weight.detach(), blocks=True)  # type: ignore[assignment]
+
+
+def _kept(linear: nn.Linear) -> tuple[Tensor, Tensor] | None:
+    return getattr(linear, "kept_blocks", None)
 
 
 def int8_product(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """x [T, in_features] times a quantized weight, transposed, plus the bias: [T, out_features], of the type of x."""
+    """x [T, in_features] times a quantized weight, transposed, plus the bias: [T, out_features], of the type of x.
+
+    Args:
+        scale: as `quantize_weight` gives it; its dimensions tell of what.
+    """
     out = torch.zeros(len(x), len(codes))
-    for part, own in zip(x.split(GROUP, dim=1), codes.split(GROUP, dim=1), strict=True):
+    size = GROUP if scale.ndim == 1 else BLOCK
+    parts = zip(x.split(size, dim=1), codes.split(size, dim=1), strict=True)
+    for index, (part, own) in enumerate(parts):
         part_codes, part_scale = quantize_rows(part)
         # Exact: a float32 holds every sum of GROUP products.
-        out += (part_codes.float() @ own.float().T) * part_scale[:, None]
-    out = out * scale
+        product = (part_codes.float() @ own.float().T) * part_scale[:, None]
+        out += product if scale.ndim == 1 else product * scale[:, index].float()
+    if scale.ndim == 1:
+        out = out * scale
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
 class Int8Linear(nn.Module):
-    """As `nn.Linear`, of a weight that it quantizes.
+    """As `nn.Linear`.
 
     Args:
-        weight: [out_features, in_features], which is not kept.
+        codes: int8 [out_features, in_features].
+        scale: as `quantize_weight` gives it.
         bias: [out_features].
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, codes: Tensor, scale: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.codes, self.scale = quantize_weight(weight.detach())
+        self.out_features, self.in_features = codes.shape
+        self.codes, self.scale = codes, scale
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,4 +168,7 @@ class Int8Linear(nn.Module):
 
     def rows(self, dtype: torch.dtype) -> Tensor:
         """The weight as it is now, [out_features, in_features]."""
-        return (self.codes * self.scale[:, None]).to(dtype)
+        if self.scale.ndim == 1:
+            return (self.codes * self.scale[:, None]).to(dtype)
+        scale = self.scale.float().repeat_interleave(BLOCK, dim=1)[:, : self.in_features]
+        return (self.codes * scale).to(dtype)

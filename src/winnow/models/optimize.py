@@ -60,14 +60,14 @@ def optimize_model(
 
     layer_kernels = LayerKernels(kernels)
     plain = linear_maker(layer_kernels, model.dtype, native=native or int8 is not None)
-    of_int8 = linear_maker(layer_kernels, model.dtype, int8=True)
+    narrow = plain if int8 is None else linear_maker(layer_kernels, model.dtype, int8=int8)
     shape = (geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim)
     calls = record_calls(model, layers, trained_len)
     last: FusedLayer | None = None
     for index, call in enumerate(calls):
         weights = [part.weight for part in layers[index].modules() if type(part) is nn.Linear]
         quantized = int8 is not None and int8.of_layer(index, len(layers))
-        make_linear = of_int8 if quantized else plain
+        make_linear = narrow if quantized else plain
         last = fuse_layer(layers[index], call, shape, layer_kernels, make_linear, int8=quantized)
         if last is not None:
             layers[index] = last
@@ -82,7 +82,7 @@ def optimize_model(
         last.last_layer_only_wanted = True
         last.last_layer_only_wanted = selection_is_harmless(model, trained_len)
     narrow_head = int8 is not None and not int8.wide_head
-    _pack_head(model, layer_kernels, [of_int8, plain] if narrow_head else [plain], trained_len)
+    _pack_head(model, layer_kernels, [narrow, plain] if narrow_head else [plain], trained_len)
     trim_heap()
     try:
         return extract_parts(model, geometry.num_layers, trained_len)
@@ -118,7 +118,7 @@ def _pack_head(
         return
     tied = head.weight is embedding.weight
     for make_linear in makers:
-        model.set_output_embeddings(make_linear(head.weight, head.bias))
+        model.set_output_embeddings(make_linear([head]))
         if not tied or _share_rows(model, kernels, trained_len) or is_file_backed(head.weight):
             release_pages([head.weight])
             return

@@ -28,22 +28,3 @@ class PackedEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens, int [...] -> rows, [..., in_features]."""
         return self._kernels.unpack_rows(self._weight, tokens.long())
-
-
-def panel_shape(kernels: "LayerKernels", dtype: torch.dtype) -> tuple[int, int]:
-    """Rows of a panel, and how many elements of a row lie together in it; both depend on the instruction set.
-
-    A packed weight is cut into panels, in each of which the elements of its rows lie side by side.
-    """
-    weight = torch.tensor([[1, 2], [3, 4]], dtype=dtype)
-    packed = kernels.pack(weight).packed
-    return len(packed) // weight.shape[1], 2 if packed[1] == weight[0, 1] else 1
-
-
-def int8_panel_shape(kernels: "LayerKernels") -> tuple[int, int]:
-    """The same of int8 weights."""
-    together = kernels.packed_size(
-        1, 1, int8=True
-    )  # of one panel, whose inputs are padded to those that lie together
-    several = next(n for n in range(2, 9) if kernels.packed_size(n, 1, int8=True) > together) - 1
-    return together // several, several

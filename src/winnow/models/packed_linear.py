@@ -6,18 +6,20 @@ operators that keep a weight packed for it are private, made for its compiler: w
 out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from winnow.models.int8_linear import Int8Weights, quantize_linears
+
 if TYPE_CHECKING:
     from winnow.models.fused.kernels import LayerKernels, PackedWeight
 
-MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]
-"""weight [out_features, in_features] and bias [out_features] -> a layer that computes x @ weight.T + bias."""
+MakeLinear = Callable[[Sequence[nn.Linear]], nn.Module]
+"""Linear layers of the same inputs -> one that computes all of them side by side."""
 
 # oneDNN's packing depends on how many rows are promised; one for 32 serves 1 to 2048 as well as any.
 _ROWS = 32
@@ -39,12 +41,18 @@ class PackedLinear(nn.Module):
         self.kernels = kernels
 
     @classmethod
-    def pack(
-        cls, weight: Tensor, bias: Tensor | None, kernels: "LayerKernels", *, int8: bool = False
+    def pack(cls, linears: Sequence[nn.Linear], kernels: "LayerKernels") -> "PackedLinear":
+        """Of these side by side, which are not kept: their memory is free once the caller lets them go."""
+        return cls(kernels.pack(join_weights(linears)), join_biases(linears), kernels)
+
+    @classmethod
+    def pack_int8(
+        cls, linears: Sequence[nn.Linear], kernels: "LayerKernels", *, blocks: bool = False
     ) -> "PackedLinear":
-        """Of a weight [out_features, in_features], which is not kept: its memory is free once the caller lets it go."""
-        pack = kernels.pack_int8 if int8 else kernels.pack
-        return cls(pack(weight.detach()), bias, kernels)
+        """The same, of int8 weights; see `winnow.models.int8_linear`."""
+        codes, scale = quantize_linears(linears, blocks=blocks)
+        packed = kernels.pack_codes(codes, scale, linears[0].weight.dtype)
+        return cls(packed, join_biases(linears), kernels)
 
     @property
     def is_int8(self) -> bool:
@@ -60,11 +68,12 @@ class PackedLinear(nn.Module):
 class OneDnnLinear(nn.Module):
     """The same by oneDNN, which uses matrix units where there are some."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
         super().__init__()
+        weight = join_weights(linears)
         self.out_features, self.in_features = weight.shape
-        self.bias = bias if bias is None else bias.detach()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
+        self.bias = join_biases(linears)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
         self._product = torch.ops.mkldnn._linear_pointwise.default
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,30 +82,45 @@ class OneDnnLinear(nn.Module):
 
 
 def linear_maker(
-    kernels: "LayerKernels", dtype: torch.dtype, *, native: bool = False, int8: bool = False
+    kernels: "LayerKernels", dtype: torch.dtype, *, native: bool = False, int8: Int8Weights | None = None
 ) -> MakeLinear:
     """What makes the fastest layers of a type on this processor; `nn.Linear` for a weight that cannot be packed.
 
     Args:
         native: of weights packed for Winnow's kernels alone, which can be written to a file, also where oneDNN's are
             faster.
-        int8: of int8 weights, which those kernels alone take.
+        int8: of int8 weights, which those kernels alone take; None: of the type itself.
     """
-    if int8:
-        return lambda weight, bias: (
-            PackedLinear.pack(weight, bias, kernels, int8=True)
-            if kernels.packs_int8(weight)
-            else _plain_linear(weight, bias)
+    if int8 is not None:
+        return lambda linears: (
+            PackedLinear.pack_int8(linears, kernels, blocks=int8.blocks)
+            if kernels.packs_int8(dtype)
+            else _plain_linear(linears)
         )
     if not native and dtype == torch.bfloat16 and kernels.beside_matrix_units and one_dnn_works():
         return OneDnnLinear
+    return lambda linears: (
+        PackedLinear.pack(linears, kernels)
+        if kernels.packs(dtype, linears[0].in_features)
+        else _plain_linear(linears)
+    )
 
-    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return (
-            PackedLinear.pack(weight, bias, kernels) if kernels.packs(weight) else _plain_linear(weight, bias)
-        )
 
-    return make
+def join_weights(linears: Sequence[nn.Linear]) -> Tensor:
+    """The weight of one layer that computes all of these side by side."""
+    weights = [part.weight.detach() for part in linears]
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
+def join_biases(linears: Sequence[nn.Linear]) -> Tensor | None:
+    """Its bias; None: none of them has one."""
+    if all(part.bias is None for part in linears):
+        return None
+    biases = [
+        part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach()
+        for part in linears
+    ]
+    return biases[0] if len(biases) == 1 else torch.cat(biases)
 
 
 def one_dnn_works() -> bool:
@@ -105,7 +129,8 @@ def one_dnn_works() -> bool:
     weight = torch.randn(48, 80, generator=generator).bfloat16()
     bias = torch.randn(48, generator=generator).bfloat16()
     try:
-        for packed, own_bias in ((OneDnnLinear(weight, bias), bias), (OneDnnLinear(weight, None), None)):
+        for own_bias in (bias, None):
+            packed = OneDnnLinear([linear_of(weight, own_bias)])
             for rows in (1, 3, 65):
                 x = torch.randn(rows, 80, generator=generator).bfloat16()
                 expected, found = F.linear(x, weight, own_bias), packed(x)
@@ -125,7 +150,7 @@ def pack_linears(module: nn.Module, make: MakeLinear) -> list[tuple[nn.Module, s
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:  # a subclass may compute something else
-                setattr(parent, name, make(child.weight, child.bias))
+                setattr(parent, name, make([child]))
                 replaced.append((parent, name, child))
     return replaced
 
@@ -136,9 +161,14 @@ def unpack_linears(replaced: list[tuple[nn.Module, str, nn.Linear]]) -> None:
         setattr(parent, name, child)
 
 
-def _plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def linear_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """The layer of a weight [out_features, in_features] and a bias [out_features], which are not copied."""
     out = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     out.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
         out.bias = nn.Parameter(bias, requires_grad=False)
     return out
+
+
+def _plain_linear(linears: Sequence[nn.Linear]) -> nn.Linear:
+    return linear_of(join_weights(linears), join_biases(linears))

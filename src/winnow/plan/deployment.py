@@ -21,6 +21,8 @@ _MOST_TOKENS = 2**24
 _MOST_GPUS = 4096
 _ACTIVATIONS = 12
 """Tensors of the hidden size that live at once while a layer is computed, about: its input, MLP and output."""
+_LINEAR_BYTES = {"int8": 1.0, "q8_0": 1.0 + 2.0 / 32}
+"""Of a weight; of q8_0 with its share of a float16 scale for 32 of them."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Deployment:
         dtype: of weights and, unless `cache` says otherwise, of KVs; auto: float32 on a CPU, else the model's own.
         weight_bits: bits of one weight, for quantized ones; None: those of `dtype`.
         cache: how KVs are stored and in what blocks; its amounts of memory are not looked at.
-        int8_weights: linear layers keep theirs in 8 bits; an embedding that only looks rows up does not.
+        linear_dtype: `weight_dtype` of the engine, in which linear layers keep theirs, and an embedding that only looks
+            rows up does not.
         utilization: part of the devices' memory that may be used.
         price: of one device for an hour, in any currency; None: unknown.
     """
@@ -47,13 +50,18 @@ class Deployment:
     utilization: float = 0.9
     price: float | None = None
     factors: Factors = field(default_factory=Factors)
-    int8_weights: bool = False
+    linear_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         check_integer("gpus", self.gpus, 1, _MOST_GPUS)
         check_number("utilization", self.utilization, 0.01, 1.0)
-        if self.int8_weights and self.weight_bits is not None:
-            raise ConfigError(f"weight_bits must be left out beside int8 weights, got {self.weight_bits}")
+        if self.linear_dtype not in ("auto", *_LINEAR_BYTES):
+            known = ", ".join(_LINEAR_BYTES)
+            raise ConfigError(f"linear_dtype must be one of auto, {known}, got {self.linear_dtype!r}")
+        if self.linear_dtype != "auto" and self.weight_bits is not None:
+            raise ConfigError(
+                f"weight_bits must be left out beside {self.linear_dtype} weights, got {self.weight_bits}"
+            )
         if self.weight_bits is not None:
             check_number("weight_bits", self.weight_bits, 1.0, 32.0)
         if self.price is not None:
@@ -90,8 +98,9 @@ class Deployment:
     def weight_bytes(self) -> int:
         """All weights, in all devices together."""
         model, wide = self.model, DTYPE_BYTES[self.weight_dtype]
-        if self.int8_weights:
-            return model.num_params + (wide - 1) * model.lookup_params
+        if self.linear_dtype != "auto":
+            narrow = _LINEAR_BYTES[self.linear_dtype] * (model.num_params - model.lookup_params)
+            return round(narrow) + wide * model.lookup_params
         return round(model.num_params * (self.weight_bits or 8 * wide) / 8)
 
     @property

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from winnow.attention import AttentionSpec
 from winnow.models.fused.kernels import LayerKernels
 from winnow.models.fused.layer import FusedLayer
-from winnow.models.fused.parts import LayerParts, fuse_linears
+from winnow.models.fused.parts import LayerParts
 from winnow.models.fused.probe import INT8_TOLERANCE, LayerCall
 from winnow.models.packed_linear import MakeLinear
 
@@ -56,7 +56,7 @@ def fuse_layer(
     except (RuntimeError, TypeError):  # the layer insists on its own number format
         return None
     expected = call.run(layer)
-    products = {name: make_linear(*fuse_linears(linears)) for name, linears in _linears(parts).items()}
+    products = {name: make_linear(linears) for name, linears in _linears(parts).items()}
     fused = _fused(layer, parts, products, expected.spec, shape, kernels)
     return fused if call.run(fused).agrees(expected, INT8_TOLERANCE if int8 else None) else None
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from winnow import native
 from winnow.attention.native_step import NativeSpec, NativeStep
-from winnow.models.int8_linear import quantize_weight
+from winnow.models.int8_linear import BLOCK, quantize_weight
 
 
 class NormWeight:
@@ -32,7 +32,8 @@ class PackedWeight:
 
     Args:
         dtype: of the rows that it multiplies; None: of the weight itself.
-        scale: of an int8 weight, float32 [out_features]; None: of any other.
+        scale: of an int8 weight, float32 [out_features], or in blocks float16 [panels, blocks of a feature, features of
+            a panel]; None: of any other.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class PackedWeight:
             in_features,
             out_features,
             0 if scale is None else scale.data_ptr(),
+            scale is not None and scale.dtype == torch.float16,
         )
 
 
@@ -68,13 +70,30 @@ class LayerKernels:
         """Whether the processor multiplies matrices of bfloat16 (AMX), and `linear` does not."""
         return native.has_matrix_units() and not self._kernels.matrix_units
 
-    def packs(self, weight: Tensor) -> bool:
+    def packs(self, dtype: torch.dtype, in_features: int) -> bool:
         """Whether a weight can be packed: some kernels take inputs of 16 bits in pairs."""
-        return weight.dtype in native.DTYPES and (weight.dtype == torch.float32 or weight.shape[1] % 2 == 0)
+        return dtype in native.DTYPES and (dtype == torch.float32 or in_features % 2 == 0)
 
-    def packs_int8(self, weight: Tensor) -> bool:
+    def packs_int8(self, dtype: torch.dtype) -> bool:
         """Whether a weight can be packed as int8."""
-        return weight.dtype in native.DTYPES
+        return dtype in native.DTYPES
+
+    def panel_shape(self, dtype: torch.dtype) -> tuple[int, int]:
+        """Rows of a panel, and how many elements of a row lie together in it; both depend on the instruction set.
+
+        A packed weight is cut into panels, in each of which the elements of its rows lie side by side.
+        """
+        weight = torch.tensor([[1, 2], [3, 4]], dtype=dtype)
+        packed = self.pack(weight).packed
+        return len(packed) // weight.shape[1], 2 if packed[1] == weight[0, 1] else 1
+
+    @property
+    def int8_panel_shape(self) -> tuple[int, int]:
+        """The same of int8 weights."""
+        # Of one panel, whose inputs are padded to those that lie together.
+        together = self.packed_size(1, 1, int8=True)
+        several = next(n for n in range(2, 9) if self.packed_size(n, 1, int8=True) > together) - 1
+        return together // several, several
 
     def packed_size(self, in_features: int, out_features: int, *, int8: bool = False) -> int:
         """Elements of a packed weight."""
@@ -82,14 +101,30 @@ class LayerKernels:
 
     def pack(self, weight: Tensor) -> PackedWeight:
         """Copy a weight, [out_features, in_features], into the form that `linear` reads."""
-        assert self.packs(weight)
+        assert self.packs(weight.dtype, weight.shape[1])
         return self._pack(weight.contiguous(), weight.dtype, None)
 
-    def pack_int8(self, weight: Tensor) -> PackedWeight:
+    def pack_int8(self, weight: Tensor, *, blocks: bool = False) -> PackedWeight:
         """The same of its int8 codes; see `winnow.models.int8_linear`."""
-        assert self.packs_int8(weight)
-        codes, scale = quantize_weight(weight)
-        return self._pack(codes, weight.dtype, scale)
+        return self.pack_codes(*quantize_weight(weight, blocks=blocks), weight.dtype)
+
+    def pack_codes(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedWeight:
+        """The same of codes and scales as `quantize_weight` gives them, for rows of a type."""
+        assert self.packs_int8(dtype)
+        return self._pack(codes.contiguous(), dtype, scale if scale.ndim == 1 else self._by_panel(scale))
+
+    def block_scale_shape(self, in_features: int, out_features: int) -> tuple[int, int, int]:
+        """Of the scales of a packed weight in blocks: panels, blocks of a feature, features of a panel."""
+        panel, _ = self.int8_panel_shape
+        return -(-out_features // panel), -(-in_features // BLOCK), panel
+
+    def _by_panel(self, scale: Tensor) -> Tensor:
+        """scale [out_features, blocks] -> [panels, blocks, features of a panel], as it is read."""
+        out_features, blocks = scale.shape
+        panels, _, panel = self.block_scale_shape(blocks * BLOCK, out_features)
+        padded = scale.new_zeros(panels * panel, blocks)
+        padded[:out_features] = scale
+        return padded.view(panels, panel, blocks).mT.contiguous()
 
     def _pack(self, dense: Tensor, dtype: torch.dtype, scale: Tensor | None) -> PackedWeight:
         out_features, in_features = dense.shape

@@ -81,19 +81,6 @@ class LayerParts:
         return cls(LayerNorms(**norms), qkv, output[0], gate_up, down[0], activation)  # type: ignore[arg-type]
 
 
-def fuse_linears(linears: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of one linear layer that computes all of these side by side."""
-    if len(linears) == 1:
-        return linears[0].weight, linears[0].bias
-    weight = torch.cat([part.weight.detach() for part in linears])
-    if all(part.bias is None for part in linears):
-        return weight, None
-    biases = [
-        weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach() for part in linears
-    ]
-    return weight, torch.cat(biases)
-
-
 def _linears(parent: nn.Module | None, names: tuple[str, ...]) -> tuple[nn.Linear, ...] | None:
     found = [getattr(parent, name, None) for name in names]
     return tuple(found) if all(type(part) is nn.Linear for part in found) else None  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from winnow.models.int8_linear import Int8Weights
 from winnow.models.loaded import LoadedModel
 from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
 from winnow.models.packed.description import OTHERS, PACKED, Description, LayerNumbers, NormNumbers
-from winnow.models.packed_embedding import PackedEmbedding, int8_panel_shape, panel_shape
+from winnow.models.packed_embedding import PackedEmbedding
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.tokens import end_tokens, load_tokenizer
 from winnow.native import Activation, Kernels
@@ -56,7 +56,7 @@ def _check_options(path: Path, description: Description, config: ModelConfig) ->
         )
     int8 = Int8Weights.of(config)
     if int8 is not None and int8 != description.int8:
-        packed = "weight_dtype auto" if description.int8 is None else f"int8 weights of {description.int8}"
+        packed = "weight_dtype auto" if description.int8 is None else f"{description.int8}"
         raise ConfigError(
             f"weight_dtype and weight_wide must be those in which {path} is packed, {packed}, got {int8}"
         )
@@ -74,9 +74,9 @@ class _Reader:
     def __init__(self, path: Path, description: Description, kernels: LayerKernels) -> None:
         self._path, self._description, self._kernels = path, description, kernels
         self._dtype: torch.dtype = getattr(torch, description.dtype)
-        panels = [(panel_shape(kernels, self._dtype), description.panel)]
+        panels = [(kernels.panel_shape(self._dtype), description.panel)]
         if description.int8_panel is not None:
-            panels.append((int8_panel_shape(kernels), description.int8_panel))
+            panels.append((kernels.int8_panel_shape, description.int8_panel))
         for panel, packed in panels:
             if panel != packed:
                 raise UnsupportedModelError(
@@ -130,11 +130,18 @@ class _Reader:
         int8 = scale_name in self._others
         size = self._kernels.packed_size(in_features, out_features, int8=int8)
         packed = self._tensor(name, (size,), torch.int8 if int8 else None)
-        scale = self._tensor(scale_name, (out_features,), torch.float32) if int8 else None
+        scale = self._scale(scale_name, in_features, out_features) if int8 else None
         weight = PackedWeight(packed, in_features, out_features, self._dtype, scale)
         bias_name = f"{name}.bias"
         bias = self._tensor(bias_name, (out_features,)) if bias_name in self._others else None
         return PackedLinear(weight, bias, self._kernels)
+
+    def _scale(self, name: str, in_features: int, out_features: int) -> Tensor:
+        int8 = self._description.int8
+        if int8 is not None and int8.blocks:
+            shape = self._kernels.block_scale_shape(in_features, out_features)
+            return self._tensor(name, shape, torch.float16)
+        return self._tensor(name, (out_features,), torch.float32)
 
     def _norm(self, name: str, size: int, numbers: NormNumbers) -> NormWeight:
         return NormWeight(self._tensor(name, (size,)), numbers.eps, one_plus=numbers.one_plus)

@@ -23,7 +23,7 @@ from winnow.models.packed.description import (
     NormNumbers,
 )
 from winnow.models.packed.extract import extract_parts
-from winnow.models.packed_embedding import PackedEmbedding, int8_panel_shape, panel_shape
+from winnow.models.packed_embedding import PackedEmbedding
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.tokens import tokenizer_class
 
@@ -68,7 +68,7 @@ def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Descript
         format=FORMAT,
         packed_from=name,
         dtype=str(loaded.dtype).removeprefix("torch."),
-        panel=panel_shape(decoder.head.kernels, loaded.dtype),
+        panel=decoder.head.kernels.panel_shape(loaded.dtype),
         geometry=loaded.geometry,
         vocab_size=loaded.vocab_size,
         hidden_size=decoder.head.in_features,
@@ -83,7 +83,7 @@ def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Descript
         norm=_numbers(decoder.norm.norm),
         layers=tuple(map(_layer_numbers, layers)),
         int8=loaded.int8,
-        int8_panel=None if loaded.int8 is None else int8_panel_shape(decoder.head.kernels),
+        int8_panel=None if loaded.int8 is None else decoder.head.kernels.int8_panel_shape,
     )
 
 
