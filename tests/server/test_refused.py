@@ -169,6 +169,12 @@ def test_http_faults(server: Running) -> None:
     wrong_method = server.client.get(TEXT)
     refused(wrong_method, 405)
     assert wrong_method.headers["allow"] == "POST"
+    for path, methods in (
+        ("/v1/files/0", "DELETE, GET"),
+        ("/v1/files", "GET, POST"),
+        ("/v1/batches", "GET, POST"),
+    ):
+        assert server.client.options(path).headers["allow"] == methods
     refused(server.post(TEXT, {"prompt": "a", "model": "gpt-9"}), 404, "gpt-9")
     assert refused(server.client.get("/v1/models/gpt-9"), 404)["code"] == "model_not_found"
     refused(server.client.post(TEXT, content=b"prompt=a", headers={"content-type": "text/plain"}), 415)
