@@ -11,7 +11,7 @@ from tests.server.running import Running, events, running
 
 from winnow import LLM
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "Hi"}]
 OTHER = {"type": "function", "function": {"name": "other"}}
 JSON = {"type": "json_object"}
@@ -85,6 +85,10 @@ def refused(response: httpx.Response, status: int, message: str = "") -> dict[st
         (TEXT, {"prompt": "a", "cache_salt": "victim"}, "cache_salt"),
         (TEXT, {"prompt": "a", "prompt_embeds": "abc"}, "prompt_embeds"),
         (TEXT, {"prompt": "a", "no_such_field": 1}, "no_such_field"),
+        (TEXT, {"prompt": "a", "service_tier": True}, "service_tier must be a text"),
+        (TEXT, {"prompt": "a", "store": "no"}, "store must be true or false"),
+        (TEXT, {"prompt": "a", "metadata": {"a": 1}}, "metadata must be an object of texts"),
+        (RESPONSES, {"input": "a", "store": "no"}, "store must be true or false"),
         (TEXT, {"prompt": "a", "structured_outputs": {"json": "{" * 50000}}, "json"),
         (TEXT, {"prompt": list(range(5, 5000))}, "context"),
         (TEXT, {"prompt": "word " * 400000}, "context"),
