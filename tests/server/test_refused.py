@@ -1,6 +1,5 @@
 """What must not get in: each case is refused with OpenAI's envelope, and the server goes on."""
 
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -193,22 +192,6 @@ def test_request_ids_come_back(server: Running) -> None:
     assert server.post(TEXT, {}, headers={"x-request-id": "abc-2"}).headers["x-request-id"] == "abc-2"
     # Two requests under one id are two requests.
     assert server.post(TEXT, body, headers={"x-request-id": "abc-1"}).status_code == 200
-
-
-def test_headers_are_bounded(server: Running) -> None:
-    """A header without end is cut off before it fills the memory."""
-    host, port = server.address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nX-Big: ")
-        answer = b""
-        try:
-            for _ in range(64):
-                connection.sendall(b"a" * 65536)
-            answer = connection.recv(100)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        assert b" 200 " not in answer
-    assert server.client.get("/health").status_code == 200
 
 
 @pytest.fixture(scope="module")
