@@ -37,11 +37,15 @@ class Client:
         packages: what pip installs; torch comes with every environment.
         command: with {python}, {bin}, {url}, {model} (its name), {tokenizer} (its directory), {here} and {out}.
         known: what it is known not to find, and why.
+        sources: names among what pip installs that are published as source alone.
+        context: tokens that the server's requests may have.
     """
 
     packages: tuple[str, ...]
     command: tuple[str, ...]
     known: str = ""
+    sources: tuple[str, ...] = ()
+    context: int = CONTEXT
 
 
 _COMPLY = (
@@ -64,6 +68,7 @@ CLIENTS = {
         ),
         "positive_data_acceptance: a schema cannot say what fits the model's context and vocabulary, which fields go "
         "together, or what a message's content needs; such bodies are refused with 400",
+        context=128,  # most of its bodies set no limit, and it asks one after the other
     ),
     "lm-eval": Client(
         ("lm_eval[api]>=0.4.13,<0.5", "transformers>=5.17,<6"),
@@ -72,6 +77,7 @@ CLIENTS = {
             *("--include_path", "{here}", "--output_path", "{out}", "--model_args"),
             "model={model},base_url={url}/v1/completions,tokenizer={tokenizer},num_concurrent=4,max_retries=1",
         ),
+        sources=("rouge-score", "sqlitedict", "word2number"),
     ),
     "vllm-bench": Client(
         ("vllm",),
@@ -147,9 +153,12 @@ def main() -> int:
     if python is None:
         environment = Environment(namespace.environments / namespace.client)
         environment.path.parent.mkdir(parents=True, exist_ok=True)
-        environment.prepare(client.packages)
+        environment.prepare(client.packages, sources=client.sources)
         python = environment.python
-    with TemporaryDirectory() as out, running_server(namespace.model, Path(out) / "files") as url:
+    with (
+        TemporaryDirectory() as out,
+        running_server(namespace.model, Path(out) / "files", client.context) as url,
+    ):
         name = "winnow-demo" if namespace.model is None else Path(namespace.model).resolve().name
         values = {
             "python": str(python),
@@ -169,7 +178,7 @@ def main() -> int:
 
 
 @contextmanager
-def running_server(model: str | None, files: Path) -> Iterator[str]:
+def running_server(model: str | None, files: Path, context: int = CONTEXT) -> Iterator[str]:
     """A server in a process of its own, until the end; its address."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -179,7 +188,7 @@ def running_server(model: str | None, files: Path) -> Iterator[str]:
         "--kv-memory",
         "256MiB",
         "--max-model-len",
-        str(CONTEXT),
+        str(context),
         *([] if model is None else ["--model", model]),
     ]
     process = subprocess.Popen(command, env=os.environ)  # noqa: S603

@@ -237,6 +237,13 @@ class TestEnvironment:
         assert [call for call in calls if "install" in call and "--dry-run" not in call] == []
         assert not (tmp_path / "e" / "installed.json").exists()
 
+    def test_a_gpu_monitor_is_no_cuda_build(
+        self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.record(monkeypatch, tmp_path, ["torch", "nvidia-ml-py"])
+        environment.Environment(tmp_path / "e").prepare(["aiperf"])
+        assert (tmp_path / "e" / "installed.json").exists()
+
     def record(self, monkeypatch: pytest.MonkeyPatch, folder: Path, named: list[str]) -> list[list[str]]:
         """Every command that would run; pip would install what is `named`."""
         calls: list[list[str]] = []

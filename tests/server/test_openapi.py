@@ -54,8 +54,7 @@ def test_every_field_is_read(endpoint: Endpoint, form: Any) -> None:
             ) if name not in IGNORED else _refuse()
 
 
-IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "eviction",
-           "parallel_tool_calls")  # fmt: skip
+IGNORED = ("eviction", "parallel_tool_calls")
 
 
 def _refuse() -> None:

@@ -22,6 +22,8 @@ CONVERT_SECONDS = 1800
 TOLD_LINES = 12
 # What CUDA builds of torch pull in.
 CUDA_PACKAGES = ("nvidia-", "cuda-")
+# Asks a driver about its GPUs, in Python alone: monitors bring it.
+_NO_CUDA_BUILD = ("nvidia-ml-py",)
 
 
 class PeerError(WinnowError):
@@ -81,7 +83,11 @@ class Environment:
         asking: list[str | Path] = ["--dry-run", "--quiet", "--report", report]
         call([*pip, *asking, *arguments], "asking pip", INSTALL_SECONDS)
         named = [item["metadata"]["name"] for item in json.loads(report.read_text())["install"]]
-        cuda = [name for name in named if name.lower().startswith(CUDA_PACKAGES)]
+        cuda = [
+            name
+            for name in named
+            if name.lower().startswith(CUDA_PACKAGES) and name.lower() not in _NO_CUDA_BUILD
+        ]
         if cuda:
             raise PeerError(f"pip would fetch a CUDA build ({', '.join(sorted(cuda)[:3])}, ...)")
         call([*pip, *arguments], "pip install", INSTALL_SECONDS)

@@ -8,13 +8,22 @@ from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.sampling import SamplingParams
 
-# Keys of OpenAI bodies that say nothing about the answer.
-_IGNORED = frozenset(
-    {
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "prediction", "verbosity", "session_id", "request_id"),
-    }
-)
+# Keys of OpenAI bodies that say nothing about the answer, and what they must be all the same: a body that is refused
+# elsewhere is wrong here too.
+_IGNORED: Mapping[str, type] = {
+    "user": str,
+    "metadata": dict,
+    "store": bool,
+    "service_tier": str,
+    "safety_identifier": str,
+    "prompt_cache_key": str,
+    "prompt_cache_retention": str,
+    "prediction": dict,
+    "verbosity": str,
+    "session_id": str,
+    "request_id": str,
+}
+_KINDS = {str: "a text", dict: "an object", bool: "true or false"}
 
 # Keys that Winnow knows but does not serve, and the values that mean the same as leaving them out.
 _UNSERVED: Mapping[str, tuple[Any, ...]] = {
@@ -63,7 +72,8 @@ def sampling_from_body(body: Mapping[str, Any], defaults: Mapping[str, Any], *, 
     Raises:
         ApiError: an unknown key, one that is not served, or a value out of range.
     """
-    values = {key: value for key, value in body.items() if value is not None and key not in _IGNORED}
+    values = {key: value for key, value in body.items() if value is not None}
+    _take_ignored(values)
     for key, reason in _REASONS.items():
         if key in values:
             raise ApiError("unsupported_parameter", reason, key)
@@ -85,6 +95,20 @@ def sampling_from_body(body: Mapping[str, Any], defaults: Mapping[str, Any], *, 
         if wanted:
             values["logprobs"] = top
     return sampling_from_fields(values, defaults)
+
+
+def _take_ignored(values: dict[str, Any]) -> None:
+    """Take fields that say nothing about the answer out of `values`.
+
+    Raises:
+        ApiError: one is not what OpenAI's API makes it.
+    """
+    for key, kind in _IGNORED.items():
+        value = values.pop(key, None)
+        if value is not None and not isinstance(value, kind):
+            raise ApiError("invalid_request", f"{key} must be {_KINDS[kind]}, got {json_kind(value)}", key)
+        if key == "metadata" and not all(isinstance(each, str) for each in (value or {}).values()):
+            raise ApiError("invalid_request", "metadata must be an object of texts", key)
 
 
 def response_format(values: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ _SHARED = (
     "safety_identifier",
     "prompt_cache_key",
 )
-_IGNORED = ("store", "include", "service_tier", "stream_options", "max_tool_calls", "prompt_cache_retention")
+_IGNORED = ("include", "stream_options", "max_tool_calls")
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),

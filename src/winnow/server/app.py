@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from winnow.errors import WinnowError
 from winnow.openai.errors import INTERNAL, ApiError
@@ -97,10 +98,22 @@ def add_error_handlers(app: FastAPI) -> None:
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for these alone"
         response = error_response(_of_http(error))
-        response.headers.update(error.headers or {})  # such as Allow
+        response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            response.headers["Allow"] = ", ".join(_methods(app, request))
         return response
 
     app.add_exception_handler(HTTPException, of_http)
+
+
+def _methods(app: FastAPI, request: Request) -> list[str]:
+    """What a path serves, of all its routes: Starlette names the methods of the first alone."""
+    found = [
+        route.methods
+        for route in app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    return sorted({method for methods in found for method in methods or ()})
 
 
 def _of_http(error: HTTPException) -> ApiError:
