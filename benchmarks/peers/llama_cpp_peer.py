@@ -27,11 +27,17 @@ START_SECONDS = 120
 
 
 def find_server() -> str:
-    """The program."""
+    """The program.
+
+    Raises:
+        RuntimeError: there is none.
+    """
     wanted = os.environ.get("LLAMA_SERVER", "llama-server")
     found = shutil.which(wanted)
     if found is None:
-        sys.exit(f"{wanted} is not on the path; build llama.cpp's server, and name it in LLAMA_SERVER")
+        raise RuntimeError(
+            f"{wanted} is not on the path; build llama.cpp's server, and name it in LLAMA_SERVER"
+        )
     return found
 
 
