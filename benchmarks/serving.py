@@ -16,8 +16,10 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -103,10 +105,14 @@ def bench(address: str, arguments: argparse.Namespace, *extra: str) -> dict[str,
     """Results of `winnow bench serve` against a server."""
     command = [sys.executable, "-m", "winnow", "bench", "serve", "--base-url", address]
     command += ["--num-prompts", str(arguments.requests), "--random-input-len", str(arguments.input)]
-    command += ["--random-output-len", str(arguments.output), "--json", "/dev/stdout", *extra]
-    # Its exit code says whether requests failed, which some do where the queue is bounded.
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.json"
+        command += ["--random-output-len", str(arguments.output), "--json", str(results), *extra]
+        # Its exit code says whether requests failed, which some do where the queue is bounded.
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        if not results.exists():
+            raise RuntimeError(f"{' '.join(command)} wrote no results: {done.stderr or done.stdout}")
+        found: dict[str, Any] = json.loads(results.read_text())
     return found
 
 

@@ -105,9 +105,15 @@ def _take_ignored(values: dict[str, Any]) -> None:
     """
     for key, kind in _IGNORED.items():
         value = values.pop(key, None)
-        if value is not None and not isinstance(value, kind):
+        if value is None:
+            continue
+        if not isinstance(value, kind):
             raise ApiError("invalid_request", f"{key} must be {_KINDS[kind]}, got {json_kind(value)}", key)
-        if key == "metadata" and not all(isinstance(each, str) for each in (value or {}).values()):
+        if (
+            isinstance(value, dict)
+            and key == "metadata"
+            and not all(isinstance(each, str) for each in value.values())
+        ):
             raise ApiError("invalid_request", "metadata must be an object of texts", key)
 
 
