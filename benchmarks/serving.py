@@ -69,7 +69,7 @@ class Background:
 
 
 def overhead(llm: LLM, arguments: argparse.Namespace) -> int:
-    """Tokens per second offline and served, in turn, and what a token waits longer."""
+    """Tokens per second offline and served, in turn, and how long a token waits in each."""
     load = ServeLoad(
         num_prompts=arguments.requests, random_input_len=arguments.input, random_output_len=arguments.output
     )
@@ -81,24 +81,40 @@ def overhead(llm: LLM, arguments: argparse.Namespace) -> int:
     tokens = sum(each.output_tokens for each in requests)
     server = Background(llm, max_num_queued_reqs=None)
     rates: dict[str, list[float]] = {"offline": [], "served": []}
-    gaps = []
+    waits: dict[str, list[float]] = {"offline": [], "served": []}
     try:
         for _ in range(arguments.repeat):
-            began = time.perf_counter()
-            llm.generate(prompts, params)
-            rates["offline"].append(tokens / (time.perf_counter() - began))
+            took, step = offline(llm, prompts, params)
+            rates["offline"].append(tokens / took)
+            waits["offline"].append(1000 * step)
             found = bench(server.address, arguments)
             rates["served"].append(found["output_throughput"])
-            gaps.append(found["median_itl_ms"])
+            waits["served"].append(found["median_itl_ms"])
     finally:
         server.stop()
     medians = {name: statistics.median(values) for name, values in rates.items()}
     for name, values in rates.items():
         print(f"{name:8} {medians[name]:8.1f} tokens/s  ({', '.join(f'{value:.1f}' for value in values)})")
+    step, gap = (statistics.median(waits[name]) for name in ("offline", "served"))
     print(
-        f"served / offline {medians['served'] / medians['offline']:.3f}, median ITL {statistics.median(gaps):.2f} ms"
+        f"served / offline {medians['served'] / medians['offline']:.3f}; "
+        f"a token's wait {gap:.2f} ms served (median ITL), {step:.2f} ms offline (median step)"
     )
     return 0
+
+
+def offline(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> tuple[float, float]:
+    """Seconds of all requests without a server, and the median of a step of them."""
+    began = time.perf_counter()
+    for prompt, each in zip(prompts, params, strict=True):
+        llm.submit(prompt, each)
+    steps, before = [], time.perf_counter()
+    while llm.has_unfinished:
+        llm.step()
+        now = time.perf_counter()
+        steps.append(now - before)
+        before = now
+    return now - began, statistics.median(steps)
 
 
 def bench(address: str, arguments: argparse.Namespace, *extra: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from loopback import free_port, serving
 from protocol import Answers, Work, emit
 
 START_SECONDS = 120
+HTTP_THREADS = 64
 
 
 def find_server() -> str:
@@ -46,6 +47,8 @@ def server_command(model: Path, port: int, threads: int, slots: int, slot_tokens
     command: list[str | Path] = [find_server(), "--model", model / "model.gguf"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--threads", str(threads), "--threads-batch", str(threads)]
+    # A connection occupies one; of more connections than threads some are closed unanswered.
+    command += ["--threads-http", str(HTTP_THREADS)]
     # No prompt cache: prompts are computed as by all others.
     return [*command, "--parallel", str(slots), "--ctx-size", str(slots * slot_tokens), "--cache-ram", "0"]
 

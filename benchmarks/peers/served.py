@@ -105,13 +105,14 @@ def _winnow(**options: str) -> Start:
 
 def _vllm(kv_cache_dtype: str) -> Start:
     def start(python: Path, model: Path, port: int, load: Load) -> list[str | Path]:
-        tokens = load.kv_seqs * -(-load.sequence_tokens // BLOCK) * BLOCK
+        longest = -(-load.sequence_tokens // BLOCK) * BLOCK
         flags = {
             "host": "127.0.0.1",
             "port": port,
             "dtype": "bfloat16",
             "kv-cache-dtype": kv_cache_dtype,
-            "kv-cache-memory-bytes": kv_bytes(model, tokens),
+            "kv-cache-memory-bytes": kv_bytes(model, load.kv_seqs * longest),
+            "max-model-len": longest,  # the model's own would have to fit into the memory
             "block-size": BLOCK,
             "max-num-seqs": load.concurrency,
         }

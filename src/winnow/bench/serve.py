@@ -166,7 +166,8 @@ class LoadClient:
         Raises:
             WinnowError: the server does not answer at all.
         """
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        # Servers close connections that have rested for seconds, maybe at the moment when one is used again.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=1.0)
         async with httpx.AsyncClient(limits=limits, timeout=None, headers=self._headers) as client:  # noqa: S113
             await self._wait_ready(client, requests[0])
             room = asyncio.Semaphore(self._load.max_concurrency or len(requests))
