@@ -56,6 +56,9 @@ WINNOW_DECLARE(avx512_bf16)
 WINNOW_DECLARE_INT8(avx2_vnni)
 #endif
 WINNOW_DECLARE_INT8(avx512_vnni)
+namespace avx512_vnni {
+void attend(const Attend &, Workspace &);
+}
 WINNOW_DECLARE_INT8(amx_emulated)
 
 #define WINNOW_DECLARE_TILED(isa)                                               \
@@ -89,14 +92,14 @@ static Batch sequences_of(const Attend &call, int64_t rows, bool more) {
   return some;
 }
 
-/// Attention over coded KVs: chunks are multiplied as bf16, few rows as AVX-512 decodes in registers. What a sequence gets does
-/// not depend on the others.
+/// Attention over coded KVs: chunks are multiplied as bf16, few rows as integers or as AVX-512 decodes in registers. What a
+/// sequence gets does not depend on the others.
 static void attend_coded(const Attend &call, Workspace &work, void (*attend_bf16)(const Attend &, Workspace &)) {
   constexpr int64_t FEW_ROWS = 16;
   for (const bool more : {false, true}) {
     const Batch batch = sequences_of(call, FEW_ROWS, more);
     if (batch.num_seqs() == 0) continue;
-    (more ? attend_bf16 : avx512::attend)({call,      call.cache, batch,    call.layer,           call.dtype,
+    (more ? attend_bf16 : avx512_vnni::attend)({call,      call.cache, batch,    call.layer,           call.dtype,
                                            call.q,    call.out,   call.num_query_heads, call.threads, call.read},
                                           work);
   }

@@ -182,6 +182,8 @@ inline __m512i dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
     return out;
   });
 }
+/// Products of two neighbours, joined to the sum.
+inline __m512i dpwssd_epi32(__m512i sum, __m512i a, __m512i b) { return add_epi32(sum, madd_epi16(a, b)); }
 /// One pair after the other is joined to the sum, the odd numbers first.
 inline __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
   const u16x32 x = (u16x32)a, y = (u16x32)b;
@@ -203,6 +205,9 @@ inline __m512i cvtepi8_epi32(__m128i a) {
 }
 inline __m512i cvtepi8_epi16(__m256i a) {
   return (__m512i)lanes<u16x32>([&](unsigned i) { return reinterpret_cast<const int8_t *>(&a)[i]; });
+}
+inline __m512i cvtepu8_epi16(__m256i a) {
+  return (__m512i)lanes<u16x32>([&](unsigned i) { return reinterpret_cast<const uint8_t *>(&a)[i]; });
 }
 inline __m512i cvtps_epi32(__m512 a) {
   return (__m512i)lanes<u32x16>([&](unsigned i) { return static_cast<int32_t>(std::nearbyint(a[i])); });
@@ -274,12 +279,14 @@ inline __m512i unpackhi_epi64(__m512i a, __m512i b) { return (__m512i)unpack((u6
 #define _mm512_cvtepi8_epi32 emulated::cvtepi8_epi32
 #define _mm512_cvtepu16_epi32 emulated::cvtepu16_epi32
 #define _mm512_cvtepu8_epi32 emulated::cvtepu8_epi32
+#define _mm512_cvtepu8_epi16 emulated::cvtepu8_epi16
 #define _mm512_cvtneps_pbh emulated::cvtneps_pbh
 #define _mm512_cvtph_ps emulated::cvtph_ps
 #define _mm512_cvtps_epi32 emulated::cvtps_epi32
 #define _mm512_cvtps_ph emulated::cvtps_ph
 #define _mm512_dpbf16_ps emulated::dpbf16_ps
 #define _mm512_dpbusd_epi32 emulated::dpbusd_epi32
+#define _mm512_dpwssd_epi32 emulated::dpwssd_epi32
 #define _mm512_fnmadd_ps emulated::fnmadd_ps
 #define _mm512_inserti64x4 emulated::inserti64x4
 #define _mm512_load_si512 emulated::load_si512

@@ -12,12 +12,13 @@ constexpr int MAX_GROUPS = 8;
 /// which pays where more rows read them, and takes groups of any size.
 bool decodes_in_registers(const CodedVectors &vectors, int rows, int dim);
 
-/// As direct_products<Product>, of a tile of coded keys: [rows, TILE]. next: prefetched meanwhile.
+/// As direct_products<Product>, of a tile of coded keys: [rows, TILE]. next: prefetched meanwhile. act: the format of
+/// activations; those of 16 bits may be multiplied as integers (coded_words.h).
 void coded_products(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, const CodedTile &next, int rows,
-                    int dim, const float *queries, float *out);
+                    int dim, DType act, const float *queries, float *out);
 
 /// As direct_sums, of a tile of coded values.
 void coded_sums(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, const CodedTile &next, int rows,
-                int dim, const float *weights, float *sums);
+                int dim, DType act, const float *weights, float *sums);
 
 }  // namespace winnow::WINNOW_ISA

@@ -329,8 +329,8 @@ class ItemPass {
         const Tile<KV> &next = ahead_.next();
         if constexpr (std::is_same_v<Operand, float>)
           if (!tile.wide.n && decodes_in_registers(cache.keys, rows, dim_)) {
-            coded_products(cache.keys, cache.block_size, tile.coded_keys(), next.coded_keys(), rows, dim_, packed,
-                           scratch_.logits);
+            coded_products(cache.keys, cache.block_size, tile.coded_keys(), next.coded_keys(), rows, dim_,
+                           call_.dtype, packed, scratch_.logits);
             return;
           }
         decode_keys(cache, tile, next, padded_, scratch_.keys);
@@ -379,7 +379,7 @@ class ItemPass {
         if constexpr (std::is_same_v<Operand, float>)
           if (!tile.wide.n && decodes_in_registers(cache.values, rows, dim_)) {
             coded_sums(cache.values, cache.block_size, tile.coded_values(), next.coded_values(), rows, dim_,
-                       scratch_.weights, sums);
+                       call_.dtype, scratch_.weights, sums);
             return;
           }
         decode_values(cache, tile, next, padded_, scratch_.values);

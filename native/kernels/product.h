@@ -10,10 +10,7 @@
 #include <type_traits>
 
 #include "coded.h"
-
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-#define WINNOW_VNNI
-#endif
+#include "integers.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -152,17 +149,7 @@ inline vf multiply_add(vf sum, const bf16 *a, vf b) {
 }
 #endif
 
-inline vi multiply_add(vi sum, const int16_t *a, vi b) {
-#if defined(__AVX512F__)
-  return sum + (vi)_mm512_madd_epi16((__m512i)broadcast_pair(a), (__m512i)b);
-#elif defined(__AVX2__)
-  return sum + (vi)_mm256_madd_epi16((__m256i)broadcast_pair(a), (__m256i)b);
-#elif defined(__SSE2__)
-  return sum + (vi)_mm_madd_epi16((__m128i)broadcast_pair(a), (__m128i)b);
-#else
-  return sum + (b << 16 >> 16) * a[0] + (b >> 16) * a[1];
-#endif
-}
+inline vi multiply_add(vi sum, const int16_t *a, vi b) { return add_pairs(sum, broadcast_pair(a), b); }
 
 #if defined(WINNOW_VNNI)
 inline vi multiply_add(vi sum, const int8_t *a, vi b) {

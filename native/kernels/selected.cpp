@@ -247,8 +247,8 @@ class GroupPass {
   void multiply(const Vectors<KV> &tile, const Vectors<KV> &next) const {
     if constexpr (is_coded<KV>) {
       if (decodes_in_registers(cache_.keys, group_, dim_)) {
-        coded_products(cache_.keys, cache_.block_size, tile.coded(), next.coded(), group_, dim_, memory_.queries,
-                       memory_.tile);
+        coded_products(cache_.keys, cache_.block_size, tile.coded(), next.coded(), group_, dim_, call_.dtype,
+                       memory_.queries, memory_.tile);
         return;
       }
       decode_tile(cache_.keys, cache_.block_size, dim_, padded_, tile.coded(), next.coded(), memory_.decoded);

@@ -1,0 +1,70 @@
+// Vectors of integers: rounding to them, and sums of products of 16-bit ones.
+#pragma once
+
+#include "simd.h"
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define WINNOW_VNNI
+#endif
+
+namespace winnow::WINNOW_ISA {
+
+inline vi larger(vi a, vi b) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+/// The nearest integers, ties to even, of numbers below 2^22.
+inline vi nearest(vf x) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtps_epi32((__m256)x);
+#else
+  return (vi)(x + 12582912.0f) - 0x4b400000;
+#endif
+}
+
+inline void store_codes(int8_t *to, vi codes) {
+#if defined(__AVX512F__)
+  store_vector(to, _mm512_cvtepi32_epi8((__m512i)codes));
+#else
+  typedef int8_t narrow __attribute__((vector_size(WIDTH)));
+  store_vector(to, __builtin_convertvector(codes, narrow));
+#endif
+}
+
+inline void store_codes(int16_t *to, vi codes) {
+#if defined(__AVX512F__)
+  store_vector(to, _mm512_cvtepi32_epi16((__m512i)codes));
+#elif defined(__AVX2__)
+  store_vector(to, _mm_packs_epi32(_mm256_castsi256_si128((__m256i)codes), _mm256_extracti128_si256((__m256i)codes, 1)));
+#else
+  typedef int16_t narrow __attribute__((vector_size(WIDTH * 2)));
+  store_vector(to, __builtin_convertvector(codes, narrow));
+#endif
+}
+
+/// Adds to each lane the products of its two 16-bit integers in a and b.
+inline vi add_pairs(vi sum, vi a, vi b) {
+#if defined(__AVX512VNNI__)
+  return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__)
+  return (vi)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#elif defined(__AVX512F__)
+  return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return sum + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return sum + (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+}  // namespace winnow::WINNOW_ISA
