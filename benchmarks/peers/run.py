@@ -44,7 +44,7 @@ from winnow.report.provenance import Machine, report_head
 
 UNFINISHED = 3
 # Of w2: policies that judge by the question, which stands last, and what OpenVINO holds of 4k tokens.
-W2_POLICIES, W2_EVICTION_TOKENS = ("snapkv", "kv-compress-pd"), 1024
+W2_POLICIES, W2_EVICTION_TOKENS = ("snapkv", "winnow"), 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:

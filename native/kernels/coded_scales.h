@@ -15,7 +15,8 @@ struct TileScales {
 };
 
 /// Convert numbers that lie side by side for the KVs of a block, `groups` for each KV. run: KVs in the first block.
-inline void convert_each(const f16 *const *from, int64_t away, int n, int groups, int run, int block_size, float factor, float *out) {
+inline void convert_each(const f16 *const *from, int64_t away, int n, int groups, int run, int block_size, float factor,
+                         float *out) {
   for (int j = 0; j < n; j += run, run = block_size) {
     run = std::min(run, n - j);
     const f16 *first = from[j] + away;
@@ -29,7 +30,8 @@ inline void convert_each(const f16 *const *from, int64_t away, int n, int groups
     std::copy(out + (n - 1) * groups, out + n * groups, out + j * groups);
 }
 
-inline void convert_scales(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, int groups, TileScales &out) {
+inline void convert_scales(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, int groups,
+                           TileScales &out) {
   if (is_plain(vectors.format)) return;
   const int size = static_cast<int>(std::min<int64_t>(block_size, TILE));
   const int run = static_cast<int>(std::min<int64_t>(block_size - tile.slot[0] % block_size, TILE));

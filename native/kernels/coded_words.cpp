@@ -302,7 +302,8 @@ inline void sums_of_chunks(int chunk, int groups, const CodedTile &tile, const P
   vi sum[R][S][V] = {};
   for (int j = 0; j < tile.n; j += 2) {
     if (chunk == 0) prefetch(j), prefetch(j + 1);
-    const uint8_t *one = bytes_of_codes(tile.code[j]) + chunk * WORDS, *other = bytes_of_codes(tile.code[j + 1]) + chunk * WORDS;
+    const uint8_t *one = bytes_of_codes(tile.code[j]) + chunk * WORDS;
+    const uint8_t *other = bytes_of_codes(tile.code[j + 1]) + chunk * WORDS;
 #pragma GCC unroll 4
     for (int s = 0; s < S; ++s) {
       vi x[V], w[R];

@@ -100,6 +100,35 @@ def test_decoding_and_chunks(isa: str, codec: KVCodec) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ["int8-auto", "int8-kv", "int4-auto", "k=int8,v=int4-auto", "int4-outlier-auto"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_integers_lose_less_than_activations(isa: str, name: str, head_dim: int) -> None:
+    """Few rows of 16-bit activations may be multiplied as integers: weights stay what float32 makes of them.
+
+    Queries of 8 bits would move them by a percent.
+    """
+    observe = [AttentionObserver((Term.ATTENTION,))] * 3
+    batch = paged_batch(
+        5,
+        [1, 1, 1],
+        longest=900,
+        group=3,
+        head_dim=head_dim,
+        block_size=16,
+        dtype=torch.float16,
+        kv_dtype=CODECS[name],
+        observe=observe,
+    )
+    scores = []
+    for computes in (backend(isa), ReferenceBackend()):
+        cache = batch.with_own_pool()
+        computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
+        computes.attend(cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.2))
+        scores.append(cache.pool.accumulators - batch.cache.pool.accumulators)
+    torch.testing.assert_close(scores[0], scores[1], rtol=3e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_threads_and_places_change_nothing(isa: str, codec: KVCodec) -> None:
     """Bit for bit, where rows are so long that several threads share one."""
