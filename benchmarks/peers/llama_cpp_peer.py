@@ -78,7 +78,7 @@ def run(work: Work) -> Answers:
     port, slots = free_port(), work.options["slots"]
     command = server_command(Path(work.model), port, work.threads, slots, work.options["slot_tokens"])
     with (
-        serving(command, port, "/health", START_SECONDS) as address,
+        serving(command, port, "/health", START_SECONDS, own_group=False) as address,
         ThreadPoolExecutor(len(work.prompts)) as clients,
     ):
         complete(address, work.prompts[0][:8], 2)

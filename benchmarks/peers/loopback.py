@@ -29,8 +29,14 @@ def serving(
     path: str,
     seconds: float,
     variables: Mapping[str, str] | None = None,
+    *,
+    own_group: bool = True,
 ) -> Iterator[str]:
     """Run the server while the block runs; yields its address once GET `path` is answered with 200.
+
+    Args:
+        own_group: of processes, so that what it started ends with it; False: what kills this process's group, as
+            run.py does after too long, ends it too.
 
     Raises:
         RuntimeError: it ended, or is not ready after that many seconds; holds the end of what it printed.
@@ -42,7 +48,7 @@ def serving(
             stdout=log,
             stderr=subprocess.STDOUT,
             env=os.environ | dict(variables or {}),
-            start_new_session=True,
+            start_new_session=own_group,
         )
         try:
             wait_until_ready(address + path, process, seconds)
@@ -79,6 +85,7 @@ def _end(process: "subprocess.Popen[str]") -> None:
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):  # it leads no group, or all of it has ended
         os.killpg(process.pid, 9)
+    process.kill()
     process.wait()

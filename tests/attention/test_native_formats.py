@@ -100,7 +100,9 @@ def test_decoding_and_chunks(isa: str, codec: KVCodec) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("name", ["int8-auto", "int8-kv", "int4-auto", "k=int8,v=int4-auto", "int4-outlier-auto"])
+@pytest.mark.parametrize(
+    "name", ["int8-auto", "int8-kv", "int4-auto", "k=int8,v=int4-auto", "int4-outlier-auto"]
+)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_integers_lose_less_than_activations(isa: str, name: str, head_dim: int) -> None:
     """Few rows of 16-bit activations may be multiplied as integers: weights stay what float32 makes of them.

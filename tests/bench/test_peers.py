@@ -358,6 +358,30 @@ def test_a_server_runs_while_it_is_needed(bench: Any) -> None:
         pytest.fail("it did not start")
 
 
+SLOW_PEER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from loopback import serving
+with serving([sys.executable, "-c", sys.argv[3], sys.argv[2]], int(sys.argv[2]), "/health", 20, own_group=False):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_server_ends_with_a_peer_that_takes_too_long(bench: Any) -> None:
+    import httpx
+
+    from winnow.bench.environment import PeerError, call
+
+    loopback = importlib.import_module("loopback")
+    port = loopback.free_port()
+    folder = Path(loopback.__file__).parent
+    with pytest.raises(PeerError, match="longer than"):
+        call([sys.executable, "-c", SLOW_PEER, folder, str(port), SERVER], "a peer", 5)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/health")
+
+
 def test_the_page_shows_ratios_and_reasons(bench: Any) -> None:
     page = importlib.import_module("page")
 
