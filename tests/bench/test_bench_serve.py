@@ -1,5 +1,6 @@
 """`winnow bench serve`: arrivals, sums, and a server under load."""
 
+import asyncio
 import json
 import statistics
 from itertools import pairwise
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from winnow.bench.serve import (
+    LoadClient,
     LoadRequest,
     Outcome,
     ServeLoad,
@@ -34,6 +36,37 @@ def test_arrivals_follow_rate_and_burstiness() -> None:
         assert value == pytest.approx(burstiness**-0.5, rel=0.15)
     assert set(arrivals(ServeLoad(), requests)) == {0.0}
     assert arrivals(ServeLoad(request_rate=1), [LoadRequest("a", 1, arrival=2.5)]) == [2.5]
+
+
+@pytest.mark.parametrize("closes", [1, 2])
+def test_a_request_on_a_closed_connection_is_sent_once_more(closes: int) -> None:
+    """A server may close a connection between two requests; one that closes new connections too does not answer."""
+    left, body = closes, b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        answered = 0
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+            await reader.readexactly(int(length.split(b":")[1]))
+            # The second request of the first connection, and maybe the first of the next one.
+            if left and (answered or left < closes):
+                left -= 1
+                break
+            answered += 1
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    async def load() -> list[Outcome]:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            requests = [LoadRequest([5], 1)] * 3
+            client = LoadClient(address, "/v1/completions", None, ServeLoad(max_concurrency=1), {})
+            return (await client.run(requests))[0]
+
+    outcomes = asyncio.run(asyncio.wait_for(load(), 20))
+    assert [each.ok for each in outcomes] == [closes == 1, True, True]
+    assert closes == 1 or "disconnected" in outcomes[0].error
 
 
 def test_random_requests_repeat_by_seed() -> None:

@@ -24,7 +24,7 @@ EPILOG = """\
 examples:
   python -m benchmarks.papers kcache --tasks demo -o docs/results --name kcache_demo
   python -m benchmarks.papers kcache --model models/SmolLM2-135M-Instruct.Q4_1.gguf --tokens 2048 -o docs/results
-  python -m benchmarks.papers kcache --model MODEL --tasks '' --cells 1024:1,1024:8,4096:4,4096:7 --kv-memory 480MiB
+  python -m benchmarks.papers kcache --model MODEL --cells 1024:1,1024:8,4096:4,4096:7 --kv-memory 480MiB
 """
 
 
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("--model", metavar="MODEL", help="(default: the demo model)")
     parser.add_argument(
-        "--tasks", type=typed.names, default=(), help=f"of {', '.join(CATEGORIES)}; none: no answers"
+        "--tasks", type=typed.names, default=(), help=f"of {', '.join(CATEGORIES)}; left out: no answers"
     )
     parser.add_argument(
         "--samples", type=typed.count(1), default=8, help="of each category (default: %(default)s)"

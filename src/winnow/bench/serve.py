@@ -95,6 +95,7 @@ class Outcome:
     ttft: float = 0.0
     latency: float = 0.0
     itl: list[float] = field(default_factory=list)
+    answered: bool = False  # the server has begun to
 
     @property
     def tpot(self) -> float | None:
@@ -166,8 +167,7 @@ class LoadClient:
         Raises:
             WinnowError: the server does not answer at all.
         """
-        # Servers close connections that have rested for seconds, maybe at the moment when one is used again.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=1.0)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx.AsyncClient(limits=limits, timeout=None, headers=self._headers) as client:  # noqa: S113
             await self._wait_ready(client, requests[0])
             room = asyncio.Semaphore(self._load.max_concurrency or len(requests))
@@ -214,19 +214,27 @@ class LoadClient:
         self.in_progress += 1
         self.most_in_progress = max(self.most_in_progress, self.in_progress)
         try:
-            async with client.stream(
-                "POST", self._url + self._endpoint, json=self._body(request)
-            ) as response:
-                if response.status_code != 200:
-                    text = (await response.aread()).decode(errors="replace")
-                    outcome.error = f"status {response.status_code}: {text[:300]}"
-                    return outcome
-                await self._read(response, outcome)
+            try:
+                await self._exchange(client, request, outcome)
+            except httpx.RemoteProtocolError:
+                if outcome.answered:
+                    raise
+                # The server closed a connection, which it may between two requests, as the second was under way.
+                await self._exchange(client, request, outcome)
         except (httpx.HTTPError, ValueError) as error:
             outcome.error = f"{type(error).__name__}: {error}"
         finally:
             self.in_progress -= 1
         return outcome
+
+    async def _exchange(self, client: httpx.AsyncClient, request: LoadRequest, outcome: Outcome) -> None:
+        async with client.stream("POST", self._url + self._endpoint, json=self._body(request)) as response:
+            outcome.answered = True
+            if response.status_code == 200:
+                await self._read(response, outcome)
+            else:
+                text = (await response.aread()).decode(errors="replace")
+                outcome.error = f"status {response.status_code}: {text[:300]}"
 
     async def _read(self, response: httpx.Response, outcome: Outcome) -> None:
         last, seen = outcome.started, False
