@@ -113,7 +113,7 @@ def test_integers_lose_less_than_activations(isa: str, name: str, head_dim: int)
     batch = paged_batch(
         5,
         [1, 1, 1],
-        longest=900,
+        longest=300,
         group=3,
         head_dim=head_dim,
         block_size=16,

@@ -160,6 +160,23 @@ def test_nothing_leaks_when_many_come_and_go(llm: LLM) -> None:
         llm.check_integrity()
 
 
+class Overtaken(Faulty):
+    """Another caller's steps bring all outputs before the server looks for them."""
+
+    def submit_all(self, requests: Sequence[Any], box: Any) -> None:
+        self._llm.submit_all(requests, box)
+        other = self._llm.mailbox()
+        while box.unfinished:
+            self._llm.step(other)
+
+
+def test_outputs_that_another_caller_computed_are_served(llm: LLM) -> None:
+    with running(Overtaken(llm)) as server:
+        answer = server.post(TEXT, {"prompt": "a", "max_tokens": 3, "ignore_eos": True}, timeout=20)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
 def test_two_callers_of_one_engine_get_their_own(llm: LLM) -> None:
     """A server takes its own outputs alone, and no other caller takes them."""
     body = {"prompt": "a", "max_tokens": 60, "ignore_eos": True}

@@ -320,7 +320,9 @@ class AsyncEngine:
             self._wake.clear()
             while self._inbox:
                 self._inbox.popleft()()
-            if self._stopping or self.failure is not None or not self._box.unfinished:
+            # Steps of other threads bring outputs too, the last one among them.
+            expects = self._box.unfinished or self._box.outputs
+            if self._stopping or self.failure is not None or not expects:
                 if not self._inbox and not self._stopping:
                     self._engine.rest()
                     self._wake.wait(_IDLE_WAIT)
