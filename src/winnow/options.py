@@ -58,8 +58,9 @@ class EngineOptions(TypedDict, total=False):
     tenants: str | Path | Mapping[str, Mapping[str, float]] | Sequence[Tenant]
     # EvictionConfig
     eviction: str | EvictionPolicy
-    compression: float | None
+    compression: float | str | None
     kv_budget: int | None
+    pool: int | str | None
     kv_floor: int
     num_accumulators: int | None
     max_round_kvs: int | None

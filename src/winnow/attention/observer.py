@@ -41,6 +41,9 @@ class Smoothing:
     """Pool the query heads apart, before they are aggregated (SnapKV); False: after (KV-Compress eq. 8-11)."""
     skip_window: bool = False
     """Exclude the keys of the observing queries themselves, as if the row ended before them (SnapKV)."""
+    by_text: bool = False
+    """`size` counts tokens of the papers' tokenizers: `EvictionPolicy.with_pool` replaces it by the number of the
+    model's tokens that cover as much text."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.size % 2 == 0:

@@ -24,6 +24,7 @@ OF_REQUESTS = (
     "kv_budget",
     "context_tokens",
     "template_tail",
+    "answer_prefix",
     "protect",
     "forced_tokens",
     "structured_outputs",

@@ -2,7 +2,7 @@
 
 from winnow.config.cache import KV_RESERVATIONS, CacheConfig
 from winnow.config.engine import EFFECTS, PARTS, EngineConfig
-from winnow.config.eviction import COMPRESSING, FULL, EvictionConfig
+from winnow.config.eviction import AUTO, COMPRESSING, FULL, EvictionConfig
 from winnow.config.model import (
     ATTENTION_BACKENDS,
     DTYPES,
@@ -19,6 +19,7 @@ from winnow.config.scheduler import SCHEDULING_POLICIES, SchedulerConfig
 
 __all__ = [
     "ATTENTION_BACKENDS",
+    "AUTO",
     "BENCH_PADDED_MODES",
     "COMPRESSING",
     "DTYPES",

@@ -7,8 +7,20 @@ from winnow.checks import check_integer, check_number
 from winnow.config.option import Effect, option, optional_int
 from winnow.errors import ConfigError
 
+AUTO = "auto"
+"""The `compression` that the engine decides on, request by request."""
+TEXT = "text"
+"""The `pool` that follows from the tokenizer."""
 FULL, COMPRESSING = "full", "winnow"
 """Presets that stand for an `eviction` that was left out: without, and with, an amount to keep."""
+
+
+def _amount(text: str) -> float | str:
+    return text if text == AUTO else float(text)
+
+
+def _pool(text: str) -> int | str:
+    return int(text) if text.lstrip("-").isdigit() else text
 
 
 @dataclass(frozen=True)
@@ -21,12 +33,20 @@ class EvictionConfig:
         "left out: winnow where compression or kv_budget is given, else full",
         parse=str,
     )
-    compression: float | None = option(
+    compression: float | str | None = option(
         None,
-        "tokens of the prompt per KV kept in each row on average, such as 8; left out, with no kv_budget: what the "
-        "preset's paper uses, else 4",
+        "tokens of the prompt per KV kept in each row on average, such as 8; auto: every KV while memory suffices, and "
+        "as much less as keeps answers for requests that start while others wait for memory; left out, with no "
+        "kv_budget: what the preset's paper uses, else 4",
+        parse=_amount,
     )
     kv_budget: int | None = option(None, "KVs kept in each row on average, in place of compression")
+    pool: Any = option(
+        None,
+        "neighbours over which a policy pools its scores: an odd number of tokens, or text: as many as cover what 7 "
+        "tokens did in the papers (21 where each digit is a token); left out: as the policy says",
+        parse=_pool,
+    )
     kv_floor: int = option(128, "compression never keeps fewer KVs per row on average")
     num_accumulators: int | None = option(
         None,
@@ -42,8 +62,10 @@ class EvictionConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.compression is not None:
+        if self.compression is not None and self.compression != AUTO:
             check_number("compression", self.compression, 1.0)
+        if self.pool is not None and self.pool != TEXT:
+            check_integer("pool", self.pool, 1)
         for name in ("kv_budget", "kv_floor", "max_round_kvs"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
@@ -54,7 +76,7 @@ class EvictionConfig:
         for name in ("compression", "kv_budget"):
             if self.eviction == FULL and getattr(self, name) is not None:
                 raise ConfigError(
-                    f"eviction={FULL} keeps every KV and {name}={getattr(self, name):g} asks for fewer: give one"
+                    f"eviction={FULL} keeps every KV and {name}={getattr(self, name)} asks for fewer: give one"
                 )
         if self.num_accumulators is not None:
             check_integer("num_accumulators", self.num_accumulators, 0, 2)

@@ -11,6 +11,7 @@ from winnow.engine.accounts import TenantAccounts
 from winnow.engine.orders import TenantName
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
+    PAPER_POOL,
     Instruction,
     Replay,
     ReplayPass,
@@ -78,6 +79,7 @@ class Admission:
             are re-assigned.
         instruct: the words of a replay as tokens, for a prompt; None: it goes without words.
         accounts: what tenants may hold; None: as much as there is.
+        text_pool: as in `resolve_policy`.
 
     Raises:
         ConfigError: the KV memory does not have the blocks that one request reserves.
@@ -92,6 +94,7 @@ class Admission:
         trained_len: int,
         instruct: Callable[[Replay, list[int]], Instruction] | None = None,
         accounts: TenantAccounts | None = None,
+        text_pool: int = PAPER_POOL,
     ) -> None:
         cache, layout = config.cache, ledger.layout
         if cache.kv_reservation == "max" and layout.blocks_for(max_model_len) > ledger.size.num_blocks:
@@ -106,6 +109,7 @@ class Admission:
         self._max_model_len = max_model_len
         self._trained_len = trained_len
         self._instruct = instruct or (lambda replay, token_ids: Instruction())
+        self._text_pool = text_pool
         self._accounts = accounts or TenantAccounts((), ledger)
 
     def admit(self, token_ids: list[int], params: SamplingParams, tenant: TenantName = None) -> Admitted:
@@ -127,7 +131,7 @@ class Admission:
 
     def _admit(self, token_ids: list[int], params: SamplingParams, tenant: TenantName) -> Admitted:
         check_tokens(token_ids, params, self._vocab_size)
-        asked = requested_eviction(self._config.eviction, params)
+        asked = requested_eviction(self._config.eviction, params, self._text_pool)
         policy = asked[0].policy
         context = (
             self._max_model_len if policy.reassign_positions else min(self._max_model_len, self._trained_len)
@@ -139,10 +143,11 @@ class Admission:
             raise InvalidRequestError(
                 f"context_tokens must be at most the prompt's {prompt_len} tokens, got {context_len}"
             )
-        if params.template_tail is not None and params.template_tail > prompt_len:
-            raise InvalidRequestError(
-                f"template_tail must be at most the prompt's {prompt_len} tokens, got {params.template_tail}"
-            )
+        for field, most in (("template_tail", prompt_len), ("answer_prefix", params.template_tail or 0)):
+            given = getattr(params, field)
+            if given is not None and given > most:
+                of = "the prompt's" if field == "template_tail" else "template_tail's"
+                raise InvalidRequestError(f"{field} must be at most {of} {most} tokens, got {given}")
         # The last token of an answer is never computed, so it needs no KV.
         total, layout = prompt_len + max_tokens - 1, self._ledger.layout
         # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
@@ -153,6 +158,7 @@ class Admission:
                 context_len,
                 params.protect,
                 params.template_tail or 0,
+                params.answer_prefix or 0,
                 may_idle=len(asked) == 1,
             )
             for each in asked
@@ -274,7 +280,9 @@ class Admission:
         return max(most, layout.blocks_for(num_tokens))
 
 
-def requested_eviction(config: EvictionConfig, params: SamplingParams) -> list[ResolvedPolicy]:
+def requested_eviction(
+    config: EvictionConfig, params: SamplingParams, text_pool: int = PAPER_POOL
+) -> list[ResolvedPolicy]:
     """The engine's choice with what the request puts in its place: one for all samples, or one each.
 
     Raises:
@@ -287,7 +295,9 @@ def requested_eviction(config: EvictionConfig, params: SamplingParams) -> list[R
         value = getattr(params, name)
         if value is not None:
             values = value if isinstance(value, tuple) else (value,)
-            asked = [resolve_policy(replace(config, **own, **(unset | {name: each}))) for each in values]
+            asked = [
+                resolve_policy(replace(config, **own, **(unset | {name: each})), text_pool) for each in values
+            ]
             if len(asked) > 1 and asked[0].policy.when.in_prefill:
                 raise InvalidRequestError(
                     f"{name} must be one number for a policy with rounds within the prompt, which samples share; "
@@ -295,8 +305,8 @@ def requested_eviction(config: EvictionConfig, params: SamplingParams) -> list[R
                 )
             return asked
     if not own:
-        return [resolve_policy(config)]
-    policy = resolve_policy(replace(config, **own, **unset))
+        return [resolve_policy(config, text_pool)]
+    policy = resolve_policy(replace(config, **own, **unset), text_pool)
     # An amount that the engine was opened with means nothing to a policy that takes none.
     amounts = {name: getattr(config, name) for name in unset} if policy.takes_amount else {}
     return [replace(policy, **amounts)]

@@ -8,7 +8,15 @@ from winnow.errors import InvalidRequestError
 from winnow.sampling import SamplingParams
 
 # What has shaped the KVs, or what has been reported, and so cannot change half-way.
-_POLICY = ("eviction", "compression", "kv_budget", "context_tokens", "template_tail", "protect")
+_POLICY = (
+    "eviction",
+    "compression",
+    "kv_budget",
+    "context_tokens",
+    "template_tail",
+    "answer_prefix",
+    "protect",
+)
 
 
 def forked_params(parent: Sequence, params: SamplingParams | None) -> SamplingParams:
@@ -68,14 +76,14 @@ def inherit(child: Request, parent: Sequence) -> None:
         raise InvalidRequestError(
             f"max_tokens must be above the {answered} tokens that {name!r} has answered, got {child.max_tokens}"
         )
-    if child.evictions != (parent.eviction,):
+    if child.evictions != (parent.asked_eviction,):
         raise InvalidRequestError(
             f"max_tokens must be at most {parent.request.max_tokens}, that of {name!r}, whose policy does not "
             f"foresee a longer answer, got {child.max_tokens}"
-            if parent.eviction is None
+            if parent.asked_eviction is None
             else f"max_tokens must be such that the policy of {name!r} evicts anything, got {child.max_tokens}"
         )
-    sequence.token_ids = list(parent.token_ids)
+    sequence.token_ids, sequence.eviction = list(parent.token_ids), parent.eviction
 
 
 def source_of(parent: Sequence) -> Sequence:

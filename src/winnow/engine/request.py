@@ -179,7 +179,7 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     prompt_len: int = field(init=False)
     eviction: SequenceEviction | None = field(init=False)
-    """None: nothing will ever be evicted."""
+    """What holds since it started last; None: nothing will be evicted."""
     kv: KVState = field(default_factory=KVState)
     prefix: PrefixChain | None = None
     """The keys under which its blocks are shared; None: they are not."""
@@ -207,12 +207,35 @@ class Sequence:
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
         self.prompt_len = len(self.token_ids)
+        self.eviction = self.asked_eviction
+
+    @property
+    def asked_eviction(self) -> SequenceEviction | None:
+        """What was asked for; None: nothing will ever be evicted."""
         evictions = self.request.evictions
-        self.eviction = evictions[self.index if len(evictions) > 1 else 0]
+        return evictions[self.index if len(evictions) > 1 else 0]
+
+    def decide(self, *, short: bool) -> None:
+        """Decide, before it starts, whether a policy holds that is for short memory alone."""
+        asked = self.asked_eviction
+        if asked is not None and asked.policy.when.if_short:
+            eviction = asked if short else None
+            if eviction is not self.eviction:
+                self.eviction, self.prefix = eviction, None
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def expected_tokens(self) -> int:
+        """Tokens that it comes to if its answer takes the `max_tokens` that were asked for; without, those so far."""
+        asked = self.request.params.max_tokens
+        return (
+            self.num_tokens
+            if asked is None
+            else max(self.num_tokens, self.prompt_len + self.request.max_tokens)
+        )
 
     @property
     def owns_blocks(self) -> bool:

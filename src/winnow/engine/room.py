@@ -1,6 +1,8 @@
 """HOW MUCH ROOM there is for a newcomer, beside what those that run were promised."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceType
+from itertools import islice
 
 from winnow.cache import Ledger
 from winnow.config import SchedulerConfig
@@ -38,6 +40,23 @@ class Room:
     def hold_back(self) -> None:
         """A newcomer did not fit below the high watermark."""
         self._closed = True
+
+    # -- what all of them lack ---------------------------------------------------------------------------------------
+
+    def is_short(self, waiting: Iterable[Sequence], running: SequenceType[Sequence]) -> bool:
+        """Whether not all that wait, as far as there are slots for them, fit whole beside what runs."""
+        layout, left = self._ledger.layout, self._ledger.allocator.num_free
+        for sequence in running:
+            growth = self.growth(sequence)
+            if sequence.eviction is None:
+                held = self._ledger.blocks_held(sequence.kv.running_slot)
+                growth = max(growth, layout.blocks_seen(sequence.expected_tokens) - held)
+            left -= growth
+        for sequence in islice(waiting, self._ledger.num_free_slots):
+            left -= layout.blocks_seen(sequence.expected_tokens)
+            if left < 0:
+                return True
+        return False
 
     # -- what a newcomer lacks ---------------------------------------------------------------------------------------
 

@@ -300,6 +300,7 @@ class Scheduler:
         their number, or 0."""
         if sequence.kv.host_id is not None:
             return 0  # a swapped one resumes before the next step is planned
+        self._decide(sequence)
         if not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
             return 0
         prefix = self.prefixes.find(sequence)
@@ -323,6 +324,16 @@ class Scheduler:
             self._charge(sequence.request.tenant, sequence.prompt_len - sequence.kv.num_computed, 0)
         self.running.append(sequence)
         return count
+
+    def _decide(self, sequence: Sequence) -> None:
+        """Decide whether a policy that is for short memory alone holds for a sequence that is to start, and for those
+        that share its prompt."""
+        asked = sequence.asked_eviction
+        if asked is not None and asked.policy.when.if_short:
+            short = self._room.is_short(self.waiting, self.running)
+            for each in sequence.request.sequences:
+                if each.kv.slot is None:
+                    each.decide(short=short)
 
     def _enter(self, sequence: Sequence, prefix: FoundPrefix, count: int) -> bool:
         """Open a slot for a sequence that begins with a prefix, with room for its next `count` tokens.

@@ -23,11 +23,13 @@ class Prompt:
     Attributes:
         template_tail: tokens behind the question's last one: the template's, and the prefix of the answer; 0 without a
             template.
+        answer_prefix: of these, tokens of the prefix of the answer.
     """
 
     token_ids: tuple[int, ...]
     context_tokens: int
     template_tail: int = 0
+    answer_prefix: int = 0
 
 
 class PromptMaker:
@@ -66,6 +68,7 @@ class PromptMaker:
                 (*whole, *begun),
                 common_length(whole, self._encode(before) if before else []),
                 tail_tokens(self._tokenizer, whole, tail) + len(begun),
+                len(begun),
             )
         whole = self._tokenizer.encode(sample.context + question.plain)
         front = self._tokenizer.encode(sample.context) if sample.context else []

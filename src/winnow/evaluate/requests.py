@@ -103,6 +103,7 @@ def _request_cells(cells: Sequence[Cell], sample: Sample, place: int, prompt: Pr
         max_tokens=question.max_tokens,
         context_tokens=_context(sample, prompt.context_tokens) if cells[0].query == AGNOSTIC else None,
         template_tail=prompt.template_tail,
+        answer_prefix=prompt.answer_prefix,
     )
     return EvalRequest(sample, prompt.token_ids, params, tuple(SubAnswer(cell, place) for cell in cells))
 
@@ -133,6 +134,7 @@ def _params(
     max_tokens: int,
     context_tokens: int | None = None,
     template_tail: int = 0,
+    answer_prefix: int = 0,
     forced_tokens: Sequence[Sequence[int]] = (),
 ) -> SamplingParams:
     amounts = {cell.compression for cell in cells}
@@ -151,6 +153,7 @@ def _params(
         else [c.compression or 1.0 for c in cells],
         context_tokens=context_tokens,
         template_tail=template_tail,
+        answer_prefix=answer_prefix,
         forced_tokens=forced_tokens,
     )
 

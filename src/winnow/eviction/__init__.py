@@ -19,7 +19,7 @@ from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import PRESETS, Preset, find_preset
 from winnow.eviction.replay import Instruction, Replay, ReplayPass, replay_passes
-from winnow.eviction.resolve import OWN, ResolvedPolicy, resolve_policy
+from winnow.eviction.resolve import OWN, PAPER_POOL, ResolvedPolicy, resolve_policy
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores import (
     Average,
@@ -49,6 +49,7 @@ from winnow.eviction.when import When
 
 __all__ = [
     "OWN",
+    "PAPER_POOL",
     "PRESETS",
     "PUNCTUATION",
     "SPECIAL",

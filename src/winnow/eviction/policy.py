@@ -1,9 +1,9 @@
 """Eviction policies, composed of four choices."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from winnow.attention import AttentionObserver
+from winnow.attention import AttentionObserver, Smoothing
 from winnow.cache import KVCodec
 from winnow.errors import ConfigError
 from winnow.eviction.budgets import Budget, EqualHeads, LazyLayers, Recipes
@@ -97,6 +97,32 @@ class EvictionPolicy:
         Queries after the prompt change accumulators, and rounds move KVs; neither may affect another sample.
         """
         return self.when.in_decode or self.observes[True] is not None
+
+    def with_pool(self, width: int, size: int | str | None = None) -> "EvictionPolicy":
+        """Return the policy with its pooling in the model's tokens.
+
+        Args:
+            width: tokens that cover the text of 7 tokens in the papers.
+            size: of all pooling, in place of the policy's: a number of tokens, or "text" for `width`; None: as it is.
+
+        Raises:
+            ConfigError: a size is given, and the score does not pool; or it is no odd number.
+        """
+        pool = getattr(self.score, "pool", None)
+        if not isinstance(pool, Smoothing):
+            if size is None:
+                return self
+            raise ConfigError(
+                f"pool cannot be given: {type(self.score).__name__} pools no scores, got {size}"
+            )
+        if size is None and not pool.by_text:
+            return self
+        tokens = size if isinstance(size, int) else width
+        try:
+            pooled = replace(pool, size=tokens, by_text=False)
+        except ValueError:
+            raise ConfigError(f"pool must be an odd number of tokens, or text, got {size}") from None
+        return replace(self, score=replace(self.score, pool=pooled))  # type: ignore[call-arg]
 
     @cached_property
     def observes(self) -> dict[bool, AttentionObserver | None]:

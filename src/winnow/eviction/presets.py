@@ -66,6 +66,12 @@ _LEVERAGE = EvictionPolicy(
     Keep(recent=16),
     When(after_prefill=True, pressure=True),
 )
+# KV-Compress with a window that ends with the question, and pooling as wide as the papers' in text.
+_SEEN = replace(
+    _KV_COMPRESS,
+    score=Window(32, 2, Smoothing(7, "max", by_text=True), continual=True, skip_template=True),
+    keep=Keep(sinks=4, recent=32),
+)
 _ONCE = When(after_prefill=True)
 _KVZIP = EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE)
 _FITTED = EvictionPolicy(Fitted(), AdaptiveRows(), Keep(sinks=4, recent=16), _ONCE)
@@ -78,6 +84,7 @@ PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),
     # Chosen by docs/results/real.md.
     "winnow": Preset(_KVZIP, "KVzip by blocks: the best on a real model"),
+    "winnow-seen": Preset(_SEEN, "Winnow's own: KV-Compress with a window that ends with the question"),
     "leverage": Preset(_LEVERAGE, "leverage of keys (Compactor, exact) under KV-Compress's budget"),
     "leverage-pd": Preset(
         replace(_LEVERAGE, when=When(after_prefill=True, prefill_every=256, decode_every=16, pressure=True)),

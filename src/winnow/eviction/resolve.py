@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from winnow.config import EvictionConfig
+from winnow.config import AUTO, EvictionConfig
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import find_preset
@@ -12,6 +12,10 @@ from winnow.eviction.sequence import SequenceEviction
 
 OWN = "own"
 """The name of policies that are not presets."""
+PAPER_POOL = 7
+"""Tokens over which SnapKV and KV-Compress pool scores."""
+AUTO_COMPRESSION = 8.0
+"""What `compression=auto` compresses to where memory is short (docs/results/payoff.md has what answers cost)."""
 _DEFAULT_COMPRESSION = 4.0
 
 
@@ -65,6 +69,7 @@ class ResolvedPolicy:
         context_len: int | None = None,
         spans: Sequence[tuple[int, int]] = (),
         template_tail: int = 0,
+        answer_prefix: int = 0,
         *,
         may_idle: bool = True,
     ) -> SequenceEviction | None:
@@ -76,6 +81,7 @@ class ResolvedPolicy:
             spans: positions to protect, half-open.
             template_tail: tokens at the prompt's end that follow the question. If the budget has no room for
                 them, they are not protected.
+            answer_prefix: of these, tokens that begin the answer; windows then end with the prompt.
             may_idle: return None where the budget suffices for all tokens.
 
         Raises:
@@ -96,23 +102,37 @@ class ResolvedPolicy:
         _check_spans(eviction)
         if _includes_protected(policy):
             _check_room(eviction)
+        if answer_prefix and policy.score.window is not None:
+            template_tail = 0
         return _with_template(eviction, min(template_tail, prompt_len) - (prompt_len - context_len))
 
 
-def resolve_policy(config: EvictionConfig) -> ResolvedPolicy:
+def resolve_policy(config: EvictionConfig, text_pool: int = PAPER_POOL) -> ResolvedPolicy:
     """Look up the policy that a configuration names, or take the one that it holds.
 
+    Args:
+        text_pool: tokens of the model that cover the text of `PAPER_POOL` tokens in the papers.
+
     Raises:
-        ConfigError: there is no such policy, or an amount is given for one that takes none.
+        ConfigError: there is no such policy, or an amount is given for one that takes none, or a pool for one that
+            does not pool.
     """
     chosen = config.chosen
-    amounts = (config.compression, config.kv_budget, config.kv_floor)
     if isinstance(chosen, EvictionPolicy):
-        return ResolvedPolicy(OWN, chosen, None, *amounts)
-    if isinstance(chosen, str):
+        name, policy, default_budget = OWN, chosen, None
+    elif isinstance(chosen, str):
         preset = find_preset(chosen)
-        return ResolvedPolicy(chosen, preset.policy, preset.kv_budget, *amounts)
-    raise ConfigError(f"eviction must be a preset's name or an EvictionPolicy, got {type(chosen).__name__}")
+        name, policy, default_budget = chosen, preset.policy, preset.kv_budget
+    else:
+        raise ConfigError(
+            f"eviction must be a preset's name or an EvictionPolicy, got {type(chosen).__name__}"
+        )
+    policy, compression = policy.with_pool(text_pool, config.pool), config.compression
+    if compression == AUTO:
+        policy = replace(policy, when=replace(policy.when, if_short=not policy.when.never))
+        compression = AUTO_COMPRESSION
+    assert not isinstance(compression, str), "checked by the configuration"
+    return ResolvedPolicy(name, policy, default_budget, compression, config.kv_budget, config.kv_floor)
 
 
 def _with_template(eviction: SequenceEviction, tail: int) -> SequenceEviction:

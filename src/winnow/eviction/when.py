@@ -28,6 +28,9 @@ class When:
     (approach 3). The round includes all of them, those with the oldest last round first."""
     make_room: bool = False
     """While decoding, when that would admit a waiting request."""
+    if_short: bool = False
+    """Only for sequences that start while more requests wait than fit into the KV memory whole; others keep every
+    KV."""
     within: bool = False
     """The budget includes the tokens up to the next round: a round leaves room for `prefill_every` or `decode_every`
     tokens (Batch-Max). False: a round evicts down to the budget, and these tokens come on top."""
@@ -61,4 +64,4 @@ class When:
     @property
     def alone(self) -> "When":
         """The same without rounds that depend on other requests or on free memory."""
-        return replace(self, pressure=False, join_prefill=False, make_room=False)
+        return replace(self, pressure=False, join_prefill=False, make_room=False, if_short=False)

@@ -16,6 +16,7 @@ from winnow.executor.torch_executor import TorchExecutor
 from winnow.json_values import dump_json
 from winnow.models import LoadedModel
 from winnow.models.hub import locate_model
+from winnow.models.text_pool import text_pool
 from winnow.report.fingerprint import model_digest
 
 
@@ -60,6 +61,7 @@ def build_engine(
         loaded.trained_len,
         None if loaded.tokenizer is None else Instructor(loaded.tokenizer),
         scheduler.accounts,
+        text_pool(loaded.tokenizer),
     )
     return Engine(
         executor,

@@ -39,6 +39,7 @@ _OPTIONAL_INTEGERS: tuple[tuple[str, int, int], ...] = (
     ("prompt_logprobs", 0, MAX_LOGPROBS),
     ("context_tokens", 1, MAX_COUNT),
     ("template_tail", 0, MAX_COUNT),
+    ("answer_prefix", 0, MAX_COUNT),
 )
 _NUMBERS: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, MAX_TEMPERATURE),
@@ -110,6 +111,8 @@ class SamplingParams:
             prefix of the answer. Scores without a window keep them; a window may end before them
             (`Window.skip_template`).
             None: what `LLM.chat` finds; 0 for prompts without a template.
+        answer_prefix: of `template_tail`, tokens at the prompt's end that begin the answer. Their queries look for the
+            rest of it, so windows end with them and not before the tail. None: 0.
         protect: positions of the prompt that are never evicted, as pairs (start, end), end excluded.
         forced_tokens: tokens that the answer begins with in place of sampled ones, one list for all samples, or a list
             of n lists. Each takes a decoding step of its own, with the rounds of eviction that fall there, and its
@@ -153,6 +156,7 @@ class SamplingParams:
     kv_budget: int | Sequence[int] | None = None
     context_tokens: int | None = None
     template_tail: int | None = None
+    answer_prefix: int | None = None
     protect: Sequence[tuple[int, int]] = ()
     forced_tokens: Sequence[int] | Sequence[Sequence[int]] = ()
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = field(default=None, hash=False)

@@ -105,6 +105,7 @@ class SamplingForm(Form):
         None, ge=1, le=MAX_COUNT, description="tokens at the front that are judged without the rest"
     )
     template_tail: int | None = Field(None, ge=0, le=MAX_COUNT)
+    answer_prefix: int | None = Field(None, ge=0, le=MAX_COUNT)
     protect: list[list[int]] | None = Field(
         None, max_length=MAX_PROTECT, description="pairs [start, end] of positions that are never evicted"
     )

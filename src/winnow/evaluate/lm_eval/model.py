@@ -212,6 +212,6 @@ def _engine_keeping(llm: "LLM") -> Keeping:
     own = resolve_policy(config)
     policy = replace(own.policy, when=own.policy.when.alone)
     budget = config.kv_budget
-    if budget is None and config.compression is None:
+    if budget is None and own.compression is None:
         budget = own.default_budget
-    return Keeping(policy, config.compression, budget)
+    return Keeping(policy, own.compression, budget)
