@@ -15,6 +15,7 @@ OTHERS = {
     "model": "elsewhere",
     "revision": "v2",
     "eviction": "snapkv",
+    "pool": 9,
     "device": "cpu",
     "generation_config": "winnow",
     "prefix_store": "elsewhere",

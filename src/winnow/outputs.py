@@ -259,7 +259,18 @@ class EngineStats:
     """Their share of `elapsed["execute"]`."""
     kv_bytes_freed: int = 0
     """Bytes freed by those rounds, those on a value tier included."""
+    kv_bytes_kept: int = 0
+    """Bytes of the KVs with which answers under a policy ended."""
+    kv_bytes_whole: int = 0
+    """Bytes that the same answers would have ended with if nothing had been evicted."""
+    num_starts: int = 0
+    """Requests under a policy that began to be computed, those after a preemption included."""
+    num_short_starts: int = 0
+    """Those that began while not all that waited would have fitted into the KV memory whole."""
+    num_replays_replaced: int = 0
+    """Requests whose policy replays the context, for which a replay did not fit: a cheaper score took its place."""
     elapsed: dict[str, float] = field(default_factory=dict)
-    """Seconds by phase: schedule, evict, swap, execute (scoring included), output; padded engine: prefill, decode."""
+    """Seconds by phase: schedule, evict, swap, execute (scoring included) and its shares prefill and decode by tokens,
+    output; padded engine: prefill, decode."""
     tenants: dict[str, TenantStats] = field(default_factory=dict)
     """By name, those configured and those that had requests; under "" those without a name. Paged engine only."""

@@ -101,6 +101,7 @@ def test_every_option_of_the_engine_has_a_flag_with_help() -> None:
                 "detokenize",
                 "context_tokens",
                 "template_tail",
+                "answer_prefix",
                 "protect",
                 "forced_tokens",
                 "structured_outputs",

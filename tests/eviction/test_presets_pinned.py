@@ -67,6 +67,15 @@ def kvc_window(size: int, power: int) -> Row:
     }
 
 
+SEEN: Row = {
+    **kvc_window(32, 2),
+    **COMPETE,
+    **KVC_WHEN,
+    "score.pool.by_text": (True, "own: SnapKV's 7 tokens hold numbers that other tokenizers cut into 21"),
+    "score.skip_template": (True, "own: a chat template's tail asks nothing"),
+    "keep.sinks": (4, "StreamingLLM: start_size = 4"),
+}
+
 LEVERAGE: Row = {
     "score.class": ("Leverage", "own: Compactor's score, exact"),
     "score.ridge": (0.1, "own: docs/eviction.md, searched on seeds 5 and 6"),
@@ -182,7 +191,8 @@ KVZIP: Row = {
 
 PINNED: dict[str, Row] = {
     "full": {**RECENCY, **EQUAL},
-    "winnow": KVZIP,
+    "winnow": SEEN,
+    "winnow-seen": SEEN,
     "leverage": LEVERAGE,
     "leverage-pd": {
         **LEVERAGE,

@@ -16,6 +16,8 @@ class Tally:
     failed: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    cut_off: int = 0
+    """Answers that ended at their `max_tokens`, or at the end of the context."""
     scores: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, record: dict[str, Any]) -> None:
@@ -29,6 +31,8 @@ class Tally:
         answer = record["response"]["body"] if "response" in record else record
         self.prompt_tokens += answer["usage"]["prompt_tokens"]
         self.generated_tokens += answer["usage"]["completion_tokens"]
+        answers = answer.get("choices") or answer.get("outputs") or [answer]
+        self.cut_off += sum(each["finish_reason"] == "length" for each in answers)
         if "score" in record:
             self._score(record, record["score"])
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from winnow.batch.driver import Driver
 from winnow.batch.journal import Checkpoint, journal_path, read_checkpoint
 from winnow.batch.reader import InputFile
@@ -150,6 +152,8 @@ def execute(namespace: argparse.Namespace) -> int:
         text = dump_json(summary.to_json(), indent=2) + "\n"
         write_text(namespace.summary, text, f"--summary {namespace.summary}")
     show(summary.table(), stderr=plan.output is None)
+    if summary.payoff is not None:
+        show(Text(summary.payoff), stderr=plan.output is None)
     return _exit_code(tally, plan.output)
 
 

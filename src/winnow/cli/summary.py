@@ -33,6 +33,8 @@ class Summary:
     resumed: int
     prompt_tokens: int
     generated_tokens: int
+    cut_off: int
+    """Answers that ended at their `max_tokens`, or at the end of the context."""
     seconds: float
     computed_prompt_tokens: int
     computed_generated_tokens: int
@@ -51,6 +53,16 @@ class Summary:
     kv_bytes_freed: int
     replay_tokens: int
     replay_seconds: float
+    replays_replaced: int
+    """Requests for which a replay did not fit, so that a cheaper score judged."""
+    phases: dict[str, float]
+    """Seconds in prefill, decoding, scoring and rounds, and everything else, as far as eviction took part."""
+    kv_bytes_kept: int
+    """Of the answers under a policy, at their ends."""
+    kv_bytes_whole: int
+    """Of the same answers with the full cache."""
+    payoff: str | None
+    """Whether compressing paid, in a sentence; None: nothing was compressed."""
     accuracy: tuple[Accuracy, ...]
 
     @classmethod
@@ -63,6 +75,7 @@ class Summary:
             resumed=resumed,
             prompt_tokens=tally.prompt_tokens,
             generated_tokens=tally.generated_tokens,
+            cut_off=tally.cut_off,
             seconds=seconds,
             computed_prompt_tokens=stats.prompt_tokens,
             computed_generated_tokens=stats.generated_tokens,
@@ -78,6 +91,11 @@ class Summary:
             kv_bytes_freed=stats.kv_bytes_freed,
             replay_tokens=stats.replay_tokens,
             replay_seconds=stats.replay_seconds,
+            replays_replaced=stats.num_replays_replaced,
+            phases=_phases(stats, seconds),
+            kv_bytes_kept=stats.kv_bytes_kept,
+            kv_bytes_whole=stats.kv_bytes_whole,
+            payoff=_payoff(stats, seconds),
             accuracy=_accuracy(tally),
         )
 
@@ -110,6 +128,8 @@ class Summary:
         if self.cached_tokens:
             rows.append(("  of them in the prefix cache", f"{self.cached_tokens:,}"))
         rows.append(("generated tokens", f"{self.generated_tokens:,}"))
+        if self.cut_off:
+            rows.append(("  answers cut off at max_tokens", f"{self.cut_off:,}"))
         if self.resumed:
             rows.insert(1, ("from an earlier start", f"{self.resumed:,}"))
         if self.resumed < self.requests:
@@ -125,15 +145,56 @@ class Summary:
             ]
             if self.recomputed_tokens:
                 rows.append(("tokens computed again", f"{self.recomputed_tokens:,}"))
+            rows += [(f"seconds: {phase}", f"{spent:,.1f} s") for phase, spent in self.phases.items()]
             if self.eviction_rounds:
                 rows += [
                     ("eviction rounds", f"{self.eviction_rounds:,}"),
                     ("KV memory given back", format_bytes(self.kv_bytes_freed)),
+                    (
+                        "KVs at the answers' ends",
+                        f"{format_bytes(self.kv_bytes_kept)}, whole {format_bytes(self.kv_bytes_whole)}",
+                    ),
                 ]
             if self.replay_tokens:
                 replayed = f"{self.replay_tokens:,} tokens, {self.replay_seconds:,.1f} s"
                 rows.append(("contexts repeated", replayed))
+            if self.replays_replaced:
+                rows.append(("replays that did not fit", f"{self.replays_replaced:,}, judged by a window"))
         return rows
+
+
+def _phases(stats: EngineStats, seconds: float) -> dict[str, float]:
+    """Seconds by what they were spent on, where contexts were judged; empty where nothing was."""
+    if not (stats.num_rounds or stats.replay_tokens) or "prefill" not in stats.elapsed:
+        return {}
+    phases = {
+        "prefill": stats.elapsed["prefill"],
+        "replays": stats.replay_seconds,
+        "rounds of eviction": stats.elapsed["evict"],
+        "decoding": stats.elapsed["decode"],
+    }
+    return phases | {"the rest": max(seconds - sum(phases.values()), 0.0)}
+
+
+def _payoff(stats: EngineStats, seconds: float) -> str | None:
+    """Whether compressing paid: it saves waits where memory is short, and costs replays and rounds."""
+    if not stats.num_rounds:
+        return None
+    cost = stats.replay_seconds + stats.elapsed.get("evict", 0.0)
+    spent = (
+        f"the replay cost {stats.replay_seconds:,.0f} s"
+        if stats.replay_tokens
+        else f"rounds cost {cost:,.1f} s"
+    )
+    if not stats.num_short_starts:
+        return (
+            f"KV memory was never short: {spent} and compression saved no wait; "
+            f"the full cache is expected to take {max(seconds - cost, 0.0):,.0f} s (--eviction full)"
+        )
+    return (
+        f"KV memory was short for {stats.num_short_starts:,} of {stats.num_starts:,} requests, "
+        f"which compression let run beside more others; {spent}"
+    )
 
 
 def _accuracy(tally: Tally) -> tuple[Accuracy, ...]:

@@ -27,7 +27,15 @@ _ONLY_PAGED = {
         "value_tier",
     ),
     "scheduler": ("max_passes", "watermark_high", "watermark_low"),
-    "eviction": ("eviction", "compression", "kv_budget", "kv_floor", "num_accumulators", "max_round_kvs"),
+    "eviction": (
+        "eviction",
+        "compression",
+        "kv_budget",
+        "pool",
+        "kv_floor",
+        "num_accumulators",
+        "max_round_kvs",
+    ),
 }
 _ONLY_PADDED = {"padded": tuple(each.name for each in fields(PaddedConfig))}
 

@@ -1,18 +1,21 @@
 """What is checked before a request may enter: nothing that passes here can fail for lack of room later."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from winnow.cache import Ledger
-from winnow.config import EngineConfig, EvictionConfig
+from winnow.config import FULL, EngineConfig, EvictionConfig
 from winnow.engine.accounts import TenantAccounts
 from winnow.engine.orders import TenantName
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
-    PAPER_POOL,
+    SEEN,
+    UNKNOWN_MODEL,
     Instruction,
+    ModelTraits,
     Replay,
     ReplayPass,
     ResolvedPolicy,
@@ -36,6 +39,8 @@ class Admitted:
     """None: no policy was asked for."""
     reserved_tokens: int | None = None
     """Tokens for which each answer holds blocks from its start; None: it takes them as it grows."""
+    replay_replaced: bool = False
+    """The policy that was asked for replays the context, which does not fit: `policy_name` took its place."""
 
 
 def check_tokens(token_ids: list[int], params: SamplingParams, vocab_size: int) -> None:
@@ -79,7 +84,7 @@ class Admission:
             are re-assigned.
         instruct: the words of a replay as tokens, for a prompt; None: it goes without words.
         accounts: what tenants may hold; None: as much as there is.
-        text_pool: as in `resolve_policy`.
+        traits: of the model.
 
     Raises:
         ConfigError: the KV memory does not have the blocks that one request reserves.
@@ -94,7 +99,7 @@ class Admission:
         trained_len: int,
         instruct: Callable[[Replay, list[int]], Instruction] | None = None,
         accounts: TenantAccounts | None = None,
-        text_pool: int = PAPER_POOL,
+        traits: ModelTraits = UNKNOWN_MODEL,
     ) -> None:
         cache, layout = config.cache, ledger.layout
         if cache.kv_reservation == "max" and layout.blocks_for(max_model_len) > ledger.size.num_blocks:
@@ -109,7 +114,7 @@ class Admission:
         self._max_model_len = max_model_len
         self._trained_len = trained_len
         self._instruct = instruct or (lambda replay, token_ids: Instruction())
-        self._text_pool = text_pool
+        self._traits = traits
         self._accounts = accounts or TenantAccounts((), ledger)
 
     def admit(self, token_ids: list[int], params: SamplingParams, tenant: TenantName = None) -> Admitted:
@@ -131,7 +136,7 @@ class Admission:
 
     def _admit(self, token_ids: list[int], params: SamplingParams, tenant: TenantName) -> Admitted:
         check_tokens(token_ids, params, self._vocab_size)
-        asked = requested_eviction(self._config.eviction, params, self._text_pool)
+        asked = requested_eviction(self._config.eviction, params, self._traits)
         policy = asked[0].policy
         context = (
             self._max_model_len if policy.reassign_positions else min(self._max_model_len, self._trained_len)
@@ -148,14 +153,66 @@ class Admission:
             if given is not None and given > most:
                 of = "the prompt's" if field == "template_tail" else "template_tail's"
                 raise InvalidRequestError(f"{field} must be at most {of} {most} tokens, got {given}")
+        there = self._accounts.limit(tenant)
+        refused: CapacityError | ContextLengthError | None = None
+        for each in self._alternatives(asked):
+            try:
+                evictions, left = self._grant(each, token_ids, params, max_tokens, context, there, tenant)
+                break
+            except (CapacityError, ContextLengthError) as error:
+                refused = refused or error
+        else:
+            assert refused is not None, "what was asked for is the first alternative"
+            raise refused
         # The last token of an answer is never computed, so it needs no KV.
-        total, layout = prompt_len + max_tokens - 1, self._ledger.layout
+        if params.use_beam_search:
+            largest = self._largest(evictions, prompt_len + max_tokens - 1)
+            self._check_beams(params.n, prompt_len, largest, prompt_len + min(max_tokens, left) - 1, there)
+        name = None if policy.when.never else each[0].name
+        granted = min(max_tokens, left)
+        reserved = {"prompt": prompt_len + granted - 1, "max": self._max_model_len}
+        return Admitted(
+            granted,
+            tuple(evictions),
+            name,
+            reserved.get(self._config.cache.kv_reservation),
+            replay_replaced=refused is not None,
+        )
+
+    def _alternatives(self, asked: list[ResolvedPolicy]) -> Iterator[list[ResolvedPolicy]]:
+        """Yield what was asked for, and what takes its place where a replay does not fit behind its context: a window
+        on the question, and then every KV, which needs less room than a replay."""
+        yield asked
+        if asked[0].policy.score.replay is None:
+            return
+        for name in (SEEN, FULL):
+            [other] = requested_eviction(self._config.eviction, SamplingParams(eviction=name), self._traits)
+            if other.policy.score.num_accumulators <= self._ledger.layout.num_accumulators:
+                yield [replace(each, name=name, policy=other.policy) for each in asked]
+
+    def _grant(
+        self,
+        asked: list[ResolvedPolicy],
+        token_ids: list[int],
+        params: SamplingParams,
+        max_tokens: int,
+        context: int,
+        there: int,
+        tenant: TenantName,
+    ) -> tuple[list[SequenceEviction | None], int]:
+        """Bind policies to a request. Returns one for all samples or one each, and most tokens of an answer.
+
+        Raises:
+            InvalidRequestError, ContextLengthError, CapacityError: as `admit`.
+        """
+        prompt_len, layout = len(token_ids), self._ledger.layout
+        total = prompt_len + max_tokens - 1
         # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
         evictions = [
             each.for_prompt(
                 prompt_len,
                 total,
-                context_len,
+                params.context_tokens,
                 params.protect,
                 params.template_tail or 0,
                 params.answer_prefix or 0,
@@ -167,23 +224,21 @@ class Admission:
         for eviction in evictions:
             if eviction is not None:
                 self._check_policy(eviction)
-        hungriest = max(evictions, key=lambda each: self._blocks(each, total))
-        there = self._accounts.limit(tenant)
-        left = self._room(hungriest, prompt_len, context, there)
+        largest = self._largest(evictions, total)
+        left = self._room(largest, prompt_len, context, there)
         if left < max(params.num_forced, 1) or (params.max_tokens is not None and max_tokens > left):
             peak = total
-            if hungriest is not None or layout.has_windows:
-                peak = self._blocks(hungriest, total) * layout.block_size // layout.rows_per_seq
+            if largest is not None or layout.has_windows:
+                peak = self._blocks(largest, total) * layout.block_size // layout.rows_per_seq
             raise CapacityError(
                 f"prompt of {prompt_len} tokens with max_tokens {max_tokens} needs room for {peak} KVs a row, "
                 f"{self._limit_text(tenant)} holds {layout.block_size * (there // layout.rows_per_seq)}"
             )
-        if params.use_beam_search:
-            self._check_beams(params.n, prompt_len, hungriest, prompt_len + min(max_tokens, left) - 1, there)
-        name = None if policy.when.never else asked[0].name
-        granted = min(max_tokens, left)
-        reserved = {"prompt": prompt_len + granted - 1, "max": self._max_model_len}
-        return Admitted(granted, tuple(evictions), name, reserved.get(self._config.cache.kv_reservation))
+        return evictions, left
+
+    def _largest(self, evictions: list[SequenceEviction | None], total: int) -> SequenceEviction | None:
+        """The one that takes most blocks for `total` tokens."""
+        return max(evictions, key=lambda each: self._blocks(each, total))
 
     def _with_replay(
         self, evictions: list[SequenceEviction | None], token_ids: list[int], context: int
@@ -281,7 +336,7 @@ class Admission:
 
 
 def requested_eviction(
-    config: EvictionConfig, params: SamplingParams, text_pool: int = PAPER_POOL
+    config: EvictionConfig, params: SamplingParams, traits: ModelTraits = UNKNOWN_MODEL
 ) -> list[ResolvedPolicy]:
     """The engine's choice with what the request puts in its place: one for all samples, or one each.
 
@@ -289,24 +344,23 @@ def requested_eviction(
         ConfigError: there is no such policy, or an amount is out of range or given for a policy that takes none.
         InvalidRequestError: several amounts, for a policy whose samples share its rounds.
     """
-    own: dict[str, Any] = {} if params.eviction is None else {"eviction": params.eviction}
+    resolve = partial(resolve_policy, traits=traits, asked_later=params.context_tokens is not None)
     unset: dict[str, Any] = {"compression": None, "kv_budget": None}
+    if params.eviction is not None:
+        own = resolve(replace(config, eviction=params.eviction, pool=None, **unset))
+        # What the engine was opened with means nothing to a policy that takes none of it.
+        kept = {} if own.takes_amount else unset
+        pool = config.pool if own.policy.pool is not None else None
+        config = replace(config, eviction=params.eviction, pool=pool, **kept)
     for name in unset:
         value = getattr(params, name)
         if value is not None:
             values = value if isinstance(value, tuple) else (value,)
-            asked = [
-                resolve_policy(replace(config, **own, **(unset | {name: each})), text_pool) for each in values
-            ]
+            asked = [resolve(replace(config, **(unset | {name: each}))) for each in values]
             if len(asked) > 1 and asked[0].policy.when.in_prefill:
                 raise InvalidRequestError(
                     f"{name} must be one number for a policy with rounds within the prompt, which samples share; "
                     f"got {value}"
                 )
             return asked
-    if not own:
-        return [resolve_policy(config, text_pool)]
-    policy = resolve_policy(replace(config, **own, **unset), text_pool)
-    # An amount that the engine was opened with means nothing to a policy that takes none.
-    amounts = {name: getattr(config, name) for name in unset} if policy.takes_amount else {}
-    return [replace(policy, **amounts)]
+    return [resolve(config)]

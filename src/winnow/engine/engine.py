@@ -54,7 +54,9 @@ class Engine(RequestLoop):
         self._eos_token_ids = eos_token_ids
         self._open_store = open_store
         self._replay = ReplayTally()
-        self._seconds = {"schedule": 0.0, "execute": 0.0}
+        self._seconds = {"schedule": 0.0, "execute": 0.0, "prefill": 0.0, "decode": 0.0}
+        self._num_replays_replaced = 0
+        self._kv_bytes_kept = self._kv_bytes_whole = 0
         self._traffic, self._last_traffic = TierTraffic(), TierTraffic()
 
     def stats(self) -> EngineStats:
@@ -88,10 +90,17 @@ class Engine(RequestLoop):
             num_rounds=rounds.rounds,
             replay_tokens=self._replay.tokens,
             kv_bytes_freed=rounds.freed_blocks * ledger.layout.block_bytes,
+            kv_bytes_kept=self._kv_bytes_kept,
+            kv_bytes_whole=self._kv_bytes_whole,
+            num_starts=self._scheduler.num_starts,
+            num_short_starts=self._scheduler.num_short_starts,
+            num_replays_replaced=self._num_replays_replaced,
             replay_seconds=self._replay.seconds,
             elapsed={
                 "schedule": schedule,
                 "execute": self._seconds["execute"],
+                "prefill": self._seconds["prefill"],
+                "decode": self._seconds["decode"],
                 "output": self._output_seconds,
                 "evict": rounds.seconds,
                 "swap": swaps.swap_seconds,
@@ -181,6 +190,7 @@ class Engine(RequestLoop):
 
     def _admit(self, new: NewRequest) -> Request:
         granted = self._admission.admit(new.token_ids, new.params, new.tenant)
+        self._num_replays_replaced += granted.replay_replaced
         for eviction in granted.evictions:
             if eviction is not None:
                 self._executor.prepare(eviction.policy)
@@ -224,7 +234,7 @@ class Engine(RequestLoop):
             self._last_traffic = result.traffic
             self._traffic.add(result.traffic)
         self._scheduler.advance(step)
-        self._count_replays(step, executed - scheduled)
+        self._count_shares(step, executed - scheduled)
         self._scheduler.record_step(step, executed - scheduled)
         self._seconds["schedule"] += scheduled - start
         self._seconds["execute"] += executed - scheduled
@@ -246,6 +256,10 @@ class Engine(RequestLoop):
 
     def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
         self._scheduler.finish(sequence, reason, stop_reason)
+        if sequence.kept is not None and sequence.asked_eviction is not None:
+            layout = self._executor.layout
+            self._kv_bytes_kept += layout.device_bytes(layout.by_kind(layout.row_blocks(sequence.kept)))
+            self._kv_bytes_whole += self.kv_bytes(sequence.kv.num_computed)
 
     def _take_failed(self) -> list[Sequence]:
         return self._scheduler.take_failed()
@@ -272,13 +286,15 @@ class Engine(RequestLoop):
                 assert len(set(row)) == len(row), "a row holds a token twice"
                 assert protected.issubset(row), "a row lost a protected KV"
 
-    def _count_replays(self, step: ScheduledStep, seconds: float) -> None:
-        """Add to each replay its share of a step's seconds, by tokens."""
+    def _count_shares(self, step: ScheduledStep, seconds: float) -> None:
+        """Divide a step's seconds by tokens: among replays, prompts and decoding."""
         for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
+            share = seconds * entry.count / step.plan.num_tokens
             if entry.replay is not None:
-                share = seconds * entry.count / step.plan.num_tokens
                 for tally in (sequence.replay, self._replay):
                     tally.add(entry.count, share)
+            else:
+                self._seconds["prefill" if entry.start < sequence.prompt_len else "decode"] += share
 
 
 def _count_prompt_tokens(step: ScheduledStep) -> int:

@@ -56,7 +56,8 @@ class Scheduler:
     ) -> None:
         self.waiting = WaitingQueue(build_order(config))
         self.running: list[Sequence] = []
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_starts = self.num_short_starts = 0
+        self._short = False  # whether memory was, when a sequence was last looked at
         self._config = config
         self._executor = executor
         self.ledger = Ledger(executor.layout, executor.size, host_bytes)
@@ -323,17 +324,19 @@ class Scheduler:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
             self._charge(sequence.request.tenant, sequence.prompt_len - sequence.kv.num_computed, 0)
         self.running.append(sequence)
+        if sequence.asked_eviction is not None:
+            self.num_starts += 1
+            self.num_short_starts += self._short
         return count
 
     def _decide(self, sequence: Sequence) -> None:
         """Decide whether a policy that is for short memory alone holds for a sequence that is to start, and for those
         that share its prompt."""
-        asked = sequence.asked_eviction
-        if asked is not None and asked.policy.when.if_short:
-            short = self._room.is_short(self.waiting, self.running)
+        if sequence.asked_eviction is not None:
+            self._short = self._room.is_short(self.waiting, self.running)
             for each in sequence.request.sequences:
                 if each.kv.slot is None:
-                    each.decide(short=short)
+                    each.decide(short=self._short)
 
     def _enter(self, sequence: Sequence, prefix: FoundPrefix, count: int) -> bool:
         """Open a slot for a sequence that begins with a prefix, with room for its next `count` tokens.

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from winnow.checks import check_choice
+from winnow.config import EvictionConfig
 from winnow.errors import EvaluationError, known_names
-from winnow.eviction import PRESETS, EvictionPolicy
+from winnow.eviction import PRESETS, EvictionPolicy, resolve_policy
 
 FULL = "full"
 AWARE, AGNOSTIC = "aware", "agnostic"
@@ -50,7 +51,8 @@ class Cell:
 
         Those depend on what else runs and on the KV memory, and would keep less than the cell's compression says.
         """
-        policy = PRESETS[self.preset].policy
+        chosen = resolve_policy(EvictionConfig(eviction=self.preset), asked_later=self.query == AGNOSTIC)
+        policy = chosen.policy
         return replace(policy, when=policy.when.alone)
 
 

@@ -17,9 +17,16 @@ from winnow.eviction.budgets.recipes import PUNCTUATION, SPECIAL
 from winnow.eviction.evict import EvictionTarget, evict
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
-from winnow.eviction.presets import PRESETS, Preset, find_preset
+from winnow.eviction.presets import PRESETS, SEEN, Preset, find_preset
 from winnow.eviction.replay import Instruction, Replay, ReplayPass, replay_passes
-from winnow.eviction.resolve import OWN, PAPER_POOL, ResolvedPolicy, resolve_policy
+from winnow.eviction.resolve import (
+    OWN,
+    PAPER_POOL,
+    UNKNOWN_MODEL,
+    ModelTraits,
+    ResolvedPolicy,
+    resolve_policy,
+)
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores import (
     Average,
@@ -52,7 +59,9 @@ __all__ = [
     "PAPER_POOL",
     "PRESETS",
     "PUNCTUATION",
+    "SEEN",
     "SPECIAL",
+    "UNKNOWN_MODEL",
     "AdaptiveHeads",
     "AdaptiveRows",
     "Average",
@@ -81,6 +90,7 @@ __all__ = [
     "LazyLayers",
     "Leverage",
     "MeanDeviation",
+    "ModelTraits",
     "Needs",
     "Preset",
     "Pyramid",

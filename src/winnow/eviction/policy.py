@@ -98,6 +98,12 @@ class EvictionPolicy:
         """
         return self.when.in_decode or self.observes[True] is not None
 
+    @property
+    def pool(self) -> Smoothing | None:
+        """How the score pools neighbours; None: it does not."""
+        pool = getattr(self.score, "pool", None)
+        return pool if isinstance(pool, Smoothing) else None
+
     def with_pool(self, width: int, size: int | str | None = None) -> "EvictionPolicy":
         """Return the policy with its pooling in the model's tokens.
 
@@ -108,8 +114,8 @@ class EvictionPolicy:
         Raises:
             ConfigError: a size is given, and the score does not pool; or it is no odd number.
         """
-        pool = getattr(self.score, "pool", None)
-        if not isinstance(pool, Smoothing):
+        pool = self.pool
+        if pool is None:
             if size is None:
                 return self
             raise ConfigError(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from winnow.attention import Group, Smoothing
+from winnow.config import COMPRESSING
 from winnow.errors import ConfigError
 from winnow.eviction.budgets import (
     AdaptiveHeads,
@@ -80,11 +81,15 @@ _STREAMING = EvictionPolicy(
     Recency(), EqualHeads(), Keep(sinks=4), When(after_prefill=True, prefill_every=256, decode_every=1)
 )
 
+SEEN = "winnow-seen"
+"""The preset for prompts that end with their question."""
+
 PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),
-    # Chosen by docs/results/real.md.
-    "winnow": Preset(_KVZIP, "KVzip by blocks: the best on a real model"),
-    "winnow-seen": Preset(_SEEN, "Winnow's own: KV-Compress with a window that ends with the question"),
+    COMPRESSING: Preset(
+        _SEEN, "winnow-seen; where questions come later: fitted, or kvzip without a predictor"
+    ),
+    SEEN: Preset(_SEEN, "Winnow's own: KV-Compress with a window that ends with the question"),
     "leverage": Preset(_LEVERAGE, "leverage of keys (Compactor, exact) under KV-Compress's budget"),
     "leverage-pd": Preset(
         replace(_LEVERAGE, when=When(after_prefill=True, prefill_every=256, decode_every=16, pressure=True)),

@@ -4,16 +4,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from winnow.config import AUTO, EvictionConfig
+from winnow.config import AUTO, COMPRESSING, EvictionConfig
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction.policy import EvictionPolicy
-from winnow.eviction.presets import find_preset
+from winnow.eviction.presets import SEEN, find_preset
 from winnow.eviction.sequence import SequenceEviction
 
 OWN = "own"
 """The name of policies that are not presets."""
 PAPER_POOL = 7
 """Tokens over which SnapKV and KV-Compress pool scores."""
+
+
+@dataclass(frozen=True)
+class ModelTraits:
+    """What the choice of a policy depends on in a model.
+
+    Attributes:
+        text_pool: tokens of the model that cover the text of `PAPER_POOL` tokens in the papers.
+        has_predictor: `winnow fit` has made a predictor for it.
+    """
+
+    text_pool: int = PAPER_POOL
+    has_predictor: bool = False
+
+
+UNKNOWN_MODEL = ModelTraits()
 AUTO_COMPRESSION = 8.0
 """What `compression=auto` compresses to where memory is short (docs/results/payoff.md has what answers cost)."""
 _DEFAULT_COMPRESSION = 4.0
@@ -107,11 +123,14 @@ class ResolvedPolicy:
         return _with_template(eviction, min(template_tail, prompt_len) - (prompt_len - context_len))
 
 
-def resolve_policy(config: EvictionConfig, text_pool: int = PAPER_POOL) -> ResolvedPolicy:
+def resolve_policy(
+    config: EvictionConfig, traits: ModelTraits = UNKNOWN_MODEL, *, asked_later: bool = False
+) -> ResolvedPolicy:
     """Look up the policy that a configuration names, or take the one that it holds.
 
     Args:
-        text_pool: tokens of the model that cover the text of `PAPER_POOL` tokens in the papers.
+        traits: of the model.
+        asked_later: questions follow the context that is judged, so that a window cannot see them.
 
     Raises:
         ConfigError: there is no such policy, or an amount is given for one that takes none, or a pool for one that
@@ -121,18 +140,28 @@ def resolve_policy(config: EvictionConfig, text_pool: int = PAPER_POOL) -> Resol
     if isinstance(chosen, EvictionPolicy):
         name, policy, default_budget = OWN, chosen, None
     elif isinstance(chosen, str):
-        preset = find_preset(chosen)
-        name, policy, default_budget = chosen, preset.policy, preset.kv_budget
+        name = _concrete(chosen, traits, asked_later)
+        preset = find_preset(name)
+        policy, default_budget = preset.policy, preset.kv_budget
     else:
         raise ConfigError(
             f"eviction must be a preset's name or an EvictionPolicy, got {type(chosen).__name__}"
         )
-    policy, compression = policy.with_pool(text_pool, config.pool), config.compression
+    policy, compression = policy.with_pool(traits.text_pool, config.pool), config.compression
     if compression == AUTO:
         policy = replace(policy, when=replace(policy.when, if_short=not policy.when.never))
         compression = AUTO_COMPRESSION
     assert not isinstance(compression, str), "checked by the configuration"
     return ResolvedPolicy(name, policy, default_budget, compression, config.kv_budget, config.kv_floor)
+
+
+def _concrete(name: str, traits: ModelTraits, asked_later: bool) -> str:
+    """The preset that `winnow` stands for: a window where the question is seen; else what predicts a replay, or it."""
+    if name != COMPRESSING:
+        return name
+    if not asked_later:
+        return SEEN
+    return "fitted" if traits.has_predictor else "kvzip"
 
 
 def _with_template(eviction: SequenceEviction, tail: int) -> SequenceEviction:

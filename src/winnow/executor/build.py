@@ -11,7 +11,8 @@ from winnow.engine.engine import Engine
 from winnow.engine.instructor import Instructor
 from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.scheduler import Scheduler
-from winnow.eviction import EvictionPolicy
+from winnow.eviction import EvictionPolicy, ModelTraits
+from winnow.eviction.predictor import predictor_path
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.json_values import dump_json
 from winnow.models import LoadedModel
@@ -61,7 +62,7 @@ def build_engine(
         loaded.trained_len,
         None if loaded.tokenizer is None else Instructor(loaded.tokenizer),
         scheduler.accounts,
-        text_pool(loaded.tokenizer),
+        ModelTraits(text_pool(loaded.tokenizer), predictor_path(locate_model(config.model)).is_file()),
     )
     return Engine(
         executor,

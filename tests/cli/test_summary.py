@@ -1,0 +1,74 @@
+"""What the closing table says of eviction: what it did, what it cost, and whether that paid."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from winnow.batch.tally import Tally
+from winnow.cli.summary import Summary
+from winnow.outputs import EngineStats
+
+ELAPSED = {"schedule": 0.5, "execute": 90.0, "prefill": 20.0, "decode": 10.0, "output": 0.2, "evict": 1.5}
+
+
+def summary(tally: Tally | None = None, **stats: float) -> Summary:
+    found = EngineStats(elapsed=dict(ELAPSED), **stats)  # type: ignore[arg-type]
+    return Summary.of(tally or Tally(requests=3), 0, 100.0, found)
+
+
+def shown(found: Summary) -> str:
+    screen = StringIO()
+    Console(file=screen, width=100).print(found.table())
+    return screen.getvalue()
+
+
+def test_compression_without_need_is_called_that() -> None:
+    found = summary(num_rounds=3, num_starts=3, replay_tokens=900, replay_seconds=60.0)
+    assert found.payoff == (
+        "KV memory was never short: the replay cost 60 s and compression saved no wait; "
+        "the full cache is expected to take 38 s (--eviction full)"
+    )
+    assert found.phases == {
+        "prefill": 20.0,
+        "replays": 60.0,
+        "rounds of eviction": 1.5,
+        "decoding": 10.0,
+        "the rest": 8.5,
+    }
+
+
+def test_where_memory_was_short_it_says_for_how_many() -> None:
+    found = summary(num_rounds=3, num_starts=40, num_short_starts=38)
+    assert found.payoff == (
+        "KV memory was short for 38 of 40 requests, which compression let run beside more others; rounds cost 1.5 s"
+    )
+
+
+def test_a_run_without_eviction_says_nothing_of_it() -> None:
+    found = summary()
+    assert found.payoff is None and found.phases == {}
+    assert "eviction" not in shown(found) and "seconds" not in shown(found)
+
+
+def test_replays_that_did_not_fit_are_counted() -> None:
+    assert "replays that did not fit" in shown(summary(num_rounds=1, num_replays_replaced=2))
+
+
+@pytest.mark.parametrize(
+    ("answer", "cut_off"),
+    [
+        ({"finish_reason": "length"}, 1),
+        ({"finish_reason": "stop"}, 0),
+        ({"outputs": [{"finish_reason": "length"}, {"finish_reason": "length"}]}, 2),
+        ({"response": {"body": {"choices": [{"finish_reason": "length"}, {"finish_reason": "stop"}]}}}, 1),
+    ],
+)
+def test_answers_that_were_cut_off_are_counted(answer: dict[str, object], cut_off: int) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 2}
+    body = answer["response"]["body"] if "response" in answer else answer  # type: ignore[index]
+    body["usage"] = usage
+    tally = Tally()
+    tally.add(answer)
+    assert tally.cut_off == cut_off
+    assert ("cut off" in shown(summary(tally))) == bool(cut_off)

@@ -1,0 +1,86 @@
+"""The width over which scores are pooled: as a policy says, as a user says, or as wide as in the papers' text."""
+
+import re
+from typing import Any
+
+import pytest
+
+from winnow.config import EvictionConfig
+from winnow.errors import ConfigError
+from winnow.eviction import ModelTraits, resolve_policy
+from winnow.models.text_pool import text_pool
+
+
+class Cutter:
+    """A tokenizer that cuts text by a regular expression."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[str]:
+        assert not add_special_tokens
+        return re.findall(self.pattern, text, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "width"),
+    [
+        (r"\d{1,3}|\D{1,6}", 9),  # as Llama 3 cuts digits: numbers of 7 digits take 3 tokens
+        (r"\d|\D{1,6}", 21),  # a token for each digit
+        (
+            r"\d{7}|\D{1,2}",
+            17,
+        ),  # 2 characters of prose a token, where the papers have 4.3: ceil(15.05), made odd
+        (r".", 31),  # bytes: ceil(30.1)
+    ],
+)
+def test_the_width_covers_the_text_of_seven_tokens_in_the_papers(pattern: str, width: int) -> None:
+    tokenizer: Any = Cutter(pattern)
+    assert text_pool(tokenizer) == width
+
+
+def test_without_a_tokenizer_the_papers_number_stays() -> None:
+    assert text_pool(None) == 7
+
+
+@pytest.mark.parametrize(
+    ("policy", "pool", "size"),
+    [
+        ("winnow-seen", None, 21),
+        ("winnow-seen", 7, 7),
+        ("kv-compress", None, 7),
+        ("kv-compress", "text", 21),
+        ("snapkv", 9, 9),
+        ("leverage", None, 3),
+    ],
+)
+def test_who_says_how_wide(policy: str, pool: Any, size: int) -> None:
+    resolved = resolve_policy(EvictionConfig(eviction=policy, pool=pool), ModelTraits(text_pool=21))
+    assert resolved.policy.pool is not None and resolved.policy.pool.size == size
+    assert not resolved.policy.pool.by_text
+
+
+@pytest.mark.parametrize(
+    ("policy", "pool", "why"),
+    [
+        ("snapkv", 8, "pool must be an odd number of tokens, or text, got 8"),
+        ("snapkv", "wide", "pool must be .*got 'wide'"),
+        ("snapkv", 0, "pool must be .*at least 1"),
+        ("knorm", 7, "pool cannot be given: KeyNorm pools no scores, got 7"),
+    ],
+)
+def test_other_widths_are_refused(policy: str, pool: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        resolve_policy(EvictionConfig(eviction=policy, pool=pool))
+
+
+@pytest.mark.parametrize(
+    ("asked_later", "has_predictor", "name"),
+    [(False, True, "winnow-seen"), (True, True, "fitted"), (True, False, "kvzip")],
+)
+def test_an_amount_alone_stands_for_what_suits_the_question(
+    asked_later: bool, has_predictor: bool, name: str
+) -> None:
+    traits = ModelTraits(has_predictor=has_predictor)
+    resolved = resolve_policy(EvictionConfig(compression=4.0), traits, asked_later=asked_later)
+    assert (resolved.name, resolved.compression) == (name, 4.0)

@@ -1,0 +1,86 @@
+"""Compression where it is needed: `compression=auto`, and replays that do not fit."""
+
+from typing import Any
+
+import pytest
+
+from winnow import LLM, SamplingParams
+from winnow.errors import CapacityError
+
+PROMPTS = [list(range(10 + i, 510 + i)) for i in range(6)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+def answers(params: SamplingParams = GREEDY, **options: Any) -> Any:
+    with LLM(kv_floor=16, max_num_batched_tokens=1024, dtype="float32", **options) as llm:
+        outputs = llm.generate(PROMPTS, params)
+        llm.check_integrity()
+        return [output.outputs[0] for output in outputs], llm.stats()
+
+
+def test_nothing_is_evicted_while_all_that_wait_fit() -> None:
+    full, _ = answers(kv_memory="64MiB")
+    auto, stats = answers(kv_memory="64MiB", compression="auto")
+    assert [answer.token_ids for answer in auto] == [answer.token_ids for answer in full]
+    assert (stats.num_rounds, stats.num_starts, stats.num_short_starts) == (0, 6, 0)
+    assert all(answer.eviction is not None and answer.eviction.compression == 1 for answer in auto)
+
+
+def test_those_that_start_while_others_lack_memory_are_compressed() -> None:
+    with LLM(kv_memory="64MiB") as llm:
+        whole = llm.kv_bytes(507)
+    auto, stats = answers(kv_memory=str(int(2.6 * whole)), compression="auto")
+    compressed = [answer.eviction.compression > 4 for answer in auto]
+    # The last two fit together, whatever came before them.
+    assert compressed[:3] == [True] * 3 and not compressed[-1]
+    assert stats.num_short_starts == sum(compressed) >= stats.num_rounds > 0
+    assert stats.kv_bytes_whole == 6 * whole
+    assert stats.kv_bytes_kept == sum(answer.eviction.bytes_held for answer in auto)
+
+
+def test_samples_of_a_prompt_are_decided_together() -> None:
+    params = SamplingParams(n=2, temperature=1.0, seed=3, max_tokens=8, ignore_eos=True)
+    with LLM(kv_memory="9MiB", kv_floor=16, compression="auto", max_num_batched_tokens=1024) as llm:
+        for output in llm.generate(PROMPTS, params):
+            first, second = (answer.eviction for answer in output.outputs)
+            assert first is not None and second is not None and first.kv_budget == second.kv_budget
+        llm.check_integrity()
+
+
+def test_a_fork_goes_on_under_what_was_decided() -> None:
+    with LLM(kv_memory="64MiB", kv_floor=16, compression="auto") as llm:
+        parent = llm.submit(PROMPTS[0], GREEDY)
+        while not any(output.outputs[0].token_ids for output in llm.step()):
+            pass
+        llm.fork(parent)
+        done = []
+        while llm.has_unfinished:
+            done += [output.outputs[0] for output in llm.step() if output.finished]
+        assert done[0].token_ids == done[1].token_ids
+        assert llm.stats().num_rounds == 0
+
+
+@pytest.mark.parametrize(
+    ("memory", "policy"),
+    [(1.4, "winnow-seen"), (3.0, "kvzip")],
+)
+def test_a_replay_that_does_not_fit_is_replaced(memory: float, policy: str) -> None:
+    with LLM(kv_memory="64MiB") as llm:
+        whole = llm.kv_bytes(507)
+    found, stats = answers(kv_memory=str(int(memory * whole)), eviction="kvzip", compression=8.0)
+    assert {answer.eviction.policy for answer in found} == {policy}
+    assert stats.num_replays_replaced == (0 if policy == "kvzip" else 6)
+    assert all(answer.eviction.compression > 4 for answer in found)
+
+
+def test_a_replay_without_positions_behind_its_context_is_replaced() -> None:
+    found, stats = answers(kv_memory="64MiB", eviction="kvzip", compression=8.0, max_model_len=520)
+    assert {answer.eviction.policy for answer in found} == {"winnow-seen"}
+    assert stats.num_replays_replaced == 6
+
+
+def test_what_does_not_fit_in_any_way_is_refused_for_what_was_asked() -> None:
+    with LLM(kv_memory="64MiB") as llm:
+        whole = llm.kv_bytes(507)
+    with pytest.raises(CapacityError, match="needs room for 1024 KVs a row"):
+        answers(kv_memory=str(int(0.7 * whole)), eviction="kvzip", compression=8.0)
