@@ -84,14 +84,14 @@ class RecordingExecutor(SimulatedExecutor):
             self.fails -= 1
             raise HostTierError([each.host_id for each in copied], "not enough memory")
 
-    def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
+    def plan_evictions(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         members = []
         for each in planned:
             eviction = self.evictions[each.slot]
             assert eviction is not None
             members.append(EvictionTarget(each.slot, eviction, each.computed, each.position_offset))
         self.rounds.append(members)
-        return super().evict(planned)
+        return super().plan_evictions(planned)
 
     def kept(self, held: IntArray, eviction: SequenceEviction) -> IntArray:
         if eviction.policy.budget.equal_rows:

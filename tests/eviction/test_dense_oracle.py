@@ -313,13 +313,13 @@ def test_the_round_after_a_prompt_takes_in_all(
     name: str, seed: int, models: Callable[[int], Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members: list[int] = []
-    evict = TorchExecutor.evict
+    plan_evictions = TorchExecutor.plan_evictions
 
     def counted(executor: TorchExecutor, taking_part: list[EvictionTarget]) -> list[int]:
         members.append(len(taking_part))
-        return evict(executor, taking_part)
+        return plan_evictions(executor, taking_part)
 
-    monkeypatch.setattr(TorchExecutor, "evict", counted)
+    monkeypatch.setattr(TorchExecutor, "plan_evictions", counted)
     rng = random.Random(f"join {seed}")
     policy = small(PRESETS[name].policy, rng)
     asked = [ask(policy, rng, 61) for _ in range(3)]

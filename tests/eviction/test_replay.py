@@ -21,7 +21,7 @@ from winnow.attention.replay import judged_slots
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.engine.instructor import Instructor
 from winnow.engine.plan import PlannedEviction
-from winnow.errors import ContextLengthError, InvalidRequestError
+from winnow.errors import ContextLengthError
 from winnow.eviction import (
     PRESETS,
     Instruction,
@@ -324,13 +324,11 @@ def test_the_report_says_what_the_replay_cost(llm: LLM) -> None:
     assert stats.prompt_tokens - before.prompt_tokens + output.num_cached_tokens == 150
 
 
-def test_a_context_without_room_behind_it_is_refused(directory: Path) -> None:
+def test_a_context_without_room_behind_it_is_judged_by_a_window(directory: Path) -> None:
     with open_llm(directory, max_model_len=200) as llm:
-        llm.generate(prompt(120), greedy(compression=4))
-        with pytest.raises(ContextLengthError, match="a replay behind a context of 150 tokens needs 64"):
-            llm.submit(prompt(150), greedy(compression=4))
-        with pytest.raises(InvalidRequestError):
-            llm.submit(prompt(150), greedy(compression=4))
+        [repeated] = llm.generate(prompt(120), greedy(compression=4))
+        [watched] = llm.generate(prompt(150), greedy(compression=4, kv_budget=None))
+        assert [report(each).policy for each in (repeated, watched)] == ["own", "winnow-seen"]
         llm.generate(prompt(150), greedy(kv_budget=190))  # nothing is cut, so nothing is repeated
 
 
@@ -376,16 +374,16 @@ def test_scores_are_those_of_full_attention(directory: Path, name: str, options:
     with open_llm(directory, eviction=name, **options) as llm:
         executor = llm._engine._executor
         collected = []
-        evict = executor.evict
+        plan_evictions = executor.plan_evictions
 
         def look_then_evict(members: list[PlannedEviction]) -> Any:
             for layer in range(executor.layout.num_layers):
                 n, slot = len(document), members[0].slot
                 place, _ = judged_slots(executor.cache, layer, slot, JudgedKVs(0, 0, n, n), n)
                 collected.append(executor.cache.pool.accumulators[0].flatten()[place].clone())
-            return evict(members)
+            return plan_evictions(members)
 
-        executor.evict = look_then_evict
+        executor.plan_evictions = look_then_evict
         llm.generate(document, greedy(compression=4, max_tokens=2))
     expected = dense_scores(directory, document, normalized=name == "kvzip-plus")
     torch.testing.assert_close(torch.stack(collected), expected, rtol=1e-3, atol=1e-6)

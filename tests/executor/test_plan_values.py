@@ -120,12 +120,16 @@ class Mirrored:
         assert again == result
         return result
 
-    def evict(self, planned: list[PlannedEviction]) -> Any:
+    def plan_evictions(self, planned: list[PlannedEviction]) -> Any:
         self.num_rounds += 1
         copy = self.wire.send(planned)
-        lengths = self.first.evict(planned)
-        assert np.array_equal(self.second.evict(copy), lengths)
+        lengths = self.first.plan_evictions(planned)
+        assert np.array_equal(self.second.plan_evictions(copy), lengths)
         return lengths
+
+    def compact(self) -> None:
+        self.first.compact()
+        self.second.compact()
 
     def check_integrity(self, ledger: Any) -> None:
         self.first.check_integrity(ledger)

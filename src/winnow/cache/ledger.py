@@ -247,6 +247,27 @@ class Ledger:
         self.own(slot)
         return True
 
+    def is_shared_with_sequences(self, slot: int) -> bool:
+        """Whether another sequence, not the index alone, holds a block of this one."""
+        if not self.is_shared(slot):
+            return False
+        blocks = self.blocks_of(slot)
+        return bool((self.allocator.holders[blocks] - self.allocator.indexed[blocks] > 1).any())
+
+    def own_front(self, slot: int, lengths: IntArray) -> None:
+        """Let a sequence have for itself the blocks that `shrink` to `lengths`, [layers, heads], leaves it.
+
+        What others hold is copied. Where memory lacks for that, the index forgets its blocks.
+
+        Raises:
+            OutOfBlocksError: other sequences hold too many for copies to find room.
+        """
+        if self._shared.own_front(slot, lengths):
+            return
+        self.prefixes.forget(self.blocks_of(slot))
+        if not self._shared.own_front(slot, lengths):
+            raise OutOfBlocksError(f"no room for copies of the first blocks of slot {slot}")
+
     def shrink(self, slots: Sequence[int], lengths: IntArray) -> IntArray:
         """Cut rows to `lengths`, [B, layers, heads], none above what they hold.
 
@@ -264,6 +285,7 @@ class Ledger:
         self._rows.set_lengths(slot_array, lengths.copy())
         for slot, most in zip(slots, keep.max(axis=(1, 2)).tolist(), strict=True):
             self.pages.trim(slot, most)
+            self._shared.is_shared(slot)  # what it shared may have been behind the cut
         given: IntArray = (have - keep).sum(axis=(1, 2))
         return given
 

@@ -54,6 +54,22 @@ class SharedBlocks:
             self._copy(slot, np.zeros_like(self._rows.lengths[slot]))
             self.discard(slot)
 
+    def own_front(self, slot: int, lengths: IntArray) -> bool:
+        """Let a sequence have the first blocks of its rows for itself, those of `lengths` KVs, [layers, heads].
+
+        The sequence is about to be cut to these blocks, so that it shares nothing then. Returns False, with nothing
+        changed, where there are no blocks for copies.
+        """
+        if slot not in self.slots:
+            return True
+        num_blocks = self._rows.layout.row_blocks(lengths)
+        blocks = self._rows.blocks([slot], np.zeros_like(num_blocks)[None], num_blocks[None])
+        shared = blocks[self._rows.allocator.holders[blocks] > 1]
+        if not self._rows.allocator.has(self._rows.allocator.count(shared)):
+            return False
+        self._copy(slot, np.zeros_like(num_blocks), num_blocks)
+        return True
+
     def tails(self, slots: Iterable[int]) -> Demand:
         """What copies of the partly filled last blocks of some sequences take that have other holders."""
         demand = Demand()
@@ -86,10 +102,11 @@ class SharedBlocks:
         shared: IntArray = blocks[self._rows.allocator.holders[blocks] > 1]
         return shared
 
-    def _copy(self, slot: int, first: IntArray) -> None:
-        """Replace the shared ones among the blocks from `first`, [layers, heads], on by copies."""
+    def _copy(self, slot: int, first: IntArray, last: IntArray | None = None) -> None:
+        """Replace the shared ones among the blocks from `first`, [layers, heads], up to `last` by copies; None: all."""
         rows, allocator = self._rows, self._rows.allocator
-        index = rows.pages.index(np.array([slot], dtype=np.int64), first[None], rows.num_blocks(slot)[None])
+        last = rows.num_blocks(slot) if last is None else last
+        index = rows.pages.index(np.array([slot], dtype=np.int64), first[None], last[None])
         blocks = rows.pages.entries.reshape(-1)[index]
         shared = allocator.holders[blocks] > 1
         source = blocks[shared]

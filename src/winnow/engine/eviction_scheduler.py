@@ -139,7 +139,9 @@ class EvictionScheduler:
             size = int(self._ledger.lengths[sequence.kv.slot].sum())
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
-            if sequence.may_share_outside and not self._own(sequence):
+            # A round writes into the blocks that it leaves, of which there are copies when it is planned. That others
+            # hold the rest is no matter, unless they hold so much that there may be no room for the copies.
+            if sequence.may_share_outside and not self._has_room(sequence) and not self._own(sequence):
                 continue
             leaders.append(sequence)
             same[sequence] = siblings(self._ledger, sequence, running)
@@ -152,6 +154,14 @@ class EvictionScheduler:
             self._run(leaders, same)
         return {sequence for leader in leaders for sequence in (leader, *same[leader])}
 
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether copies of what a round leaves of a sequence surely find room, the index asked to forget its own."""
+        slot = sequence.kv.running_slot
+        if not self._ledger.is_shared_with_sequences(slot):
+            return True
+        bound = _eviction(sequence).blocks_after(self._ledger.layout, sequence.kv.num_computed)
+        return bound <= self._ledger.allocator.num_free
+
     def _run(self, leaders: list[Sequence], same: dict[Sequence, list[Sequence]]) -> None:
         start = self._clock()
         # Siblings hold the same KVs and would decide alike: one decides, with the blocks to itself, and the others
@@ -161,12 +171,16 @@ class EvictionScheduler:
                 self._ledger.clear(sibling.kv.running_slot)
         self._executor.apply(self._ledger.take_update())
         slots = [s.kv.running_slot for s in leaders]
-        lengths = self._executor.evict(
+        lengths = self._executor.plan_evictions(
             [
                 PlannedEviction(slot, s.kv.num_computed, s.kv.position_offset)
                 for slot, s in zip(slots, leaders, strict=True)
             ]
         )
+        for slot, kept in zip(slots, lengths, strict=True):
+            self._ledger.own_front(slot, kept)
+        self._executor.apply(self._ledger.take_update())
+        self._executor.compact()
         freed = self._ledger.shrink(slots, lengths).tolist()
         for leader in leaders:
             for sibling in same[leader]:

@@ -51,11 +51,16 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> StepResult:
         """Apply the plan's update, compute its tokens and sample where it says so."""
 
-    def evict(self, planned: Sequence[PlannedEviction]) -> IntArray:
-        """Cut sequences to their budgets; the KVs that stay move to the front of their rows.
+    def plan_evictions(self, planned: Sequence[PlannedEviction]) -> IntArray:
+        """Decide which KVs of sequences stay under their budgets; `compact` follows before anything else is computed.
 
         Returns:
-            KVs of each of their rows, int32 [B, layers, heads]; what lies behind them is free.
+            KVs that each of their rows will keep, int32 [B, layers, heads].
+        """
+
+    def compact(self) -> None:
+        """Move the KVs that stay to the front of their rows: writes only into the blocks that they then fill, which
+        no other sequence and no prefix holds. What lies behind them is free.
         """
 
     def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:

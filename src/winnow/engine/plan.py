@@ -81,7 +81,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class PlannedEviction:
-    """A sequence whose rows are cut to its budget; it shares no blocks.
+    """A sequence whose rows are cut to its budget.
 
     Attributes:
         computed: tokens in the cache, less what rounds took.

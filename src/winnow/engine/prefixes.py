@@ -147,8 +147,15 @@ class PrefixSharing:
         eviction = sequence.eviction
         if not sequence.may_share_outside or eviction is None:
             return False
-        changes = sequence.before_replay_round or eviction.may_observe(sequence.kv.num_computed, most)
-        return changes and self._ledger.is_shared(sequence.kv.running_slot)
+        slot, computed = sequence.kv.running_slot, sequence.kv.num_computed
+        if sequence.before_replay_round:
+            return self._ledger.is_shared(slot)
+        if not eviction.may_observe(computed, most):
+            return False
+        # Whoever finds these blocks in the index later writes every accumulator anew before it reads any.
+        if eviction.replaces_accumulators(computed):
+            return self._ledger.is_shared_with_sequences(slot)
+        return self._ledger.is_shared(slot)
 
     def save(self, sequence: Sequence, store: PrefixStore) -> Path:
         """Write to a store what the round after a sequence's context has left, which an earlier request computed.

@@ -14,7 +14,7 @@ from winnow.eviction.budgets import (
     Recipes,
 )
 from winnow.eviction.budgets.recipes import PUNCTUATION, SPECIAL
-from winnow.eviction.evict import EvictionTarget, evict
+from winnow.eviction.evict import EvictionTarget, PlannedRound, compact_round, plan_round
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import PRESETS, SEEN, Preset, find_preset
@@ -92,6 +92,7 @@ __all__ = [
     "MeanDeviation",
     "ModelTraits",
     "Needs",
+    "PlannedRound",
     "Preset",
     "Pyramid",
     "QueryMoments",
@@ -108,8 +109,9 @@ __all__ = [
     "ValueAware",
     "When",
     "Window",
-    "evict",
+    "compact_round",
     "find_preset",
+    "plan_round",
     "replay_passes",
     "resolve_policy",
 ]

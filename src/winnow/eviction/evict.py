@@ -1,7 +1,7 @@
 """One round of eviction: rank the KVs of sequences, allot the budget, compact each row to the KVs that it keeps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from winnow.eviction.signals import Signals
 
 @dataclass(frozen=True)
 class EvictionTarget:
-    """A sequence of a round. It must not share blocks."""
+    """A sequence of a round."""
 
     slot: int
     eviction: SequenceEviction
@@ -29,40 +29,62 @@ class EvictionTarget:
     """Token index minus stored position, of the KVs that re-assigned positions moved; else 0."""
 
 
-@torch.inference_mode()
-def evict(
-    cache: PagedCache,
-    backend: AttentionBackend,
-    policy: EvictionPolicy,
-    members: Sequence[EvictionTarget],
-    signals: Signals,
-    rotation: Rotation | None = None,
-) -> IntArray:
-    """Evict KVs of `members`, all under `policy`, down to their budgets.
+@dataclass(frozen=True)
+class PlannedRound:
+    """A round that is ranked; no KV has moved yet.
 
-    All members are ranked, planned and compacted together. CPU kernels select and move row by row. On other devices
-    tensor operations do, which synchronize twice: for the lengths after the round, and for the moves.
-
-    Returns:
-        KVs of each of their rows, int32 [B, layers, heads].
+    Attributes:
+        lengths: KVs that each row of the members will keep, int32 [B, layers, heads], on the host.
+        kept: the same on the device, int64.
     """
-    slots = [member.slot for member in members]
-    lengths = cache.tables.host_lengths[slots]
+
+    policy: EvictionPolicy
+    slots: tuple[int, ...]
+    ranking: Ranking
+    kept: Tensor
+    lengths: IntArray
+
+
+@torch.inference_mode()
+def plan_round(
+    cache: PagedCache, policy: EvictionPolicy, members: Sequence[EvictionTarget], signals: Signals
+) -> PlannedRound:
+    """Rank the KVs of `members`, all under `policy`, and allot their budgets.
+
+    On devices other than CPUs this synchronizes once, for the lengths.
+    """
     ranking = rank_round(cache, policy, members, signals)
-    rows = ranking.rows
     targets = policy.budget.allot(policy.budget.costs(ranking))
     kept = torch.minimum(torch.maximum(targets, ranking.protected), ranking.length)
-    lengths_after: IntArray = kept.to(torch.int32).cpu().numpy()
+    lengths: IntArray = kept.to(torch.int32).cpu().numpy()
+    return PlannedRound(policy, tuple(member.slot for member in members), ranking, kept, lengths)
+
+
+@torch.inference_mode()
+def compact_round(
+    cache: PagedCache, backend: AttentionBackend, planned: PlannedRound, rotation: Rotation | None = None
+) -> None:
+    """Move the KVs that stay to the front of their rows: only the first blocks, which the kept ones fill, are written.
+
+    Sequences may have got copies of these blocks since the round was planned. CPU kernels select and move row by row;
+    on other devices tensor operations do, which synchronize for the moves.
+    """
+    policy, ranked, kept = planned.policy, planned.ranking.ranked, planned.kept
+    slots = np.array(planned.slots, dtype=np.int64)
+    num_blocks = ranked.block.shape[-1]
+    block = cache.tables.lookup_layers(torch.from_numpy(slots).to(cache.pool.device), num_blocks).long()
+    most = int((cache.tables.host_lengths[slots] - planned.lengths).max())
     stay = kept.transpose(0, 1)
-    backend.keep_best(cache.pool, ranking.ranked, stay, int((lengths - lengths_after).max()))
+    backend.keep_best(cache.pool, replace(ranked, block=block), stay, most)
     if policy.score.resets_accumulators:
-        cache.pool.clear_accumulators(rows.slot[rows.valid], policy.score.num_accumulators)
+        slot = cache.pool.slots_of(block)
+        front = torch.arange(slot.shape[-1], device=slot.device) < stay[..., None]
+        cache.pool.clear_accumulators(slot[front], policy.score.num_accumulators)
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
-        reassign(cache.pool, rows.slot.transpose(0, 1), kept, rotation)
-    cache.pool.moved(rows.block.flatten())
-    cache.tables.set_lengths(np.array(slots, dtype=np.int64), lengths_after)
-    return lengths_after
+        reassign(cache.pool, cache.pool.slots_of(block).transpose(0, 1), kept, rotation)
+    cache.pool.moved(block.flatten())
+    cache.tables.set_lengths(slots, planned.lengths)
 
 
 def rank_round(

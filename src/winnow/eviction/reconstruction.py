@@ -73,6 +73,8 @@ def observe_replay(
         weights: factors of attention, applied before the maximum; None: 1.
     """
     replay = span.replay
+    if span.done == 0:
+        _clear(cache, span, layer)
     first = replay.context_len + span.done
     every = slice(-first % replay.every, None, replay.every)
     counted = range(first, first + len(q))[every]
@@ -91,6 +93,15 @@ def observe_replay(
         query_logs=query_logs,
         key_logs=key_logs,
     )
+
+
+def _clear(cache: PagedCache, span: ReplaySpan, layer: int) -> None:
+    """Let the KVs that a pass is the first to judge start from 0: they may come from a prefix that others watched."""
+    replay = span.replay
+    start = 0 if replay.start == replay.head else replay.start
+    context = JudgedKVs(0, start, replay.end, replay.context_len)
+    slot, _ = judged_slots(cache, layer, span.slot, context, replay.context_len)
+    cache.pool.clear_accumulators(slot, 1)
 
 
 def _judged(replay: ReplayPass) -> JudgedKVs:

@@ -192,6 +192,11 @@ class SequenceEviction:
             return True
         return computed + most >= self._observed_end(computed)
 
+    def replaces_accumulators(self, computed: int) -> bool:
+        """Whether queries of the next tokens, where they count, overwrite every accumulator of their rows."""
+        observe = self.policy.observes[computed >= self.context_len]
+        return observe is not None and observe.replace
+
     # -- what is observed ----------------------------------------------------------------------------------------
 
     def observe(self, start: int, end: int) -> tuple[AttentionObserver | None, int]:

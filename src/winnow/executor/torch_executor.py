@@ -28,7 +28,14 @@ from winnow.cache.value_store import ValueStore
 from winnow.config import EngineConfig
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan, StepResult
 from winnow.errors import InvalidRequestError, UnsupportedModelError, describe_error
-from winnow.eviction import EvictionPolicy, EvictionTarget, SequenceEviction, evict
+from winnow.eviction import (
+    EvictionPolicy,
+    EvictionTarget,
+    PlannedRound,
+    SequenceEviction,
+    compact_round,
+    plan_round,
+)
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans
 from winnow.executor.decode_graph import CudaCapture, DecodeGraphs
 from winnow.executor.signals import EngineSignals, SequenceSignals
@@ -63,6 +70,7 @@ class TorchExecutor:
         self.layout, self.size = layout, size
         self.cache = PagedCache.allocate(layout, size, model.device, host_bytes)
         self._saved: dict[int, SequenceSignals] = {}
+        self._planned_rounds: list[PlannedRound] = []
         self._model = model
         self._backend = backend
         self._sampler = Sampler(
@@ -187,22 +195,24 @@ class TorchExecutor:
         traffic, apart.traffic = apart.traffic, TierTraffic()
         return traffic
 
-    def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
+    def plan_evictions(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         targets = [
             EvictionTarget(each.slot, self._eviction(each.slot), each.computed, each.position_offset)
             for each in planned
         ]
         lengths = self.cache.tables.host_lengths[[each.slot for each in planned]]
+        self._planned_rounds = []
         for policy, indices in _by_policy(targets).items():
-            lengths[indices] = evict(
-                self.cache,
-                self._backend,
-                policy,
-                [targets[i] for i in indices],
-                self._signals,
-                self._model.rotation if policy.reassign_positions else None,
-            )
+            planned_round = plan_round(self.cache, policy, [targets[i] for i in indices], self._signals)
+            lengths[indices] = planned_round.lengths
+            self._planned_rounds.append(planned_round)
         return lengths
+
+    def compact(self) -> None:
+        planned, self._planned_rounds = self._planned_rounds, []
+        for each in planned:
+            rotation = self._model.rotation if each.policy.reassign_positions else None
+            compact_round(self.cache, self._backend, each, rotation)
 
     @torch.inference_mode()
     def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:

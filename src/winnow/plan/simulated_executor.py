@@ -156,7 +156,7 @@ class SimulatedExecutor:
         self.total = self.total.plus(work)
         self.clock.now += self.seconds(work)
 
-    def evict(self, planned: SequenceType[PlannedEviction]) -> IntArray:
+    def plan_evictions(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         slots = [each.slot for each in planned]
         self.spend(StepWork(round_kvs=float(self.mean_kvs(slots).sum()), rounds=1))
         for slot in slots:
@@ -165,6 +165,9 @@ class SimulatedExecutor:
             self.lengths[slot] = self.kept(self.lengths[slot], eviction)
         kept: IntArray = self.lengths[slots]
         return kept
+
+    def compact(self) -> None:
+        """Nothing moves."""
 
     def kept(self, held: IntArray, eviction: SequenceEviction) -> IntArray:
         """KVs that a round leaves of rows of `held` KVs, [layers, heads]."""
