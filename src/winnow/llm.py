@@ -201,7 +201,7 @@ class LLM:
         """Compress a document as if questions followed it, and write what is left to a directory.
 
         Another `LLM` of the same model with `prefix_store=directory` starts from there wherever a prompt begins with
-        these tokens, under the same policy and amount and with `context_tokens` their number.
+        these tokens, under the same policy and amount. It then runs as with `context_tokens` their number.
 
         Args:
             sampling_params: policy, amount and what is protected; the rest does not matter. None: the engine's.
@@ -397,8 +397,8 @@ class LLM:
 
     def close(self) -> None:
         """Free model and cache. Requests in progress are lost; threads that wait for them get a `ClosedError`."""
-        self._shared.close()
         self._team_wait.stop()
+        self._shared.close()
 
     def __enter__(self) -> Self:
         return self

@@ -21,12 +21,12 @@ def document(tmp_path: Path) -> Path:
     return path
 
 
-def answers(tmp_path: Path, name: str, text: str, context: int, *words: str) -> list[dict[str, object]]:
+def answers(
+    tmp_path: Path, name: str, text: str, context: int | None, *words: str
+) -> list[dict[str, object]]:
     prompts, out = tmp_path / f"{name}.prompts.jsonl", tmp_path / f"{name}.jsonl"
-    lines = [
-        json.dumps({"prompt": text + question, "context_tokens": context, "temperature": 0})
-        for question in QUESTIONS
-    ]
+    own = {} if context is None else {"context_tokens": context}
+    lines = [json.dumps({"prompt": text + question, "temperature": 0} | own) for question in QUESTIONS]
     prompts.write_text("\n".join(lines))
     assert main(["run", str(prompts), "-o", str(out), *WORDS, *words]) == 0
     return [json.loads(line) for line in out.read_text().splitlines()]
@@ -40,15 +40,25 @@ def test_a_saved_document_answers_as_a_computed_one(
     said = capsys.readouterr()
     [file] = store.iterdir()
     assert said.out.startswith(f"{file}: ")
-    context = int(said.err.rpartition("context_tokens=")[2])
+    context = int(said.out.removeprefix(f"{file}: ").split()[0])
     text = document.read_text().removesuffix("\n")
-    found = answers(tmp_path, "found", text, context, "--prefix-store", str(store))
+    found = answers(tmp_path, "found", text, None, "--prefix-store", str(store))
     computed = answers(tmp_path, "computed", text, context)
     assert [each["text"] for each in found] == [each["text"] for each in computed]
     kept = [[each["eviction"]["kept"] for each in those] for those in (found, computed)]  # type: ignore[index]
     assert kept[0] == kept[1]
     assert [each["eviction"]["replay_tokens"] for each in found] == [0, 0]  # type: ignore[index]
     assert computed[0]["eviction"]["replay_tokens"]  # type: ignore[index]
+
+
+def test_a_run_that_uses_nothing_of_a_store_says_why(
+    document: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    assert main(["prefix", "save", str(document), "-o", str(store), *WORDS]) == 0
+    text = document.read_text().removesuffix("\n")
+    with pytest.warns(UserWarning, match="no request used the prefix_store: .* context_tokens 9, and it has"):
+        answers(tmp_path, "own", text, 9, "--prefix-store", str(store))
 
 
 def test_a_chat_begins_with_a_saved_document(
@@ -58,7 +68,7 @@ def test_a_chat_begins_with_a_saved_document(
         if llm.tokenizer is None or not llm.tokenizer.chat_template:
             pytest.skip("the demo model has no chat template")
     assert main(["prefix", "save", str(document), "-o", str(tmp_path / "store"), "--chat", *WORDS]) == 0
-    context = int(capsys.readouterr().err.rpartition("context_tokens=")[2])
+    context = int(capsys.readouterr().out.partition(": ")[2].split()[0])
     options = {
         "kv_memory": "64MiB",
         "eviction": "winnow",
@@ -67,9 +77,7 @@ def test_a_chat_begins_with_a_saved_document(
     }
     with LLM(**options) as llm:  # type: ignore[arg-type]
         text = document.read_text().removesuffix("\n") + QUESTIONS[0]
-        [output] = llm.chat(
-            [{"role": "user", "content": text}], SamplingParams(context_tokens=context, max_tokens=4)
-        )
+        [output] = llm.chat([{"role": "user", "content": text}], SamplingParams(max_tokens=4))
         assert output.num_cached_tokens == context
 
 

@@ -3,9 +3,11 @@
 import errno
 import os
 import random
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -85,23 +87,123 @@ def test_another_engine_starts_from_what_was_saved(
         assert_same(found, expected)
 
 
+@contextmanager
+def unused(reason: str) -> Iterator[None]:
+    """No request starts from the store, which is said once, with the reason."""
+    with pytest.warns(UserWarning, match="no request used the prefix_store") as caught:
+        yield
+    [warning] = caught
+    assert re.search(reason, str(warning.message)), warning.message
+
+
+@pytest.mark.parametrize("context_tokens", [LENGTH, None])
 @pytest.mark.parametrize(
-    "options",
-    [{"compression": 5.0}, {"eviction": "kvzip-plus"}, {"block_size": 8}, {"dtype": "bfloat16"}],
+    ("options", "reason"),
+    [
+        ({"compression": 5.0}, "saved with 38 KVs a row, and requests keep 30 of its 150 tokens"),
+        ({"eviction": "kvzip-plus"}, "another policy"),
+        ({"eviction": "full", "compression": None}, "keeps all KVs"),
+        ({"block_size": 8}, "another cache"),
+        ({"dtype": "bfloat16"}, "another model, dtype"),
+    ],
     ids=str,
 )
 def test_another_policy_or_cache_finds_nothing(
-    directory: Path, saved: Path, options: dict[str, object]
+    directory: Path, saved: Path, options: dict[str, object], context_tokens: int | None, reason: str
 ) -> None:
-    with warnings.catch_warnings(), open_llm(directory, prefix_store=saved.parent, **options) as llm:
-        warnings.simplefilter("error", UserWarning)
-        assert ask(llm)[0].num_cached_tokens == 0
+    with unused(reason), open_llm(directory, prefix_store=saved.parent, **options) as llm:
+        assert ask(llm, context_tokens=context_tokens)[0].num_cached_tokens == 0
 
 
 def test_another_model_finds_nothing(directory: Path, saved: Path, tmp_path: Path) -> None:
     other = save_tiny_llama(tmp_path / "other", seed=4)
-    with open_llm(other, prefix_store=saved.parent) as llm:
+    with unused("another model"), open_llm(other, prefix_store=saved.parent) as llm:
         assert ask(llm)[0].num_cached_tokens == 0
+
+
+class TestByTokens:
+    """Without `context_tokens`, the longest saved document that a prompt begins with takes its place."""
+
+    def cached(self, llm: LLM, prompt: list[int], **options: object) -> int:
+        [output] = llm.generate([prompt], greedy(**({"context_tokens": None} | options)))
+        return output.num_cached_tokens
+
+    def test_a_prompt_that_begins_with_a_document_runs_as_with_context_tokens(
+        self, directory: Path, saved: Path, expected: list[RequestOutput]
+    ) -> None:
+        with open_llm(directory, prefix_store=saved.parent) as llm:
+            found = ask(llm, context_tokens=None)
+            assert [each.num_cached_tokens for each in found] == [LENGTH, LENGTH]
+            assert llm.stats().replay_tokens == 0
+            assert_same(found, expected)
+
+    def test_the_longest_document_wins(self, directory: Path, saved: Path, tmp_path: Path) -> None:
+        shutil.copy(saved, tmp_path)
+        with open_llm(directory, prefix_store=tmp_path) as llm:
+            assert self.cached(llm, [*DOCUMENT[:100], 5, 6]) == 0
+            llm.save_prefix(DOCUMENT[:100], tmp_path)
+            assert self.cached(llm, [*DOCUMENT, 5, 6]) == LENGTH
+        with open_llm(directory, prefix_store=tmp_path) as llm:
+            assert self.cached(llm, [*DOCUMENT[:100], 5, 6]) == 100
+            assert self.cached(llm, [*DOCUMENT, 5, 6], context_tokens=100) == 100
+
+    def test_a_document_is_found_in_a_store_that_is_already_open(
+        self, directory: Path, saved: Path, tmp_path: Path
+    ) -> None:
+        with open_llm(directory, prefix_store=tmp_path) as llm:
+            assert self.cached(llm, [*DOCUMENT, 5, 6]) == 0
+            shutil.copy(saved, tmp_path)
+            assert self.cached(llm, [*DOCUMENT, 7, 8]) == LENGTH
+
+    @pytest.mark.parametrize("place", [0, 77, LENGTH - 1])
+    def test_one_other_token_is_a_miss(self, directory: Path, saved: Path, place: int) -> None:
+        other = list(DOCUMENT)
+        other[place] = 3 if other[place] != 3 else 4
+        with unused("no prompt begins with one"), open_llm(directory, prefix_store=saved.parent) as llm:
+            assert self.cached(llm, [*other, 5, 6]) == 0
+
+    def test_nothing_behind_the_document_is_a_miss(self, directory: Path, saved: Path) -> None:
+        """The policy then acts when the whole prompt is computed, with all of its logits."""
+        with unused("no prompt begins with one"), open_llm(directory, prefix_store=saved.parent) as llm:
+            assert self.cached(llm, DOCUMENT) == 0
+
+    def test_a_request_keeps_to_its_own_context_tokens(self, directory: Path, saved: Path) -> None:
+        with unused("give context_tokens 140"), open_llm(directory, prefix_store=saved.parent) as llm:
+            [output] = llm.generate([[*DOCUMENT, 5, 6]], greedy(context_tokens=140))
+            assert output.num_cached_tokens == 0
+            report = output.outputs[0].eviction
+            assert report is not None and report.kv_budget == 35
+
+    def test_tenants_do_not_find_each_others(self, directory: Path, saved: Path) -> None:
+        with unused("under its tenant"), open_llm(directory, prefix_store=saved.parent) as llm:
+            prompt = llm.tokenize([*DOCUMENT, 5, 6, 7])
+            new = llm.new_request(prompt, greedy(context_tokens=None), tenant="other", final_only=True)
+            [output] = llm._shared.finish([new])
+            report = output.outputs[0].eviction
+            assert output.num_cached_tokens == 0 and report is not None
+            assert report.kv_budget == 39  # a quarter of the whole prompt
+
+    def test_what_would_be_refused_with_the_document_is_computed_without(
+        self, directory: Path, saved: Path
+    ) -> None:
+        """A span behind the document may be protected only where the policy acts on the whole prompt."""
+        span = ((LENGTH, LENGTH + 2),)
+        with unused("protect must lie within"), open_llm(directory, prefix_store=saved.parent) as llm:
+            assert self.cached(llm, [*DOCUMENT, 5, 6, 7], protect=span) == 0
+
+    def test_a_fork_goes_on_under_the_same_policy(self, directory: Path, saved: Path) -> None:
+        with open_llm(directory, prefix_store=saved.parent) as llm:
+            name = llm.submit([*DOCUMENT, 5, 6], greedy(context_tokens=None))
+            llm.step()
+            child = llm.fork(name, greedy(context_tokens=None))
+            outputs = {}
+            while llm.has_unfinished:
+                outputs |= {each.request_id: each for each in llm.step()}
+            assert outputs[child].outputs[0].token_ids == outputs[name].outputs[0].token_ids
+
+    def test_a_store_that_nothing_asked_for_says_nothing(self, directory: Path, saved: Path) -> None:
+        with warnings.catch_warnings(), open_llm(directory, prefix_store=saved.parent):
+            warnings.simplefilter("error", UserWarning)
 
 
 def test_another_tenant_finds_nothing(directory: Path, saved: Path) -> None:
@@ -147,10 +249,13 @@ def test_a_damaged_file_is_a_miss_with_a_warning(
     copy = tmp_path / saved.name
     shutil.copy(saved, copy)
     DAMAGE[damage](copy)
-    with open_llm(directory, prefix_store=tmp_path) as llm, pytest.warns(UserWarning, match=saved.stem):
+    with pytest.warns(UserWarning) as caught, open_llm(directory, prefix_store=tmp_path) as llm:
         found = ask(llm)
         assert found[0].num_cached_tokens == 0
         assert_same(found, expected)
+    said = [str(each.message) for each in caught]
+    assert saved.stem in said[0]
+    assert all("can be read" in each for each in said[1:])  # of the store, when the engine is closed
 
 
 def test_a_file_under_the_name_of_another_is_a_miss(directory: Path, saved: Path, tmp_path: Path) -> None:

@@ -54,6 +54,10 @@ class PrefixChain:
             self._last = _digest(self._last, tokens)
             self.links.append((self._last, tokens))
 
+    def document_key(self, token_ids: Sequence[int]) -> PrefixKey:
+        """The key of `token_ids`, which the chain begins with, under any rule."""
+        return self.snapshot_key(token_ids, b"")
+
     def snapshot_key(self, token_ids: Sequence[int], rule: bytes) -> PrefixKey:
         """The key of the state after `token_ids`, which the chain begins with, under a rule of this digest."""
         whole = len(token_ids) // self._block_size

@@ -19,8 +19,8 @@ examples:
   winnow prefix save handbook.txt -o prefixes --eviction kvzip --compression 8
   winnow run questions.jsonl -o answers.jsonl --prefix-store prefixes --eviction kvzip --compression 8
 
-A prompt takes what was saved if its first tokens are the document's, "context_tokens" is their
-number (which `save` prints), and policy and amount are the same.
+A prompt takes what was saved if its first tokens are the document's, and policy and amount are the
+same; the longest saved document counts. A line with a "context_tokens" of its own keeps to it.
 """
 _UNUSED = ("prefix_store", "enable_prefix_caching")
 
@@ -72,5 +72,5 @@ def execute(namespace: argparse.Namespace) -> int:
         path = llm.save_prefix(token_ids, out, tenant=namespace.tenant)
         whole, saved = llm.kv_bytes(len(token_ids)), path.stat().st_size
     print(f"{path}: {len(token_ids)} tokens in {format_bytes(saved)}; uncompressed {format_bytes(whole)}")
-    print(f"prompts that begin with them take it with context_tokens={len(token_ids)}", file=sys.stderr)
+    print("prompts that begin with them start from it under the same policy and amount", file=sys.stderr)
     return 0

@@ -32,8 +32,8 @@ class CacheConfig:
     )
     prefix_store: str | Path | None = option(
         None,
-        "directory of compressed prefixes that `winnow prefix save` wrote; prompts that begin so start from them",
-        effect=Effect.BATCHES,
+        "directory of compressed prefixes that `winnow prefix save` wrote; prompts that begin so start from them, and "
+        "the policy acts on the saved part alone",
     )
     kv_offloading_size: int | None = option(
         None,

@@ -10,6 +10,7 @@ from winnow.cache import Ledger
 from winnow.config import FULL, EngineConfig, EvictionConfig
 from winnow.engine.accounts import TenantAccounts
 from winnow.engine.orders import TenantName
+from winnow.engine.saved_prefixes import SavedPrefixes
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
     SEEN,
@@ -37,6 +38,8 @@ class Admitted:
     """One for all samples, or one each."""
     policy_name: str | None
     """None: no policy was asked for."""
+    context_tokens: int | None = None
+    """Tokens of a saved document, where the prompt begins with one: the policy acts on those alone."""
     reserved_tokens: int | None = None
     """Tokens for which each answer holds blocks from its start; None: it takes them as it grows."""
     replay_replaced: bool = False
@@ -85,6 +88,7 @@ class Admission:
         instruct: the words of a replay as tokens, for a prompt; None: it goes without words.
         accounts: what tenants may hold; None: as much as there is.
         traits: of the model.
+        saved: where prompts may begin with documents that were compressed before; None: nowhere.
 
     Raises:
         ConfigError: the KV memory does not have the blocks that one request reserves.
@@ -100,6 +104,7 @@ class Admission:
         instruct: Callable[[Replay, list[int]], Instruction] | None = None,
         accounts: TenantAccounts | None = None,
         traits: ModelTraits = UNKNOWN_MODEL,
+        saved: SavedPrefixes | None = None,
     ) -> None:
         cache, layout = config.cache, ledger.layout
         if cache.kv_reservation == "max" and layout.blocks_for(max_model_len) > ledger.size.num_blocks:
@@ -115,6 +120,7 @@ class Admission:
         self._trained_len = trained_len
         self._instruct = instruct or (lambda replay, token_ids: Instruction())
         self._traits = traits
+        self._saved = saved
         self._accounts = accounts or TenantAccounts((), ledger)
 
     def admit(self, token_ids: list[int], params: SamplingParams, tenant: TenantName = None) -> Admitted:
@@ -153,6 +159,10 @@ class Admission:
             if given is not None and given > most:
                 of = "the prompt's" if field == "template_tail" else "template_tail's"
                 raise InvalidRequestError(f"{field} must be at most {of} {most} tokens, got {given}")
+        saved = self._saved_document(token_ids, params, tenant, prompt_len + max_tokens - 1, context)
+        if saved is not None:
+            params = replace(params, context_tokens=saved)
+            asked = requested_eviction(self._config.eviction, params, self._traits)
         there = self._accounts.limit(tenant)
         refused: CapacityError | ContextLengthError | None = None
         for each in self._alternatives(asked):
@@ -175,6 +185,7 @@ class Admission:
             granted,
             tuple(evictions),
             name,
+            saved,
             reserved.get(self._config.cache.kv_reservation),
             replay_replaced=refused is not None,
         )
@@ -207,20 +218,7 @@ class Admission:
         """
         prompt_len, layout = len(token_ids), self._ledger.layout
         total = prompt_len + max_tokens - 1
-        # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
-        evictions = [
-            each.for_prompt(
-                prompt_len,
-                total,
-                params.context_tokens,
-                params.protect,
-                params.template_tail or 0,
-                params.answer_prefix or 0,
-                may_idle=len(asked) == 1,
-            )
-            for each in asked
-        ]
-        evictions = self._with_replay(evictions, token_ids, context)
+        evictions = self._bind(asked, token_ids, params, total, context)
         for eviction in evictions:
             if eviction is not None:
                 self._check_policy(eviction)
@@ -235,6 +233,54 @@ class Admission:
                 f"{self._limit_text(tenant)} holds {layout.block_size * (there // layout.rows_per_seq)}"
             )
         return evictions, left
+
+    def _bind(
+        self, asked: list[ResolvedPolicy], token_ids: list[int], params: SamplingParams, total: int, context: int
+    ) -> list[SequenceEviction | None]:
+        """Bind policies to a request of `total` tokens, replays included."""
+        # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
+        bound = [
+            each.for_prompt(
+                len(token_ids),
+                total,
+                params.context_tokens,
+                params.protect,
+                params.template_tail or 0,
+                params.answer_prefix or 0,
+                may_idle=len(asked) == 1,
+            )
+            for each in asked
+        ]
+        return self._with_replay(bound, token_ids, context)
+
+    def _saved_document(
+        self, token_ids: list[int], params: SamplingParams, tenant: TenantName, total: int, context: int
+    ) -> int | None:
+        """Tokens of the longest saved document that the request can start from; None: of none.
+
+        A request that names `context_tokens` starts from a document of that many, or from none.
+        """
+        if self._saved is None:
+            return None
+        for document in self._saved.documents(token_ids, tenant):
+            if params.context_tokens not in (None, document.num_tokens):
+                self._saved.note_reason(
+                    f"requests give context_tokens {params.context_tokens}, and it has {document.num_tokens}"
+                )
+                continue
+            if params.prompt_logprobs is not None:
+                self._saved.note_reason("requests want prompt_logprobs, for which all of it is computed")
+                continue
+            later = replace(params, context_tokens=document.num_tokens)
+            try:
+                asked = requested_eviction(self._config.eviction, later, self._traits)
+                evictions = self._bind(asked, token_ids, later, total, context)
+            except (ConfigError, InvalidRequestError) as error:
+                self._saved.note_reason(str(error))
+                continue
+            if len(evictions) == 1 and self._saved.has(document, token_ids, tenant, evictions[0]):
+                return document.num_tokens
+        return None
 
     def _largest(self, evictions: list[SequenceEviction | None], total: int) -> SequenceEviction | None:
         """The one that takes most blocks for `total` tokens."""

@@ -1,5 +1,6 @@
 """The paged engine: a scheduler plans steps over the blocks of a KV cache, an executor computes them."""
 
+import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 from dataclasses import replace
@@ -137,6 +138,11 @@ class Engine(RequestLoop):
         [sequence] = self._admit(new).sequences
         return self._scheduler.prefixes.save(sequence, self._open_store(directory))
 
+    def close(self) -> None:
+        why = self._scheduler.saved_prefixes.why_unused()
+        if why is not None:
+            warnings.warn(f"no request used the prefix_store: {why}", stacklevel=2)
+
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
         ledger = self._scheduler.ledger
@@ -200,6 +206,8 @@ class Engine(RequestLoop):
                     "they are no token indices"
                 )
         params, beams = self._executor.with_seed(new.params), None
+        if granted.context_tokens is not None:  # a fork inherits it
+            params = replace(params, context_tokens=granted.context_tokens)
         if params.use_beam_search:
             if new.observer is not None:
                 raise InvalidRequestError("use_beam_search must be false for inspect, got True")

@@ -149,6 +149,9 @@ class RequestLoop(ABC):
     def kv_bytes(self, num_kvs: int) -> int:
         """Bytes of a sequence that keeps `num_kvs` KVs in every row."""
 
+    def close(self) -> None:  # noqa: B027  # most have nothing to say
+        """Warn of what the engine's owner should know when no request comes any more."""
+
     @abstractmethod
     def check_integrity(self) -> None:
         """Assert the engine's invariants. Slow: may read tables back from the device."""

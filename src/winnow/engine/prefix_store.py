@@ -1,5 +1,6 @@
 """Compressed prefixes on disk: one safetensors file each, named by what they follow from."""
 
+import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,24 @@ class SavedPrefix:
     wide: dict[str, NDArray[Any]]
 
 
+@dataclass(frozen=True)
+class SavedDocument:
+    """What a file of a store says of itself; nothing of it is checked yet.
+
+    Attributes:
+        made_for: format, model and cache; another engine's file is of no use.
+        document: `PrefixChain.document_key` of its tokens.
+        num_tokens: of the document.
+        policy, kv_budget: under which it was compressed; the policy as `json_value` gives it.
+    """
+
+    made_for: str
+    document: bytes
+    num_tokens: int
+    policy: Any
+    kv_budget: int
+
+
 class _UnusableError(Exception):
     """Why a file is not used."""
 
@@ -72,6 +91,8 @@ class PrefixStore:
         # The codec with its groups and rotations, which its name does not tell.
         self._made_for = dump_json([FORMAT, model, repr(layout.codec), repr(layout.wide), shape, *apart])
         self._warned: set[Path] = set()
+        self._documents: dict[Path, SavedDocument | None] = {}
+        self._listed_at: int | None = None
 
     def path(self, key: PrefixKey) -> Path:
         """Where the snapshot of that key lies, if it was saved."""
@@ -79,6 +100,41 @@ class PrefixStore:
         return self._directory / f"{name}.safetensors"
 
     # -- reading -------------------------------------------------------------------------------------------------
+
+    def documents(self) -> list[SavedDocument]:
+        """What the files were saved for, this engine's or another's, the longest first.
+
+        The directory is read again when it has changed.
+        """
+        try:
+            changed_at = self._directory.stat().st_mtime_ns
+            if changed_at != self._listed_at:
+                paths = sorted(self._directory.glob("*.safetensors"))
+                known = self._documents
+                self._documents = {
+                    path: known[path] if path in known else _read_document(path) for path in paths
+                }
+                self._listed_at = changed_at
+        except OSError:  # it went away: nothing can be found there
+            self._documents, self._listed_at = {}, None
+        found = [each for each in self._documents.values() if each is not None]
+        return sorted(found, key=lambda each: -each.num_tokens)
+
+    def own_documents(self) -> list[SavedDocument]:
+        """Of these, those of this engine's model and cache."""
+        return [each for each in self.documents() if each.made_for == self._made_for]
+
+    def why_foreign(self) -> str:
+        """Why not even one file is this engine's."""
+        if not self._documents:
+            return "it holds no prefix"
+        found = self.documents()
+        if not found:
+            return "none of its files can be read as a prefix with its tokens"
+        model = json.loads(self._made_for)[1]
+        if all(json.loads(each.made_for)[1] != model for each in found):
+            return "its prefixes were saved for another model, dtype or weight_dtype"
+        return "its prefixes were saved for another cache (kv_cache_dtype, kv_group, kv_wide, block_size)"
 
     def load(self, key: PrefixKey, token_ids: Sequence[int], num_accumulators: int) -> SavedPrefix | None:
         """The snapshot of a key, if it is of these tokens; None: there is none that can be used.
@@ -177,6 +233,7 @@ class PrefixStore:
         snapshot: Snapshot,
         data: NDArray[np.uint8],
         num_accumulators: int,
+        document: bytes,
         notes: Mapping[str, Any],
         wide: Mapping[str, NDArray[Any]],
     ) -> Path:
@@ -185,7 +242,8 @@ class PrefixStore:
         Args:
             data: of its blocks, as `Executor.read_blocks` gives it.
             num_accumulators: how many its policy uses.
-            notes: what a reader of the file may want to know.
+            document: `PrefixChain.document_key` of its tokens.
+            notes: the policy, its `kv_budget` and the number of tokens, for `SavedDocument`.
             wide: what is wide of it, as `Executor.read_wide` gives it.
 
         Raises:
@@ -198,6 +256,7 @@ class PrefixStore:
             "key": snapshot.key.hex(),
             "num_rounds": str(snapshot.num_rounds),
             "position_offset": str(snapshot.position_offset),
+            "document": document.hex(),
             "notes": dump_json(dict(notes)),
         }
         metadata["sha256"] = _digest(metadata, tensors)
@@ -235,6 +294,24 @@ class PrefixStore:
             "positions": shaped[0],
             "accumulators": np.array(shaped[1:], dtype=np.float32).reshape(num_accumulators, *behind.shape),
         }
+
+
+def _read_document(path: Path) -> SavedDocument | None:
+    """The header of a file; None: it cannot be read, or an earlier version wrote it, which named no document."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+        notes, made_for = json.loads(metadata["notes"]), metadata["made_for"]
+        json.loads(made_for)[1]  # `why_foreign` reads it
+        return SavedDocument(
+            made_for,
+            bytes.fromhex(metadata["document"]),
+            int(notes["tokens"]),
+            notes["policy"],
+            int(notes["kv_budget"]),
+        )
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError):
+        return None
 
 
 def _is(tensor: NDArray[Any] | None, dtype: Any, shape: tuple[int, ...]) -> bool:

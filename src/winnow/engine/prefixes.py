@@ -1,8 +1,7 @@
 """WHO begins with KVs that another has computed, and who must have its blocks for itself."""
 
 from collections.abc import Sequence as SequenceType
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from winnow.cache import Ledger
@@ -10,10 +9,9 @@ from winnow.cache.prefix_index import PrefixChain, PrefixKey, Snapshot
 from winnow.engine.kv_state import KVState
 from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.request import Sequence
-from winnow.engine.saved_prefixes import SavedPrefixes, is_portable
+from winnow.engine.saved_prefixes import SavedPrefixes, chain_of, is_portable
 from winnow.errors import PrefixStoreError
 from winnow.eviction import SequenceEviction
-from winnow.json_values import dump_json, json_value
 
 
 @dataclass(frozen=True)
@@ -187,23 +185,16 @@ class PrefixSharing:
             raise PrefixStoreError(
                 "kv_memory is too small to keep the compressed prefix beside other requests"
             )
-        return self._saved.save(found, eviction, store)
+        document = chain.document_key(sequence.token_ids[: eviction.context_len])
+        return self._saved.save(found, document, eviction, store)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _chain(self, sequence: Sequence) -> PrefixChain:
         """The keys of a sequence's prefixes, those of its snapshots included."""
-        chain = PrefixChain(sequence.request.tenant or "", self._ledger.layout.block_size)
-        chain.extend(sequence.token_ids)
-        if sequence.eviction is not None:
-            digests: dict[SequenceEviction, bytes] = {}
-            for computed, rule in sequence.eviction.snapshots():
-                if rule not in digests:
-                    digests[rule] = sha256(dump_json(json_value(rule)).encode()).digest()
-                key = chain.snapshot_key(sequence.token_ids[:computed], digests[rule])
-                # The passes follow from the rest, and are as long as the context.
-                chain.snapshots[computed] = (key, replace(rule, passes=()))
-        return chain
+        return chain_of(
+            sequence.token_ids, sequence.request.tenant, self._ledger.layout.block_size, sequence.eviction
+        )
 
     def _load(self, sequence: Sequence) -> None:
         """Look on disk, once for each sequence, for more than the index knows."""

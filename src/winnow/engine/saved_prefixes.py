@@ -1,20 +1,25 @@
 """WHEN compressed prefixes go to disk and come from there: between steps, by way of the prefix index."""
 
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence as SequenceType
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from winnow.cache import Ledger
-from winnow.cache.prefix_index import PrefixKey, Snapshot
+from winnow.cache.prefix_index import PrefixChain, PrefixKey, Snapshot
 from winnow.engine.executor import Executor
-from winnow.engine.prefix_store import PrefixStore
+from winnow.engine.orders import TenantName
+from winnow.engine.prefix_store import PrefixStore, SavedDocument
 from winnow.eviction import EvictionPolicy, SequenceEviction
-from winnow.json_values import json_value
+from winnow.json_values import dump_json, json_value
+
+_MOST_REASONS = 4
 
 
 class SavedPrefixes:
-    """Moves snapshots between the index and a store.
+    """Moves snapshots between the index and a store, and knows which prompts begin with one.
 
     Args:
         store: where prompts look for prefixes; None: nowhere.
@@ -24,6 +29,70 @@ class SavedPrefixes:
         self._executor = executor
         self._ledger = ledger
         self._store = store
+        self._num_prompts, self._is_used = 0, False
+        self._reasons: dict[str, None] = {}
+
+    def documents(self, token_ids: SequenceType[int], tenant: TenantName) -> list[SavedDocument]:
+        """Those of the store that a prompt begins with and is longer than, the longest first."""
+        if self._store is None:
+            return []
+        self._num_prompts += 1
+        chain = PrefixChain(tenant or "", self._ledger.layout.block_size)
+        chain.extend(token_ids)
+        keys: dict[int, PrefixKey] = {}
+        found = []
+        for each in self._store.own_documents():
+            length = each.num_tokens
+            if length < len(token_ids):
+                if length not in keys:
+                    keys[length] = chain.document_key(token_ids[:length])
+                if keys[length] == each.document:
+                    found.append(each)
+        return found
+
+    def has(
+        self,
+        document: SavedDocument,
+        token_ids: SequenceType[int],
+        tenant: TenantName,
+        eviction: SequenceEviction | None,
+    ) -> bool:
+        """Whether the store has what `eviction` leaves of a document that a prompt begins with; notes why not."""
+        if eviction is None:
+            self.note_reason("the request keeps all KVs")
+            return False
+        chain = chain_of(token_ids, tenant, self._ledger.layout.block_size, eviction)
+        key, _ = chain.snapshots.get(document.num_tokens, (None, None))
+        path = None if key is None or self._store is None else self._store.path(key)
+        if path is not None and path.is_file() and is_portable(eviction.policy):
+            self._is_used = True
+            return True
+        if document.policy != json_value(eviction.policy):
+            self.note_reason("it was saved under another policy")
+        elif document.kv_budget != eviction.budget:
+            self.note_reason(
+                f"it was saved with {document.kv_budget} KVs a row, and requests keep {eviction.budget} of its "
+                f"{document.num_tokens} tokens (compression, kv_budget)"
+            )
+        else:
+            self.note_reason("it was saved with other `protect` or another replay")
+        return False
+
+    def note_reason(self, reason: str) -> None:
+        """Remember why a prompt that begins with a document does not start from it."""
+        if len(self._reasons) < _MOST_REASONS:
+            self._reasons[reason] = None
+
+    def why_unused(self) -> str | None:
+        """Why no prompt so far could start from the store; None: one could, there was none, or there is no store."""
+        if self._store is None or self._is_used or not self._num_prompts:
+            return None
+        if not (documents := self._store.own_documents()):
+            return self._store.why_foreign()
+        if self._reasons:
+            return "a prompt begins with one, but " + "; ".join(self._reasons)
+        shortest = documents[-1].num_tokens
+        return f"no prompt begins with one under its tenant (the shortest has {shortest} tokens)"
 
     def load(self, key: PrefixKey, token_ids: list[int], rule: SequenceEviction) -> bool:
         """Let the index know a saved snapshot. False: there is none, or memory lacks."""
@@ -50,13 +119,30 @@ class SavedPrefixes:
         self._executor.write_wide(key, found.wide)
         return True
 
-    def save(self, snapshot: Snapshot, rule: SequenceEviction, store: PrefixStore) -> Path:
+    def save(self, snapshot: Snapshot, document: bytes, rule: SequenceEviction, store: PrefixStore) -> Path:
         """Write a snapshot of the index. Raises as `PrefixStore.save`."""
         self._executor.apply(self._ledger.take_update())
         notes = {"policy": json_value(rule.policy), "kv_budget": rule.budget, "tokens": snapshot.num_tokens}
         data = self._executor.read_blocks(snapshot.blocks)
         wide = self._executor.read_wide(snapshot.key)
-        return store.save(snapshot, data, rule.policy.score.num_accumulators, notes, wide)
+        return store.save(snapshot, data, rule.policy.score.num_accumulators, document, notes, wide)
+
+
+def chain_of(
+    token_ids: SequenceType[int], tenant: TenantName, block_size: int, eviction: SequenceEviction | None
+) -> PrefixChain:
+    """The keys of a prompt's prefixes, those of the snapshots that its policy leaves included."""
+    chain = PrefixChain(tenant or "", block_size)
+    chain.extend(token_ids)
+    if eviction is not None:
+        digests: dict[SequenceEviction, bytes] = {}
+        for computed, rule in eviction.snapshots():
+            if rule not in digests:
+                digests[rule] = sha256(dump_json(json_value(rule)).encode()).digest()
+            key = chain.snapshot_key(token_ids[:computed], digests[rule])
+            # The passes follow from the rest, and are as long as the context.
+            chain.snapshots[computed] = (key, replace(rule, passes=()))
+    return chain
 
 
 def is_portable(policy: EvictionPolicy) -> bool:

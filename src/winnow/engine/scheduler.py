@@ -37,6 +37,7 @@ class Scheduler:
     Attributes:
         ledger: the accounting of the cache, which is the scheduler's own; the executor follows it.
         prefixes: who shares what with whom.
+        saved_prefixes: those on disk.
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
         accounts: what tenants may hold, hold and got.
@@ -67,8 +68,8 @@ class Scheduler:
         self._victims = victims or LeastLoss(
             self._preemption.loss, self._preemption.has_progressed, self.waiting.order
         )
-        saved = SavedPrefixes(executor, self.ledger, prefix_store)
-        self.prefixes = PrefixSharing(self.ledger, prefix_caching, saved)
+        self.saved_prefixes = SavedPrefixes(executor, self.ledger, prefix_store)
+        self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.saved_prefixes)
         self._own_blocks = OwnBlocks(
             self.ledger, self.prefixes, self.running, self._preempt, config.prefill_chunk
         )

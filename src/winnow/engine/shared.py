@@ -205,10 +205,12 @@ class SharedEngine:
         if os.getpid() != self._pid:
             return
         with self._entrance, self._inside:
-            self._open = None
+            engine, self._open = self._open, None
         with self._mail:
             for box in self._waiting:
                 box.arrived.notify_all()
+        if engine is not None:
+            engine.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
 

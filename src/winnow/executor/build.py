@@ -63,6 +63,7 @@ def build_engine(
         None if loaded.tokenizer is None else Instructor(loaded.tokenizer),
         scheduler.accounts,
         ModelTraits(text_pool(loaded.tokenizer), predictor_path(locate_model(config.model)).is_file()),
+        scheduler.saved_prefixes,
     )
     return Engine(
         executor,
