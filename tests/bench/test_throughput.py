@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_gguf import save_gguf, tiny_llama
 from tiny_llama import save_tiny_llama
 
 from winnow.bench import presets
@@ -78,6 +79,11 @@ def test_the_report_counts_what_was_done(
     assert report["peak_resident_bytes"] > 50 * 2**20
     shown = capsys.readouterr().out
     assert "6 requests of 40 + 20 tokens" in shown and "median of 2" in shown and "output tokens/s" in shown
+
+
+def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
+    model = save_gguf(tmp_path / "model.gguf", tiny_llama())
+    assert run(tmp_path, "--model", str(model))["median"]["output_rate"] > 0
 
 
 def test_eviction_runs_more_within_the_same_bytes(model: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from winnow.cli.engine import (
     add_engine_flags,
     check_written,
     engine_options,
-    model_path,
     open_llm,
     silence_transformers,
 )
@@ -124,9 +123,8 @@ def _measure(
 ) -> tuple[list["Replay"], tuple[str, ...]]:
     """Replay the load under each of `settings`. Returns what came of them, and what the table's notes say."""
     from winnow.bench.pressure import replay
-    from winnow.bench.workload import vocab_size
 
-    vocab, replays, load, budget = vocab_size(model_path(options)), [], [], 0
+    replays, load, budget = [], [], 0
     with open_progress(namespace.progress, sys.stderr) as progress:
         for name, changed in settings.items():
             with open_llm(options | changed) as llm:
@@ -137,7 +135,7 @@ def _measure(
                         f"--token-scale {config.token_scale:g}"
                     )
                 show = show_steps(progress, Meter(), len(load))
-                replays.append(replay(llm, name, load, vocab, config.prompt_seed, show))
+                replays.append(replay(llm, name, load, llm.vocab_size, config.prompt_seed, show))
                 budget = llm.stats().kv_bytes_budget
     tokens = sum(each.prompt_tokens for each in load), sum(each.output_tokens for each in load)
     return replays, (

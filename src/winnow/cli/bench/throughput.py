@@ -16,7 +16,6 @@ from winnow.cli.engine import (
     add_engine_flags,
     check_written,
     engine_options,
-    model_path,
     open_llm,
     silence_transformers,
 )
@@ -133,12 +132,10 @@ def execute(namespace: argparse.Namespace) -> int:
 
 def _measure(plan: _Plan, options: dict[str, Any], mode: str) -> "ThroughputReport":
     from winnow.bench.throughput import measure_throughput
-    from winnow.bench.workload import vocab_size
 
-    model = model_path(options)
     with open_llm(options) as llm, open_progress(mode, sys.stderr) as progress:
         show = show_steps(progress, Meter(), plan.workload.requests)
-        return measure_throughput(llm, plan.workload, vocab_size(model), plan.repeat, show)
+        return measure_throughput(llm, plan.workload, llm.vocab_size, plan.repeat, show)
 
 
 def _table(report: "ThroughputReport") -> Table:
