@@ -142,7 +142,7 @@ def measure(part: str, folder: Path, trace: Path) -> None:
     """Measure a part."""
     folder.mkdir(parents=True, exist_ok=True)
     if part == "hardware":
-        write_json(folder / "hardware.json", this_machine().to_json())
+        write_json(folder / "hardware.json", this_machine(W1.dtype).to_json())
     elif part in ("fit", "held-out"):
         measure_shapes(FIT if part == "fit" else HELD_OUT, part, folder)
     elif part == "w1":

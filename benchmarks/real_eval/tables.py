@@ -76,11 +76,17 @@ def _mean_entry(rows: Sequence[Row], full: dict[str, Row], wanted: int) -> str:
     known = [row for row in rows if row.score is not None]
     if not known:
         return "refused" if rows else ""
+    part = "" if len(known) == wanted else f" of {len(known)}"
+    mean, error = share_of_full(known, full)
+    held = fmean(row.kv_bytes or 0.0 for row in known)
+    return f"{mean:.2f} ± {error:.2f}{part}, {format_bytes(round(held))}"
+
+
+def share_of_full(known: Sequence[Row], full: dict[str, Row]) -> tuple[float, float]:
+    """Mean score over categories as a share of the full cache's, and its standard error."""
     reference = fmean(full[row.work].score or 0.0 for row in known)
     error = math.sqrt(sum((row.error or 0.0) ** 2 for row in known)) / len(known)
-    part = "" if len(known) == wanted else f" of {len(known)}"
-    mean, held = fmean(row.score or 0.0 for row in known), fmean(row.kv_bytes or 0.0 for row in known)
-    return f"{mean / reference:.2f} ± {error / reference:.2f}{part}, {format_bytes(round(held))}"
+    return fmean(row.score or 0.0 for row in known) / reference, error / reference
 
 
 def _scored(row: Row | None) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from winnow.cli.main import main
+from winnow.config import SchedulerConfig
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:15:{second:02d}.6805900,{200 + 37 * second},{5 + second}\n" for second in range(20)
@@ -44,6 +45,38 @@ def test_policies_and_devices_stand_beside_each_other(
     assert plans[1]["largest_batch"] > 2 * plans[0]["largest_batch"]
     assert run(*line, "--markdown") == 0
     assert "| KVs per token |" in capsys.readouterr().out
+
+
+def test_the_full_cache_stands_beside_a_policy_with_what_is_known_of_its_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.json"
+    line = ("plan", "llama-3-8b", "--gpu", "L4,H100", "--context", "4096", "--json", str(file))
+    assert run(*line, "--eviction", "kvzip,h2o", "--compression", "4") == 0
+    plans = json.loads(file.read_text())["plans"]
+    assert [plan["eviction"] for plan in plans] == 2 * ["full", "kvzip", "h2o"]
+    full, kvzip, h2o = plans[:3]
+    assert kvzip["performance"]["prefill_seconds"] > 2 * full["performance"]["prefill_seconds"]
+    known = {(each["question"], each["tasks"]): each["share"] for each in kvzip["accuracy"]}
+    assert known["later", "ruler 2048, needle 2048"] == 1.03
+    assert full["accuracy"] == h2o["accuracy"] == []
+    assert "not measured" in capsys.readouterr().out
+
+
+def test_a_batch_is_what_the_scheduler_lets_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    line = ("plan", "llama-3-8b", "--gpu", "H100", "--context", "512", "--json", str(file))
+    for words, batch, binds in (
+        (("--max-num-seqs", "5"), 5, "max_num_seqs"),
+        ((), SchedulerConfig().max_num_seqs, "max_num_seqs"),
+        (("--batch", "100"), 100, "max_num_seqs"),
+    ):
+        assert run(*line, *words) == 0
+        plan = json.loads(file.read_text())
+        assert (plan["batch"], plan["binds"]) == (batch, binds)
+        assert plan["largest_batch"] > 500
+    assert run(*line, "--max-num-seqs", "5", "--batch", "6") == 2
+    assert "batch must be at most max_num_seqs (5), got 6" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -11,6 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from winnow.cache import CacheSize
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.errors import CapacityError, ConfigError, UnsupportedModelError
+from winnow.models import packed_linear
+from winnow.models.int8_linear import Int8Weights
+from winnow.plan import hardware
 from winnow.plan.deployment import Deployment
 from winnow.plan.hardware import HARDWARE, find_hardware
 from winnow.plan.models import MODELS, find_model, shape_of_config
@@ -167,3 +171,34 @@ def test_the_ideal_step_is_the_papers_bandwidth_model() -> None:
     ideal = times.ideal(StepWork.decode(64, 2048))
     assert ideal["kv"] == pytest.approx(40 * 2**30 / (4 * 2039e9))
     assert ideal["weights"] == pytest.approx(139e9 / (4 * 2039e9), rel=0.01)
+
+
+def test_a_configuration_without_a_dtype_is_bfloat16_as_the_engine_takes_it() -> None:
+    config = LlamaConfig(num_hidden_layers=1, hidden_size=32, num_attention_heads=4, intermediate_size=8)
+    values = {key: value for key, value in config.to_dict().items() if key not in ("dtype", "torch_dtype")}
+    assert shape_of_config(values, "tiny").dtype == "bfloat16"
+
+
+def test_this_machine_is_measured_in_the_type_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product is one of the engine's own linear layers: of int8 weights where the run has such."""
+    monkeypatch.setattr(hardware, "_MEASURED", 0.0)
+    monkeypatch.setattr(hardware, "_MEMORY", 2**25)
+    monkeypatch.setattr("winnow.report.provenance.cpu_cache_bytes", lambda: 0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    made = []
+    make = packed_linear.linear_maker
+
+    def spy(kernels: object, dtype: torch.dtype, **options: object) -> object:
+        made.append((dtype, options["int8"]))
+        return make(kernels, dtype, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(packed_linear, "linear_maker", spy)
+    for words in (("auto", "auto"), ("bfloat16", "int8"), ("bfloat16", "q8_0")):
+        found = find_hardware("this", *words)
+        assert found.measured and found.kind == "cpu"
+        assert min(found.compute, found.bandwidth, found.link, found.memory) > 1e8
+    assert made == [
+        (torch.float32, None),
+        (torch.bfloat16, Int8Weights()),
+        (torch.bfloat16, Int8Weights(blocks=True)),
+    ]

@@ -49,7 +49,9 @@ class PlanOptions:
         "A100", "devices, commas between: names of data sheets, or this for the machine at hand"
     )
     gpus: int = option(1, "devices that the model is spread over")
-    batch: int | None = option(None, "requests at the same time; left out: as many as fit")
+    batch: int | None = option(
+        None, "requests at the same time; left out: as many as fit, max_num_seqs at most"
+    )
     context: int | None = option(None, "tokens of prompt and answer; left out: the model's, 4096 at most")
     new_tokens: int | None = option(
         None, "tokens of each answer, of the context; left out: 256, half of it at most"
@@ -104,10 +106,13 @@ def execute(namespace: argparse.Namespace) -> int:
     if options.new_tokens is not None:
         check_integer("new_tokens", options.new_tokens, 1)
     if options.batch is not None:
-        check_integer("batch", options.batch, 1, 1_000_000)
+        check_integer("batch", options.batch, 1, 65536)
+        most = given(namespace, SchedulerConfig).get("max_num_seqs")
+        if most is not None and options.batch > most:
+            raise UsageError(f"batch must be at most max_num_seqs ({most}), got {options.batch}")
     if namespace.plot is not None:
         require_writable(namespace.plot.with_suffix(".png"), f"--plot {namespace.plot}")
-    found = deployments(namespace, options)
+    found = _beside_full(deployments(namespace, options))
     from winnow.plan.report import plan_of, plan_tables
     from winnow.plan.value_tier import gain_of, tier_table
 
@@ -125,8 +130,9 @@ def execute(namespace: argparse.Namespace) -> int:
 
         save_figure(plan_figure(plans), namespace.plot)
     head: dict[str, Any] = {"command": typed_command()}
-    if len(plans) == 1:
-        head |= plans[0].to_json()
+    asked = [plan for plan in plans if not plan.keeps_all] or plans
+    if len(asked) == 1:
+        head |= asked[0].to_json()
     if gains:
         head["value_tier"] = [gain.to_json() for gain in gains]
     write_json(namespace.json, head | {"plans": [plan.to_json() for plan in plans]})
@@ -139,18 +145,21 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
     from winnow.plan.deployment import Deployment
     from winnow.plan.hardware import find_hardware
     from winnow.plan.models import find_model
-    from winnow.plan.step_time import Factors
 
     model = find_model(namespace.model)
     typed = given(namespace, EvictionConfig)
     names = str(typed.pop("eviction", "")).split(",")
     configs = [_eviction(name.strip(), typed) for name in names]
-    scheduler = SchedulerConfig(**given(namespace, SchedulerConfig))
+    limits = given(namespace, SchedulerConfig)
+    scheduler = SchedulerConfig(**limits)
+    if options.batch is not None and "max_num_seqs" not in limits:  # for an engine that lets so many run
+        tokens = max(scheduler.max_num_batched_tokens, options.batch)
+        scheduler = replace(scheduler, max_num_seqs=options.batch, max_num_batched_tokens=tokens)
     cache = CacheConfig(**given(namespace, CacheConfig))
     found = []
     for device in options.gpu.split(","):
-        hardware = find_hardware(device.strip())
-        factors = Factors()
+        hardware = find_hardware(device.strip(), options.dtype, options.weight_dtype, model.dtype)
+        factors = None
         if namespace.calibrate:
             calibration = calibrate(namespace.calibrate, hardware)
             factors = calibration.factors
@@ -176,6 +185,20 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
             for config in configs
         ]
     return found
+
+
+def _beside_full(found: "list[Deployment]") -> "list[Deployment]":
+    """The same, with the full cache before what stands on a device without it."""
+    out: list[Deployment] = []
+    with_full = {each.hardware.name for each in found if each.keeps_all}
+    for each in found:
+        if each.hardware.name not in with_full:
+            with_full.add(each.hardware.name)
+            out.append(
+                replace(each, eviction=EvictionConfig(num_accumulators=each.eviction.num_accumulators))
+            )
+        out.append(each)
+    return out
 
 
 def _eviction(name: str, amounts: dict[str, Any]) -> EvictionConfig:

@@ -25,7 +25,7 @@ from winnow.plan.deployment import Deployment
 from winnow.plan.hardware import Hardware
 from winnow.plan.models import find_model
 from winnow.plan.simulated_engine import EngineSetup
-from winnow.plan.step_time import PARTS, Factors, StepWork
+from winnow.plan.step_time import PARTS, Factors, StepWork, usual_factors
 from winnow.sampling import SamplingParams
 
 _PRIOR = 1e-6
@@ -100,7 +100,7 @@ def calibrate(paths: Sequence[Path], hardware: Hardware) -> Calibration:
             if work is not None and value is not None:
                 rows.append([run.deployment.times.ideal(work)[part] for part in PARTS])
                 seconds.append(value)
-    factors = fit(np.array(rows), np.array(seconds), Factors())
+    factors = fit(np.array(rows), np.array(seconds), usual_factors(hardware))
     errors = (run_errors(run, work, factors) for run, work in zip(runs, works, strict=True))
     return Calibration(factors, tuple(zip((run.source for run in runs), errors, strict=True)))
 

@@ -14,7 +14,7 @@ from winnow.models.kv_layout import configured_layout
 from winnow.plan.hardware import Hardware
 from winnow.plan.models import DTYPE_BYTES, ModelShape
 from winnow.plan.occupancy import Held, Request, bind_policy, cache_bytes, held_blocks, num_accumulators
-from winnow.plan.step_time import Factors, StepTimes, StepWork, TierTraffic
+from winnow.plan.step_time import Factors, StepTimes, StepWork, TierTraffic, usual_factors
 from winnow.units import format_bytes
 
 _MOST_TOKENS = 2**24
@@ -37,6 +37,7 @@ class Deployment:
             rows up does not.
         utilization: part of the devices' memory that may be used.
         price: of one device for an hour, in any currency; None: unknown.
+        factors: calibrated ones of step times; None: those usual on such hardware.
     """
 
     model: ModelShape
@@ -49,7 +50,7 @@ class Deployment:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     utilization: float = 0.9
     price: float | None = None
-    factors: Factors = field(default_factory=Factors)
+    factors: Factors | None = None
     linear_dtype: str = "auto"
 
     def __post_init__(self) -> None:
@@ -76,6 +77,11 @@ class Deployment:
         if self.dtype != "auto":
             return self.dtype
         return "float32" if self.hardware.kind == "cpu" else self.model.dtype
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is evicted."""
+        return resolve_policy(self.eviction).policy.when.never
 
     @cached_property
     def layout(self) -> CacheLayout:
@@ -155,14 +161,14 @@ class Deployment:
         reserved = {"prompt": request.computed, "max": longest}.get(self.cache.kv_reservation, 0)
         return held.at_least(self.layout.blocks_for(reserved))
 
-    def fits(self, request: Request, batch: int) -> bool:
-        """Whether `batch` such requests fit, on the devices and on the value tier."""
+    def fits(self, request: Request, batch: int, kv_memory: int | None = None) -> bool:
+        """Whether `batch` such requests fit, on the devices or within `kv_memory`, and on the value tier."""
         tier, blocks = self.layout.value_tier, self.held(request).of_batch(batch)
         if tier is not None and tier.size is not None:
             values = self.kinds(blocks).far * self.layout.tier_bytes
             if values > tier.size:
                 return False
-        return self.cache_bytes(request, batch) <= self.kv_room
+        return self.cache_bytes(request, batch) <= (self.kv_room if kv_memory is None else kv_memory)
 
     def cache_bytes(self, request: Request, batch: int) -> int:
         """All memory of a cache for `batch` such requests, tables included."""
@@ -181,15 +187,16 @@ class Deployment:
 
     # -- inverses ------------------------------------------------------------------------------------------------
 
-    def largest_batch(self, request: Request) -> int:
-        """Most such requests at the same time; 0: not even one."""
-        if self.kv_room <= 0:
+    def largest_batch(self, request: Request, kv_memory: int | None = None) -> int:
+        """Most such requests at the same time; 0: not even one. `kv_memory` None: all the room that there is."""
+        room = self.kv_room if kv_memory is None else kv_memory
+        if room <= 0:
             return 0
         least = self.layout.device_bytes(BlockCount(far=1))
-        low, high = 0, self.held(request).largest_batch(self.kv_room // least)
+        low, high = 0, self.held(request).largest_batch(room // least)
         while low < high:  # tables take some of the room
             middle = (low + high + 1) // 2
-            if self.fits(request, middle):
+            if self.fits(request, middle, room):
                 low = middle
             else:
                 high = middle - 1
@@ -257,7 +264,12 @@ class Deployment:
     def times(self) -> StepTimes:
         """The step-time model of this deployment."""
         return StepTimes(
-            self.model, self.hardware, self.weight_bytes, self.kv_token_bytes, self.gpus, self.factors
+            self.model,
+            self.hardware,
+            self.weight_bytes,
+            self.kv_token_bytes,
+            self.gpus,
+            self.factors or usual_factors(self.hardware),
         )
 
     def kvs_decoding(self, request: Request) -> float:
@@ -272,17 +284,8 @@ class Deployment:
 
     def performance(self, request: Request, batch: int) -> "Performance":
         """Speed with `batch` such requests decoding at all times."""
-        kvs = self.kvs_decoding(request)
-        decode = StepWork.decode(batch, kvs).plus(self.traffic.decode(batch, kvs))
-        chunk = self.scheduler.prefill_chunk or request.prompt_tokens
-        prefill, start = 0.0, 0
-        work = StepWork()
-        while start < request.prompt_tokens:
-            count = min(chunk, request.prompt_tokens - start)
-            step = StepWork.prefill(
-                count, self._held_at(request, start), int(start + count == request.prompt_tokens)
-            )
-            work, start = work.plus(step).plus(self.traffic.prefill(count)), start + count
+        decode = self.decode_work(request, batch)
+        work = self.prompt_work(request)
         prefill = self.times.seconds(work)
         step_seconds = self.times.seconds(decode)
         # Each request of the batch computes a prompt once in the time in which it decodes its answer.
@@ -298,12 +301,38 @@ class Deployment:
             None if self.price is None or not rate else self.price * self.gpus / 3600 / rate * 1e6,
         )
 
-    def _held_at(self, request: Request, computed: int) -> float:
-        """KVs per row while a prompt is taken in, `computed` tokens of it done."""
-        eviction = self.bound(request)
-        if eviction is None or eviction.policy.when.prefill_every is None:
-            return computed
-        return min(computed, eviction.limit)
+    def decode_work(self, request: Request, batch: int) -> StepWork:
+        """A step in the middle of the answers of `batch` such requests, with its share of rounds of eviction."""
+        kvs, eviction = self.kvs_decoding(request), self.bound(request)
+        work = StepWork.decode(batch, kvs).plus(self.traffic.decode(batch, kvs))
+        every = None if eviction is None else eviction.policy.when.decode_every
+        if every is not None and eviction is not None and eviction.target < request.computed:
+            rounds = batch / every
+            work = work.plus(StepWork(round_kvs=rounds * kvs, rounds=rounds))
+        return work
+
+    def prompt_work(self, request: Request) -> StepWork:
+        """Computing a prompt alone, up to the first token: its chunks, a replay behind them, rounds of eviction."""
+        eviction, scheduler = self.bound(request), self.scheduler
+        most = min(scheduler.prefill_chunk or request.prompt_tokens, scheduler.max_num_batched_tokens)
+        work, held, start, last_round = StepWork(), 0.0, 0, 0
+        while True:
+            if eviction is not None and start == eviction.context_len:
+                for each in eviction.passes:  # all of its tokens see the whole context
+                    for place in range(0, each.length, most):
+                        step = StepWork.prefill(min(most, each.length - place), held + place)
+                        work = work.plus(step)
+            if eviction is not None and eviction.round_due(start, last_round, held):
+                work = work.plus(StepWork(round_kvs=held, rounds=1))
+                held, last_round = float(eviction.target), start
+            if start == request.prompt_tokens:
+                return work
+            count = min(most, request.prompt_tokens - start)
+            if eviction is not None:
+                count = min(count, eviction.tokens_to_round(start, last_round, held) or count)
+            samples = int(start + count == request.prompt_tokens)
+            work = work.plus(StepWork.prefill(count, held, samples)).plus(self.traffic.prefill(count))
+            held, start = held + count, start + count
 
     def to_json(self) -> dict[str, Any]:
         """What was planned for."""
@@ -318,7 +347,7 @@ class Deployment:
             "value_tier": None if self.layout.value_tier is None else str(self.layout.value_tier),
             "block_size": self.layout.block_size,
             "utilization": self.utilization,
-            "factors": self.factors.to_json(),
+            "factors": self.times.factors.to_json(),
         }
 
 

@@ -1,12 +1,23 @@
 """What hardware can do: rows of data sheets, or this machine, measured."""
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
 
 from winnow.errors import ConfigError, known_names
 
+if TYPE_CHECKING:
+    import torch
+
 GB, TB, GIB, MIB = 10**9, 10**12, 2**30, 2**20
+_CHUNK, _FEATURES = 512, 512
+"""Rows and features of the product that is measured: a chunk of a prompt, and a call of less than a millisecond."""
+_MEMORY, _PIECE = 2**28, 2**24
+_MEASURED = 0.4  # seconds of each measurement
 
 
 @dataclass(frozen=True)
@@ -16,7 +27,8 @@ class Hardware:
     Attributes:
         memory: bytes.
         bandwidth: of its memory, bytes per second.
-        compute: floating-point operations per second of dense matrix products in the type that models run in.
+        compute: floating-point operations per second of dense matrix products in the type that models run in; measured
+            on a CPU: of the engine's own linear layers in the type of the run.
         link: bytes per second between its memory and the host's, one way; for a CPU, what copying within memory takes.
         kind: gpu or cpu.
         measured: on this machine, not read from a data sheet.
@@ -64,62 +76,115 @@ HARDWARE: Mapping[str, Hardware] = {each.name: each for each in _ROWS}
 THIS = "this"
 
 
-def find_hardware(name: str) -> Hardware:
-    """A row by name, upper or lower case; `this` measures the machine, which takes some seconds.
+def find_hardware(
+    name: str, dtype: str = "auto", weight_dtype: str = "auto", model_dtype: str = "bfloat16"
+) -> Hardware:
+    """A row by name, upper or lower case; `this` measures the machine, which takes a second or two.
+
+    Args:
+        dtype, weight_dtype: of the run, as options of the engine; what products of `this` are measured in.
+        model_dtype: what `dtype` auto is on a GPU.
 
     Raises:
         ConfigError: there is no such row.
     """
     if name == THIS:
-        return this_machine()
+        return this_machine(dtype, weight_dtype, model_dtype)
     found = {key.lower(): row for key, row in HARDWARE.items()}.get(name.lower().replace(" ", "-"))
     if found is None:
         raise ConfigError(f"gpu must be a known name or this, got {name!r}; {known_names(name, HARDWARE)}")
     return found
 
 
-def this_machine() -> Hardware:
-    """Measure this machine: its GPU where there is one, else its processor."""
+def this_machine(dtype: str = "auto", weight_dtype: str = "auto", model_dtype: str = "bfloat16") -> Hardware:
+    """Measure this machine: its GPU where there is one, else its processor, by the engine's own linear layers.
+
+    Arguments as those of `find_hardware`.
+    """
     import torch
 
     from winnow.bench.limits import Limits
     from winnow.report.provenance import Machine
     from winnow.resources import host_memory
+    from winnow.threads import TeamWait, set_threads
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     machine = Machine.here(device)
-    limits = Limits.measure(torch.float32 if device.type == "cpu" else torch.bfloat16, device)
     if device.type == "cuda":
+        own: torch.dtype = getattr(torch, model_dtype if dtype == "auto" else dtype)
+        limits = Limits.measure(own, device)
         memory = torch.cuda.mem_get_info(device)[1]
         return Hardware(
             machine.accelerator or "cuda", memory, limits.read, limits.matmul, _link_rate(device), "gpu", True
         )
+    set_threads(None)  # as the engine does, like the way in which threads wait
+    with TeamWait():
+        product = _linear_rate(torch.float32 if dtype == "auto" else getattr(torch, dtype), weight_dtype)
+        read, copy = _memory_rates(max(_MEMORY, 8 * machine.last_level_cache))
     limit = host_memory()
-    # Host memory is copied within itself: each byte is read and written.
-    return Hardware(
-        f"{machine.cpu} ({machine.cores} cores)",
-        limit.limit if limit is not None else 0,
-        limits.read,
-        limits.matmul,
-        limits.copy / 2,
-        "cpu",
-        True,
-    )
+    memory = limit.limit if limit is not None else 0
+    return Hardware(f"{machine.cpu} ({machine.cores} cores)", memory, read, product, copy, "cpu", True)
 
 
-def _link_rate(device: Any) -> float:
-    """Bytes per second from pinned host memory to a GPU."""
-    import time
+def _memory_rates(num_bytes: int) -> tuple[float, float]:
+    """Bytes per second that are read, and that are copied, of a buffer much larger than the caches.
 
+    In pieces, one after the other: none is in a cache when it comes round, and a short call is likelier to have the
+    processor for itself.
+    """
     import torch
 
-    host = torch.empty(2**28, dtype=torch.uint8, pin_memory=True)
+    pieces = torch.ones(num_bytes // _PIECE, _PIECE // 8, dtype=torch.int64)
+    read, copied = (
+        _PIECE / _least_seconds(partial(call, cycle(range(len(pieces)))))
+        for call in (
+            lambda turn: pieces[next(turn)].sum(),
+            lambda turn: pieces[next(turn)].copy_(pieces[next(turn)]),
+        )
+    )
+    return read, copied
+
+
+def _linear_rate(dtype: "torch.dtype", weight_dtype: str) -> float:
+    """Operations per second of a linear layer that the engine would make on this processor, at a chunk of a prompt."""
+    import torch
+
+    from winnow.models.int8_linear import Int8Weights
+    from winnow.native import native_kernels
+
+    plain = torch.nn.Linear(_FEATURES, _FEATURES, bias=False, dtype=dtype)
+    layer: torch.nn.Module = plain
+    kernels = native_kernels()
+    if kernels is not None:
+        from winnow.models.fused.kernels import LayerKernels
+        from winnow.models.packed_linear import linear_maker
+
+        int8 = None if weight_dtype == "auto" else Int8Weights(blocks=weight_dtype == "q8_0")
+        layer = linear_maker(LayerKernels(kernels), dtype, int8=int8)([plain])
+    x = torch.ones(_CHUNK, _FEATURES, dtype=dtype)
+    with torch.inference_mode():
+        return 2 * _CHUNK * _FEATURES**2 / _least_seconds(lambda: layer(x))
+
+
+def _least_seconds(call: Callable[[], object]) -> float:
+    """Of calls over some tenths of a second: whatever else runs on the machine only adds."""
+    call()
+    least, end = math.inf, time.perf_counter() + _MEASURED
+    while (start := time.perf_counter()) < end or math.isinf(least):
+        call()
+        least = min(least, time.perf_counter() - start)
+    return least
+
+
+def _link_rate(device: "torch.device") -> float:
+    """Bytes per second from pinned host memory to a GPU."""
+    import torch
+
+    host = torch.empty(_MEMORY, dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(host, device=device)
-    best = 0.0
-    for _ in range(4):
-        torch.cuda.synchronize(device)
-        start = time.perf_counter()
+
+    def copy() -> None:
         there.copy_(host, non_blocking=True)
         torch.cuda.synchronize(device)
-        best = max(best, host.nbytes / (time.perf_counter() - start))
-    return best
+
+    return _MEMORY / _least_seconds(copy)

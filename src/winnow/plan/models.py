@@ -185,7 +185,8 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
     embedding = model.get_input_embeddings().weight
     tied = model.get_output_embeddings() is None or model.get_output_embeddings().weight is embedding
     lookup = 0 if tied else embedding.numel()
-    dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+    # As the engine takes it on a GPU where the configuration names none.
+    dtype = str(values.get("dtype") or values.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     return ModelShape(
         name,
         layers,

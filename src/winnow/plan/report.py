@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from winnow.errors import CapacityError
+from winnow.eviction import resolve_policy
 from winnow.plan.deployment import Deployment, Performance
+from winnow.plan.known_accuracy import KnownAccuracy, known_accuracy
 from winnow.plan.occupancy import Request
-from winnow.plan.step_time import Factors
 from winnow.report.tables import TextTable
 from winnow.units import format_bytes
 
@@ -17,7 +18,7 @@ class Plan:
     """What `plan_of` finds.
 
     Attributes:
-        batch: requests at the same time: as asked for, or as many as fit; 0: none fit.
+        batch: requests at the same time: as asked for, or as many as fit and the scheduler lets run; 0: none fit.
         longest_context: tokens of prompt and answer at that batch.
         fewest_gpus: None: no number suffices.
         compression: tokens per KV kept at which the batch fits; None: at no rate.
@@ -37,6 +38,19 @@ class Plan:
     def fits(self) -> bool:
         """Whether the batch fits on the devices."""
         return 0 < self.batch <= self.largest_batch
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether it is a plan of the full cache."""
+        return self.deployment.keeps_all
+
+    @property
+    def accuracy(self) -> list[KnownAccuracy]:
+        """What was measured of the policy at about that compression; empty: nothing, or nothing is evicted."""
+        eviction = self.deployment.bound(self.request)
+        if self.keeps_all or eviction is None:
+            return []
+        return known_accuracy(self.policy, eviction.context_len / max(eviction.budget, 1))
 
     @property
     def kv_blocks(self) -> int:
@@ -95,13 +109,14 @@ class Plan:
             "needed_compression": self.compression,
             "performance": None if self.performance is None else vars(self.performance),
             "binds": binds(self),
+            "accuracy": [each.to_json() for each in self.accuracy],
         }
 
 
 def plan_of(deployment: Deployment, request: Request, batch: int | None) -> Plan:
-    """Plan a deployment for requests of these lengths; `batch` None: as many as fit."""
+    """Plan a deployment for requests of these lengths; `batch` None: as many as fit, `max_num_seqs` at most."""
     largest = deployment.largest_batch(request)
-    count = largest if batch is None else batch
+    count = min(largest, deployment.scheduler.max_num_seqs) if batch is None else batch
     try:
         fewest: int | None = deployment.fewest_gpus(request, max(count, 1))
     except CapacityError:
@@ -119,15 +134,18 @@ def plan_of(deployment: Deployment, request: Request, batch: int | None) -> Plan
 
 
 def binds(plan: Plan) -> str:
-    """What limits throughput: memory where a larger batch would pay and does not fit, else what a step waits for."""
+    """What limits throughput: memory or `max_num_seqs`, where a larger batch would pay, else what a step waits for."""
     if not plan.largest_batch:
         return "memory"
     assert plan.performance is not None, "a batch fits"
-    if plan.batch < plan.largest_batch:
+    most = plan.deployment.scheduler.max_num_seqs
+    if plan.batch < min(plan.largest_batch, most):
         return plan.performance.binds
     larger = plan.deployment.performance(plan.request, 2 * plan.batch)
     gains = larger.output_rate > 1.1 * plan.performance.output_rate
-    return "memory" if gains else plan.performance.binds
+    if not gains:
+        return plan.performance.binds
+    return "memory" if plan.batch >= plan.largest_batch else "max_num_seqs"
 
 
 def plan_tables(plans: Sequence[Plan]) -> list[TextTable]:
@@ -136,17 +154,40 @@ def plan_tables(plans: Sequence[Plan]) -> list[TextTable]:
     columns = tuple(_label(plan, plans) for plan in plans)
     total = first.request.prompt_tokens + first.request.new_tokens
     about = f"{first.deployment.model.name}, {total} tokens ({first.request.new_tokens} new)"
-    factors = first.deployment.factors
     warning = (
         ("Uncalibrated: step times may be off by half; --calibrate fits them to `winnow bench throughput`.",)
-        if factors == Factors()
+        if first.deployment.factors is None
         else ()
     )
+    known = [] if all(plan.keeps_all for plan in plans) else [_accuracy(plans)]
     return [
         TextTable(f"Memory: {about}", "", columns, _memory(plans)),
         TextTable("Limits", "", columns, _limits(plans)),
         TextTable("Speed", "", columns, _speed(plans), warning),
+        *known,
     ]
+
+
+def _accuracy(plans: Sequence[Plan]) -> TextTable:
+    """What is known of the policies at their compressions, each once."""
+    rows: dict[tuple[str, tuple[str, ...]], None] = {}
+    sources: dict[str, None] = {}
+    for plan in plans:
+        known = plan.accuracy
+        for each in known:
+            share = f"{each.share:.2f} ± {each.error:.2f}"
+            entry = (share, each.question, f"{each.tasks} tokens", each.model)
+            rows[f"{each.policy} {each.compression:g}x", entry] = None
+            sources[each.source] = None
+        if not known and not plan.keeps_all:
+            rows[plan.policy, ("not measured", "", "", "")] = None
+    columns = ("of full", "question", "tasks", "model")
+    notes = (
+        "Share of the full cache's mean score. Of another model, compression or length it is a hint: `winnow eval` and "
+        "`winnow tune` measure.",
+        *([f"Sources: {', '.join(sources)}."] if sources else []),
+    )
+    return TextTable("Accuracy, where it was measured", "", columns, tuple(rows), notes, (1, 2, 3))
 
 
 def _label(plan: Plan, plans: Sequence[Plan]) -> str:
@@ -203,8 +244,11 @@ def _speed(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     def row(name: str, read: Any) -> tuple[str, tuple[str, ...]]:
         return name, tuple("" if p.performance is None else read(p.performance) for p in plans)
 
+    replays = any(resolve_policy(p.deployment.eviction).policy.score.replay is not None for p in plans)
     rows = [
-        row("prompt, s", lambda p: f"{p.prefill_seconds:.3f}"),
+        row(
+            "prompt, its replay included, s" if replays else "prompt, s", lambda p: f"{p.prefill_seconds:.3f}"
+        ),
         row("step, ms", lambda p: f"{p.step_seconds * 1e3:.2f}"),
         row("new tokens/s", lambda p: f"{p.output_rate:.1f}"),
         row("a step waits for", lambda p: p.binds),

@@ -151,6 +151,28 @@ class Factors:
         return cls(**values)
 
 
+CPU_FACTORS = Factors(
+    compute=0.8,
+    attention=1.3,
+    weights=1.05,
+    kv=0.9,
+    link=1.0,
+    layer=10e-6,
+    sequence=5e-6,
+    step=100e-6,
+    ranked=4.2,
+    prompt=0.2,
+)
+"""What Winnow's kernels take on a CPU whose `Hardware` was measured: the fit of docs/results/calibration.json, in units
+of what `this_machine` measures there. Products of prompts are as fast as linear layers alone; those of few tokens hide
+behind the weights in part."""
+
+
+def usual_factors(hardware: Hardware) -> Factors:
+    """Factors for hardware on which nothing was calibrated."""
+    return CPU_FACTORS if hardware.kind == "cpu" else Factors()
+
+
 IDEAL = Factors(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 """What the data sheet says: a bound from below."""
 PARTS = tuple(each.name for each in fields(Factors))

@@ -49,7 +49,7 @@ def _deployment(card: str, compression: float | None, ranking: float) -> Deploym
     # Its cost is one of software, the same for each KV; the model of time has it in readings of the KVs.
     read = deployment.kv_token_bytes / deployment.hardware.bandwidth
     factor = ranking * deployment.model.rows / read
-    return replace(deployment, factors=replace(deployment.factors, ranked=factor))
+    return replace(deployment, factors=replace(deployment.times.factors, ranked=factor))
 
 
 def kv_compress_run(card: str, prompt: int, compression: float | None, ranking: float = 0.0) -> Simulation:
