@@ -84,3 +84,20 @@ def test_what_does_not_fit_in_any_way_is_refused_for_what_was_asked() -> None:
         whole = llm.kv_bytes(507)
     with pytest.raises(CapacityError, match="needs room for 1024 KVs a row"):
         answers(kv_memory=str(int(0.7 * whole)), eviction="kvzip", compression=8.0)
+
+
+def test_where_answers_are_a_few_tokens_compressing_is_found_not_to_pay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts that take 1,000 times as long as a step of answers leave nothing to be gained."""
+    from winnow.engine.payoff import DecodeTimes
+    from winnow.engine.preemption_costs import MeasuredCosts
+
+    monkeypatch.setattr(MeasuredCosts, "recompute_seconds", lambda self, num_tokens: 1.0)
+    monkeypatch.setattr(DecodeTimes, "seconds", lambda self, num_sequences: 0.001)
+    with LLM(kv_memory="64MiB") as llm:
+        whole = llm.kv_bytes(507)
+    found, stats = answers(kv_memory=str(int(2.6 * whole)), compression="auto")
+    assert stats.num_short_starts > 0 == stats.num_rounds
+    assert stats.outlook is not None and stats.outlook.gain == pytest.approx(1.0, abs=0.02)
+    assert all(answer.eviction.compression == 1 for answer in found)

@@ -1,7 +1,7 @@
 """Outputs of requests and statistics of engines. Names and shapes follow vLLM."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from winnow.cache.tier_traffic import TierTraffic
 from winnow.errors import RequestFailedError
@@ -214,6 +214,42 @@ class ValueTierStats:
 
 
 @dataclass(frozen=True)
+class CompressionOutlook:
+    """What a policy lets expect where memory is short, for requests like one that waits.
+
+    Attributes:
+        num_requests: running and waiting.
+        num_whole: of them, that fit into the KV memory with all their KVs at a time.
+        num_compressed: that fit under the policy, as far as there are slots.
+        compression: tokens of the context per KV that a row keeps after a round.
+        gain: throughput under the policy in units of the full cache's, from steps as they were measured; None: none
+            has been measured yet.
+    """
+
+    num_requests: int
+    num_whole: int
+    num_compressed: int
+    compression: float
+    gain: float | None
+
+    LEAST_GAIN: ClassVar[float] = 1.02
+    """A policy that promises less is not worth what it may cost in answers."""
+
+    @property
+    def pays(self) -> bool:
+        """False only where measured steps say that it does not."""
+        return self.gain is None or self.gain >= self.LEAST_GAIN
+
+    def __str__(self) -> str:
+        fit = f"{self.num_whole} of {self.num_requests} requests fit into the KV memory whole"
+        if self.gain is None:
+            return f"{fit}; compressed to {self.compression:.3g}x, {self.num_compressed} do"
+        return (
+            f"{fit}; compressed to {self.compression:.3g}x, {self.gain:.1f} times the throughput is expected"
+        )
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Statistics of an engine; counters run from its start."""
 
@@ -267,6 +303,8 @@ class EngineStats:
     """Requests under a policy that began to be computed, those after a preemption included."""
     num_short_starts: int = 0
     """Those that began while not all that waited would have fitted into the KV memory whole."""
+    outlook: CompressionOutlook | None = None
+    """What compressing let expect when memory was last found short; None: it never was."""
     num_replays_replaced: int = 0
     """Requests whose policy replays the context, for which a replay did not fit: a cheaper score took its place."""
     elapsed: dict[str, float] = field(default_factory=dict)

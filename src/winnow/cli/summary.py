@@ -191,10 +191,8 @@ def _payoff(stats: EngineStats, seconds: float) -> str | None:
             f"KV memory was never short: {spent} and compression saved no wait; "
             f"the full cache is expected to take {max(seconds - cost, 0.0):,.0f} s (--eviction full)"
         )
-    return (
-        f"KV memory was short for {stats.num_short_starts:,} of {stats.num_starts:,} requests, "
-        f"which compression let run beside more others; {spent}"
-    )
+    said = f"KV memory was short for {stats.num_short_starts:,} of {stats.num_starts:,} requests"
+    return f"{said} ({stats.outlook}); {spent}" if stats.outlook is not None else f"{said}; {spent}"
 
 
 def _accuracy(tally: Tally) -> tuple[Accuracy, ...]:

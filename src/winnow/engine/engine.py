@@ -62,7 +62,7 @@ class Engine(RequestLoop):
 
     def stats(self) -> EngineStats:
         ledger, rounds = self._scheduler.ledger, self._scheduler.rounds
-        swaps, host = self._scheduler.preemptions, ledger.host
+        swaps, host, decisions = self._scheduler.preemptions, ledger.host, self._scheduler.decisions
         # Rounds run, and sequences are copied, while a step is scheduled.
         schedule = self._seconds["schedule"] - rounds.seconds - swaps.swap_seconds
         return EngineStats(
@@ -93,8 +93,9 @@ class Engine(RequestLoop):
             kv_bytes_freed=rounds.freed_blocks * ledger.layout.block_bytes,
             kv_bytes_kept=self._kv_bytes_kept,
             kv_bytes_whole=self._kv_bytes_whole,
-            num_starts=self._scheduler.num_starts,
-            num_short_starts=self._scheduler.num_short_starts,
+            num_starts=decisions.num_starts,
+            num_short_starts=decisions.num_short_starts,
+            outlook=decisions.outlook,
             num_replays_replaced=self._num_replays_replaced,
             replay_seconds=self._replay.seconds,
             elapsed={

@@ -186,7 +186,7 @@ class EvictionScheduler:
             for sibling in same[leader]:
                 self._ledger.share(leader.kv.running_slot, sibling.kv.running_slot)
         seconds = self._clock() - start
-        self.total.add(sum(freed), seconds)
+        self.total.add(sum(freed), seconds, len(leaders))
         for leader, blocks in zip(leaders, freed, strict=True):
             for sequence in (leader, *same[leader]):
                 self._note(sequence, blocks, seconds / len(leaders))

@@ -143,12 +143,15 @@ class RoundTally:
     """What rounds of eviction came to."""
 
     rounds: int = 0
+    sequences: int = 0
+    """That took part, over all rounds."""
     freed_blocks: int = 0
     seconds: float = 0.0
 
-    def add(self, freed_blocks: int, seconds: float) -> None:
+    def add(self, freed_blocks: int, seconds: float, sequences: int = 1) -> None:
         """Count one round."""
         self.rounds += 1
+        self.sequences += sequences
         self.freed_blocks += freed_blocks
         self.seconds += seconds
 

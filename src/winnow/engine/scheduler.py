@@ -18,6 +18,7 @@ from winnow.engine.executor import Executor
 from winnow.engine.kv_state import KVState
 from winnow.engine.orders import TenantName, build_order
 from winnow.engine.own_blocks import OwnBlocks
+from winnow.engine.payoff import CompressionDecisions
 from winnow.engine.plan_builder import PlanBuilder, ScheduledStep
 from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
 from winnow.engine.preemption_costs import PreemptionCosts
@@ -41,6 +42,7 @@ class Scheduler:
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
         accounts: what tenants may hold, hold and got.
+        decisions: whether policies hold that are for short memory alone.
     """
 
     def __init__(
@@ -57,8 +59,7 @@ class Scheduler:
     ) -> None:
         self.waiting = WaitingQueue(build_order(config))
         self.running: list[Sequence] = []
-        self.num_preemptions = self.num_starts = self.num_short_starts = 0
-        self._short = False  # whether memory was, when a sequence was last looked at
+        self.num_preemptions = 0
         self._config = config
         self._executor = executor
         self.ledger = Ledger(executor.layout, executor.size, host_bytes)
@@ -81,6 +82,7 @@ class Scheduler:
         self._entry_rules = EntryRules(
             self.waiting, self.accounts, self.ledger, self._room, config.max_passes
         )
+        self.decisions = CompressionDecisions(self.ledger, self._room, self._preemption.costs, self.rounds)
         self._failed: list[Sequence] = []
         self._builder = PlanBuilder(self.ledger, self.running, self.waiting)
 
@@ -302,7 +304,7 @@ class Scheduler:
         their number, or 0."""
         if sequence.kv.host_id is not None:
             return 0  # a swapped one resumes before the next step is planned
-        self._decide(sequence)
+        self.decisions.decide(sequence, self.waiting, self.running)
         if not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
             return 0
         prefix = self.prefixes.find(sequence)
@@ -325,19 +327,8 @@ class Scheduler:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
             self._charge(sequence.request.tenant, sequence.prompt_len - sequence.kv.num_computed, 0)
         self.running.append(sequence)
-        if sequence.asked_eviction is not None:
-            self.num_starts += 1
-            self.num_short_starts += self._short
+        self.decisions.started(sequence)
         return count
-
-    def _decide(self, sequence: Sequence) -> None:
-        """Decide whether a policy that is for short memory alone holds for a sequence that is to start, and for those
-        that share its prompt."""
-        if sequence.asked_eviction is not None:
-            self._short = self._room.is_short(self.waiting, self.running)
-            for each in sequence.request.sequences:
-                if each.kv.slot is None:
-                    each.decide(short=self._short)
 
     def _enter(self, sequence: Sequence, prefix: FoundPrefix, count: int) -> bool:
         """Open a slot for a sequence that begins with a prefix, with room for its next `count` tokens.
@@ -451,6 +442,7 @@ class Scheduler:
 
     def record_step(self, step: ScheduledStep, seconds: float) -> None:
         """Learn from the time that a step took."""
+        self.decisions.record(step.plan, seconds)
         self._preemption.record_step(step.plan, step.sequences, seconds)
 
     def advance(self, step: ScheduledStep) -> None:

@@ -1,0 +1,118 @@
+"""WHETHER compressing pays: throughput that a policy lets expect beside the full cache's, from steps as they were."""
+
+from collections.abc import Sequence as SequenceType
+
+from winnow.cache import Ledger
+from winnow.engine.plan import StepPlan
+from winnow.engine.preemption_costs import PreemptionCosts
+from winnow.engine.queue import WaitingQueue
+from winnow.engine.request import RoundTally, Sequence
+from winnow.engine.room import Room
+from winnow.eviction import SequenceEviction
+from winnow.outputs import CompressionOutlook
+
+# What an observation weighs after each later one: about the last hundred count.
+_MEMORY = 0.99
+# Sequences that start while memory is short, from one look at what compressing brings to the next.
+_OUTLOOK_EVERY = 8
+# Tokens of an answer for which no limit was asked.
+_USUAL_ANSWER = 256
+
+
+class DecodeTimes:
+    """Learns how long decoding steps take: a + b n seconds for n sequences, fitted by least squares, not negative.
+
+    KVs are no term of their own: where memory binds, it is full of them whether many sequences hold few or few hold
+    many.
+    """
+
+    def __init__(self) -> None:
+        self._ones = self._n = self._nn = self._t = self._nt = 0.0
+
+    def record(self, plan: StepPlan, seconds: float) -> None:
+        """Learn of a step in which every sequence computed one token; others say little of decoding."""
+        n = len(plan.entries)
+        if plan.num_tokens != n:
+            return
+        sums = (
+            (self._ones, 1.0),
+            (self._n, n),
+            (self._nn, n * n),
+            (self._t, seconds),
+            (self._nt, n * seconds),
+        )
+        self._ones, self._n, self._nn, self._t, self._nt = (_MEMORY * old + new for old, new in sums)
+
+    def seconds(self, num_sequences: int) -> float | None:
+        """Expected time of a step of so many sequences; None: nothing is known."""
+        if not self._ones:
+            return None
+        variance = self._ones * self._nn - self._n * self._n
+        each = 0.0
+        if variance > 1e-6 * self._ones * self._nn:  # else all steps were alike, and say nothing of n
+            each = max((self._ones * self._nt - self._n * self._t) / variance, 0.0)
+            each = min(each, self._t / self._n)
+        return (self._t - each * self._n) / self._ones + each * num_sequences
+
+
+class CompressionDecisions:
+    """Decides, as sequences start, whether a policy holds that is for short memory alone.
+
+    Attributes:
+        num_starts: sequences under a policy that began to be computed.
+        num_short_starts: those that began while memory was short.
+        outlook: what compressing let expect when memory was last found short; None: it never was.
+    """
+
+    def __init__(self, ledger: Ledger, room: Room, costs: PreemptionCosts, rounds: RoundTally) -> None:
+        """`rounds` counts those of the scheduler."""
+        self.num_starts = self.num_short_starts = 0
+        self.outlook: CompressionOutlook | None = None
+        self._ledger = ledger
+        self._room = room
+        self._costs = costs
+        self._rounds = rounds
+        self._times = DecodeTimes()
+        self._is_short = False
+
+    def decide(self, sequence: Sequence, waiting: WaitingQueue, running: SequenceType[Sequence]) -> None:
+        """Decide for a sequence that may start now, and for those that share its prompt."""
+        asked = sequence.asked_eviction
+        if asked is None:
+            return
+        self._is_short = self._room.is_short(waiting, running)
+        if self._is_short and self.num_short_starts % _OUTLOOK_EVERY == 0:
+            self.outlook = self._look(sequence, asked, len(waiting) + len(running))
+        pays = self.outlook is None or self.outlook.pays
+        for each in sequence.request.sequences:
+            if each.kv.slot is None:
+                each.decide(short=self._is_short and pays)
+
+    def started(self, sequence: Sequence) -> None:
+        """Count a sequence that was decided for and got its slot."""
+        if sequence.asked_eviction is not None:
+            self.num_starts += 1
+            self.num_short_starts += self._is_short
+
+    def record(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from the time that a step took."""
+        self._times.record(plan, seconds)
+
+    def _look(self, sequence: Sequence, eviction: SequenceEviction, most: int) -> CompressionOutlook:
+        """Compare the policy of a sequence with the full cache, for as many of `most` requests like it as fit."""
+        layout, size, answer = self._ledger.layout, self._ledger.size, sequence.request.max_tokens
+        if sequence.request.params.max_tokens is None:
+            answer = min(answer, _USUAL_ANSWER)
+        tokens = sequence.prompt_len + answer
+        peak = max(eviction.decode_blocks(layout, tokens), 1)
+        num_compressed = max(min(size.num_blocks // peak, size.max_num_seqs, most), 1)
+        num_whole = max(min(size.num_blocks // max(layout.blocks_seen(tokens), 1), num_compressed), 1)
+        prefill = self._costs.recompute_seconds(sequence.prompt_len)
+        whole_step, step = self._times.seconds(num_whole), self._times.seconds(num_compressed)
+        gain = None
+        if prefill is not None and whole_step is not None and step is not None:
+            a_round = self._rounds.seconds / self._rounds.sequences if self._rounds.sequences else 0.0
+            whole = prefill + answer * whole_step / num_whole
+            gain = whole / (prefill + a_round + answer * step / num_compressed)
+        compression = eviction.context_len / eviction.target
+        return CompressionOutlook(most, num_whole, num_compressed, compression, gain)
