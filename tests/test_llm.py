@@ -374,7 +374,9 @@ class TestBadInput:
             assert 0 < len(output.outputs[0].token_ids) < 4000
 
     def test_options(self, directory: Path) -> None:
-        with pytest.raises(ConfigError, match=r"unknown option 'kv_memroy'; known are .*kv_memory"):
+        with pytest.raises(
+            ConfigError, match=r"unknown option 'kv_memroy'; did you mean kv_memory\? Known: "
+        ):
             LLM(directory, kv_memroy="1GiB")
         with pytest.raises(ConfigError, match="kv_memory must be a size such as 512MiB"):
             LLM(directory, kv_memory="much")

@@ -273,7 +273,7 @@ def test_the_last_one_aborted_returns_its_host_memory_though_no_step_follows(dir
 
 
 def test_sizes_are_read_as_elsewhere(directory: Path) -> None:
-    with LLM(directory, swap_space="1MiB", **OPTIONS) as llm:
+    with LLM(directory, **{"swap_space": "1MiB"}, **OPTIONS) as llm:
         assert llm.config.cache.kv_offloading_size == 2**20 == llm.stats().host_bytes_budget
     with pytest.raises(ConfigError, match="kv_offloading_size must be"):
         LLM(directory, kv_offloading_size="much")

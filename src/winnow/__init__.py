@@ -7,8 +7,11 @@ from winnow.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
+    from winnow.options import EngineArgs
     from winnow.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
+    from winnow.prompts import TextPrompt, TokensPrompt
     from winnow.sampling import BeamSearchParams, SamplingParams
+    from winnow.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -16,8 +19,13 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "EngineArgs",
+    "GuidedDecodingParams",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 __getattr__ = lazy_exports(
@@ -28,8 +36,13 @@ __getattr__ = lazy_exports(
         "BeamSearchParams": "winnow.sampling.beam_params",
         "BeamSearchSequence": "winnow.outputs",
         "CompletionOutput": "winnow.outputs",
+        "EngineArgs": "winnow.options",
+        "GuidedDecodingParams": "winnow.sampling.structured",
         "RequestOutput": "winnow.outputs",
         "SamplingParams": "winnow.sampling.params",
+        "StructuredOutputsParams": "winnow.sampling.structured",
+        "TextPrompt": "winnow.prompts",
+        "TokensPrompt": "winnow.prompts",
     },
 )
 

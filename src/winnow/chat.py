@@ -1,7 +1,8 @@
 """Conversations: what a message may be, and the text that a model's chat template makes of them."""
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, Any]
+_log = logging.getLogger("winnow")
 
 # Stands in for a message to find what a template writes around it: letters alone, which no template changes.
 _SENTINEL = "winnowquestionstandshere"
@@ -135,6 +137,37 @@ def document_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, *, chat: bo
             prompts.append(tokenizer.encode(text + behind))
     alike = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*prompts, strict=False))
     return [tokens[0] for tokens in alike]
+
+
+def turn_end(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """The special token that the chat template writes behind an assistant's message; None: there is none."""
+    if not tokenizer.chat_template:
+        return None
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SENTINEL}]
+    try:
+        rendered = _render(tokenizer, messages, TemplateOptions(add_generation_prompt=False))
+    except Exception:  # a template that wants other messages says nothing about its ends
+        return None
+    ids = tokenizer.encode(rendered.rpartition(_SENTINEL)[2], add_special_tokens=False)
+    return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+
+
+def warn_about_ends(tokenizer: "PreTrainedTokenizerBase | None", end_tokens: Collection[int]) -> None:
+    """Log a warning where answers may run up to their limit, because the model's end tokens are not known."""
+    if tokenizer is None:
+        return
+    turn = turn_end(tokenizer)
+    limits = "answers end at max_tokens, at the context's end or by stop and stop_token_ids"
+    if not end_tokens:
+        _log.warning("winnow: neither model nor tokenizer names an end-of-text token: %s", limits)
+    elif turn is not None and turn not in end_tokens:
+        _log.warning(
+            "winnow: the chat template ends a turn with %r (token %d), which is no end token of the model (%s): %s",
+            tokenizer.convert_ids_to_tokens(turn),
+            turn,
+            ", ".join(map(str, sorted(end_tokens))),
+            limits,
+        )
 
 
 def tail_tokens(tokenizer: Any, token_ids: Sequence[int], tail: str) -> int:

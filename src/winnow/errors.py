@@ -66,9 +66,13 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {message:.500}" if message else type(error).__name__
 
 
-def known_names(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest known one, if any is near, and all."""
+def known_names(name: str, known: Iterable[str], also: Iterable[str] = ()) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, if any is near, and all.
+
+    Args:
+        also: further names that may have been meant, but are not listed.
+    """
     names = list(known)
-    nearest = difflib.get_close_matches(name, names, n=1)
+    nearest = difflib.get_close_matches(name, [*names, *also], n=1)
     hint = f"did you mean {nearest[0]}? " if nearest else ""
     return f"{hint}Known: {', '.join(names)}"

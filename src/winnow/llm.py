@@ -1,14 +1,15 @@
 """`LLM`: a model, its KV memory, and requests to it."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt
+from winnow import vllm_names
+from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_about_ends
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
 from winnow.engine.loop import RequestLoop
@@ -17,15 +18,22 @@ from winnow.engine.occupancy import Occupancy
 from winnow.engine.shared import Mailbox, OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
 from winnow.eviction import resolve_policy
+from winnow.eviction.predictor import require_predictor
 from winnow.executor.build import build_engine
+from winnow.foreign_names import accept_arguments
 from winnow.fork import require_usable_torch
 from winnow.inspect import Inspection, KeptTokens
 from winnow.models import PlainModel, load_model, load_plain_model
+from winnow.models.hub import locate_model
 from winnow.options import EngineOptions
 from winnow.outputs import BeamSearchOutput, EngineStats, RequestOutput
+from winnow.progress_bar import is_shown, progress_bar
 from winnow.prompts import Prompt, PromptTokenizer, list_conversations, list_prompts
 from winnow.sampling import BeamSearchParams, SamplingParams
 from winnow.threads import TeamWait, release_team, set_threads
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Loading changes torch's default dtype, which is global to the process; so is this lock.
 _LOADING = Lock()
@@ -72,6 +80,18 @@ class LLM:
         self.decoder = type(getattr(loaded, "forward_model", loaded.model)).__name__  # what computes layers
         self.sampling_defaults = loaded.sampling_defaults
         self._prompts = PromptTokenizer(self.tokenizer)
+        warn_about_ends(self.tokenizer, loaded.eos_token_ids)
+
+    if not TYPE_CHECKING:  # where it would hide misspelt names
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse vLLM's methods that Winnow does not have, by what it has instead."""
+            has = f": {vllm_names.METHODS[name].note}" if name in vllm_names.METHODS else ""
+            raise AttributeError(f"LLM has no {name!r}{has}", name=name, obj=self)
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        """Return the model's tokenizer; None: its directory has none."""
+        return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of a prompt without any: `SamplingParams()`, updated from the model's
@@ -81,12 +101,13 @@ class LLM:
 
     # -- all at once ---------------------------------------------------------------------------------------------
 
+    @accept_arguments(vllm_names.CALL, InvalidRequestError)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        progress: bool = False,
+        use_tqdm: bool = True,
         priority: int = 0,
         tenant: str | None = None,
     ) -> list[RequestOutput]:
@@ -98,7 +119,7 @@ class LLM:
         Args:
             prompts: one text or list of token ids, or a list of such.
             sampling_params: one for all prompts, or one each; None: `get_default_sampling_params()`.
-            progress: show a progress bar on stderr.
+            use_tqdm: show a progress bar on stderr where that is a terminal.
             priority: of all of them, as in `submit`.
             tenant: on whose account they run, as in `submit`.
 
@@ -109,24 +130,38 @@ class LLM:
         """
         self._require_usable()
         tokenized = [self.tokenize(prompt) for prompt in list_prompts(prompts)]
-        return self._answer(tokenized, sampling_params, progress, priority=priority, tenant=tenant)
+        return self._answer(tokenized, sampling_params, use_tqdm, priority=priority, tenant=tenant)
 
+    @accept_arguments(vllm_names.CALL, InvalidRequestError)
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        progress: bool = False,
+        use_tqdm: bool = True,
         priority: int = 0,
         tenant: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them, with the model's chat template; otherwise as `generate`."""
-        self._require_usable()
-        tokenized = [self.tokenize_chat(conversation) for conversation in list_conversations(messages)]
-        return self._answer(tokenized, sampling_params, progress, priority=priority, tenant=tenant)
+        """Answer one conversation, or a list of them, with the model's chat template; otherwise as `generate`.
 
+        Args:
+            add_generation_prompt, continue_final_message, tools: see `TemplateOptions`.
+            chat_template_kwargs: its `variables`.
+        """
+        self._require_usable()
+        template = TemplateOptions(
+            tools or (), add_generation_prompt, continue_final_message, chat_template_kwargs or {}
+        )
+        tokenized = [self.tokenize_chat(each, template) for each in list_conversations(messages)]
+        return self._answer(tokenized, sampling_params, use_tqdm, priority=priority, tenant=tenant)
+
+    @accept_arguments(vllm_names.CALL, InvalidRequestError)
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, progress: bool = False
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True
     ) -> list[BeamSearchOutput]:
         """Search for the most probable answers to prompts. Returns those of each prompt, best first.
 
@@ -138,7 +173,7 @@ class LLM:
                 into the KV memory together. Nothing has been computed.
             RequestFailedError: a request failed while it was computed.
         """
-        outputs = self.generate(prompts, params.to_sampling_params(), progress=progress)
+        outputs = self.generate(prompts, params.to_sampling_params(), use_tqdm=use_tqdm)
         for output in outputs:
             output.raise_for_error()
         return [BeamSearchOutput.of(output, params.length_penalty) for output in outputs]
@@ -385,6 +420,14 @@ class LLM:
         """Return who holds the KV memory now, and how much of each layer and head stays."""
         return self._shared.call(lambda engine: engine.occupancy())
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes, but for those of a `prefix_store`. Running requests keep their KVs.
+
+        Returns True, as vLLM does where it succeeds.
+        """
+        self._shared.change(lambda engine: engine.reset_prefix_cache())
+        return True
+
     def kv_bytes(self, num_kvs: int) -> int:
         """Return the bytes of a sequence that keeps `num_kvs` KVs in every row, in whole blocks."""
         return self._engine.kv_bytes(num_kvs)
@@ -442,7 +485,7 @@ class LLM:
         self,
         prompts: list[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        progress: bool,
+        use_tqdm: bool,
         **options: Any,
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
@@ -456,14 +499,10 @@ class LLM:
             self.new_request(prompt, params, final_only=True, **options)
             for prompt, params in zip(prompts, sampling_params, strict=True)
         ]
-        if not progress:
+        if not (use_tqdm and is_shown()):
             return self._shared.finish(requests, "prompts")
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("requests", total=len(requests))
-            return self._shared.finish(requests, "prompts", lambda done: bar.update(task, completed=done))
+        with progress_bar(len(requests), lambda: self.stats().generated_tokens) as show:
+            return self._shared.finish(requests, "prompts", show)
 
     def _stream(
         self, prompt: TokenizedPrompt, params: SamplingParams | None, **options: Any
@@ -482,5 +521,7 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:
         plain = load_plain_model(config.model)
         return plain, build_padded_engine(plain, config, time.monotonic)
     policy = resolve_policy(config.eviction).policy
+    if policy.score.needs.predictor is not None:  # before the model takes its time
+        require_predictor(policy.score.needs.predictor, locate_model(config.model))
     loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
     return loaded, build_engine(loaded, config, policy, time.monotonic)

@@ -5,10 +5,15 @@ tests/test_engine_options.py fails where the two differ, and prints the line to 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, make_dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
+from winnow import vllm_names
+from winnow.config import PARTS
+from winnow.errors import ConfigError
 from winnow.eviction import EvictionPolicy
+from winnow.foreign_names import accept_fields
 from winnow.tenants import Tenant
 
 
@@ -72,3 +77,9 @@ class EngineOptions(TypedDict, total=False):
     park_above: float
     admit_below: float
     overlap_prefill: bool | None
+
+
+_FIELDS = [(each.name, each.type, each) for part in PARTS.values() for each in fields(part)]
+EngineArgs: Any = make_dataclass("EngineArgs", _FIELDS, namespace={"__module__": __name__})
+"""Options to open an `LLM` with, as in vLLM: `LLM(**vars(EngineArgs(model=..., max_model_len=2048)))`."""
+accept_fields(vllm_names.ENGINE, ConfigError, "option")(EngineArgs)

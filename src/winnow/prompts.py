@@ -2,16 +2,32 @@
 
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
+from winnow import vllm_names
 from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, apply_template
 from winnow.errors import InvalidRequestError
+from winnow.foreign_names import translate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Text, token ids, or vLLM's dictionaries {"prompt": text} and {"prompt_token_ids": ids}.
-Prompt = str | Sequence[int] | Mapping[str, Any]
+
+class TextPrompt(TypedDict):
+    """A prompt as text. As in vLLM."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; `prompt` is its text, which is not read. As in vLLM."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
+_KEYS = tuple(TokensPrompt.__annotations__)
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -46,7 +62,8 @@ class PromptTokenizer:
         """See `LLM.tokenize`."""
         content: Any = prompt
         if isinstance(prompt, Mapping):
-            content = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
+            keys = translate(prompt, vllm_names.PROMPT, _KEYS, InvalidRequestError, "key of a prompt")
+            content = keys.get("prompt_token_ids", keys.get("prompt", ()))
         if not isinstance(content, str):
             if not _is_token_ids(content):
                 raise InvalidRequestError("prompt must be text or a list of token ids")

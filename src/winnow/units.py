@@ -1,6 +1,7 @@
 """Byte sizes as text: "512MiB" in, "512.0 MiB" out."""
 
 import re
+from typing import Any
 
 from winnow.errors import ConfigError
 
@@ -40,6 +41,15 @@ def parse_bytes(value: int | str, field: str = "kv_memory") -> int:
     if size <= 0:
         raise ConfigError(f"{field} must be at least 1 byte, got {value!r}")
     return size
+
+
+def gibibytes(value: Any) -> Any:
+    """Bytes from a number of GiB, also as text; 0 -> None. What has a unit is returned as it is."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return value
+    return int(number * 2**30) or None
 
 
 def format_bytes(size: float) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from fake_llm import FakeLLM
 from refusals import check_refused
 
 from winnow.cli.bench import BENCHES
-from winnow.cli.main import COMMANDS, main
+from winnow.cli.main import COMMANDS, Parser, main
 from winnow.cli.run import RESUME_HINT
+from winnow.errors import UsageError
 from winnow.models.loader import DEMO_MODEL
 from winnow.sampling.structured import StructuredOutputs
 
@@ -39,7 +41,7 @@ def test_every_command_has_help(words: str, names: Iterable[str], capsys: pytest
     """Also where a command's own flags stand beside those of the engine."""
     for name in names:
         with pytest.raises(SystemExit) as stop:
-            main([*words.split(), name, "--help"])
+            main([*words.split(), name, "--help", "all"])
         assert stop.value.code == 0
         shown = capsys.readouterr().out
         assert shown.count("\n  --threads N") <= 1
@@ -50,6 +52,58 @@ def test_every_command_has_help(words: str, names: Iterable[str], capsys: pytest
             "throughput",
         ):
             assert "--threads N" in shown
+
+
+@pytest.mark.parametrize("words", ["run", "generate", "chat", "serve", "inspect", "tune", "check", "pack"])
+def test_help_shows_the_flags_that_matter(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for extra in ((), ("all",)):
+        with pytest.raises(SystemExit):
+            main([words, "--help", *extra])
+        text = capsys.readouterr().out
+        shown[extra] = {word.strip(",") for word in text.split() if word.startswith("--")}
+        assert ("--help all" in text) is not bool(extra)
+    assert "--model" in shown[()] < shown["all",]
+    assert "--threads" in shown["all",] - shown[()]
+    assert not {"--tensor-parallel-size", "--swap-space"} & shown["all",], "vLLM's words are not Winnow's"
+
+
+@pytest.mark.parametrize(
+    ("words", "listed"),
+    [
+        ("", "tune"),
+        ("eval", "perplexity"),
+        ("bench", "throughput"),
+        ("tune", "--agreement"),
+        ("prefix", "save"),
+    ],
+)
+def test_a_command_typed_alone_lists_what_there_is(
+    words: str, listed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    shown = capsys.readouterr()
+    assert listed in shown.out
+    assert shown.err.startswith("winnow: error: the following arguments are required")
+
+
+@pytest.mark.parametrize(
+    "words", ["chat", "check", "serve", "eval demo", "bench throughput", "plan", "simulate"]
+)
+def test_the_model_may_be_given_by_position_or_by_flag(words: str) -> None:
+    for given in (("DIR",), ("--model", "DIR"), ("DIR", "--model", "DIR")):
+        assert parsed([*words.split(), *given]).model == "DIR"
+    with pytest.raises(UsageError, match="given twice: DIR and --model OTHER"):
+        parsed([*words.split(), "DIR", "--model", "OTHER"])
+
+
+def parsed(words: list[str]) -> Any:
+    """The namespace of a command line."""
+    parser = Parser()
+    choices = parser.add_subparsers()
+    module = import_module(f"winnow.cli.{words[0]}")
+    module.configure(choices.add_parser(words[0]))
+    return parser.parse_args([*words, *(["--trace", "x"] if words[0] == "simulate" else [])])
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +134,12 @@ USAGE_ERRORS = [
     ("run P -o O --xyz", "unknown argument '--xyz'"),
     ("run P -o O --kv-memory 3q", "kv_memory must be a size such as 512MiB"),
     ("run P -o O --kv-offloading-size 3q", "kv_offloading_size must be a size such as 512MiB"),
-    ("run P -o O --swap-space 0", "kv_offloading_size must be at least 1 byte"),
+    ("run P -o O --kv-offloading-size 0", "kv_offloading_size must be at least 1 byte"),
+    ("run P -o O --tensor-parallel-size 2", "tensor_parallel_size='2': a model runs on one device"),
+    ("run P -o O --ctx-size 2048", "unknown argument '--ctx-size'; llama.cpp's is --max-model-len here"),
+    ("run P -o O --eviction fitted", "there is no file"),
+    ("plan", "the following arguments are required: MODEL"),
+    ("plan llama-3-8b --model llama-3-70b", "the model is given twice: llama-3-8b and --model llama-3-70b"),
     ("run P -o O --max-num-seqs 0", "max_num_seqs must be at least 1, got 0"),
     ("run P -o O --temperature -1", "temperature must be at least 0, got -1.0"),
     ("run P -o O --max-tokens many", "argument --max-tokens: must be an integer or none, got 'many'"),
@@ -113,7 +172,7 @@ def test_what_is_unusable_is_one_line_and_exit_code_2(
     words = {"P": str(prompts), "O": "out.jsonl"}
     assert main([words.get(word, word) for word in typed.split()]) == 2
     shown = capsys.readouterr()
-    assert shown.out == ""
+    assert bool(shown.out) is (typed in ("", "run", "generate")), "a command typed alone shows its help"
     assert shown.err.startswith("winnow: error: ")
     assert shown.err.count("\n") == 1
     assert message in shown.err

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from winnow.attention import Group
 from winnow.cli.main import main
+from winnow.cli.policy_notes import NOTES
 from winnow.eviction import PRESETS, AdaptiveHeads, EvictionPolicy, LayerRows, Pyramid, Scorer, Window
 from winnow.eviction.describe import brief, brief_policy, first_line
 
@@ -36,7 +37,7 @@ def test_the_table_is_whole_at_100_columns_and_plain(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    text = printed(capsys)
+    text = printed(capsys, "--all")
     assert "\x1b" not in text, "colour codes in a pipe"
     assert max(map(len, text.splitlines())) <= 100
     assert "…" not in text, "a cell was cut"
@@ -49,6 +50,24 @@ def test_the_table_is_whole_at_100_columns_and_plain(
         for reported in (*brief_policy(preset.policy).values(), preset.paper):
             assert set(reported.replace(",", " ").split()) <= words
         assert preset.kv_budget is None or str(preset.kv_budget) in words
+
+
+def test_those_to_choose_from_are_a_line_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = printed(capsys).splitlines()
+    assert max(map(len, lines)) <= 100
+    rows = {line.split()[0]: line for line in lines[2 : 2 + len(NOTES)]}
+    assert list(rows) == list(NOTES) and rows.keys() < PRESETS.keys()
+    for name, note in NOTES.items():
+        assert all(part in rows[name] for part in note)
+        assert 6 <= len(" ".join(note).split()) <= 18, "about ten words"
+    assert "demo model" in rows["leverage"]
+    for name, preset in PRESETS.items():
+        if name in NOTES:
+            needs_fit = preset.policy.score.needs.predictor is not None
+            assert needs_fit is ("winnow fit" in NOTES[name].needs)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -256,7 +256,10 @@ def test_plain_progress_goes_to_standard_error(
     monkeypatch.setattr("winnow.cli.progress.PLAIN_SECONDS", 0.0)
     write_prompts([{"prompt": "ab"}, {"prompt": "cd"}])
     assert run("--progress", "plain") == 0
-    lines = capsys.readouterr().err.splitlines()
+    sampling, *lines = capsys.readouterr().err.splitlines()
+    assert sampling.startswith(
+        "winnow: the model recommends no temperature: sampling at temperature 1, top_p 1"
+    )
     assert [line.split(" | ")[0] for line in lines] == [
         f"winnow: {done}/2 done, 0 failed" for done in range(3)
     ]

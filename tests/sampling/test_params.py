@@ -193,7 +193,10 @@ def test_from_mapping_reads_json() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"temprature": 1}, "'temprature' is not a sampling parameter; known: compression, context_tokens"),
+        (
+            {"temprature": 1},
+            "unknown sampling parameter 'temprature'; did you mean temperature? Known: compression, context_tokens",
+        ),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens and max_tokens mean the same"),
         ({"logit_bias": {"x": 1}}, "a token id in logit_bias must be an integer, got 'x'"),
         ({"logit_bias": {"-1": 1}}, "a token id in logit_bias must be an integer, got '-1'"),

@@ -14,7 +14,9 @@ from winnow.cli.engine import (
     engine_options,
     open_llm,
     sampling_options,
+    say_sampling,
 )
+from winnow.cli.options import add_model_argument
 from winnow.errors import UsageError, WinnowError
 from winnow.sampling import SamplingParams
 
@@ -25,7 +27,7 @@ Talk to a model in the terminal, here or, with --url, on a server of the OpenAI 
 """
 EPILOG = """\
 examples:
-  winnow chat --model path/to/model
+  winnow chat path/to/model
   winnow chat --system "Answer in one sentence." --eviction winnow --compression 4
   winnow chat --url http://127.0.0.1:8000 --api-key $KEY
 """
@@ -43,8 +45,9 @@ class Partner(Protocol):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.usage = "winnow chat [options]"
+    parser.usage = "winnow chat [MODEL] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
+    add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument("--url", metavar="URL", help="a server, in place of a model here")
     parser.add_argument("--api-key", metavar="KEY", help="the server's; also from WINNOW_API_KEY")
@@ -65,7 +68,9 @@ def execute(namespace: argparse.Namespace) -> int:
             key = namespace.api_key or os.environ.get("WINNOW_API_KEY")
             partner = _Remote(namespace.url, key, options.get("model"), _DEFAULTS | typed)
         else:
-            partner = _Local(stack.enter_context(open_llm(options)), typed)
+            llm = stack.enter_context(open_llm(options))
+            say_sampling(llm, _DEFAULTS | typed)
+            partner = _Local(llm, typed)
         return _talk(partner, namespace.system)
 
 

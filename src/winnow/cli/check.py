@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from winnow.cli.engine import model_exists, silence_transformers
-from winnow.cli.options import add_flags, given
+from winnow.cli.engine import COMMON, model_exists, silence_transformers
+from winnow.cli.options import add_flags, add_model_argument, given
 from winnow.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -29,21 +29,15 @@ examples:
   winnow check org/name --dtype bfloat16
   winnow check path/to/model --load-format dummy     (a config.json is enough)
 """
-_SETTLED = ("model", "engine", "verify_model", "generation_config", "seed")
+_SETTLED = ("engine", "verify_model", "generation_config", "seed")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "winnow check [MODEL] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        default=None,
-        help="directory, or org/name on the Hugging Face Hub; left out: the demo model",
-    )
-    add_flags(parser, ModelConfig, "model", _SETTLED)
+    add_model_argument(parser)
+    add_flags(parser, ModelConfig, "model", _SETTLED, common=COMMON)
 
 
 def execute(namespace: argparse.Namespace) -> int:

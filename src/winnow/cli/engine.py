@@ -4,22 +4,39 @@ Loading a model brings libraries that take seconds to import, so that waits unti
 """
 
 import argparse
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from winnow import vllm_names
 from winnow.batch.journal import OF_REQUESTS
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import require_distinct
-from winnow.config import PARTS, EngineConfig, ModelConfig
+from winnow.config import COMPRESSING, FULL, PARTS, EngineConfig, ModelConfig, present_options
 from winnow.errors import UsageError
+from winnow.foreign_names import ForeignName
 from winnow.models.hub import is_repository, locate_model
 from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
 
+COMMON = (
+    *(
+        "model",
+        "dtype",
+        "max_model_len",
+        "kv_memory",
+        "kv_cache_dtype",
+        "eviction",
+        "compression",
+        "max_num_seqs",
+    ),
+    *("max_tokens", "temperature", "top_p", "structured_outputs"),
+)
+"""Options and sampling parameters that `--help` shows; `--help all` shows the others too."""
 UNFLAGGED = ("seed", *OF_REQUESTS)
 """Sampling parameters without a flag; requests that bring no seed take the engine's."""
 
@@ -29,9 +46,42 @@ def add_engine_flags(
     skip: Collection[str] = (),
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """One flag per option of the engine, except those of `skip`; `defaults` are the command's own."""
+    """One flag per option of the engine, except those of `skip`; `defaults` are the command's own.
+
+    vLLM's flags are declared too; help does not show them.
+    """
     for title, config in PARTS.items():
-        add_flags(parser, config, title, skip, defaults)
+        add_flags(parser, config, title, skip, defaults, COMMON)
+    add_foreign_flags(parser, vllm_names.ENGINE)
+
+
+def add_foreign_flags(parser: argparse.ArgumentParser, names: Mapping[str, ForeignName]) -> None:
+    """Declare another engine's flags, where the parser has none of the name; help does not show them."""
+    for name, foreign in names.items():
+        flags = [f"--{name.replace('_', '-')}", *filter(None, [foreign.short])]
+        if flags[0] not in parser._option_string_actions:
+            extra: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if foreign.switch else {}
+            parser.add_argument(
+                *flags, dest=_foreign(name), default=argparse.SUPPRESS, help=argparse.SUPPRESS, **extra
+            )
+
+
+def foreign_values(namespace: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """What was typed behind another engine's flags, by its names."""
+    return {name: getattr(namespace, _foreign(name)) for name in names if hasattr(namespace, _foreign(name))}
+
+
+def _foreign(name: str) -> str:
+    return f"foreign_{name}"
+
+
+def typed_options(namespace: argparse.Namespace) -> dict[str, Any]:
+    """The engine's options as typed, under Winnow's names.
+
+    Raises:
+        ConfigError: a flag of vLLM's asks for what Winnow does not do; names what it has instead.
+    """
+    return present_options(given(namespace, *PARTS.values()) | foreign_values(namespace, vllm_names.ENGINE))
 
 
 def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
@@ -40,11 +90,31 @@ def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: a value is out of range.
         UsageError: the model is neither a directory or file nor named as on the Hub.
+        UnsupportedModelError: the policy needs a fit that the model does not have.
     """
-    options = given(namespace, *PARTS.values())
+    options = typed_options(namespace)
     EngineConfig.from_options(options)
     model_exists(options.get("model"))
+    require_fits([options["eviction"]] if "eviction" in options else [], options)
     return options
+
+
+def require_fits(policies: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Refuse policies that need what `winnow fit` makes, where it is missing, before anything slow is done.
+
+    Raises:
+        UnsupportedModelError: says which command makes it.
+    """
+    names = [name for name in policies if name not in (FULL, COMPRESSING)]
+    if not names or is_repository(options.get("model")):
+        return  # what a repository holds is seen when it is fetched
+    from winnow.eviction import PRESETS
+    from winnow.eviction.predictor import require_predictor
+
+    for preset in filter(None, map(PRESETS.get, names)):  # an unknown name is refused where it is looked up
+        source = preset.policy.score.needs.predictor
+        if source is not None:
+            require_predictor(source, model_path(options))
 
 
 def model_exists(model: str | Path | None) -> None:
@@ -96,7 +166,7 @@ def add_sampling_flags(
         also: parameters of a single request, for a command that has one.
     """
     without = [name for name in UNFLAGGED if name not in also]
-    add_flags(parser, SamplingParams, title, (*without, *skip), defaults)
+    add_flags(parser, SamplingParams, title, (*without, *skip), defaults, COMMON)
 
 
 def sampling_options(namespace: argparse.Namespace, also: Collection[str] = ()) -> dict[str, Any]:
@@ -117,7 +187,9 @@ def evaluation_options(namespace: argparse.Namespace) -> dict[str, Any]:
     With it, the last bits of a prompt's logits depend on which prompts came before, and an evaluation that was stopped
     must go on to the same numbers.
     """
-    return {"enable_prefix_caching": False} | engine_options(namespace)
+    options = engine_options(namespace)
+    require_fits(namespace.presets, options)
+    return {"enable_prefix_caching": False} | options
 
 
 def open_llm(options: dict[str, Any]) -> "LLM":
@@ -126,6 +198,29 @@ def open_llm(options: dict[str, Any]) -> "LLM":
 
     silence_transformers()
     return LLM(**options)
+
+
+def sampling_note(llm: "LLM", typed: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    """A line that says how tokens are sampled, where neither the model's makers nor the user do; None: they do.
+
+    Args:
+        typed: sampling parameters that the user or the command gives.
+    """
+    if "temperature" in llm.sampling_defaults or "temperature" in typed:
+        return None
+    params = SamplingParams.from_mapping({**llm.sampling_defaults, **typed})
+    limit = "the end of the context" if params.max_tokens is None else f"max_tokens {params.max_tokens}"
+    return (
+        f"winnow: the model recommends no temperature: sampling at temperature {params.temperature:g}, "
+        f"top_p {params.top_p:g}, up to {limit} (--temperature 0 takes the most probable token)"
+    )
+
+
+def say_sampling(llm: "LLM", typed: Mapping[str, Any]) -> None:
+    """Print `sampling_note` on standard error."""
+    note = sampling_note(llm, typed)
+    if note is not None:
+        print(note, file=sys.stderr, flush=True)
 
 
 def silence_transformers() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from winnow.checks import check_integer
-from winnow.cli.engine import model_exists, open_llm, silence_transformers
+from winnow.cli.engine import COMMON, model_exists, open_llm, silence_transformers
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import require_distinct, require_writable
 from winnow.config import ModelConfig
@@ -34,7 +34,7 @@ examples:
   winnow fit path/to/model prompts.jsonl report.txt --tokens 2048
   winnow run prompts.jsonl -o answers.jsonl --model path/to/model --eviction fitted
 """
-_SETTLED = ("model", "engine", "load_format", "generation_config")
+_SETTLED = ("engine", "load_format", "generation_config")
 _LEAST_TOKENS = 64
 
 
@@ -68,9 +68,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "winnow fit MODEL [TEXTS ...] [-o FILE] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(
-        "model", metavar="MODEL", help="directory, GGUF file, or org/name on the Hugging Face Hub"
+        "words",
+        metavar="MODEL [TEXTS ...]",
+        nargs="*",
+        help="the model, unless --model names it, and files to learn from",
     )
-    parser.add_argument("texts", metavar="TEXTS", nargs="*", type=Path, help="files to learn from")
     parser.add_argument(
         "-o",
         "--out",
@@ -80,16 +82,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "NAME.kv-scores.safetensors beside NAME.gguf, where the policies look for it)",
     )
     add_flags(parser, FitOptions, "fit")
-    add_flags(parser, ModelConfig, "model", _SETTLED)
+    add_flags(parser, ModelConfig, "model", _SETTLED, common=COMMON)
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Fit, write, print, and return the exit code."""
     options = FitOptions(**given(namespace, FitOptions))
-    engine: dict[str, Any] = {"model": namespace.model, **given(namespace, ModelConfig)}
+    engine: dict[str, Any] = given(namespace, ModelConfig)
+    texts = [Path(word) for word in namespace.words]
+    if "model" not in engine:
+        if not texts:
+            raise UsageError("the following arguments are required: MODEL (see `winnow fit --help`)")
+        engine["model"], texts = namespace.words[0], texts[1:]
     config = ModelConfig(**engine)
     model_exists(config.model)
-    for path in namespace.texts:
+    for path in texts:
         if not path.is_file():
             raise UsageError(f"TEXTS: there is no file {path}")
     if namespace.out is None and is_repository(config.model):
@@ -98,9 +105,9 @@ def execute(namespace: argparse.Namespace) -> int:
     from winnow.eviction.predictor import predictor_path
 
     out: Path = namespace.out or predictor_path(locate_model(config))
-    require_distinct([("--out", out)], [("TEXTS", path) for path in namespace.texts])
+    require_distinct([("--out", out)], [("TEXTS", path) for path in texts])
     require_writable(out, "--out")
-    return _fit(engine, options, namespace.texts, out)
+    return _fit(engine, options, texts, out)
 
 
 def _fit(engine: dict[str, Any], options: FitOptions, paths: list[Path], out: Path) -> int:

@@ -11,6 +11,7 @@ from winnow.cli.engine import (
     engine_options,
     open_llm,
     sampling_options,
+    say_sampling,
 )
 from winnow.cli.prompt import read_prompt
 from winnow.outputs import RequestOutput
@@ -47,6 +48,7 @@ def execute(namespace: argparse.Namespace) -> int:
     prompt = read_prompt(namespace.prompt)
     with open_llm(engine_options(namespace)) as llm:
         params = SamplingParams.from_mapping(_DEFAULTS | dict(llm.sampling_defaults) | typed)
+        say_sampling(llm, _DEFAULTS | typed)
         if namespace.chat:
             outputs = llm.stream_chat([{"role": "user", "content": prompt}], params)
         else:

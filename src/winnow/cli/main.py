@@ -12,6 +12,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
+from winnow.cli.llama_cpp_flags import llama_cpp_hint
+from winnow.cli.options import merge_model, rare_flags
 from winnow.cli.terminal import named_standard_output, occupy_standard_streams, silence
 from winnow.errors import UsageError, WinnowError, known_names
 
@@ -53,12 +55,39 @@ _OF_THE_MACHINE = frozenset(
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises what is wrong instead of printing the usage, and knows the nearest flag."""
+    """A parser that raises what is wrong instead of printing the usage, and knows the nearest flag.
+
+    `--help` shows the flags that matter most, `--help all` every one: those of `rare_flags` too.
+    """
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         options.setdefault("allow_abbrev", False)
-        super().__init__(**options)
+        super().__init__(**{**options, "add_help": False})
+        self.add_argument(
+            "-h", "--help", action=_Help, nargs="?", metavar="all", help="show this; all: every flag"
+        )
+
+    def format_brief_help(self) -> str:
+        """Return the help without rare flags, with a line that says how many there are."""
+        hidden = [action for action in rare_flags(self) if action.help != argparse.SUPPRESS]
+        texts, epilog = [action.help for action in hidden], self.epilog
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        if hidden:
+            self.epilog = f"`{self.prog} --help all` lists {len(hidden)} more flags.\n\n{epilog or ''}"
+        try:
+            return self.format_help()
+        finally:
+            self.epilog = epilog
+            for action, text in zip(hidden, texts, strict=True):
+                action.help = text
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's; a model given by position becomes `--model`. argparse calls this for every command."""
+        found, unknown = super().parse_known_args(args, namespace)
+        merge_model(found)
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError`."""
@@ -72,8 +101,17 @@ class Parser(argparse.ArgumentParser):
 
     def nearest_flag(self, text: str) -> str | None:
         """The known flag most like `text`."""
-        matches = difflib.get_close_matches(text.partition("=")[0], list(self._option_string_actions), n=1)
+        shown = [flag for flag, each in self._option_string_actions.items() if each.help != argparse.SUPPRESS]
+        matches = difflib.get_close_matches(text.partition("=")[0], shown, n=1)
         return matches[0] if matches else None
+
+
+class _Help(argparse.Action):
+    """Prints the help, of all flags or of those that matter most, and ends the program."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        print(parser.format_help() if values == "all" else parser.format_brief_help(), end="")
+        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,12 +179,15 @@ def run_command(parser: Parser, commands: Mapping[str, str], modules: str, argv:
             command = import_module(modules.format(name.replace("-", "_")))
             command.configure(chosen)
             chosen.set_defaults(execute=command.execute)
+    alone = not argv or (len(argv) == 1 and chosen is not parser)
+    if alone and any(each.required for each in chosen._actions):
+        print(chosen.format_brief_help())  # a command typed alone lists what there is
     namespace, unknown = parser.parse_known_args(argv)
     if unknown:
         # A command with commands of its own says whose flags were meant.
         chosen = getattr(namespace, "parser", chosen)
         nearest = chosen.nearest_flag(unknown[0])
-        hint = f"; did you mean {nearest}?" if nearest else ""
+        hint = llama_cpp_hint(unknown[0]) or (f"; did you mean {nearest}?" if nearest else "")
         chosen.error(f"unknown argument {unknown[0]!r}{hint}")
     if sys.stdout is None and namespace.command != "run":
         raise UsageError("cannot write to standard output: it is closed")

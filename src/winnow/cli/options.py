@@ -17,6 +17,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from winnow.errors import UsageError
 from winnow.units import format_bytes, parse_bytes
 
 _ENTRY = re.compile(r"(\w+): (.*)")
@@ -28,23 +29,71 @@ def add_flags(
     title: str,
     skip: Collection[str] = (),
     defaults: Mapping[str, Any] = types.MappingProxyType({}),
+    common: Collection[str] | None = None,
 ) -> None:
     """Add one flag per field of the dataclass `config`, except those named in `skip`.
 
-    `defaults` are shown in place of the dataclass's own, for a command that fills them in itself.
+    Args:
+        defaults: shown in place of the dataclass's own, for a command that fills them in itself.
+        common: fields that `--help` shows, while `--help all` shows the others too; None: all.
     """
     group = parser.add_argument_group(title)
     hints, documented = typing.get_type_hints(config), _documented(config)
     for field in fields(config):
         if field.name not in skip:
             text = field.metadata.get("help", documented.get(field.name, ""))
-            group.add_argument(
+            action = group.add_argument(
                 *("--" + name.replace("_", "-") for name in (field.name, *field.metadata.get("aliases", ()))),
                 dest=field.name,
                 default=argparse.SUPPRESS,
                 help=_help(field, text, defaults.get(field.name, field.default)),
                 **_reading(field, hints[field.name]),
             )
+            if common is not None and field.name not in common:
+                vars(action)["rare"] = True
+
+
+def rare_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return the flags that only `--help all` shows."""
+    return [action for action in parser._actions if vars(action).get("rare")]
+
+
+def add_model_argument(
+    parser: argparse.ArgumentParser, help: str = "the model, as --model", *, flag: bool = False
+) -> None:
+    """Let the model be given by position too.
+
+    Args:
+        flag: declare `--model` as well, for a command without the engine's flags.
+    """
+    parser.add_argument("model_by_position", metavar="MODEL", nargs="?", help=help)
+    if flag:
+        parser.add_argument("--model", metavar="MODEL", help="the same as MODEL")
+
+
+def require_model(namespace: argparse.Namespace, command: str) -> None:
+    """Refuse a command that has no default model without one.
+
+    Raises:
+        UsageError: no model is given.
+    """
+    if namespace.model is None:
+        raise UsageError(f"the following arguments are required: MODEL (see `winnow {command} --help`)")
+
+
+def merge_model(namespace: argparse.Namespace) -> None:
+    """Put a model that was given by position where `--model` puts it.
+
+    Raises:
+        UsageError: both are given, and differ.
+    """
+    by_position = vars(namespace).pop("model_by_position", None)
+    if by_position is None:
+        return
+    by_flag = getattr(namespace, "model", None)
+    if by_flag not in (None, by_position):
+        raise UsageError(f"the model is given twice: {by_position} and --model {by_flag}")
+    namespace.model = by_position
 
 
 def given(namespace: argparse.Namespace, *configs: type) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
-from winnow.cli.engine import silence_transformers
+from winnow.cli.engine import COMMON, silence_transformers
 from winnow.cli.options import add_flags, given
 from winnow.config import ModelConfig
 from winnow.units import format_bytes
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "winnow pack DIR [--model DIR] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("out", metavar="DIR", type=Path, help="the directory to write, new or empty")
-    add_flags(parser, ModelConfig, "model", _SETTLED)
+    add_flags(parser, ModelConfig, "model", _SETTLED, common=(*COMMON, "weight_dtype"))
 
 
 def execute(namespace: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.checks import check_integer
-from winnow.cli.options import add_flags, given
+from winnow.cli.engine import COMMON
+from winnow.cli.options import add_flags, add_model_argument, given, require_model
 from winnow.cli.paths import check_json_path, require_writable, write_json
 from winnow.config import WEIGHT_DTYPES, CacheConfig, EvictionConfig, SchedulerConfig, option
 from winnow.errors import UsageError, known_names
@@ -79,21 +80,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "winnow plan MODEL [options] | winnow plan paper|papers [TABLE]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("model", metavar="MODEL", help="model, or one of the words paper and papers")
+    add_model_argument(parser, "model, or one of the words paper and papers", flag=True)
     parser.add_argument("table", metavar="TABLE", nargs="?", help="of paper or papers; all: each of them")
     add_hardware_flags(parser)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything planned as JSON too")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.png and STEM.svg")
     add_flags(parser, PlanOptions, "what is planned for")
-    add_flags(parser, CacheConfig, "how KVs are stored", skip=_NOT_PLANNED)
-    add_flags(parser, EvictionConfig, "eviction; several policies: commas between")
-    add_flags(parser, SchedulerConfig, "a step")
+    add_flags(parser, CacheConfig, "how KVs are stored", skip=_NOT_PLANNED, common=COMMON)
+    add_flags(parser, EvictionConfig, "eviction; several policies: commas between", common=COMMON)
+    add_flags(parser, SchedulerConfig, "a step", common=COMMON)
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Plan, show, and return the exit code."""
     check_json_path(namespace.json)
+    require_model(namespace, "plan")
     if namespace.model in (PAPER, PAPERS):
         return _paper(namespace)
     if namespace.table is not None:

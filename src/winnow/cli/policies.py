@@ -12,13 +12,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from winnow.cli.policy_notes import NOTES
 from winnow.errors import UsageError, known_names
 from winnow.eviction import PRESETS, Preset
 from winnow.eviction.describe import PARTS, brief_policy, first_line, full_preset
 from winnow.json_values import json_value
 
 DESCRIPTION = """\
-List the eviction policies that have names, or show one of them in full.
+List the eviction policies that have names, or show one of them in full: those to choose from, what
+each is for, costs and needs, and what share of the full cache's answers it keeps on a real model
+(SmolLM2-135M; docs/results/real.md). --all lists those of papers and baselines too, by their parts.
 
 A policy is four choices: the score says how much a KV is worth, the budget who keeps how much,
 keep what may never go, and when says when KVs are taken. Only what differs from the defaults of
@@ -27,10 +30,14 @@ its class is listed; NAME shows every field.
 EPILOG = """\
 examples:
   winnow policies
+  winnow policies --all
   winnow policies snapkv
   winnow policies --json
   winnow run prompts.jsonl -o answers.jsonl --eviction snapkv --compression 8
 """
+CHOICE_FOOTNOTE = """\
+Known: share of the full cache's answers, SmolLM2-135M. docs/which-policy.md says more.
+winnow policies --all lists papers' policies too; winnow policies NAME shows one with every field."""
 FOOTNOTE = """\
 A number of KVs is the policy's own budget per row, held to where the user names none.
 winnow policies NAME shows a policy with every field."""
@@ -42,9 +49,10 @@ _WIDTHS = {"score": 18, "budget": 13, "keep": 10, "when": 14}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.usage = "winnow policies [NAME] [--json]"
+    parser.usage = "winnow policies [NAME] [--all] [--json]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("name", metavar="NAME", nargs="?", help="show this policy with every field")
+    parser.add_argument("--all", action="store_true", help="every policy, by its parts")
     parser.add_argument("--json", action="store_true", help="print JSON, with every field")
 
 
@@ -60,12 +68,25 @@ def execute(namespace: argparse.Namespace) -> int:
     console = Console(markup=False, emoji=False)
     if not console.is_terminal:
         console = Console(markup=False, emoji=False, width=max(console.width, WIDTH))
-    if name is None:
+    if name is None and not namespace.all:
+        console.print(_choices(), "", Text(CHOICE_FOOTNOTE, style="dim"), sep="\n")
+    elif name is None:
         console.print(_table(), "", Text(FOOTNOTE, style="dim"), sep="\n")
     else:
         for line in _pages(name, PRESETS[name]):
             console.print(line)
     return 0
+
+
+def _choices() -> Table:
+    """The policies to choose from, one row each."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("name", style="bold", no_wrap=True)
+    for column in ("for", "costs", "needs", "known"):
+        table.add_column(column)
+    for name, note in NOTES.items():
+        table.add_row(name, *map(Text, note))
+    return table
 
 
 def _table() -> Table:
@@ -87,6 +108,8 @@ def _table() -> Table:
 def _pages(name: str, preset: Preset) -> Iterator[Any]:
     """One policy in full."""
     yield Text.assemble((name, "bold"), f": {preset.paper}")
+    if name in NOTES:
+        yield Text("for {}; costs: {}; needs: {}; on a real model: {}".format(*NOTES[name]))
     if preset.kv_budget is not None:
         yield Text(f"{preset.kv_budget} KVs per row where the user names no budget")
     for part in PARTS:

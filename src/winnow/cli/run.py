@@ -23,6 +23,7 @@ from winnow.cli.engine import (
     model_files,
     open_llm,
     sampling_options,
+    say_sampling,
 )
 from winnow.cli.meter import Meter
 from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
@@ -221,6 +222,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
             max_in_flight=2 * config.scheduler.max_num_seqs,
             reader=AnswerReader.of(llm.tokenizer),
         )
+        say_sampling(llm, plan.defaults)
         show_progress()
         driver.run(plan.prompts.path, show_progress)
         return meter.elapsed, llm.stats()

@@ -3,15 +3,22 @@
 import argparse
 import os
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from winnow.cli.engine import add_engine_flags, model_exists, open_llm
-from winnow.cli.options import add_flags, given
-from winnow.cli.reflexes import add_reflex_flags, translate_reflexes
-from winnow.config import PARTS, EngineConfig
+from winnow import vllm_names
+from winnow.cli.engine import (
+    add_engine_flags,
+    add_foreign_flags,
+    engine_options,
+    foreign_values,
+    open_llm,
+    sampling_note,
+)
+from winnow.cli.options import add_flags, add_model_argument, given
+from winnow.config import EngineConfig
 from winnow.errors import UsageError
+from winnow.foreign_names import translate
 from winnow.server.config import ServerConfig
 from winnow.units import format_bytes
 
@@ -23,6 +30,7 @@ It listens on this machine alone unless --host says otherwise. With --api-key or
 request needs a key. SIGTERM lets requests in progress finish.
 """
 _SAMPLE_TOKENS = 1024
+_COMMON = ("host", "port", "api_key", "served_model_name")
 EPILOG = """\
 examples:
   winnow serve
@@ -36,11 +44,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "winnow serve [MODEL] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="the model, as --model")
-    add_flags(parser, ServerConfig, "server")
+    add_model_argument(parser)
+    add_flags(parser, ServerConfig, "server", common=_COMMON)
     # The bounds of the engine's queue are the server's, which counts prompts that are being tokenised too.
     add_engine_flags(parser, skip=("max_queued_requests", "max_queued_tokens"))
-    add_reflex_flags(parser)
+    add_foreign_flags(parser, vllm_names.SERVER)
 
 
 def execute(namespace: argparse.Namespace) -> int:
@@ -87,6 +95,7 @@ def banner(llm: Any, name: str, address: str) -> list[str]:
         f"winnow: {machine}",
         f"winnow: KV memory {format_bytes(config.cache.kv_memory)} ({tokens} tokens uncompressed), at most "
         f"{scheduler.max_num_seqs} answers in a batch, {scheduler.max_num_batched_tokens} tokens in a step",
+        *filter(None, [sampling_note(llm, {"max_tokens": None})]),
         f"winnow: listening on {address}",
     ]
 
@@ -111,18 +120,13 @@ def _options(namespace: argparse.Namespace) -> tuple[dict[str, Any], ServerConfi
     Raises:
         ConfigError, UsageError: a value is out of range, or an option means nothing here.
     """
-    options = given(namespace, *PARTS.values())
-    if namespace.model_tag is not None:
-        if options.get("model") not in (None, namespace.model_tag):
-            raise UsageError(
-                f"the model is given twice: {namespace.model_tag} and --model {options['model']}"
-            )
-        options["model"] = namespace.model_tag
-    typed = given(namespace, ServerConfig)
-    translate_reflexes(namespace, options, typed)
-    EngineConfig.from_options(options)
-    model_exists(options.get("model"))
-    values = {field.name: typed[field.name] for field in fields(ServerConfig) if field.name in typed}
+    options, values = engine_options(namespace), given(namespace, ServerConfig)
+    foreign = foreign_values(namespace, vllm_names.SERVER)
+    # Every form of tool calls has reasoning in it, so that flag comes first.
+    for name in ("tool_call_parser", "reasoning_parser"):
+        if foreign.get(name) in vllm_names.RESPONSE_TEMPLATES:
+            values.setdefault("response_template", vllm_names.RESPONSE_TEMPLATES[foreign.pop(name)])
+    translate(foreign, vllm_names.SERVER, (), UsageError, None)
     files = values.get("files_dir")
     if files is not None and Path(files).exists() and not Path(files).is_dir():
         raise UsageError(f"--files-dir must be a directory, got {files!r}")

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.checks import check_integer, check_number
-from winnow.cli.options import add_flags, given
+from winnow.cli.engine import COMMON
+from winnow.cli.options import add_flags, add_model_argument, given, require_model
 from winnow.cli.paths import check_json_path, require_writable, write_json, write_text
 from winnow.cli.plan import PlanOptions, add_hardware_flags, deployments
 from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig, option
@@ -37,6 +38,7 @@ examples:
 """
 
 
+_COMMON = ("limit", "rate", "replicas", "kv_memory", "gpu", "gpus")
 _AMOUNTS = ("kv_memory", "kv_offloading_size", "prefix_store")
 """Options of the cache that a simulation has defaults of its own for, or no use."""
 
@@ -73,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "winnow simulate MODEL --trace FILE [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("model", metavar="MODEL", help="as for winnow plan")
+    add_model_argument(parser, "as for winnow plan", flag=True)
     parser.add_argument("--trace", metavar="FILE", type=Path, required=True, help="requests: .csv or .jsonl")
     add_hardware_flags(parser)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all numbers as JSON too")
@@ -83,15 +85,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", metavar="STEM", type=Path, help="draw KVs over time as STEM.png and STEM.svg"
     )
-    add_flags(parser, SimulateOptions, "the simulation")
-    add_flags(parser, PlanOptions, "the deployment", skip=("batch", "context", "new_tokens", "price"))
-    add_flags(parser, CacheConfig, "how KVs are stored", skip=_AMOUNTS)
-    add_flags(parser, EvictionConfig, "eviction; several policies: commas between")
-    add_flags(parser, SchedulerConfig, "a step")
+    add_flags(parser, SimulateOptions, "the simulation", common=_COMMON)
+    add_flags(
+        parser, PlanOptions, "the deployment", ("batch", "context", "new_tokens", "price"), common=_COMMON
+    )
+    add_flags(parser, CacheConfig, "how KVs are stored", skip=_AMOUNTS, common=COMMON)
+    add_flags(parser, EvictionConfig, "eviction; several policies: commas between", common=COMMON)
+    add_flags(parser, SchedulerConfig, "a step", common=COMMON)
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Simulate, show, and return the exit code."""
+    require_model(namespace, "simulate")
     options = SimulateOptions(**given(namespace, SimulateOptions))
     _check(options)
     check_json_path(namespace.json)

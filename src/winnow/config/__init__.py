@@ -1,7 +1,7 @@
 """Every option of the engine, once: keyword arguments of `LLM`, command-line flags and the docs come from here."""
 
 from winnow.config.cache import KV_RESERVATIONS, CacheConfig
-from winnow.config.engine import EFFECTS, PARTS, EngineConfig
+from winnow.config.engine import EFFECTS, PARTS, EngineConfig, present_options
 from winnow.config.eviction import AUTO, COMPRESSING, FULL, EvictionConfig
 from winnow.config.model import (
     ATTENTION_BACKENDS,
@@ -43,4 +43,5 @@ __all__ = [
     "SchedulerConfig",
     "option",
     "optional_int",
+    "present_options",
 ]

@@ -41,7 +41,6 @@ class CacheConfig:
         "they are computed again",
         parse=parse_bytes,
         effect=Effect.BATCHES,
-        aliases=("swap_space",),
     )
     kv_reservation: str = option(
         "on-demand",
@@ -96,7 +95,7 @@ class CacheConfig:
         if self.kv_offloading_size is not None:
             size = parse_bytes(self.kv_offloading_size, "kv_offloading_size")
             object.__setattr__(self, "kv_offloading_size", size)
-            # vLLM's --swap-space 4 means 4 GiB, which a size without a unit is not.
+            # In vLLM a bare 4 is 4 GiB; as a size it would be 4 bytes.
             what = f"a size of {format_bytes(_LEAST_OFFLOADING)} or more, with its unit, such as 4GiB"
             require(size >= _LEAST_OFFLOADING, "kv_offloading_size", what, self.kv_offloading_size)
         if self.prefix_store is not None and not self.enable_prefix_caching:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+from winnow import vllm_names
 from winnow.config.cache import CacheConfig
 from winnow.config.eviction import EvictionConfig
 from winnow.config.model import ModelConfig
@@ -11,6 +12,7 @@ from winnow.config.option import Effect
 from winnow.config.padded import PaddedConfig
 from winnow.config.scheduler import SchedulerConfig
 from winnow.errors import ConfigError
+from winnow.foreign_names import translate
 from winnow.json_values import json_value
 
 # What means nothing to an engine, so that giving it is a mistake.
@@ -85,14 +87,11 @@ class EngineConfig:
         """Sort flat keyword arguments into the parts.
 
         Raises:
-            ConfigError: an unknown option, or a value out of range.
+            ConfigError: an unknown option, a value out of range, or an option of vLLM's for what Winnow does not do;
+                names what it has instead.
         """
         names = {part: [f.name for f in fields(config)] for part, config in PARTS.items()}
-        known = [name for part in names.values() for name in part]
-        options = _by_present_name(options)
-        for name in options:
-            if name not in known:
-                raise ConfigError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
+        options = present_options(options)
         return cls(
             **{
                 part: config(**{name: options[name] for name in names[part] if name in options})
@@ -101,14 +100,26 @@ class EngineConfig:
         )
 
 
+def present_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options under their present names, those of vLLM translated; values are not checked.
+
+    Raises:
+        ConfigError: as `EngineConfig.from_options`.
+    """
+    known = [each.name for config in PARTS.values() for each in fields(config)]
+    return translate(_by_present_name(options), vllm_names.ENGINE, known, ConfigError, "option")
+
+
 def _by_present_name(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with every earlier name replaced by the present one.
+    """Options with every earlier name replaced by the present one, without those that only vLLM leaves open by None.
 
     Raises:
         ConfigError: an option is given by both names.
     """
     renamed = {}
     for name, value in options.items():
+        if value is None and name in _NEVER_NONE:
+            continue
         present = _ALIASES.get(name, name)
         if present in renamed or (present != name and present in options):
             raise ConfigError(f"{name} is the earlier name of {present}: give {present} alone")
@@ -125,6 +136,13 @@ _ALIASES: Mapping[str, str] = {
     for each in fields(config)
     for alias in each.metadata.get("aliases", ())
 }
+
+_NEVER_NONE = frozenset(
+    each.name
+    for config in PARTS.values()
+    for each in fields(config)
+    if each.name in vllm_names.SHARED and each.default is not None
+)
 
 EFFECTS: Mapping[str, Effect] = {
     each.name: each.metadata["effect"] for config in PARTS.values() for each in fields(config)

@@ -8,6 +8,8 @@ from winnow.config.option import Effect, option, optional_int
 from winnow.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+"""As vLLM says it."""
 WEIGHT_DTYPES = ("auto", "int8", "q8_0")
 WIDE_WEIGHTS = ("none", "head", "ends", "head-and-ends")
 LOAD_FORMATS = ("auto", "dummy")
@@ -39,7 +41,7 @@ class ModelConfig:
     dtype: str = option(
         "auto",
         "number format of weights and KVs; auto: float32 on CPU, the checkpoint's own elsewhere",
-        choices=DTYPES,
+        choices=(*DTYPES, *_DTYPE_ALIASES),
     )
     weight_dtype: str = option(
         "auto",
@@ -95,6 +97,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, ENGINES)
+        # Also a torch.dtype, which is written torch.float16.
+        dtype = str(self.dtype).removeprefix("torch.")
+        object.__setattr__(self, "dtype", _DTYPE_ALIASES.get(dtype, dtype))
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("weight_dtype", self.weight_dtype, WEIGHT_DTYPES)
         check_choice("weight_wide", self.weight_wide, WIDE_WEIGHTS)

@@ -130,6 +130,10 @@ class Engine(RequestLoop):
         rows = np.full((layout.num_layers, layout.num_kv_heads), num_kvs)
         return layout.device_bytes(layout.by_kind(layout.row_blocks(rows)))
 
+    def reset_prefix_cache(self) -> None:
+        """See `LLM.reset_prefix_cache`."""
+        self._scheduler.ledger.prefixes.clear()
+
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """Write the compressed context of a request that was answered to a directory. Returns the file's path.
 

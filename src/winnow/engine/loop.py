@@ -194,6 +194,9 @@ class RequestLoop(ABC):
         """Let the chosen beams of a request take the place of those before."""
         raise AssertionError("this engine admits no beams")
 
+    def reset_prefix_cache(self) -> None:  # noqa: B027  # an engine that caches no prefixes has none to forget
+        """See `LLM.reset_prefix_cache`."""
+
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """See `LLM.save_prefix`."""
         raise PrefixStoreError("engine must be paged to save a prefix")

@@ -1,5 +1,6 @@
 """The unfinished requests of an engine, with their outputs so far."""
 
+import logging
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ from winnow.sampling.token_table import TokenTable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_log = logging.getLogger("winnow")
 
 
 class RequestTable:
@@ -43,6 +46,7 @@ class RequestTable:
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._states: dict[Sequence, OutputState] = {}
+        self._warned_of_length = False
         self.prompt_tokens = self.generated_tokens = 0
 
     def __len__(self) -> int:
@@ -155,11 +159,23 @@ class RequestTable:
 
     def end(self, sequence: Sequence) -> None:
         """Complete the text of a sequence whose finish reason is set."""
+        if sequence.finish_reason == "length" and sequence.request.params.max_tokens is None:
+            self._warn_of_length(sequence)
         try:
             self._states[sequence].finish()
         except Exception as error:
             sequence.error = sequence.error or describe_error(error)
             sequence.finish_reason, sequence.stop_reason = "error", None
+
+    def _warn_of_length(self, sequence: Sequence) -> None:
+        """Log, once, that an answer without max_tokens was not ended by the model."""
+        if not self._warned_of_length:
+            self._warned_of_length = True
+            _log.warning(
+                "winnow: an answer without max_tokens reached the end of the context, or of the KV memory, after %d "
+                "tokens: its finish_reason is length; later ones are not reported",
+                sequence.num_output_tokens,
+            )
 
     def output(
         self, request: Request, report: Callable[[Sequence], EvictionReport | None] = lambda _: None

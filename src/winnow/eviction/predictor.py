@@ -134,17 +134,27 @@ def predictor_path(model: Path) -> Path:
     return model / PREDICTOR if model.is_dir() else model.with_suffix(".kv-scores.safetensors")
 
 
-def load_predictor(source: PredictorSource, model: Path, probe: Tensor) -> Predictor:
-    """Load the predictor of a scorer for a model whose probe is `probe`, [L, H, d].
+def require_predictor(source: PredictorSource, model: Path) -> Path:
+    """Return the path of the predictor of a scorer.
 
     Raises:
-        UnsupportedModelError: the file is missing or damaged, or was fitted to another model.
+        UnsupportedModelError: there is no such file; says which command makes it.
     """
     path = predictor_path(model) if source.path is None else Path(source.path)
     if not path.is_file():
         raise UnsupportedModelError(
             f"fitted scores: there is no file {path}: `winnow fit {model}` makes one for this model"
         )
+    return path
+
+
+def load_predictor(source: PredictorSource, model: Path, probe: Tensor) -> Predictor:
+    """Load the predictor of a scorer for a model whose probe is `probe`, [L, H, d].
+
+    Raises:
+        UnsupportedModelError: the file is missing or damaged, or was fitted to another model.
+    """
+    path = require_predictor(source, model)
     found = Predictor.load(path)
     if found.probe.shape != probe.shape:
         layers, heads, dim = found.probe.shape

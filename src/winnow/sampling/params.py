@@ -5,8 +5,10 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Self
 
+from winnow import vllm_names
 from winnow.checks import MAX_COUNT, check_integer, check_length, check_list, check_number, show
 from winnow.errors import InvalidRequestError
+from winnow.foreign_names import accept_fields
 from winnow.sampling.structured import StructuredOutputs
 
 MAX_N = 128
@@ -73,6 +75,7 @@ _SWITCHES = (
 _ALIASES = {"max_completion_tokens": "max_tokens"}  # OpenAI's newer name
 
 
+@accept_fields(vllm_names.SAMPLING, InvalidRequestError, "sampling parameter")
 @dataclass(frozen=True)
 class SamplingParams:
     """How the tokens of one request are chosen, when it ends, and what is reported about them. Names as in vLLM.
@@ -269,15 +272,11 @@ class SamplingParams:
         chosen: dict[str, Any] = {}
         for key, value in values.items():
             name = _ALIASES.get(key, key)
-            if name not in known:
-                raise InvalidRequestError(
-                    f"{show(key)} is not a sampling parameter; known: {', '.join(sorted(known))}"
-                )
             if name != key and name in values:
                 raise InvalidRequestError(f"{key} and {name} mean the same, give one; got both")
             if name == "logit_bias" and isinstance(value, Mapping):
                 value = {_token_key(token): bias for token, bias in value.items()}
-            if value is not None or name == "max_tokens":
+            if value is not None or name not in known or name == "max_tokens":
                 chosen[name] = value
         return cls(**chosen)
 

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
+from winnow import vllm_names
 from winnow.checks import check_length, check_list, show
 from winnow.errors import InvalidRequestError
+from winnow.foreign_names import accept_fields
 
 MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_SCHEMA_DEPTH = 64
@@ -16,6 +18,7 @@ MAX_CHOICES = 1024
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
+@accept_fields(vllm_names.STRUCTURED, InvalidRequestError, "field of structured_outputs")
 @dataclass(frozen=True)
 class StructuredOutputs:
     """The form of an answer; exactly one of the fields is given. Names as in vLLM.
@@ -61,13 +64,11 @@ class StructuredOutputs:
         """
         if not isinstance(values, Mapping):
             raise InvalidRequestError(f"structured_outputs must be an object, got {show(values)}")
-        known = {each.name for each in fields(cls)}
-        for name in values:
-            if name not in known:
-                raise InvalidRequestError(
-                    f"{show(name)} is not a field of structured_outputs; known: {', '.join(_KINDS)}"
-                )
         return cls(**values)
+
+
+StructuredOutputsParams = GuidedDecodingParams = StructuredOutputs
+"""vLLM's names, the present one and the earlier one."""
 
 
 def schema_text(schema: Any) -> str:

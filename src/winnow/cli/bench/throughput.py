@@ -20,7 +20,7 @@ from winnow.cli.engine import (
     silence_transformers,
 )
 from winnow.cli.meter import Meter
-from winnow.cli.options import add_flags, given
+from winnow.cli.options import add_flags, add_model_argument, given
 from winnow.cli.paths import check_json_path, write_json
 from winnow.cli.progress import add_progress_flag, open_progress, show_steps
 from winnow.config import EngineConfig
@@ -52,7 +52,7 @@ bfloat16, with KV memory for 8 whole sequences. Whatever else is typed takes pre
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.usage = "winnow bench throughput [options]"
+    parser.usage = "winnow bench throughput [MODEL] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(
         "--preset", choices=PRESETS, help="work with a name: its model, requests and KV memory"
@@ -66,6 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", metavar="N", type=int, default=3, help="times (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured as JSON too")
     add_progress_flag(parser)
+    add_model_argument(parser)
     add_flags(parser, Workload, "the work")
     add_engine_flags(parser)
 

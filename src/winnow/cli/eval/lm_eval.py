@@ -12,6 +12,7 @@ from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags
 from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
 from winnow.cli.meter import Meter
+from winnow.cli.options import add_model_argument
 from winnow.cli.progress import open_progress
 from winnow.errors import UsageError
 
@@ -42,7 +43,7 @@ _JOURNAL = "cells.jsonl"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.usage = "winnow eval lm-eval --tasks A,B,... [options]"
+    parser.usage = "winnow eval lm-eval [MODEL] --tasks A,B,... [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     add_cell_flags(parser)
     work = parser.add_argument_group("the work")
@@ -60,6 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--apply-chat-template", action="store_true", help="put prompts through the model's chat template"
     )
     add_output_flags(parser)
+    add_model_argument(parser)
     add_engine_flags(parser, OF_CELLS, {"kv_floor": KV_FLOOR})
 
 

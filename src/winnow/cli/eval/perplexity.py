@@ -12,6 +12,7 @@ from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
 from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
 from winnow.cli.meter import Meter
+from winnow.cli.options import add_model_argument
 from winnow.cli.progress import open_progress
 from winnow.errors import UsageError
 
@@ -46,7 +47,7 @@ _JOURNAL = "windows.jsonl"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.usage = "winnow eval perplexity [options]"
+    parser.usage = "winnow eval perplexity [MODEL] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     add_cell_flags(parser)
     work = parser.add_argument_group("the work")
@@ -68,6 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_data_flag(work)
     add_output_flags(parser)
+    add_model_argument(parser)
     add_engine_flags(parser, OF_CELLS, {"kv_floor": KV_FLOOR})
 
 

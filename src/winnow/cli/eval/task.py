@@ -11,6 +11,7 @@ from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_f
 from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
 from winnow.cli.eval.prompts import add_prompt_flags, prompt_settings
+from winnow.cli.options import add_model_argument
 from winnow.evaluate.tasks import Task, load_task
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _QUERIES = {"aware": ("aware",), "agnostic": ("agnostic",), "both": ("aware", "a
 
 def configure(parser: argparse.ArgumentParser, name: str, task: Task) -> None:
     """Declare the arguments."""
-    parser.usage = f"winnow eval {name} [options]"
+    parser.usage = f"winnow eval {name} [MODEL] [options]"
     summary = f"{task.summary[:1].upper()}{task.summary[1:]}."
     parser.description = DESCRIPTION.format(summary=summary)
     parser.epilog = EPILOG.format(categories=", ".join(task.categories)).replace("%", "%%")
@@ -78,6 +79,7 @@ def configure(parser: argparse.ArgumentParser, name: str, task: Task) -> None:
         help="whether prompts go through the model's chat template; auto: where the task says so",
     )
     add_output_flags(parser)
+    add_model_argument(parser)
     add_engine_flags(parser, OF_CELLS, {"kv_floor": KV_FLOOR})
 
 

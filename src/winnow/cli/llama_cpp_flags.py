@@ -1,0 +1,36 @@
+"""What llama.cpp's flags are called here, for the message about an unknown flag."""
+
+from collections.abc import Mapping
+
+_SIZE = "--kv-memory SIZE holds the KVs of all requests, such as --kv-memory 2GiB"
+FLAGS: Mapping[str, str] = {
+    **dict.fromkeys(("-m", "-hf", "--hf-repo"), "--model"),
+    **dict.fromkeys(("-c", "--ctx-size"), "--max-model-len"),
+    **dict.fromkeys(("-n", "--n-predict", "--predict"), "--max-tokens"),
+    **dict.fromkeys(("-t", "--threads-batch", "-tb"), "--threads"),
+    **dict.fromkeys(("-p", "--prompt"), "PROMPT, without a flag, of winnow generate"),
+    **dict.fromkeys(("-f", "--file"), "`winnow generate - < FILE`, or winnow run for a file of prompts"),
+    **dict.fromkeys(("-sys", "--system-prompt"), "--system of winnow chat"),
+    **dict.fromkeys(("-b", "--batch-size"), "--max-num-batched-tokens"),
+    **dict.fromkeys(("-ub", "--ubatch-size"), "--prefill-chunk"),
+    **dict.fromkeys(("-np", "--parallel"), "--max-num-seqs"),
+    **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v"), "--kv-cache-dtype k=int8,v=int4"),
+    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers"), "--device cuda, for all layers"),
+    **dict.fromkeys(("-s",), "--seed"),
+    **dict.fromkeys(("--temp",), "--temperature"),
+    **dict.fromkeys(("--repeat-penalty",), "--repetition-penalty"),
+    **dict.fromkeys(("-r", "--reverse-prompt"), "--stop"),
+    **dict.fromkeys(("-j", "--json-schema", "--grammar"), "--structured-outputs of winnow generate"),
+    **dict.fromkeys(("--alias", "-a"), "--served-model-name"),
+    **dict.fromkeys(("--cache-ram", "-cram"), _SIZE),
+    **dict.fromkeys(
+        ("-fa", "--flash-attn", "-cb", "--cont-batching", "--mlock", "--no-mmap", "--jinja", "--no-warmup"),
+        "not needed: leave it out",
+    ),
+}
+
+
+def llama_cpp_hint(flag: str) -> str:
+    """Return the end of the message about an unknown flag that is llama.cpp's; empty: it is not."""
+    ours = FLAGS.get(flag.partition("=")[0])
+    return f"; llama.cpp's is {ours} here" if ours else ""

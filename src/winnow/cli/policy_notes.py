@@ -1,0 +1,41 @@
+"""What each policy that `winnow policies` shows first is for, in a few words; the other presets are for research."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class PolicyNote(NamedTuple):
+    """Some words about a policy.
+
+    Attributes:
+        purpose: the job that it is for.
+        costs: what it costs beside the cache.
+        needs: what must be there.
+        known: what is measured of it on a real model.
+    """
+
+    purpose: str
+    costs: str
+    needs: str
+    known: str
+
+
+NOTES: Mapping[str, PolicyNote] = {
+    "full": PolicyNote("exact answers", "memory alone", "-", "1.00"),
+    "winnow": PolicyNote(
+        "long prompts, asked once or more", "1.6 prefills", "room for it whole", "1.03 at 4x"
+    ),
+    "fitted": PolicyNote(
+        "the same, without the replay", "a fit, once a model", "winnow fit MODEL", "not measured"
+    ),
+    "fitted-pd": PolicyNote(
+        "prompts beyond memory, long answers", "a fit, once a model", "winnow fit MODEL", "0.94 at 4x"
+    ),
+    "snapkv": PolicyNote(
+        "questions at the prompt's end", "next to nothing", "the question seen", "0.43 at 4x"
+    ),
+    "keydiff": PolicyNote("prompts beyond memory, no fit", "next to nothing", "-", "0.26 at 4x"),
+    "streaming": PolicyNote("endless text, only its end", "nothing", "-", "not measured"),
+    "leverage": PolicyNote("the demo model alone", "next to nothing", "-", "0.00 at 8x"),
+}
+"""By preset. What is known is the share of the full cache's answers (docs/results/real.md, docs/eviction.md)."""
