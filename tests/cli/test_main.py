@@ -196,6 +196,30 @@ def test_generate_streams_the_answer(llms: list[FakeLLM], capsys: pytest.Capture
     assert llms[0].params["stream"].max_tokens == 256
 
 
+@pytest.mark.parametrize(
+    ("typed", "recommended", "said"),
+    [
+        ((), {}, "sampling at temperature 1, top_p 1, up to max_tokens 256 (--temperature 0"),
+        (("--max-tokens", "none"), {"top_p": 0.5}, "temperature 1, top_p 0.5, up to the end of the context"),
+        (("--temperature", "1"), {}, None),
+        ((), {"temperature": 0.6}, None),
+    ],
+)
+def test_how_tokens_are_sampled_is_said_where_nobody_chose(
+    typed: tuple[str, ...],
+    recommended: dict[str, float],
+    said: str | None,
+    llms: list[FakeLLM],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeLLM, "sampling_defaults", recommended)
+    assert main(["generate", "abc", *typed]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "cba\n"
+    assert (said in shown.err and shown.err.count("\n") == 1) if said else not shown.err
+
+
 def test_generate_takes_what_one_request_alone_can_ask(llms: list[FakeLLM]) -> None:
     form = '{"choice": ["red", "blue"]}'
     assert main(["generate", "abc", "--context-tokens", "2", "--structured-outputs", form]) == 0

@@ -263,5 +263,5 @@ def test_plain_progress_goes_to_standard_error(
     assert [line.split(" | ")[0] for line in lines] == [
         f"winnow: {done}/2 done, 0 failed" for done in range(3)
     ]
-    assert run("--overwrite", "--progress", "off") == 0
+    assert run("--overwrite", "--progress", "off", "--temperature", "0") == 0
     assert capsys.readouterr().err == ""

@@ -1,0 +1,185 @@
+"""Scripts in the manner of vLLM's offline examples, with `from winnow import` in place of `from vllm import`."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from winnow import (
+    LLM,
+    BeamSearchParams,
+    SamplingParams,
+    StructuredOutputsParams,
+    TextPrompt,
+    TokensPrompt,
+)
+from winnow.errors import ConfigError, InvalidRequestError
+
+PROMPTS = [
+    "Question: What is the capital of France?\nAnswer:",
+    "Once upon a time",
+    "The president of the United States is",
+    "The future of AI is",
+]
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """The demo model, opened by the constructor's line of many a script."""
+    options: dict[str, Any] = {"tensor_parallel_size": 1, "enforce_eager": True, "trust_remote_code": False}
+    with LLM(dtype="float", kv_memory="64MiB", threads=1, max_model_len=512, seed=0, **options) as opened:
+        yield opened
+
+
+def test_basic(llm: LLM) -> None:
+    sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+    outputs = llm.generate(PROMPTS, sampling_params)
+    assert [output.prompt for output in outputs] == PROMPTS
+    for output in outputs:
+        assert output.outputs[0].text
+        assert len(output.outputs[0].token_ids) <= 16, "vLLM's default of max_tokens"
+
+
+def test_chat(llm: LLM) -> None:
+    conversation = [
+        {"role": "system", "content": "The capital of France is Paris.\n"},
+        {"role": "user", "content": "What is the capital of France?"},
+    ]
+    alone = llm.chat(conversation, GREEDY, use_tqdm=False)
+    both = llm.chat([conversation, conversation], sampling_params=GREEDY, chat_template_content_format="auto")
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    assert [output.prompt for output in both] == [text, text]
+    assert alone[0].prompt_token_ids == tokenizer.encode(str(text), add_special_tokens=False)
+    assert both[0].outputs[0].token_ids == alone[0].outputs[0].token_ids
+
+
+def test_a_list_of_sampling_params(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=n + 1, ignore_eos=True) for n in range(len(PROMPTS))]
+    outputs = llm.generate(PROMPTS, params)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3, 4]
+    assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
+
+
+def test_structured_outputs(llm: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 3}, "age": {"enum": [1, 22]}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    forms = [
+        StructuredOutputsParams(choice=["Positive", "Negative"]),
+        StructuredOutputsParams(regex=r"[a-c]{2,4}@x\.com"),
+        StructuredOutputsParams(json=schema),
+    ]
+    params = [SamplingParams(temperature=0, max_tokens=100, structured_outputs=form) for form in forms]
+    choice, regex, answer = (output.outputs[0].text for output in llm.generate(["A:"] * 3, params))
+    assert choice in ("Positive", "Negative")
+    assert re.fullmatch(r"[a-c]{2,4}@x\.com", regex)
+    assert set(json.loads(answer)) == {"name", "age"} and json.loads(answer)["age"] in (1, 22)
+
+
+def test_automatic_prefix_caching(llm: LLM) -> None:
+    prefix = "You are an expert school principal, skilled in managing faculty and staff. " * 4
+    prompts = [prefix + prompt for prompt in PROMPTS]
+    llm.generate(prompts[0], GREEDY)
+    cached = llm.generate(prompts, GREEDY)
+    assert all(output.num_cached_tokens > 16 for output in cached)
+    assert llm.reset_prefix_cache()
+    computed = llm.generate(prompts[0], GREEDY)[0]
+    assert computed.num_cached_tokens == 0
+    assert computed.outputs[0].token_ids == cached[0].outputs[0].token_ids
+    llm.check_integrity()
+
+
+def test_chat_with_tools(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = (
+        "{% for tool in tools %}<{{ tool.function.name }}>{% endfor %}{{ messages[-1].content }}{{ mood }}"
+    )
+    monkeypatch.setattr(llm.get_tokenizer(), "chat_template", template)
+    tools = [{"type": "function", "function": {"name": "get_current_weather", "parameters": {}}}]
+    messages = [{"role": "user", "content": "Weather in Dallas?"}]
+    [output] = llm.chat(messages, GREEDY, tools=tools, chat_template_kwargs={"mood": "!"}, lora_request=None)  # type: ignore[call-arg]
+    assert output.prompt == "<get_current_weather>Weather in Dallas?!"
+
+
+def test_logprobs(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=3, prompt_logprobs=1)
+    [output] = llm.generate(PROMPTS[1], params)
+    answer = output.outputs[0]
+    assert answer.logprobs is not None and output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids) and output.prompt_logprobs[0] is None
+    for token, at in zip(answer.token_ids, answer.logprobs, strict=True):
+        assert at is not None and at[token].rank == 1
+        assert at[token].logprob == max(each.logprob for each in at.values())
+        assert sorted(each.rank for each in at.values()) == [1, 2, 3]
+    assert answer.cumulative_logprob == pytest.approx(
+        sum(at[token].logprob for token, at in zip(answer.token_ids, answer.logprobs, strict=True) if at)
+    )
+
+
+@pytest.mark.parametrize("method", ["embed", "encode", "classify", "score", "reward"])
+def test_embeddings_are_refused_in_one_line(llm: LLM, method: str) -> None:
+    with pytest.raises(
+        AttributeError, match=f"^LLM has no '{method}': text is generated; embeddings, scores"
+    ):
+        getattr(llm, method)(PROMPTS)
+    with pytest.raises(ConfigError, match="text is generated; embeddings"):
+        LLM(**{"runner": "pooling"})
+
+
+def test_beam_search(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+    outputs = llm.beam_search([{"prompt": PROMPTS[1]}, {"prompt": PROMPTS[2]}], params)
+    greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
+    for output, alone in zip(outputs, llm.generate(PROMPTS[1:3], greedy), strict=True):
+        scores = [sequence.cum_logprob for sequence in output.sequences]
+        assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+        assert output.sequences[0].tokens[: len(alone.prompt_token_ids)] == alone.prompt_token_ids
+        assert alone.outputs[0].cumulative_logprob is not None
+        assert scores[0] >= alone.outputs[0].cumulative_logprob - 1e-4
+
+
+def test_prompt_token_ids(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    ids = tokenizer.encode(PROMPTS[1])
+    prompts = [TokensPrompt(prompt_token_ids=ids), TextPrompt(prompt=PROMPTS[1]), {"prompt_token_ids": ids}]
+    answers = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+    assert answers == [answers[0]] * 3
+    for key, word in (("multi_modal_data", "models of text alone"), ("cache_salt", "tenant= of generate")):
+        with pytest.raises(InvalidRequestError, match=f"{key}=.*: {word}"):
+            llm.generate({"prompt": PROMPTS[1], key: {"image": 1}}, GREEDY)
+    with pytest.raises(InvalidRequestError, match=r"unknown key of a prompt 'promt'; did you mean prompt\?"):
+        llm.generate({"promt": PROMPTS[1]}, GREEDY)
+
+
+def test_what_no_answer_depends_on(llm: LLM) -> None:
+    """`lora_request=None` and the like pass; what asks for something else is refused by what Winnow has."""
+    harmless: dict[str, Any] = {"lora_request": None, "use_tqdm": True, "tokenization_kwargs": None}
+    assert llm.generate(PROMPTS[:1], GREEDY, **harmless)
+    for given, message in (
+        ({"lora_request": object()}, "lora_request=.*: adapters are not served"),
+        ({"prompt_token_ids": [1]}, r"prompt_token_ids=\[1\]: a prompt may be a list of token ids"),
+    ):
+        with pytest.raises(InvalidRequestError, match=message):
+            llm.generate(PROMPTS[:1], GREEDY, **given)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        llm.generate(PROMPTS[:1], GREEDY, **{"nonsense": 1})
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_bar_is_for_terminals(
+    llm: LLM, terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("winnow.llm.is_shown", lambda: terminal)
+    llm.generate(PROMPTS[:2], GREEDY)
+    shown = capsys.readouterr().err
+    assert ("Processed prompts" in shown and "2/2" in shown and "tokens/s" in shown) is terminal
+    llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)
+    assert not capsys.readouterr().err
