@@ -15,7 +15,7 @@ from winnow.models.loader import DEMO_MODEL
 def test_every_study_has_help(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where a study's own flags stand beside those of the engine."""
     with pytest.raises(SystemExit) as stop:
-        main([study, "--help"])
+        main([study, "--help", "all"])
     assert stop.value.code == 0
     error = capsys.readouterr().out
     assert error.startswith(f"usage: python -m benchmarks.papers {study} [options]\n")

@@ -136,7 +136,10 @@ USAGE_ERRORS = [
     ("run P -o O --kv-offloading-size 3q", "kv_offloading_size must be a size such as 512MiB"),
     ("run P -o O --kv-offloading-size 0", "kv_offloading_size must be at least 1 byte"),
     ("run P -o O --tensor-parallel-size 2", "tensor_parallel_size='2': a model runs on one device"),
-    ("run P -o O --ctx-size 2048", "unknown argument '--ctx-size'; llama.cpp's is --max-model-len here"),
+    (
+        "run P -o O --ctx-size 2048",
+        "unknown argument '--ctx-size'; llama.cpp's flag is in Winnow: --max-model-len",
+    ),
     ("run P -o O --eviction fitted", "there is no file"),
     ("plan", "the following arguments are required: MODEL"),
     ("plan llama-3-8b --model llama-3-70b", "the model is given twice: llama-3-8b and --model llama-3-70b"),

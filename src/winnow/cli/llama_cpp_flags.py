@@ -25,7 +25,7 @@ FLAGS: Mapping[str, str] = {
     **dict.fromkeys(("--cache-ram", "-cram"), _SIZE),
     **dict.fromkeys(
         ("-fa", "--flash-attn", "-cb", "--cont-batching", "--mlock", "--no-mmap", "--jinja", "--no-warmup"),
-        "not needed: leave it out",
+        "not needed, leave it out",
     ),
 }
 
@@ -33,4 +33,4 @@ FLAGS: Mapping[str, str] = {
 def llama_cpp_hint(flag: str) -> str:
     """Return the end of the message about an unknown flag that is llama.cpp's; empty: it is not."""
     ours = FLAGS.get(flag.partition("=")[0])
-    return f"; llama.cpp's is {ours} here" if ours else ""
+    return f"; llama.cpp's flag is in Winnow: {ours}" if ours else ""

@@ -32,6 +32,7 @@ class EvictionConfig:
         "what decides which KVs stay: a preset's name (`winnow policies` lists them), or in Python an EvictionPolicy; "
         "left out: winnow where compression or kv_budget is given, else full",
         parse=str,
+        metavar="NAME",
     )
     compression: float | str | None = option(
         None,
