@@ -23,7 +23,13 @@ class PolicyNote(NamedTuple):
 NOTES: Mapping[str, PolicyNote] = {
     "full": PolicyNote("exact answers", "memory alone", "-", "1.00"),
     "winnow": PolicyNote(
-        "long prompts, asked once or more", "1.6 prefills", "room for it whole", "1.03 at 4x"
+        "winnow-seen; context_tokens: fitted, kvzip", "see there", "see there", "see there"
+    ),
+    "winnow-seen": PolicyNote(
+        "prompts that end with their question", "next to nothing", "the question seen", "1.03 at 8x"
+    ),
+    "kvzip": PolicyNote(
+        "a document asked again and again", "1.6 prefills", "room for it twice", "1.03 at 4x"
     ),
     "fitted": PolicyNote(
         "the same, without the replay", "a fit, once a model", "winnow fit MODEL", "not measured"
