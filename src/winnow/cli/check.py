@@ -59,6 +59,9 @@ def execute(namespace: argparse.Namespace) -> int:
 
 def _facts(loaded: "LoadedModel") -> dict[str, str]:
     """What there is to say, by name."""
+    from winnow.eviction import PAPER_POOL
+    from winnow.models.text_pool import text_pool
+
     geometry, verified = loaded.geometry, loaded.verified
     facts = {
         "model": type(loaded.model).__name__,
@@ -68,6 +71,7 @@ def _facts(loaded: "LoadedModel") -> dict[str, str]:
         f"heads of {geometry.head_dim}",
         "window": _windows(geometry.windows),
         "context": f"{loaded.max_model_len} tokens",
+        "pool=text": f"{text_pool(loaded.tokenizer)} tokens, for the text of {PAPER_POOL} in the papers",
         "computed by": _parts(loaded),
     }
     if verified is None:

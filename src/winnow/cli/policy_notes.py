@@ -22,20 +22,16 @@ class PolicyNote(NamedTuple):
 
 NOTES: Mapping[str, PolicyNote] = {
     "full": PolicyNote("exact answers", "memory alone", "-", "1.00"),
-    "winnow": PolicyNote(
-        "winnow-seen; context_tokens: fitted, kvzip", "see there", "see there", "see there"
-    ),
+    "winnow": PolicyNote("one of the next that suits", "as that", "-", "as that"),
     "winnow-seen": PolicyNote(
-        "prompts that end with their question", "next to nothing", "the question seen", "1.03 at 8x"
+        "questions at the prompt's end", "next to nothing", "the question seen", "1.03 at 8x"
     ),
-    "kvzip": PolicyNote(
-        "a document asked again and again", "1.6 prefills", "room for it twice", "1.03 at 4x"
-    ),
+    "kvzip": PolicyNote("a document, asked often", "1.6 prefills", "room for it twice", "1.03 at 4x"),
     "fitted": PolicyNote(
         "the same, without the replay", "a fit, once a model", "winnow fit MODEL", "not measured"
     ),
     "fitted-pd": PolicyNote(
-        "prompts beyond memory, long answers", "a fit, once a model", "winnow fit MODEL", "0.94 at 4x"
+        "prompts beyond memory too", "a fit, once a model", "winnow fit MODEL", "0.94 at 4x"
     ),
     "snapkv": PolicyNote(
         "questions at the prompt's end", "next to nothing", "the question seen", "0.43 at 4x"
