@@ -15,6 +15,7 @@ from fake_llm import FakeLLM
 
 from winnow.batch.writer import ResultWriter
 from winnow.cli.main import main
+from winnow.cli.paths import require_writable
 from winnow.errors import UsageError
 from winnow.outputs import CompletionOutput, RequestOutput
 
@@ -142,6 +143,38 @@ def test_no_path_is_written_over_by_another(
     assert shown.count("\n") == 1
     assert {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()} == before
     assert llms == []
+
+
+def test_links_to_files_that_are_not_there_yet_are_followed(
+    here: Path, write_prompts: Write, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = here / "disk"
+    disk.mkdir()
+    names = ("out", "out.journal", "s.json")
+    for name in names:
+        (here / name).symlink_to(disk / name)
+    write_prompts([{"prompt": "ab"}])
+    assert run("prompts.jsonl", "-o", "missing/out", "--summary", "s.json", model=model_dir) == 0
+    assert run("prompts.jsonl", "-o", "out", "--summary", "s.json", model=model_dir) == 0
+    assert all((here / name).is_symlink() for name in names)
+    assert [record["text"] for record in records(disk / "out")] == ["ba"]
+    assert json.loads((disk / "s.json").read_text())["requests"] == 1
+    assert (disk / "out.journal").stat().st_size > 0
+    # A disk that is not mounted is not replaced by a directory of that name.
+    (here / "away").symlink_to(here / "unmounted" / "out")
+    assert run("prompts.jsonl", "-o", "away", model=model_dir) == 2
+    assert "cannot write away: No such file or directory" in capsys.readouterr().err
+    assert (here / "away").is_symlink() and not (here / "unmounted").exists()
+
+
+def test_a_path_that_was_only_looked_at_leaves_nothing(here: Path) -> None:
+    (here / "link").symlink_to(here / "target")
+    (here / "loop").symlink_to(here / "loop")
+    for name in ("plain", "link"):
+        require_writable(here / name, name)
+    assert sorted(path.name for path in here.iterdir()) == ["link", "loop"]
+    with pytest.raises(UsageError, match="cannot write loop"):
+        require_writable(here / "loop", "loop")
 
 
 def test_standard_output_may_not_go_into_the_answers(here: Path, write_prompts: Write) -> None:

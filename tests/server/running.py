@@ -13,6 +13,7 @@ import httpx
 from winnow.openai.answers import AnswerReader
 from winnow.server.config import ServerConfig
 from winnow.server.keys import Keys
+from winnow.server.listening import bound_sockets
 from winnow.server.run import Server
 from winnow.server.service import Service
 
@@ -31,7 +32,8 @@ class Running:
         def build() -> None:
             self.service = Service(llm, config, Keys(keys), (MODEL, "other-name"), reader)
             self.server = Server(self.service, self._has_started)
-            self.server.run()
+            with bound_sockets(config) as sockets:
+                self.server.run(sockets)
 
         self.thread = threading.Thread(target=build, daemon=True)
         self.thread.start()

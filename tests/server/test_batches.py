@@ -1,5 +1,6 @@
 """Files and batches: what goes in comes out once, also after a kill."""
 
+import errno
 import io
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 from tests.server.running import Running, eventually, running
 
 from winnow import LLM
+from winnow.batch.writer import ResultWriter
 
 URL = "/v1/completions"
 
@@ -138,6 +140,45 @@ def test_cancelled_batches_keep_what_is_answered(server: Running) -> None:
     )
     assert len(answers) + len(errors) == 200 and answers and errors
     assert server.client.post(f"/v1/batches/{batch['id']}/cancel").status_code == 400
+
+
+def test_a_disk_that_was_full_holds_no_later_batch_up(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More lines fail than the engine has places; what was answered before is kept."""
+    write, full = ResultWriter._write, {"after": 20}
+
+    def limited(self: ResultWriter, index: int) -> None:
+        if index >= full["after"]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, index)
+
+    monkeypatch.setattr(ResultWriter, "_write", limited)
+    with running(llm, files_dir=str(tmp_path)) as server:
+        for _ in range(2):
+            batch = ended(server.client, create(server.client, upload(server.client, lines_of(60)))["id"])
+            assert batch["status"] == "failed" and batch["errors"]["data"][0]["code"] == "server_error"
+            kept = content(server.client, batch["output_file_id"])
+            assert [each["custom_id"] for each in kept] == [f"line-{i}" for i in range(len(kept))]
+            assert batch["request_counts"] == {"total": 60, "completed": len(kept), "failed": 0}
+        full["after"] = 10**9
+        batch = ended(server.client, create(server.client, upload(server.client, lines_of(40)))["id"])
+        assert batch["status"] == "completed" and batch["request_counts"]["completed"] == 40
+        assert not list((tmp_path / "batches").glob("*.jsonl*")), (
+            "results of batches that have ended are left"
+        )
+
+
+def test_an_upload_that_does_not_fit_leaves_nothing(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = server.service.config.files_dir
+    before = sorted(Path(str(folder)).rglob("*"))
+    monkeypatch.setattr("winnow.server.store.os.fsync", fsync)
+    response = server.client.post("/v1/files", files={"file": ("a", b"{}")}, data={"purpose": "batch"})
+    assert response.status_code == 500
+    assert sorted(Path(str(folder)).rglob("*")) == before
 
 
 def test_tenants_do_not_see_each_others_files(llm: LLM, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.server.running import Running, eventually, running
 
@@ -122,6 +124,42 @@ def test_requests_in_progress_finish_before_the_end(llm: LLM) -> None:
         server.thread.join(30)
         assert not server.thread.is_alive()
         assert server.service.engine.failure is None
+
+
+def test_a_server_that_ends_refuses_what_is_new(llm: LLM, tmp_path: Path) -> None:
+    """Over new connections and kept ones; what only reads is served, and the answer in progress is finished."""
+    with running(llm, shutdown_timeout=30, files_dir=str(tmp_path)) as server:
+        body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        with server.client.stream("POST", TEXT, json=body) as response:
+            lines = response.iter_lines()
+            assert next(lines)
+            server.server.handle_exit(15, None)
+            with httpx.Client(base_url=server.address, timeout=20) as client:
+                files = {"file": ("in.jsonl", b"{}")}
+                refused = [
+                    client.get("/ready"),
+                    client.post(TEXT, json={"prompt": "a"}),
+                    client.post("/v1/responses", json={"input": "a"}),
+                    client.post("/tokenize", json={"prompt": "a"}),
+                    client.post("/v1/files", files=files, data={"purpose": "batch"}),
+                ]
+                assert [each.status_code for each in refused] == [503] * 5
+                assert all(int(each.headers["retry-after"]) >= 1 for each in refused)
+                assert {each.json()["error"]["code"] for each in refused} == {"shutting_down"}
+                assert [client.get(path).status_code for path in ("/health", "/metrics")] == [200, 200]
+            rest = [line for line in lines if line]
+        assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        server.thread.join(30)
+        assert not server.thread.is_alive()
+
+
+def test_the_dashboards_stream_does_not_hold_the_server_up(llm: LLM) -> None:
+    with running(llm) as server, server.client.stream("GET", "/stats/stream") as response:
+        lines = response.iter_lines()
+        assert next(lines)
+        server.server.handle_exit(15, None)
+        server.thread.join(4)
+        assert not server.thread.is_alive()
 
 
 def test_requests_that_take_too_long_are_told(llm: LLM) -> None:

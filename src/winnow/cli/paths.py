@@ -16,6 +16,8 @@ STANDARD = "-"
 def require_writable(path: Path, name: str) -> None:
     """Refuse a path that would be found unusable only after the work. It is called `name` to the user.
 
+    A link to a file that is not there yet counts as that file: it stays a link, and nothing is left where it leads.
+
     Raises:
         UsageError: names the path.
     """
@@ -28,7 +30,7 @@ def require_writable(path: Path, name: str) -> None:
     except OSError as error:
         raise UsageError(f"cannot write {name}: {error.strerror}") from error
     if not there:
-        path.unlink()
+        os.unlink(os.path.realpath(path))
 
 
 def write_text(path: Path, text: str, name: str) -> None:

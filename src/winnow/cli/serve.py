@@ -56,15 +56,15 @@ def execute(namespace: argparse.Namespace) -> int:
     options, config = _options(namespace)
     try:
         from winnow.server.keys import Keys
+        from winnow.server.listening import bound_sockets
         from winnow.server.run import serve
         from winnow.server.service import Service, load_reader, model_names
     except ModuleNotFoundError as error:
         raise UsageError(
             f"winnow serve needs the package {error.name}: pip install 'winnow-llm[serve]'"
         ) from None
-    named = (*config.api_key, *filter(None, [os.environ.get("WINNOW_API_KEY")]))
-    keys = Keys.of(named, config.api_keys_file)
-    with open_llm(options) as llm:
+    keys = Keys.of((*config.api_key, *_key_of_environment()), config.api_keys_file)
+    with bound_sockets(config) as sockets, open_llm(options) as llm:
         service = Service(
             llm,
             config,
@@ -77,7 +77,19 @@ def execute(namespace: argparse.Namespace) -> int:
             for line in banner(llm, service.names[0], address):
                 print(line, file=sys.stderr, flush=True)
 
-        return serve(service, started)
+        return serve(service, sockets, started)
+
+
+def _key_of_environment() -> tuple[str, ...]:
+    """The key that the environment names.
+
+    Raises:
+        UsageError: the variable is there and empty, as one that is made of a missing secret.
+    """
+    key = os.environ.get("WINNOW_API_KEY")
+    if key == "":
+        raise UsageError("WINNOW_API_KEY must hold a key, got ''; unset it to serve without keys")
+    return () if key is None else (key,)
 
 
 def banner(llm: Any, name: str, address: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Fit a predictor to a model and write its file."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -83,11 +84,12 @@ def fit(llm: LLM, texts: Sequence[str], training: Training, *, chat: bool, on_pr
 
 
 def write(predictor: Predictor, path: Path) -> None:
-    """Write a predictor atomically.
+    """Write a predictor atomically, where `path` leads if it is a link.
 
     Raises:
         InvalidRequestError: the file cannot be written.
     """
+    path = Path(os.path.realpath(path))
     partial = path.with_name(f".{path.name}.partial")
     try:
         predictor.save(partial)

@@ -19,6 +19,7 @@ _KINDS = {
     INTERNAL: (500, "server_error"),
     FAILED: (500, "server_error"),
     "invalid_api_key": (401, "authentication_error"),
+    "cross_site": (403, "permission_error"),
     "model_not_found": (404, "invalid_request_error"),
     "not_found": (404, "invalid_request_error"),
     "method_not_allowed": (405, "invalid_request_error"),

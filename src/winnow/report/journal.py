@@ -14,7 +14,8 @@ from winnow.report.fingerprint import Differences, Fingerprint, differences
 
 
 def draft_path(path: Path) -> Path:
-    """Return the path of the draft, which replaces the journal at `path` in one move."""
+    """Return the path of the draft, which replaces the journal at `path` (or where that links to) in one move."""
+    path = Path(os.path.realpath(path))
     return path.with_name(path.name + ".new")
 
 
@@ -32,8 +33,8 @@ def create_journal(
         file.write(header + entries)
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    draft.replace(os.path.realpath(path))
+    directory = os.open(draft.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:

@@ -21,6 +21,7 @@ from winnow.server.file_routes import add_file_routes
 from winnow.server.http import ClientLeft, Gate, error_response
 from winnow.server.routes import add_routes
 from winnow.server.service import Service
+from winnow.server.sites import Sites
 from winnow.server.store import Store
 
 log = logging.getLogger("winnow.server")
@@ -71,7 +72,9 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(
         Gate,
         keys=service.keys,
+        sites=Sites(config, service.keys),
         is_open=lambda path: path in open_paths,
+        require_usable=service.engine.require_usable,
         max_body=lambda path: config.max_file if path == _FILES else config.max_body,
     )
     return app

@@ -9,9 +9,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from winnow.engine.new_request import NewRequest
@@ -20,11 +19,14 @@ from winnow.errors import describe_error
 from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
+from winnow.server.request_stream import RequestStream
 
 T = TypeVar("T")
 
 log = logging.getLogger("winnow.server")
 
+RETRY_SECONDS = 10
+"""After which a client may ask again whom a server refused that is about to end."""
 _IDLE_WAIT = 1.0  # seconds; work wakes the thread at once
 _PROBE = "probe"
 _PROBE_STEPS = 64
@@ -53,81 +55,6 @@ class ServedEngine(Protocol):
         """No step will follow soon: release what the calling thread holds for its computation."""
 
 
-@dataclass(eq=False)
-class RequestStream:
-    """The outputs of one caller's requests, as they come. To be read by one task, on the engine's event loop.
-
-    Attributes:
-        requests: what was submitted.
-        unfinished: ids of requests whose last output has not come.
-        background: nobody waits for them.
-        waiting: ids of requests that have no token yet.
-    """
-
-    requests: Sequence[NewRequest]
-    background: bool = False
-    unfinished: set[str] = field(default_factory=set)
-    waiting: set[str] = field(default_factory=set)
-    error: ApiError | None = None
-    _outputs: deque[RequestOutput] = field(default_factory=deque)
-    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.unfinished = {request.request_id for request in self.requests}
-        self.waiting = set(self.unfinished)
-
-    def put(self, output: RequestOutput) -> None:
-        """Take an output; a delta that nobody has read yet grows."""
-        if self._outputs and self._outputs[-1].request_id == output.request_id:
-            request = next(each for each in self.requests if each.request_id == output.request_id)
-            if request.deltas:
-                output = merge_deltas(self._outputs.pop(), output)
-        self._outputs.append(output)
-        self.waiting.discard(output.request_id)
-        if output.finished:
-            self.unfinished.discard(output.request_id)
-        self._arrived.set()
-
-    def fail(self, error: ApiError) -> None:
-        """End the stream with an error, after the outputs that are there."""
-        self.error = self.error or error
-        self.unfinished.clear()
-        self.waiting.clear()
-        self._arrived.set()
-
-    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
-        """Yield outputs until the last request is finished.
-
-        Raises:
-            ApiError: the engine failed, or the server gave the requests up.
-        """
-        while True:
-            while self._outputs:
-                yield self._outputs.popleft()
-            if self.error is not None:
-                raise self.error
-            if not self.unfinished:
-                return
-            self._arrived.clear()
-            await self._arrived.wait()
-
-
-def merge_deltas(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Two outputs of one request, each what was new, as one."""
-    merged = []
-    for earlier, later in zip(first.outputs, second.outputs, strict=True):
-        logprobs = None if later.logprobs is None else [*(earlier.logprobs or ()), *later.logprobs]
-        merged.append(
-            replace(
-                later,
-                text=earlier.text + later.text,
-                token_ids=earlier.token_ids + later.token_ids,
-                logprobs=logprobs,
-            )
-        )
-    return replace(second, outputs=merged)
-
-
 class AsyncEngine:
     """Serves requests of an event loop from one engine.
 
@@ -136,6 +63,8 @@ class AsyncEngine:
         observe: called on the loop with each step's outputs; for metrics.
         forget: called on the loop with the ids of requests whose last output will not come.
         on_failure: called on the loop once, when the engine has failed for good.
+        charge: called on the loop with the tenant of a request that has ended, also one whose client has left, and its
+            tokens: of the prompt, of the answers.
     """
 
     def __init__(
@@ -144,18 +73,23 @@ class AsyncEngine:
         observe: Callable[[list[RequestOutput]], None] = lambda outputs: None,
         forget: Callable[[Sequence[str]], None] = lambda names: None,
         on_failure: Callable[[], None] = lambda: None,
+        charge: Callable[[str | None, int, int], None] = lambda tenant, prompt, answers: None,
     ) -> None:
         self._engine = engine
         self._box = engine.mailbox()
         self._observe = observe
         self._forget = forget
         self._on_failure = on_failure
+        self._charge = charge
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="winnow-engine", daemon=True)
         self._streams: dict[str, RequestStream] = {}  # by request id; the loop's
+        self._left: dict[
+            str, RequestStream
+        ] = {}  # as `_streams`: abandoned, and their last output is to come
         self._step_began: float | None = None
         self.failure: str | None = None
         self.draining = False
@@ -202,15 +136,18 @@ class AsyncEngine:
             ApiError: says why.
         """
         if self.failure is not None:
-            raise ApiError(UNHEALTHY, "the engine has failed, and the server is about to end", retry_after=10)
+            raise ApiError(
+                UNHEALTHY, "the engine has failed, and the server is about to end", retry_after=RETRY_SECONDS
+            )
         if self.draining:
-            raise ApiError(SHUTTING_DOWN, "the server is shutting down", retry_after=10)
+            raise ApiError(SHUTTING_DOWN, "the server is shutting down", retry_after=RETRY_SECONDS)
 
     def abandon(self, stream: RequestStream) -> None:
         """End a stream's unfinished requests before the next step. No effect on one that has ended."""
         ids = [request.request_id for request in stream.requests]
         known = [name for name in ids if self._streams.pop(name, None) is not None]
         if known:
+            self._left |= dict.fromkeys(known, stream)
             self._forget(known)
             self._send(lambda: self._abort(known))
 
@@ -293,18 +230,28 @@ class AsyncEngine:
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         delivered = []
         for output in outputs:
-            stream = self._streams.get(output.request_id)
+            name = output.request_id
+            held = self._streams if name in self._streams else self._left
+            stream = held.get(name)
             if stream is None:
-                continue  # abandoned meanwhile
+                continue  # the engine gave it up
+            used = stream.count(output)
             if output.finished:
-                del self._streams[output.request_id]
-            stream.put(output)
-            delivered.append(output)
+                del held[name]
+                self._charge(stream.requests[0].tenant, *used)
+            if held is self._streams:
+                stream.put(output)
+                delivered.append(output)
         self._observe(delivered)
+
+    def _forget_left(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._left.pop(name, None)
 
     def _fail_all(self, reason: str, *, for_good: bool) -> None:
         self._forget(list(self._streams))
         streams, self._streams = set(self._streams.values()), {}
+        self._left.clear()
         if for_good:
             self.failure = reason
         for stream in streams:
@@ -380,11 +327,17 @@ class AsyncEngine:
         return False
 
     def _abort(self, names: Sequence[str]) -> None:
+        """End requests; the mailbox receives what each of them had."""
+        gone = []
         for name in names:
             try:
-                self._engine.abort(name)
+                if self._engine.abort(name) is None:
+                    gone.append(name)  # it never came in, or its last output is delivered before this arrives
             except Exception as error:
                 log.error("request %s could not be ended: %s", name, describe_error(error))
+                gone.append(name)
+        if gone:
+            self._post(self._forget_left, gone)
 
     def _post(self, action: Callable[..., Any], *arguments: Any) -> None:
         assert self._loop is not None

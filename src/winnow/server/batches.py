@@ -28,9 +28,9 @@ from winnow.engine.new_request import NewRequest
 from winnow.errors import WinnowError, describe_error
 from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.openai.request import Endpoint
-from winnow.openai.response import usage
 from winnow.outputs import RequestOutput
 from winnow.report.fingerprint import INPUT_BYTES
+from winnow.report.journal import whole_lines
 from winnow.server.service import Service
 from winnow.server.store import ENDED, Record, Store
 
@@ -157,8 +157,14 @@ class Batches:
             log.info("batch %s is left as it is; it goes on when the server is started again", record["id"])
         except Exception as error:
             log.error("batch %s has failed: %s", record["id"], describe_error(error), exc_info=error)
+            found: Record = {}
+            with suppress(Exception):  # a disk that is full may have no room for copies either
+                found = await self._on_disk(lambda: self._sort_results(record))
+                found["request_counts"]["total"] = record["request_counts"]["total"]
             with suppress(Exception):
-                await self._fail(record, [_error("server_error", "the server failed; its log says why")])
+                fault = _error("server_error", "the server failed; its log says why")
+                await self._fail(record, [fault], found)
+                await self._on_disk(lambda: self._drop_results(record))
 
     async def _validate(self, record: Record) -> InputFile | None:
         """Look at the input as a whole. None: it cannot be run, and the batch says why."""
@@ -200,10 +206,8 @@ class Batches:
         try:
             lines = read_lines(prompts.path)
             while (raw := await self._on_disk(lambda: _next_open(lines, writer))) is not None:
-                await self._room.acquire()
-                for task in [each for each in pending if each.done()]:
-                    pending.discard(task)
-                    task.result()
+                pending = {each for each in pending if not each.done() or _raise(each)}
+                await self._room.acquire()  # nothing may fail between this and the task that gives it back
                 task = asyncio.create_task(self._line(record, raw, writer, tally))
                 task.add_done_callback(lambda _: self._room.release())
                 pending.add(task)
@@ -287,8 +291,6 @@ class Batches:
                 continue
             if output.error is not None:
                 raise ApiError(FAILED, output.error)
-            used = usage([output])
-            service.charge(record["tenant"], used["prompt_tokens"], used["completion_tokens"])
             return answer_record(job, output, model, int(time.time()), service.reader)
         raise AssertionError("the last attempt raises")
 
@@ -310,13 +312,12 @@ class Batches:
         found = await self._on_disk(lambda: self._sort_results(record))
         end = "cancelled" if cancelled else "completed"
         await self._update(record, **found, status=end, **{f"{end}_at": int(time.time())})
+        await self._on_disk(lambda: self._drop_results(record))
 
-        def drop_results() -> None:
-            output = self._store.content(record["id"])
-            for path in (output, journal_path(output)):
-                path.unlink(missing_ok=True)
-
-        await self._on_disk(drop_results)
+    def _drop_results(self, record: Record) -> None:
+        output = self._store.content(record["id"])
+        for path in (output, journal_path(output)):
+            path.unlink(missing_ok=True)
 
     def _sort_results(self, record: Record) -> Record:
         names: Record = {"output_file_id": None, "error_file_id": None}
@@ -324,7 +325,7 @@ class Batches:
         counts = {"output": 0, "error": 0}
         with TemporaryFile(dir=output.parent) as answers, TemporaryFile(dir=output.parent) as errors:
             with output.open("rb") as file:
-                for line in file:
+                for line in whole_lines(file):
                     failed = json.loads(line)["error"] is not None
                     (errors if failed else answers).write(line)
                     counts["error" if failed else "output"] += 1
@@ -341,9 +342,11 @@ class Batches:
         names["request_counts"] = {"total": total, "completed": counts["output"], "failed": counts["error"]}
         return names
 
-    async def _fail(self, record: Record, faults: list[Record]) -> None:
+    async def _fail(self, record: Record, faults: list[Record], found: Record | None = None) -> None:
+        """End a batch; `found` are the files of what was answered."""
         await self._update(
             record,
+            **(found or {}),
             status="failed",
             failed_at=int(time.time()),
             errors={"object": "list", "data": faults},

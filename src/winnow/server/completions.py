@@ -13,7 +13,7 @@ from winnow.json_values import dump_json
 from winnow.openai.errors import FAILED, ApiError
 from winnow.openai.events import event
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
-from winnow.openai.response import Echo, ResponseForm, completion_object, usage
+from winnow.openai.response import Echo, ResponseForm, completion_object
 from winnow.openai.stream import ChunkStream
 from winnow.outputs import CompletionOutput, RequestOutput
 from winnow.server.http import EventStream, unless_disconnected
@@ -46,10 +46,10 @@ async def complete(
     if asked.stream:
         chunks = new_chunks(service, asked, form)
         return EventStream(
-            _events(service, submitted, chunks, tenant, include_usage=asked.include_usage),
+            _events(submitted, chunks, include_usage=asked.include_usage),
             lambda: service.engine.abandon(submitted.stream),
         )
-    outputs = await unless_disconnected(request, collect(service, submitted, tenant))
+    outputs = await unless_disconnected(request, collect(service, submitted))
     return StrictResponse(completion_object(form, outputs))
 
 
@@ -95,7 +95,7 @@ def response_form(service: Service, asked: CompletionRequest, endpoint: Endpoint
     )
 
 
-async def collect(service: Service, submitted: Submitted, tenant: str | None) -> list[RequestOutput]:
+async def collect(service: Service, submitted: Submitted) -> list[RequestOutput]:
     """Wait for the outputs of requests, in the order of their prompts.
 
     Raises:
@@ -109,14 +109,10 @@ async def collect(service: Service, submitted: Submitted, tenant: str | None) ->
                 raise ApiError(FAILED, output.error)
     finally:
         service.engine.abandon(submitted.stream)
-        used = usage(list(found.values()))
-        service.charge(tenant, used["prompt_tokens"], used["completion_tokens"])
     return [found[name] for name in submitted.ids]
 
 
-async def _events(
-    service: Service, submitted: Submitted, chunks: ChunkStream, tenant: str | None, *, include_usage: bool
-) -> AsyncIterator[str]:
+async def _events(submitted: Submitted, chunks: ChunkStream, *, include_usage: bool) -> AsyncIterator[str]:
     try:
         async for output in submitted.stream:
             if output.error is not None:
@@ -129,9 +125,6 @@ async def _events(
     except Exception as error:
         # The status is out: the error goes where the next chunk would.
         yield event(stream_error(error).body())
-    finally:
-        used = chunks.usage()
-        service.charge(tenant, used["prompt_tokens"], used["completion_tokens"])
     yield event("[DONE]")
 
 

@@ -89,6 +89,10 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_integer("port", self.port, 0, 65535)
+        for name in ("host", "uds"):
+            # Empty, as a variable that is not set: it would mean every interface.
+            if getattr(self, name) == "":
+                raise ConfigError(f"{name} must not be empty, got ''")
         for name in (
             "max_num_queued_reqs",
             "max_num_queued_tokens",

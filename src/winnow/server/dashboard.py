@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from importlib.resources import files
 from typing import Any
 
@@ -46,7 +47,7 @@ def add_dashboard(app: FastAPI, service: Service) -> None:
 
 async def _events(service: Service) -> AsyncIterator[str]:
     before, since = await service.stats(), time.monotonic()
-    while service.engine.failure is None:
+    while service.engine.failure is None and not service.ending.is_set():
         snapshot = await _snapshot(service)
         now, stats = time.monotonic(), await service.stats()
         seconds = max(now - since, 1e-3)
@@ -54,8 +55,9 @@ async def _events(service: Service) -> AsyncIterator[str]:
         snapshot["prompt_per_second"] = (stats.prompt_tokens - before.prompt_tokens) / seconds
         before, since = stats, now
         yield event(snapshot)
-        await asyncio.sleep(INTERVAL)
-    yield event({"failure": "the engine has failed"})
+        with suppress(TimeoutError):
+            await asyncio.wait_for(service.ending.wait(), INTERVAL)
+    yield event({"failure": "the engine has failed" if service.engine.failure else "the server has ended"})
 
 
 async def _snapshot(service: Service) -> dict[str, Any]:

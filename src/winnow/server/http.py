@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from winnow.json_values import json_kind, parse_strict
 from winnow.openai.errors import QUOTA, ApiError
 from winnow.server.keys import Keys
+from winnow.server.sites import Sites
 from winnow.units import format_bytes
 
 T = TypeVar("T")
@@ -35,19 +36,29 @@ def error_response(error: ApiError) -> Response:
 
 
 class Gate:
-    """ASGI middleware: gives every request an id, checks its key, and bounds its body.
+    """ASGI middleware: gives every request an id, checks whose it is, and bounds its body.
 
     Args:
         keys: who may ask.
+        sites: whose pages may ask.
         is_open: whether a path is served without a key.
+        require_usable: raises where nothing new is answered; what only reads is served all the same.
         max_body: most bytes of a body, by path.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, is_open: Callable[[str], bool], max_body: Callable[[str], int]
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        sites: Sites,
+        is_open: Callable[[str], bool],
+        require_usable: Callable[[], None],
+        max_body: Callable[[str], int],
     ) -> None:
         self._app = app
         self._keys = keys
+        self._sites = sites
+        self._require_usable = require_usable
         self._is_open = is_open
         self._max_body = max_body
 
@@ -71,8 +82,11 @@ class Gate:
 
         path, most = scope["path"], self._max_body(scope["path"])
         try:
+            self._sites.require_own(scope["method"], headers)
             if not self._is_open(path):
                 state["tenant"] = self._keys.tenant(headers.get("authorization"))
+            if scope["method"] in ("POST", "DELETE"):
+                self._require_usable()
             length = headers.get("content-length", "0")
             if length.isdigit() and int(length[:20]) > most:
                 raise _too_large(most)

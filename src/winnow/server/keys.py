@@ -33,13 +33,20 @@ class Keys:
         if file is not None:
             named |= _read_file(Path(file))
         for tenant, key in named.items():
-            if not key or len(key) > MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
+            usable = key.isascii() and key.isprintable() and key == key.strip()
+            if not 0 < len(key) <= MAX_KEY_CHARS or not usable:
                 raise ConfigError(
-                    f"the key of tenant {tenant!r} must be printable ASCII of 1 to {MAX_KEY_CHARS} characters"
+                    f"the key of tenant {tenant!r} must be printable ASCII of 1 to {MAX_KEY_CHARS} characters, with no "
+                    "space at its ends"
                 )
         if len(set(named.values())) < len(named):
             raise ConfigError("API keys must differ: two tenants have the same")
         return cls(named)
+
+    @property
+    def asked(self) -> bool:
+        """Whether requests need a key."""
+        return bool(self._digests)
 
     def tenant(self, authorization: str | None) -> str | None:
         """Return whose request it is, by its Authorization header; None: keys are not asked for.
@@ -47,7 +54,7 @@ class Keys:
         Raises:
             ApiError: there is no such key.
         """
-        if not self._digests:
+        if not self.asked:
             return None
         scheme, _, key = (authorization or "").partition(" ")
         digest = _digest(key.strip() if scheme.lower() == "bearer" else "")
@@ -71,4 +78,8 @@ def _read_file(path: Path) -> dict[str, str]:
         raise ConfigError(f"api_keys_file {path} cannot be read: {error}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values.values()):
         raise ConfigError(f"api_keys_file {path} must hold a JSON object {{tenant: key}}")
+    if not values or "" in values:
+        raise ConfigError(
+            f"api_keys_file {path} must name at least one tenant, each by a name, got {list(values)}"
+        )
     return values

@@ -36,16 +36,14 @@ async def respond(service: Service, request: Request, body: Mapping[str, Any]) -
     submitted = await unless_disconnected(request, service.submit(asked, tenant, request_id, deltas=True))
     if asked.stream:
         return EventStream(
-            _events(service, submitted, chunks, writer, tenant),
+            _events(submitted, chunks, writer),
             lambda: service.engine.abandon(submitted.stream),
         )
-    return StrictResponse(
-        await unless_disconnected(request, _whole(service, submitted, chunks, writer, tenant))
-    )
+    return StrictResponse(await unless_disconnected(request, _whole(service, submitted, chunks, writer)))
 
 
 async def _whole(
-    service: Service, submitted: Submitted, chunks: ChunkStream, writer: ResponseWriter, tenant: str | None
+    service: Service, submitted: Submitted, chunks: ChunkStream, writer: ResponseWriter
 ) -> dict[str, Any]:
     try:
         async for output in submitted.stream:
@@ -56,15 +54,11 @@ async def _whole(
                     pass
     finally:
         service.engine.abandon(submitted.stream)
-        used = chunks.usage()
-        service.charge(tenant, used["prompt_tokens"], used["completion_tokens"])
     response: dict[str, Any] = list(writer.end(chunks.usage()))[-1]["response"]
     return response
 
 
-async def _events(
-    service: Service, submitted: Submitted, chunks: ChunkStream, writer: ResponseWriter, tenant: str | None
-) -> AsyncIterator[str]:
+async def _events(submitted: Submitted, chunks: ChunkStream, writer: ResponseWriter) -> AsyncIterator[str]:
     def text(found: dict[str, Any]) -> str:
         return event(found, found["type"])
 
@@ -81,6 +75,3 @@ async def _events(
             yield text(found)
     except Exception as error:
         yield text(writer.fail(stream_error(error)))
-    finally:
-        used = chunks.usage()
-        service.charge(tenant, used["prompt_tokens"], used["completion_tokens"])

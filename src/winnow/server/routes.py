@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from winnow import __version__
 from winnow.openai.errors import SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.openai.request import Endpoint
+from winnow.server.async_engine import RETRY_SECONDS
 from winnow.server.completions import StrictResponse, complete
 from winnow.server.forms import ErrorForm, describe_body, describe_parameters
 from winnow.server.http import error_response, read_json
@@ -52,7 +53,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
         """Whether requests are taken."""
         error = _fault(service)
         if error is None and service.engine.draining:
-            error = ApiError(SHUTTING_DOWN, "the server is shutting down")
+            error = ApiError(SHUTTING_DOWN, "the server is shutting down", retry_after=RETRY_SECONDS)
         return Response(status_code=200) if error is None else error_response(error)
 
     async def load(request: Request) -> Response:

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-import os
 import signal
+import socket
+from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import uvicorn
 
 from winnow.openai.errors import SHUTTING_DOWN, ApiError
 from winnow.server.app import create_app
+from winnow.server.listening import cannot_listen
 from winnow.server.service import Service
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ log = logging.getLogger("winnow.server")
 _MAX_HEADER_BYTES = 64 * 1024
 _MAX_PENDING_CONNECTIONS = 2048
 _KEEP_ALIVE_SECONDS = 75
+_WRITING_SECONDS = 5
+"""For what was computed to reach clients that read slowly, once the last answer has ended."""
+_POLL_SECONDS = 0.02
 FAILED = 1
 """Exit code of a server whose engine has failed."""
 
@@ -33,9 +38,6 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service),
-                host=config.host,
-                port=config.port,
-                uds=config.uds,
                 log_level=config.log_level,
                 access_log=config.log_level == "debug",
                 h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
@@ -43,6 +45,7 @@ class Server(uvicorn.Server):
                 ws="none",
                 backlog=_MAX_PENDING_CONNECTIONS,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_WRITING_SECONDS,
                 server_header=False,
             )
         )
@@ -51,10 +54,18 @@ class Server(uvicorn.Server):
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def startup(self, sockets: "list[object] | None" = None) -> None:  # type: ignore[override]
-        """Start to listen."""
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen.
+
+        Raises:
+            ConfigError: another server has begun to listen there since the sockets were bound.
+        """
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)  # type: ignore[arg-type]
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            await self.lifespan.shutdown()
+            raise cannot_listen(self._service.config, error) from None
         if self.started:
             self._watch(self._end_after_failure())
             self._started(self.address)
@@ -70,21 +81,32 @@ class Server(uvicorn.Server):
         return f"http://{host}:{port}"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal; end at once at the second."""
+        """Drain at the first signal; end at once at the second Ctrl-C."""
         engine = self._service.engine
-        if engine.draining and sig == signal.SIGINT:
-            self.force_exit = True
-        if not engine.draining:
+        if self._loop is None:
+            self.should_exit = True
+        elif not engine.draining:
             engine.draining = True
             if engine.num_unfinished:
                 log.info("%d answers in progress are finished first", engine.num_unfinished)
-            assert self._loop is not None, "signals are handled once the loop runs"
-            self._loop.call_soon_threadsafe(lambda: self._watch(self._give_up_late()))
+            self._loop.call_soon_threadsafe(lambda: self._watch(self._drain()))
+        elif sig == signal.SIGINT:
+            self.should_exit = self.force_exit = True
+
+    async def _drain(self) -> None:
+        """Let answers in progress finish, then end. Meanwhile new connections are taken, to refuse what they ask."""
+        engine = self._service.engine
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._service.config.shutdown_timeout
+        while engine.num_unfinished and loop.time() < end:
+            await asyncio.sleep(_POLL_SECONDS)
+        engine.abort_all(ApiError(SHUTTING_DOWN, "the server is shutting down"))
         self.should_exit = True
 
-    async def _give_up_late(self) -> None:
-        await asyncio.sleep(self._service.config.shutdown_timeout)
-        self._service.engine.abort_all(ApiError(SHUTTING_DOWN, "the server is shutting down"))
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what listens, let responses be read to their end, and stop the engine."""
+        self._service.ending.set()
+        await super().shutdown(sockets)
 
     async def _end_after_failure(self) -> None:
         await self._service.exit.wait()
@@ -102,12 +124,18 @@ _LAST_WORDS = 1.0
 """Seconds in which /health can be asked after a failure."""
 
 
-def serve(service: Service, started: "Callable[[str], None]" = lambda address: None) -> int:
-    """Serve until a signal or a failure of the engine. Returns the exit code."""
+def serve(
+    service: Service,
+    sockets: Sequence[socket.socket],
+    started: "Callable[[str], None]" = lambda address: None,
+) -> int:
+    """Serve on bound sockets until a signal or a failure of the engine. Returns the exit code.
+
+    Raises:
+        ConfigError: they cannot be listened on.
+    """
     server = Server(service, started)
-    server.run()
-    if service.config.uds is not None and os.path.exists(service.config.uds):
-        os.unlink(service.config.uds)
+    server.run(list(sockets))
     if not server.started:
         return 2
     return FAILED if service.engine.failure is not None else 0

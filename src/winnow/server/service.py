@@ -23,11 +23,12 @@ from winnow.openai.errors import OVERLOADED, RATE_LIMIT, ApiError
 from winnow.openai.request import CompletionRequest, Message, Prompt
 from winnow.openai.response_templates import TEMPLATES
 from winnow.outputs import EngineStats, RequestOutput
-from winnow.server.async_engine import AsyncEngine, RequestStream
+from winnow.server.async_engine import AsyncEngine
 from winnow.server.config import ServerConfig
 from winnow.server.keys import Keys
 from winnow.server.metrics import Metrics
 from winnow.server.quota import TokenQuota
+from winnow.server.request_stream import RequestStream
 
 T = TypeVar("T")
 
@@ -57,6 +58,8 @@ class Service:
         names: what clients may call the model; the first is its name in responses.
         reader: reads reasoning and tool calls.
         created: Unix seconds.
+        exit: set when the engine has failed.
+        ending: set when nothing more is answered; streams that have no end of their own end then.
     """
 
     llm: LLM
@@ -65,11 +68,14 @@ class Service:
     names: tuple[str, ...]
     reader: AnswerReader = field(default_factory=AnswerReader)
     created: int = field(default_factory=lambda: int(time.time()))
-    exit: "asyncio.Event" = field(default_factory=asyncio.Event)
+    exit: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.names[0], self.config.metrics_compat == "vllm")
-        self.engine = AsyncEngine(self.llm, self.metrics.observe, self.metrics.forget, self.exit.set)
+        self.engine = AsyncEngine(
+            self.llm, self.metrics.observe, self.metrics.forget, self.exit.set, self._charge
+        )
         self.quota = TokenQuota(self.config.max_tokens_per_minute)
         self._tokenising = ThreadPoolExecutor(_TOKENISING_THREADS, "winnow-tokenise")
         self._numbers = itertools.count()
@@ -230,7 +236,7 @@ class Service:
 
     # -- after the engine ------------------------------------------------------------------------------------------
 
-    def charge(self, tenant: str | None, prompt: int, answers: int) -> None:
+    def _charge(self, tenant: str | None, prompt: int, answers: int) -> None:
         """Charge a tenant for the tokens of a request, and count them."""
         self.quota.charge(tenant, prompt + answers)
         self.metrics.count_tokens(tenant, prompt, answers)

@@ -102,11 +102,15 @@ class Store:
         name = name or f"file-{uuid.uuid4().hex}"
         path = self.content(name)
         draft = path.with_suffix(".draft-content")
-        with draft.open("wb") as file:
-            shutil.copyfileobj(source, file, _CHUNK)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        try:
+            with draft.open("wb") as file:
+                shutil.copyfileobj(source, file, _CHUNK)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
         record = {
             "id": name,
             "object": "file",
