@@ -428,6 +428,12 @@ class LLM:
         self._shared.change(lambda engine: engine.reset_prefix_cache())
         return True
 
+    def implementation(self) -> dict[str, str]:
+        """Return what computes and how numbers are stored, by the part of a step: layers, dtype, attention, KVs."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        parts = {"layers": self.decoder, "dtype": dtype, "device": str(self.device)}
+        return parts | self._engine.implementation()
+
     def kv_bytes(self, num_kvs: int) -> int:
         """Return the bytes of a sequence that keeps `num_kvs` KVs in every row, in whole blocks."""
         return self._engine.kv_bytes(num_kvs)

@@ -68,10 +68,11 @@ class EvictionReport:
     replay_seconds: float = 0.0
     """Their share of the time of their steps."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, with `mean_kept` and `compression`."""
-        kept = [list(layer) for layer in self.kept]
-        return asdict(self) | {"kept": kept, "mean_kept": self.mean_kept, "compression": self.compression}
+    def to_json(self, *, kept: bool = True) -> dict[str, Any]:
+        """Return the fields by name, `kept` only if asked for, with `mean_kept` and `compression`."""
+        values = asdict(self) | {"mean_kept": self.mean_kept, "compression": self.compression}
+        del values["kept"]
+        return values | ({"kept": [list(layer) for layer in self.kept]} if kept else {})
 
     @property
     def mean_kept(self) -> float:

@@ -17,6 +17,8 @@ CONTEXT = 200
 class FakeLLM:
     """One request finishes per step, picked at random; text is a token per letter."""
 
+    device = SimpleNamespace(type="fake")
+    max_model_len = CONTEXT
     sampling_defaults: Mapping[str, Any] = MappingProxyType({})
     tokenizer = None
     interrupted_after: int | None = None
@@ -109,6 +111,12 @@ class FakeLLM:
 
     def abort(self, request_id: str) -> None:
         self._waiting.pop(request_id, None)
+
+    def implementation(self) -> dict[str, str]:
+        return {"layers": "Fake", "attention": "NoBackend", "KVs": "int8"}
+
+    def kv_bytes(self, num_kvs: int) -> int:
+        return 1024 * num_kvs
 
     def stats(self) -> EngineStats:
         return EngineStats(

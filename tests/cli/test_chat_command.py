@@ -27,6 +27,75 @@ def test_a_conversation_here(
     assert capsys.readouterr().out.splitlines() == ["ba>resu<s>metsys<", "dc>resu<s>metsys<"]
 
 
+def test_what_is_said_beside_answers(
+    typed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("winnow.llm.LLM", FakeLLM)
+    typed("/help\n/rest\n/etc/passwd\n /reset \n /x?\n")
+    assert main(["chat", "--kv-memory", "1MiB"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == ["?x/ >resu<"], "a question after a space may begin with /"
+    assert shown.err.splitlines() == [
+        "winnow: the demo model (--model names another), context 200 tokens",
+        "winnow: layers Fake, attention NoBackend, KVs int8",
+        "winnow: KV memory 1.0 MiB (1024 tokens uncompressed), at most 64 answers in a batch, 2048 tokens in a step",
+        "winnow: /help lists commands, /exit or Ctrl-D ends",
+        "/reset  begin a new conversation",
+        "/exit   end, as Ctrl-D does",
+        "/help   this list",
+        "Ctrl-C stops an answer. A question that begins with / needs a space before it.",
+        "winnow: error: there is no command /rest; did you mean /reset? Known: /reset, /exit, /help",
+        "winnow: error: there is no command /etc/passwd; Known: /reset, /exit, /help",
+    ]
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_line_that_is_no_utf_8_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], errors: str
+) -> None:
+    monkeypatch.setattr("winnow.llm.LLM", FakeLLM)
+    data = io.BytesIO(b"caf\xe9\nab\n\xc3\ncd")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(data, encoding="utf-8", errors=errors))
+    assert main(["chat"]) == 0
+    shown = capsys.readouterr()
+    # The lines that were refused are no part of the conversation.
+    assert shown.out.splitlines() == ["<user>ab"[::-1], "<user>ab<assistant>ba>resu<<user>cd"[::-1]]
+    assert shown.err.count("winnow: error: a question must be UTF-8 text") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--system", "\udcff"), "--system must be UTF-8 text"),
+        (("--stop", "\udcff"), "--stop: must be UTF-8 text"),
+        (("--url", "\udcff"), "--url must be the address of a server"),
+        (("--url", "http://a:b"), "--url must be the address of a server"),
+        (("--url", "127.0.0.1:8000"), "--url must be the address of a server"),
+        (("--url", "http://127.0.0.1:9", "--api-key", "\xe9"), "--api-key must be ASCII"),
+    ],
+)
+def test_options_that_cannot_be_used(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    assert main(["chat", *words]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("winnow: error: ") and message in shown and shown.count("\n") == 1
+
+
+def test_a_server_says_who_it_is(typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fastapi")
+    from tests.server.running import running
+
+    from winnow import LLM
+
+    typed("Question: What is the hobby of Tom?\n")
+    with LLM(kv_memory="16MiB") as llm, running(llm) as server:
+        assert main(["chat", "--url", server.address, "--max-tokens", "4"]) == 0
+        shown = capsys.readouterr()
+        assert f"winnow: winnow-demo, context 4096 tokens at {server.address}" in shown.err
+        assert shown.out.strip()
+
+
 def test_options_of_a_model_here_mean_nothing_to_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", "http://127.0.0.1:9", "--kv-memory", "1GiB"]) == 2
     assert "option of a model here" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from refusals import check_refused
 
 from winnow.cli.bench import BENCHES
 from winnow.cli.main import COMMANDS, Parser, main
-from winnow.cli.run import RESUME_HINT
 from winnow.errors import UsageError
 from winnow.models.loader import DEMO_MODEL
 from winnow.sampling.structured import StructuredOutputs
@@ -273,10 +273,62 @@ def test_ctrl_c_tells_how_to_go_on(
     tmp_path: Path,
 ) -> None:
     prompts = write_prompts([{"prompt": "a" * index} for index in range(1, 9)])
-    command = ["run", str(prompts), "-o", str(tmp_path / "out.jsonl"), "--model", str(model_dir)]
+    out = tmp_path / "the answers.jsonl"
+    command = ["run", str(prompts), "-o", str(out), "--model", str(model_dir)]
     monkeypatch.setattr(FakeLLM, "interrupted_after", 3)
-    assert main(command) == 130
-    assert capsys.readouterr().err.endswith(f"winnow: interrupted {RESUME_HINT}\n")
+    for typed in (["--overwrite"], []):
+        out.write_text("")
+        monkeypatch.setattr("sys.argv", ["/usr/bin/winnow", *command, *typed])
+        assert main([*command, *typed]) == 130
+        hint = f"(finished answers are safe; resume with: {shlex.join(['winnow', *command])})"
+        assert capsys.readouterr().err.endswith(f"winnow: interrupted {hint}\n")
+    monkeypatch.setattr(FakeLLM, "interrupted_after", None)
+    assert main(shlex.split(hint.removesuffix(")").partition("resume with: winnow ")[2])) == 0
+    assert len(out.read_text().splitlines()) == 8
+    assert len(llms[-1].submitted) < 8, "finished lines were computed again"
+
+
+def test_ctrl_c_before_anything_is_written_promises_nothing(
+    write_prompts: Write,
+    model_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The output is another run's still: to resume it with these options would be refused."""
+
+    def interrupted(options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("winnow.cli.run.open_llm", interrupted)
+    out = tmp_path / "out"
+    out.write_text("another's\n")
+    command = ["run", str(write_prompts([{"prompt": "a"}])), "-o", str(out), "--overwrite"]
+    assert main([*command, "--model", str(model_dir)]) == 130
+    assert capsys.readouterr().err == "winnow: interrupted\n" and out.read_text() == "another's\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--eviction=bogus", "eviction must be one of"), ("--logprobs=999", "logprobs must be at most")],
+)
+def test_values_are_checked_before_what_is_there(
+    write_prompts: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str, message: str
+) -> None:
+    out = tmp_path / "out"
+    out.write_text("another's\n")
+    assert main(["run", str(write_prompts([{"prompt": "a"}])), "-o", str(out), option]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_generate_says_that_it_is_the_demo_model(
+    model_dir: Path, llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "ab"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "ba\n" and shown.err.count("\n") == 1 and "the demo model" in shown.err
+    assert main(["generate", "ab", "--model", str(model_dir)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_message_of_several_lines_stays_one_line(

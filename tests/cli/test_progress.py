@@ -2,6 +2,9 @@
 
 import io
 import re
+from contextlib import suppress
+
+import pytest
 
 from winnow.cli.meter import Meter, Snapshot
 from winnow.cli.progress import LiveProgress, PlainProgress, open_progress, plain_line
@@ -63,6 +66,18 @@ def test_the_live_display_shows_the_same_readings() -> None:
         assert not progress.due()
     for text in ("12/64 done, 1 failed, 3 s", "10.0 MiB of 64.0 MiB, peak 11.0 MiB", "| running 5 |"):
         assert text in re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", stream.getvalue())
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_the_live_display_stays_where_the_work_is_interrupted(error: type[BaseException] | None) -> None:
+    stream = io.StringIO()
+    with suppress(KeyboardInterrupt), LiveProgress(stream) as progress:
+        progress.show(SNAPSHOT)
+        if error is not None:
+            raise error
+    erases = "\x1b[2K"
+    last = stream.getvalue().rpartition("running 5")[2]
+    assert (erases in last) == (error is None)
 
 
 def test_the_time_left_is_at_the_pace_of_this_start() -> None:

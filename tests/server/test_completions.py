@@ -97,7 +97,12 @@ def test_echo_with_logprobs(server: Running, llm: LLM) -> None:
 def test_extensions(server: Running) -> None:
     prompt = list(range(100, 500))
     body = {"prompt": prompt, "max_tokens": 4, "eviction": "snapkv", "kv_budget": 100, "context_tokens": 390}
+    plain = server.post("/v1/completions", body).json()["choices"][0]
+    assert "kept" not in plain["eviction"]
+    body |= {"return_kept": True}
     choice = server.post("/v1/completions", body).json()["choices"][0]
+    rows = [kvs for layer in choice["eviction"]["kept"] for kvs in layer]
+    assert sum(rows) / len(rows) == plain["eviction"]["mean_kept"]
     assert choice["eviction"]["policy"] == "snapkv" and choice["eviction"]["mean_kept"] < 160
     stream = events(server.post("/v1/completions", body | {"stream": True}).text)
     assert stream[-1]["choices"][0]["eviction"]["kept"] == choice["eviction"]["kept"]
@@ -127,7 +132,7 @@ def test_structured_output(server: Running) -> None:
         {"guided_json": schema},
     ]
     for form in forms:
-        body = {"messages": MESSAGES, "max_tokens": 100, **form}
+        body = {"messages": MESSAGES, "max_tokens": 100, "seed": 1, **form}
         text = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
         assert json.loads(text)["a"] in ("x", "y")
     body = {"prompt": "It is", "structured_outputs": {"choice": ["red", "blue"]}}

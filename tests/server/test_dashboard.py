@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 import threading
 from importlib.resources import files
 from pathlib import Path
@@ -13,15 +15,40 @@ from tests.server.running import Running, eventually, running
 
 from winnow import LLM
 
-PAGE = files("winnow.server").joinpath("dashboard.html").read_text(encoding="utf-8")
+NODE = shutil.which("node")
 
 
-def test_the_page_loads_nothing(server: Running) -> None:
-    response = server.client.get("/")
-    assert response.headers["content-type"].startswith("text/html") and response.text == PAGE
-    assert not re.search(r"https?://|@import|<link[^>]*stylesheet|src=", PAGE)
-    assert "default-src 'none'" in response.headers["content-security-policy"]
-    assert "prefers-color-scheme: dark" in PAGE
+@pytest.mark.parametrize(("path", "name"), [("/", "dashboard"), ("/chat", "chat"), ("/docs", "docs")])
+def test_pages_load_nothing(server: Running, path: str, name: str) -> None:
+    page = files("winnow.server").joinpath(f"{name}.html").read_text(encoding="utf-8")
+    response = server.client.get(path)
+    assert response.headers["content-type"].startswith("text/html") and response.text == page
+    assert not re.search(r"https?://|@import|<link[^>]*stylesheet|src=|innerHTML|eval\(", page)
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+    assert "prefers-color-scheme: dark" in page
+    # Each element that a script looks up by its name is there, once.
+    names = re.findall(r'\bid="([^"]+)"', page)
+    assert len(names) == len(set(names))
+    used = set(re.findall(r'\bat\("([^"]+)"\)', page)) | {
+        f"{each}-box" for each in re.findall(r'\b(?:has|rows)\("([^"]+)"', page)
+    }
+    assert used <= set(names)
+
+
+@pytest.mark.skipif(NODE is None, reason="there is no JavaScript engine")
+@pytest.mark.parametrize("name", ["dashboard", "chat", "docs"])
+def test_scripts_can_be_read(name: str, tmp_path: Path) -> None:
+    page = files("winnow.server").joinpath(f"{name}.html").read_text(encoding="utf-8")
+    script = tmp_path / "page.js"
+    script.write_text(page.partition("<script>")[2].partition("</script>")[0])
+    subprocess.run([NODE or "", "--check", script], check=True)
+
+
+def test_pages_that_are_switched_off(llm: LLM) -> None:
+    with running(llm, docs=False, dashboard=False) as server:
+        for path in ("/", "/chat", "/docs", "/openapi.json", "/stats/stream"):
+            assert server.client.get(path).status_code == 404
 
 
 def snapshots(server: Running, count: int) -> list[dict[str, Any]]:
@@ -63,6 +90,8 @@ def test_numbers_move(server: Running) -> None:
     assert any(each["generated_per_second"] > 0 for each in found)
     shown = [each for each in found if each["kept"]]
     assert shown and all(0 < part <= 1 for layer in shown[0]["kept"] for part in layer)
+    latencies = found[-1]["latencies"]
+    assert all(0 < low <= middle <= high for low, middle, high in latencies.values())
     assert any(tenant["bytes"] > 0 for each in found for tenant in each["tenants"])
 
 
@@ -80,13 +109,14 @@ def test_in_a_browser(server: Running, tmp_path: Path, scheme: str) -> None:
             eventually(lambda: "% of the tokens computed" in page.text("kept-text"), "no KVs are shown", 60)
             first = number(page.text("generated"))
             eventually(lambda: number(page.text("generated")) > first, "numbers stand still", 60)
-            points = page.evaluate("document.getElementById('rate-line').getAttribute('points')")
-            assert len(points.split()) >= 2
+            for line in ("rate", "running", "waiting", "kv"):
+                points = page.evaluate(f"document.getElementById('{line}-line').getAttribute('points')")
+                assert len(points.split()) >= 2
+            eventually(lambda: "whole answer" in page.text("latencies"), "no latency is shown", 60)
             assert "winnow-demo" in page.text("model") and page.text("budget") == "32.0 MiB"
             cells = "document.querySelectorAll('#kept i').length"
             eventually(lambda: page.evaluate(cells) > 4, "no layers and heads are shown", 60)
             eventually(lambda: "everybody" in page.text("tenants"), "no tenant is shown", 60)
-            assert "out of KV memory" in page.text("preemptions")
             assert number(page.text("evicted")) > 0 and page.text("used").endswith("iB")
             picture = page.screenshot(tmp_path / "page.png")
             assert page.faults == []
@@ -94,6 +124,20 @@ def test_in_a_browser(server: Running, tmp_path: Path, scheme: str) -> None:
         stop.set()
         thread.join()
     assert brightness(picture) > 180 if scheme == "light" else brightness(picture) < 80
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_the_chat_in_a_browser(server: Running, tmp_path: Path) -> None:
+    with open_browser(tmp_path / "profile") as page:
+        page.open(server.address + "/chat", "light")
+        eventually(lambda: "winnow-demo" in page.text("model"), "the page does not come alive", 60)
+        page.evaluate("document.getElementById('text').value = 'What is the hobby of Tom?'")
+        page.evaluate("document.getElementById('send').click()")
+        eventually(lambda: "tokens/s" in page.text("messages"), "nothing is answered", 60)
+        page.open(server.address + "/docs", "light")
+        eventually(lambda: "/v1/completions" in page.text("operations"), "no operation is shown", 60)
+        assert page.faults == []
 
 
 @pytest.mark.slow

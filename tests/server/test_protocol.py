@@ -12,9 +12,9 @@ pytest.importorskip("fastapi")
 
 from tests.server.running import Running
 
-HEAD = b"GET /health HTTP/1.1\r\nHost: a\r\n"
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 BODY = b'{"prompt": "a", "max_tokens": 1}'
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 def connect(server: Running) -> socket.socket:

@@ -50,6 +50,9 @@ class Job:
     template: TemplateOptions = PLAIN
     forced: ForcedCalls | None = None
     """The calls that the answer must be; None: it may be text."""
+    return_token_ids: bool = False
+    return_kept: bool = False
+    """See `CompletionRequest`."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,8 @@ def _batch_job(
         asked.priority,
         template=asked.template,
         forced=asked.forced,
+        return_token_ids=asked.return_token_ids,
+        return_kept=asked.return_kept,
     )
 
 

@@ -38,6 +38,8 @@ def answer_record(job: Job, output: RequestOutput, model: str, created: int, rea
         parse=(lambda output, answer: reader.message(output.prompt, answer, job.template.tools, job.forced))
         if job.messages is not None and reader.reads(job.forced)
         else None,
+        token_ids=job.return_token_ids,
+        kept=job.return_kept,
     )
     body = completion_object(form, [output])
     record = batch_response(job.index, job.carried.get("custom_id"), output.request_id, body)

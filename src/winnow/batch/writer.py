@@ -19,13 +19,15 @@ from winnow.batch.stream import OrderedWriter
 from winnow.errors import UsageError
 from winnow.report.fingerprint import Fingerprint
 
-SAFE_HINT = "(finished answers are safe; run the same command again to resume)"
-
 SYNC_SECONDS = 1.0
 """Work that a loss of power may cost; a killed process loses nothing that was written."""
 
 JOURNAL_BYTES = 2**20
 """A journal whose records are all in the output is emptied from this size on, and at the end."""
+
+
+class OutputError(UsageError):
+    """Results cannot be written; those that were are safe, and the run can be resumed."""
 
 
 class ResultWriter(OrderedWriter):
@@ -108,11 +110,11 @@ class ResultWriter(OrderedWriter):
 
     @contextmanager
     def _disk_errors(self) -> Iterator[None]:
-        """Raise what the disk refuses as `UsageError`. What was written stays; a resume cuts a torn line."""
+        """Raise what the disk refuses as `OutputError`. What was written stays; a resume cuts a torn line."""
         try:
             yield
         except OSError as error:
-            raise UsageError(f"cannot write {self._path}: {error.strerror} {SAFE_HINT}") from error
+            raise OutputError(f"cannot write {self._path}: {error.strerror}") from error
 
     def _write_due(self) -> None:
         """Move every result whose turn has come to the output."""

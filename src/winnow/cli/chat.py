@@ -1,13 +1,16 @@
 """`winnow chat`: a conversation in the terminal, with a model here or on a server."""
 
 import argparse
+import io
 import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any, Protocol
 
+from winnow.cli.banner import engine_lines
 from winnow.cli.engine import (
     add_engine_flags,
     add_sampling_flags,
@@ -17,13 +20,14 @@ from winnow.cli.engine import (
     say_sampling,
 )
 from winnow.cli.options import add_model_argument
-from winnow.errors import UsageError, WinnowError
+from winnow.cli.prompt import require_utf8
+from winnow.errors import UsageError, WinnowError, known_names
 from winnow.sampling import SamplingParams
 
 DESCRIPTION = """\
 Talk to a model in the terminal, here or, with --url, on a server of the OpenAI API.
 
-/reset begins a new conversation, /exit or Ctrl-D ends. Ctrl-C stops an answer.
+/reset begins a new conversation, /exit or Ctrl-D ends, /help lists these. Ctrl-C stops an answer.
 """
 EPILOG = """\
 examples:
@@ -31,12 +35,22 @@ examples:
   winnow chat --system "Answer in one sentence." --eviction winnow --compression 4
   winnow chat --url http://127.0.0.1:8000 --api-key $KEY
 """
+_HELP = """\
+/reset  begin a new conversation
+/exit   end, as Ctrl-D does
+/help   this list
+Ctrl-C stops an answer. A question that begins with / needs a space before it."""
+_COMMANDS = ("/reset", "/exit", "/help")
 _NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
 _DEFAULTS = {"max_tokens": 1024}
 
 
 class Partner(Protocol):
     """Who answers."""
+
+    def introduction(self) -> list[str]:
+        """Lines that say who it is."""
+        ...
 
     def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
         """Yield the pieces of an answer."""
@@ -58,6 +72,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     """Talk, and return the exit code."""
     typed, options = sampling_options(namespace), engine_options(namespace)
+    if namespace.system is not None:
+        require_utf8("--system", namespace.system)
     with ExitStack() as stack:
         partner: Partner
         if namespace.url is not None:
@@ -71,45 +87,68 @@ def execute(namespace: argparse.Namespace) -> int:
             llm = stack.enter_context(open_llm(options))
             say_sampling(llm, _DEFAULTS | typed)
             partner = _Local(llm, typed)
+        for line in (*partner.introduction(), "winnow: /help lists commands, /exit or Ctrl-D ends"):
+            print(line, file=sys.stderr)
         return _talk(partner, namespace.system)
 
 
 def _talk(partner: Partner, system: str | None) -> int:
     first = [] if system is None else [{"role": "system", "content": system}]
     messages = list(first)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # else a line that is no UTF-8 takes others with it
     while True:
         try:
             text = input("> " if sys.stdin.isatty() else "")
         except EOFError:
             return 0
-        if text.strip() == "/exit":
+        command = text.strip()
+        if command == "/exit":
             return 0
-        if text.strip() == "/reset":
+        if command == "/reset":
             messages = list(first)
-            continue
-        if not text.strip():
-            continue
-        messages.append({"role": "user", "content": text})
-        answer = ""
-        try:
-            with closing(partner.answer(messages)) as pieces:  # type: ignore[type-var]
-                for piece in pieces:
-                    answer += piece
-                    print(piece, end="", flush=True)
-        except KeyboardInterrupt:
-            pass  # what was said stays said
-        except WinnowError as error:
-            messages.pop()
-            print(f"winnow: error: {error}", file=sys.stderr)
-            continue
-        print()
-        messages.append({"role": "assistant", "content": answer})
+        elif command == "/help":
+            print(_HELP, file=sys.stderr)
+        elif text.startswith("/"):
+            _complain(
+                f"there is no command {command.split()[0]}; {known_names(command.split()[0], _COMMANDS)}"
+            )
+        elif command:
+            _answer(partner, messages, text)
+
+
+def _answer(partner: Partner, messages: list[dict[str, str]], text: str) -> None:
+    """Show the answer to a question and add both to `messages`; nothing is added where there is none."""
+    answer = ""
+    try:
+        require_utf8("a question", text)
+        question = {"role": "user", "content": text}
+        with closing(partner.answer([*messages, question])) as pieces:  # type: ignore[type-var]
+            for piece in pieces:
+                answer += piece
+                print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        pass  # what was said stays said
+    except WinnowError as error:
+        _complain(str(error))
+        return
+    print()
+    messages += [question, {"role": "assistant", "content": answer}]
+
+
+def _complain(message: str) -> None:
+    print("winnow: error:", " ".join(message.split()), file=sys.stderr)
 
 
 class _Local:
     def __init__(self, llm: Any, typed: dict[str, Any]) -> None:
         self._llm = llm
         self._params = SamplingParams.from_mapping(_DEFAULTS | dict(llm.sampling_defaults) | typed)
+
+    def introduction(self) -> list[str]:
+        model = self._llm.config.model.model
+        name = "the demo model (--model names another)" if model is None else Path(model).resolve().name
+        return engine_lines(self._llm, name)
 
     def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
         shown = 0
@@ -125,10 +164,29 @@ class _Remote:
     def __init__(self, url: str, key: str | None, model: str | None, params: dict[str, Any]) -> None:
         import httpx
 
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(
+                f"--url must be the address of a server, as http://127.0.0.1:8000, got {url!r:.80}"
+            )
+        if not (key or "").isascii():
+            raise UsageError("--api-key must be ASCII")
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self._client = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=600)
+        try:
+            self._client = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=600)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise UsageError(f"--url must be the address of a server, got {url!r:.80}: {error}") from None
         self._errors = httpx.HTTPError
         self._body = params | ({} if model is None else {"model": str(model)})
+
+    def introduction(self) -> list[str]:
+        try:
+            models = self._client.get("/v1/models").json()["data"]
+            names = ", ".join(
+                f"{each['id']}, context {each.get('max_model_len', '?')} tokens" for each in models[:1]
+            )
+        except (self._errors, ValueError, KeyError, TypeError):  # the first question will say why
+            names = "a server"
+        return [f"winnow: {self._body.get('model', names)} at {self._client.base_url}"]
 
     def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
         body = {**self._body, "messages": messages, "stream": True}

@@ -93,10 +93,19 @@ def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
         UnsupportedModelError: the policy needs a fit that the model does not have.
     """
     options = typed_options(namespace)
-    EngineConfig.from_options(options)
-    model_exists(options.get("model"))
-    require_fits([options["eviction"]] if "eviction" in options else [], options)
+    check_engine_options(options)
     return options
+
+
+def check_engine_options(options: Mapping[str, Any]) -> None:
+    """Check what can be checked without the model; raises as `engine_options`."""
+    config = EngineConfig.from_options(options)
+    model_exists(config.model.model)
+    if isinstance(config.eviction.eviction, str):
+        from winnow.eviction import find_preset
+
+        find_preset(config.eviction.eviction)
+    require_fits([options["eviction"]] if "eviction" in options else [], options)
 
 
 def require_fits(policies: Iterable[str], options: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """`winnow generate`: one prompt, its answer streamed to the terminal."""
 
 import argparse
+import sys
 from collections.abc import Generator
 from contextlib import closing
 from typing import cast
@@ -26,6 +27,10 @@ examples:
   cat article.txt | winnow generate - --temperature 0.7 --seed 1
 """
 
+DEMO_NOTE = (
+    "winnow: no --model: this is the demo model, which answers questions about facts in its prompt, such as "
+    "'The hobby of Tom is chess. Question: What is the hobby of Tom? Answer:', and writes poor prose"
+)
 _NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
 _OF_ONE_REQUEST = ("context_tokens", "structured_outputs")
 # More than the 16 tokens that are the default of a request.
@@ -46,7 +51,10 @@ def execute(namespace: argparse.Namespace) -> int:
     """Answer, and return the exit code."""
     typed = sampling_options(namespace, _OF_ONE_REQUEST)
     prompt = read_prompt(namespace.prompt)
-    with open_llm(engine_options(namespace)) as llm:
+    options = engine_options(namespace)
+    if options.get("model") is None:
+        print(DEMO_NOTE, file=sys.stderr)
+    with open_llm(options) as llm:
         params = SamplingParams.from_mapping(_DEFAULTS | dict(llm.sampling_defaults) | typed)
         say_sampling(llm, _DEFAULTS | typed)
         if namespace.chat:

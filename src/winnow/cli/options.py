@@ -125,7 +125,14 @@ class _Reader:
 
 _INTEGER = _Reader(int, "N", "an integer")
 _NUMBER = _Reader(float, "X", "a number")
-_TEXT = _Reader(str, "TEXT")
+
+
+def _text(typed: str) -> str:
+    typed.encode()  # bytes that are no UTF-8 arrive as lone surrogates
+    return typed
+
+
+_TEXT = _Reader(_text, "TEXT", "UTF-8 text")
 _PATH = _Reader(str, "DIR")
 _OBJECT = _Reader(json.loads, "JSON", "a JSON object")
 

@@ -100,7 +100,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A display that is redrawn in place, for terminals."""
+    """A display that is redrawn in place, for terminals. It stays where the work is interrupted or fails."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._live = Live(
@@ -127,6 +127,7 @@ class LiveProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._live.transient = error is None
         self._live.stop()
 
 

@@ -37,3 +37,15 @@ def read_prompt(argument: str | None, file: str | None = None) -> str:
     if not prompt:
         raise UsageError(f"{name} must not be empty")
     return prompt
+
+
+def require_utf8(name: str, text: str) -> None:
+    """Refuse text of bytes that were no UTF-8, which arrive as lone surrogates; it is called `name` to the user.
+
+    Raises:
+        UsageError: names it.
+    """
+    try:
+        text.encode()
+    except UnicodeError as error:
+        raise UsageError(f"{name} must be UTF-8 text, got {text!r:.80}") from error

@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from winnow.batch.journal import Checkpoint, journal_path, read_checkpoint
 from winnow.batch.reader import InputFile
 from winnow.batch.stream import OrderedWriter, StreamWriter
 from winnow.batch.tally import Tally
-from winnow.batch.writer import SAFE_HINT, ResultWriter
+from winnow.batch.writer import OutputError, ResultWriter
 from winnow.cli.engine import (
     UNFLAGGED,
     add_engine_flags,
@@ -30,7 +31,7 @@ from winnow.cli.paths import STANDARD, require_distinct, require_writable, write
 from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.cli.prompt_file import open_prompts
 from winnow.cli.summary import Summary
-from winnow.cli.terminal import show, silence
+from winnow.cli.terminal import resume_hint, show, silence
 from winnow.config import EngineConfig
 from winnow.errors import UsageError
 from winnow.json_values import dump_json, json_value
@@ -72,7 +73,6 @@ examples:
   winnow run prompts.jsonl -o answers.jsonl --overwrite --summary summary.json
   zcat prompts.jsonl.gz | winnow run - -o - | jq .text
 """
-RESUME_HINT = SAFE_HINT
 MAX_REPEATED = 5
 """Most warnings about lines with the same custom_id."""
 
@@ -138,8 +138,6 @@ def execute(namespace: argparse.Namespace) -> int:
         resumed = tally.requests
         try:
             seconds, stats = _repair(plan) if plan.is_done else _answer(plan, tally)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(*[RESUME_HINT] * (plan.output is not None)) from None
         except BrokenPipeError:
             silence(sys.stdout)
             print(
@@ -193,12 +191,24 @@ def _repair(plan: _Plan) -> tuple[float, EngineStats]:
         return 0.0, EngineStats()
 
 
+@contextmanager
+def _resumable(output: Path | None) -> Iterator[None]:
+    """Add to Ctrl-C, and to the error of an output that takes no more, how to resume."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*[resume_hint()] * (output is not None)) from None
+    except OutputError as error:
+        raise UsageError(f"{error} {resume_hint()}") from error
+
+
 def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
     """Answer what is missing; seconds spent with the model loaded, and the engine's counters."""
     config = EngineConfig.from_options(plan.options)
     with ExitStack() as stack:
         # The model first: nothing is overwritten for an engine that cannot start.
         llm = stack.enter_context(open_llm(plan.options))
+        stack.enter_context(_resumable(plan.output))
         writer = stack.enter_context(plan.open_writer())
         progress = stack.enter_context(open_progress(plan.progress, sys.stderr))
         meter = Meter(done=tally.requests)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from winnow import vllm_names
+from winnow.cli.banner import engine_lines
 from winnow.cli.engine import (
     add_engine_flags,
     add_foreign_flags,
@@ -16,11 +17,10 @@ from winnow.cli.engine import (
     sampling_note,
 )
 from winnow.cli.options import add_flags, add_model_argument, given
-from winnow.config import EngineConfig
 from winnow.errors import UsageError
 from winnow.foreign_names import translate
+from winnow.report.provenance import Machine
 from winnow.server.config import ServerConfig
-from winnow.units import format_bytes
 
 DESCRIPTION = """\
 Serve a model under OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models, with
@@ -29,7 +29,6 @@ Serve a model under OpenAI's API: /v1/chat/completions, /v1/completions, /v1/res
 It listens on this machine alone unless --host says otherwise. With --api-key or --api-keys-file every
 request needs a key. SIGTERM lets requests in progress finish.
 """
-_SAMPLE_TOKENS = 1024
 _COMMON = ("host", "port", "api_key", "served_model_name")
 EPILOG = """\
 examples:
@@ -74,7 +73,9 @@ def execute(namespace: argparse.Namespace) -> int:
         )
 
         def started(address: str) -> None:
-            for line in banner(llm, service.names[0], address):
+            lines = [*engine_lines(llm, service.names[0]), f"winnow: {Machine.here(llm.device)}"]
+            lines += filter(None, [sampling_note(llm, {"max_tokens": None})])
+            for line in (*lines, f"winnow: listening on {address}"):
                 print(line, file=sys.stderr, flush=True)
 
         return serve(service, sockets, started)
@@ -90,40 +91,6 @@ def _key_of_environment() -> tuple[str, ...]:
     if key == "":
         raise UsageError("WINNOW_API_KEY must hold a key, got ''; unset it to serve without keys")
     return () if key is None else (key,)
-
-
-def banner(llm: Any, name: str, address: str) -> list[str]:
-    """What a start says: the model, the kernels that were chosen, the machine's limits, the address."""
-    from winnow.report.provenance import Machine
-
-    config: EngineConfig = llm.config
-    scheduler = config.scheduler
-    machine = Machine.here(config.model.device)
-    chosen = ", ".join(f"{what} {which}" for what, which in _kernels(llm).items())
-    tokens = config.cache.kv_memory * _SAMPLE_TOKENS // max(1, llm.kv_bytes(_SAMPLE_TOKENS))
-    return [
-        f"winnow: {name}, context {llm.max_model_len} tokens",
-        f"winnow: {chosen}",
-        f"winnow: {machine}",
-        f"winnow: KV memory {format_bytes(config.cache.kv_memory)} ({tokens} tokens uncompressed), at most "
-        f"{scheduler.max_num_seqs} answers in a batch, {scheduler.max_num_batched_tokens} tokens in a step",
-        *filter(None, [sampling_note(llm, {"max_tokens": None})]),
-        f"winnow: listening on {address}",
-    ]
-
-
-def _kernels(llm: Any) -> dict[str, str]:
-    """What computes: the parts of a step, and which implementation was chosen for each."""
-    from winnow.attention.backends import open_backend
-    from winnow.native import ISA_VARIABLE, instruction_sets, is_installed
-
-    model = llm.config.model
-    found = {"layers": llm.decoder, "in": f"{str(llm.dtype).removeprefix('torch.')} on {llm.device}"}
-    if model.engine == "paged":
-        found["attention"] = type(open_backend(model.attention_backend, llm.device)).__name__
-    if is_installed() and llm.device.type == "cpu":
-        found["kernels"] = os.environ.get(ISA_VARIABLE) or instruction_sets()[-1]
-    return found
 
 
 def _options(namespace: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:

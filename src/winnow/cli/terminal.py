@@ -1,12 +1,14 @@
 """Standard output, for people and for other programs."""
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 from winnow.errors import UsageError
+from winnow.report.provenance import typed_command
 
 
 def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:
@@ -36,6 +38,12 @@ def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:
     except OSError as error:
         silence(stream)
         raise _cannot_write(name, error) from error
+
+
+def resume_hint() -> str:
+    """How to go on with a run that ends before its end: the command as typed, which must not start afresh again."""
+    command = [word for word in typed_command() if word != "--overwrite"]
+    return f"(finished answers are safe; resume with: {shlex.join(command)})"
 
 
 @contextmanager

@@ -121,6 +121,10 @@ class Engine(RequestLoop):
             replace(self._last_traffic),
         )
 
+    def implementation(self) -> dict[str, str]:
+        """The attention backend, and how KVs are stored."""
+        return {"attention": self._executor.attention, "KVs": self._executor.layout.codec.name}
+
     def occupancy(self) -> Occupancy:
         return measure_occupancy(self._scheduler.running, self._scheduler.ledger, self._executor.layout)
 

@@ -18,6 +18,10 @@ class Executor(Protocol):
     """Computes plans over memory of its own. What lies where, a ledger decides, and updates tell."""
 
     @property
+    def attention(self) -> str:
+        """The name of the backend that computes attention."""
+
+    @property
     def layout(self) -> CacheLayout:
         """The shape of the cache."""
 

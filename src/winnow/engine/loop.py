@@ -141,6 +141,10 @@ class RequestLoop(ABC):
     def stats(self) -> EngineStats:
         """Counters and sizes as they are now."""
 
+    def implementation(self) -> dict[str, str]:
+        """What computes attention, and how KVs are stored, by what each is called; empty where neither is chosen."""
+        return {}
+
     def occupancy(self) -> Occupancy:
         """Who holds the KV memory now; empty where rows are not distinguished."""
         return Occupancy({}, [])

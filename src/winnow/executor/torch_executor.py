@@ -73,6 +73,7 @@ class TorchExecutor:
         self._planned_rounds: list[PlannedRound] = []
         self._model = model
         self._backend = backend
+        self.attention = type(backend).__name__
         self._sampler = Sampler(
             size.max_num_seqs,
             model.vocab_size,

@@ -41,6 +41,7 @@ class CompletionRequest:
         include_usage: end the chunks with one that counts tokens.
         continuous_usage: count tokens in every chunk.
         return_token_ids: report token ids beside texts.
+        return_kept: report KVs kept by layer and head beside what else eviction did.
         priority: greater is served first, as in `NewRequest`; bodies say it the other way round, as vLLM does.
         forced: the calls that the answer must be; None: it may be text.
     """
@@ -55,6 +56,7 @@ class CompletionRequest:
     include_usage: bool = False
     continuous_usage: bool = False
     return_token_ids: bool = False
+    return_kept: bool = False
     priority: int = 0
     template: TemplateOptions = field(default=PLAIN)
     forced: ForcedCalls | None = None
@@ -98,7 +100,7 @@ def read_body(
     echo = _switch(values, "echo")
     if echo and chat:
         raise ApiError("unsupported_parameter", f"echo is not supported for {endpoint.value}", "echo")
-    return_token_ids = _switch(values, "return_token_ids")
+    return_token_ids, return_kept = (_switch(values, f"return_{name}") for name in ("token_ids", "kept"))
     priority = read_priority(values.pop("priority", 0))
     only_echo = echo and values.get("max_tokens") == 0
     if only_echo:
@@ -131,6 +133,7 @@ def read_body(
         include_usage,
         continuous,
         return_token_ids,
+        return_kept,
         -priority,
         template,
         forced,

@@ -39,6 +39,7 @@ class ResponseForm:
         echo: None: prompts are not repeated.
         parse: None: the answer's text is the message.
         token_ids: report token ids beside texts.
+        kept: report KVs kept by layer and head in `eviction`.
     """
 
     endpoint: Endpoint
@@ -49,6 +50,7 @@ class ResponseForm:
     echo: Echo | None = None
     parse: ParseAnswer | None = None
     token_ids: bool = False
+    kept: bool = False
 
     @property
     def is_chat(self) -> bool:
@@ -147,7 +149,7 @@ def extras(
     if answer.stop_reason is not None:
         found["stop_reason"] = answer.stop_reason
     if answer.eviction is not None:
-        found["eviction"] = answer.eviction.to_json()
+        found["eviction"] = answer.eviction.to_json(kept=form.kept)
     if form.token_ids:
         found["token_ids"] = list(answer.token_ids)
         if output is not None:

@@ -58,6 +58,8 @@ class SimulatedExecutor:
         total: all work so far.
     """
 
+    attention = "simulated"
+
     def __init__(
         self,
         layout: CacheLayout,

@@ -16,9 +16,10 @@ from starlette.routing import Match, Route
 from winnow.errors import WinnowError
 from winnow.openai.errors import INTERNAL, ApiError
 from winnow.server.batches import Batches
-from winnow.server.dashboard import add_dashboard
+from winnow.server.dashboard import add_dashboard_stream
 from winnow.server.file_routes import add_file_routes
 from winnow.server.http import ClientLeft, Gate, error_response
+from winnow.server.pages import add_pages, pages
 from winnow.server.routes import add_routes
 from winnow.server.service import Service
 from winnow.server.sites import Sites
@@ -52,14 +53,15 @@ def create_app(service: Service) -> FastAPI:
         title="Winnow",
         description="The OpenAI API over an engine that runs large language models on little memory.",
         lifespan=lifespan,
-        docs_url=None,  # its page would load scripts from elsewhere
+        docs_url=None,  # its page would load scripts from elsewhere: pages.py has one
         redoc_url=None,
         openapi_url="/openapi.json" if service.config.docs else None,
     )
     app.state.service = service
     add_routes(app, service)
+    add_pages(app, service.config)
     if service.config.dashboard:
-        add_dashboard(app, service)
+        add_dashboard_stream(app, service)
     if store is not None and batches is not None:
         add_file_routes(app, store, batches)
     add_error_handlers(app)
@@ -67,7 +69,7 @@ def create_app(service: Service) -> FastAPI:
     open_paths = {
         *_OPEN,
         *(["/metrics"] if config.open_metrics else []),
-        *(["/"] if config.dashboard else []),
+        *pages(config),
     }
     app.add_middleware(
         Gate,

@@ -92,6 +92,7 @@ def response_form(service: Service, asked: CompletionRequest, endpoint: Endpoint
         echo,
         parse if parses(service, asked) else None,
         asked.return_token_ids,
+        asked.return_kept,
     )
 
 

@@ -77,8 +77,10 @@ class ServerConfig:
     metrics_compat: str = _served(
         "none", "serve metrics under another system's names too", choices=METRICS_COMPAT
     )
-    docs: bool = _served(True, "serve /openapi.json, which describes every request")
-    dashboard: bool = _served(True, "serve the dashboard at /")
+    docs: bool = _served(
+        True, "serve /openapi.json, which describes every request, and /docs, which shows it"
+    )
+    dashboard: bool = _served(True, "serve the dashboard at / and a page to chat at /chat")
     shutdown_timeout: float = _served(
         30.0, "seconds that requests in progress are given at SIGTERM; then they end with an error"
     )

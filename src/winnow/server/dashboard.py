@@ -1,15 +1,14 @@
-"""The page at `/`, and the numbers that it shows as they change."""
+"""The numbers that the page at `/` shows, as they change."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from winnow import __version__
 from winnow.openai.events import event
@@ -18,28 +17,15 @@ from winnow.server.service import Service
 
 INTERVAL = 1.0
 """Seconds between two events."""
-# The page loads nothing from anywhere, and may not be framed.
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
-def add_dashboard(app: FastAPI, service: Service) -> None:
-    """Add the page and its stream to the app."""
-    page = files("winnow.server").joinpath("dashboard.html").read_text(encoding="utf-8")
-
-    async def dashboard(request: Request) -> Response:
-        """A page that shows what the server does. It holds no numbers itself."""
-        return HTMLResponse(
-            page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
-        )
+def add_dashboard_stream(app: FastAPI, service: Service) -> None:
+    """Add the stream to the app."""
 
     async def stats(request: Request) -> Response:
         """The numbers of the dashboard, once a second, as server-sent events."""
         return EventStream(_events(service))
 
-    app.add_api_route("/", dashboard, methods=["GET"], response_class=HTMLResponse, include_in_schema=False)
     app.add_api_route(
         "/stats/stream", stats, methods=["GET"], response_class=Response, include_in_schema=False
     )
@@ -92,6 +78,7 @@ async def _snapshot(service: Service) -> dict[str, Any]:
         "kv_bytes_freed": stats.kv_bytes_freed,
         "seconds": {phase: max(0.0, seconds) for phase, seconds in stats.elapsed.items()},
         "finished": service.metrics.finished,
+        "latencies": service.metrics.latencies(),
         "tenants": [
             {
                 "name": name,

@@ -94,6 +94,7 @@ class SamplingForm(Form):
         None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="lower is served first, as in vLLM"
     )
     return_token_ids: bool | None = None
+    return_kept: bool | None = Field(None, description="report KVs kept by layer and head in eviction")
     eviction: str | None = Field(
         None, description="what decides which KVs stay: a preset of `winnow policies`"
     )

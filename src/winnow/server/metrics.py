@@ -1,9 +1,11 @@
 """What Prometheus reads, under `winnow_` names, and under vLLM's where that is asked for."""
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -79,6 +81,15 @@ _OWN_HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
 }
 
 
+_SHOWN = {
+    "time_to_first_token_seconds": "first token",
+    "inter_token_latency_seconds": "between tokens",
+    "e2e_request_latency_seconds": "whole answer",
+}
+_QUANTILES = (0.5, 0.9, 0.99)
+_RECENT = 1024
+
+
 class Metrics:
     """Counts what leaves the engine; gauges are read when somebody asks.
 
@@ -104,6 +115,7 @@ class Metrics:
         self._by_tenant: dict[tuple[str, str], int] = {}
         self._last_token: dict[str, float] = {}
         self._seen: dict[str, int] = {}
+        self._recent = {name: deque[float](maxlen=_RECENT) for name in _SHOWN}
         self.evicted_kvs = 0
         self.prefix_queries = 0
 
@@ -113,6 +125,8 @@ class Metrics:
         return family.labels(**self._labels, **({"engine": "0"} if "engine" in labels else {}))
 
     def _record(self, name: str, value: float) -> None:
+        if name in self._recent:
+            self._recent[name].append(value)
         for histogram in self._histograms[name]:
             histogram.observe(value)
 
@@ -177,6 +191,14 @@ class Metrics:
                 self._record("request_inference_time_seconds", end - start)
 
     # -- what is read ----------------------------------------------------------------------------------------------
+
+    def latencies(self) -> dict[str, list[float]]:
+        """Seconds of the last requests, by what passed in them: 50th, 90th and 99th percentile; none yet: left out."""
+        return {
+            shown: [float(each) for each in np.quantile(self._recent[name], _QUANTILES)]
+            for name, shown in _SHOWN.items()
+            if self._recent[name]
+        }
 
     def render(self, stats: EngineStats, by_tenant: Mapping[str | None, tuple[int, int]]) -> bytes:
         """The text that Prometheus reads."""

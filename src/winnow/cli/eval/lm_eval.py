@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from winnow.cli.engine import add_engine_flags, evaluation_options, open_llm
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags
-from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
+from winnow.cli.eval.output import add_output_flags, check_output, run_head, show_tables
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_model_argument
 from winnow.cli.progress import open_progress
+from winnow.cli.terminal import resume_hint
 from winnow.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def execute(namespace: argparse.Namespace) -> int:
         try:
             results = _run(namespace, llm, plan, keepings)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(*[RESUME_HINT] * (namespace.output is not None)) from None
+            raise KeyboardInterrupt(*[resume_hint()] * (namespace.output is not None)) from None
     table = lm_eval_table(results)
     show_tables(head, f"lm_eval {version('lm_eval')}", [table])
     if namespace.output is not None:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 RESULTS = ("results.json", "results.md")
 """What every evaluation writes."""
-RESUME_HINT = "(finished answers are safe; run the same command again to go on)"
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from winnow.cli.engine import add_engine_flags, evaluation_options, open_llm
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
-from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
+from winnow.cli.eval.output import add_output_flags, check_output, run_head, show_tables
 from winnow.cli.meter import Meter
 from winnow.cli.options import add_model_argument
 from winnow.cli.progress import open_progress
+from winnow.cli.terminal import resume_hint
 from winnow.errors import UsageError
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def execute(namespace: argparse.Namespace) -> int:
         try:
             rows = _measure(namespace, llm, windows, keepings)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(*[RESUME_HINT] * (namespace.output is not None)) from None
+            raise KeyboardInterrupt(*[resume_hint()] * (namespace.output is not None)) from None
     title = f"perplexity of {namespace.tokens - namespace.context} tokens after {namespace.context}"
     table = perplexity_table(rows, title)
     show_tables(head, f"{len(windows)} windows", [table])

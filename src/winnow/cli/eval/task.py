@@ -9,9 +9,10 @@ from winnow.cli.engine import add_engine_flags, evaluation_options, open_llm
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
 from winnow.cli.eval.display import show_evaluation
-from winnow.cli.eval.output import RESUME_HINT, add_output_flags, check_output, run_head, show_tables
+from winnow.cli.eval.output import add_output_flags, check_output, run_head, show_tables
 from winnow.cli.eval.prompts import add_prompt_flags, prompt_settings
 from winnow.cli.options import add_model_argument
+from winnow.cli.terminal import resume_hint
 from winnow.evaluate.tasks import Task, load_task
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def execute(namespace: argparse.Namespace) -> int:
         try:
             evaluation = _run(namespace, llm, plan)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(*[RESUME_HINT] * (namespace.output is not None)) from None
+            raise KeyboardInterrupt(*[resume_hint()] * (namespace.output is not None)) from None
     _show(evaluation, head)
     if namespace.output is not None:
         _write(namespace.output, evaluation, head)

@@ -1,0 +1,34 @@
+"""What a command says of the engine that it has opened."""
+
+import os
+from typing import TYPE_CHECKING
+
+from winnow.config import EngineConfig
+from winnow.units import format_bytes
+
+if TYPE_CHECKING:
+    from winnow.llm import LLM
+
+_SAMPLE_TOKENS = 1024
+
+
+def engine_lines(llm: "LLM", name: str) -> list[str]:
+    """The model and its context, what computes it, and the memory that KVs have: a line each."""
+    config: EngineConfig = llm.config
+    scheduler = config.scheduler
+    tokens = config.cache.kv_memory * _SAMPLE_TOKENS // max(1, llm.kv_bytes(_SAMPLE_TOKENS))
+    return [
+        f"winnow: {name}, context {llm.max_model_len} tokens",
+        "winnow: " + ", ".join(f"{what} {which}" for what, which in _implementation(llm).items()),
+        f"winnow: KV memory {format_bytes(config.cache.kv_memory)} ({tokens} tokens uncompressed), at most "
+        f"{scheduler.max_num_seqs} answers in a batch, {scheduler.max_num_batched_tokens} tokens in a step",
+    ]
+
+
+def _implementation(llm: "LLM") -> dict[str, str]:
+    from winnow.native import ISA_VARIABLE, instruction_sets, is_installed
+
+    found = llm.implementation()
+    if is_installed() and llm.device.type == "cpu":
+        found["kernels"] = os.environ.get(ISA_VARIABLE) or instruction_sets()[-1]
+    return found
