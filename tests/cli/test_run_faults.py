@@ -1,5 +1,6 @@
 """`winnow run` where lines, paths, streams or the disk misbehave."""
 
+import errno
 import io
 import json
 import os
@@ -241,11 +242,32 @@ def test_a_disk_that_is_full_is_one_line(tmp_path: Path) -> None:
     writer = ResultWriter(tmp_path / "out", {}, None)
     writer.put(0, b"{}\n")
     full = open("/dev/full", "r+b", buffering=0)  # noqa: SIM115 (the writer closes it)
-    with pytest.raises(UsageError, match=r"cannot write .*out: No space left on device \(finished"), writer:
+    with pytest.raises(UsageError, match=r"cannot write .*out: No space left on device$"), writer:
         writer._output.close()
         writer._output = full
         writer.put(1, b"{}\n")
     assert (tmp_path / "out").read_bytes() == b"{}\n"
+
+
+def test_a_disk_that_fills_says_how_to_resume(
+    here: Path,
+    write_prompts: Write,
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(self: ResultWriter) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_prompts([{"prompt": "ab"}])
+    monkeypatch.setattr(sys, "argv", ["winnow", "run", "prompts.jsonl", "-o", "out", "--overwrite"])
+    with monkeypatch.context() as patch:
+        patch.setattr(ResultWriter, "sync", full)
+        assert run("prompts.jsonl", "-o", "out", "--overwrite", model=model_dir) == 2
+    assert capsys.readouterr().err == (
+        "winnow: error: cannot write out: No space left on device "
+        "(finished answers are safe; resume with: winnow run prompts.jsonl -o out)\n"
+    )
 
 
 @pytest.mark.parametrize(
