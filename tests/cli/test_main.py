@@ -325,10 +325,10 @@ def test_values_are_checked_before_what_is_there(
 def test_generate_says_that_it_is_the_demo_model(
     model_dir: Path, llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["generate", "ab"]) == 0
+    assert main(["generate", "ab", "--temperature", "0"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "ba\n" and shown.err.count("\n") == 1 and "the demo model" in shown.err
-    assert main(["generate", "ab", "--model", str(model_dir)]) == 0
+    assert main(["generate", "ab", "--temperature", "0", "--model", str(model_dir)]) == 0
     assert capsys.readouterr().err == ""
 
 
