@@ -42,14 +42,23 @@ TWO = '[{"name": "add", "arguments": {"a": 3}}, {"name": "stop", "arguments": {}
 STOP_CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
 
 
+TURN = "<|im_start|>assistant\n"
+
+
 def takes(
-    template: Any, forced: ForcedCalls, prompt: str, text: str, special: list[str] | None = None
+    template: Any,
+    forced: ForcedCalls | None,
+    prompt: str,
+    text: str,
+    special: list[str] | None = None,
+    params: SamplingParams | None = None,
 ) -> bool:
     """Whether an answer may be `text`, and may end there."""
     tokenizer = byte_level()
     tokenizer.add_special_tokens({"additional_special_tokens": special or []})
     reader = AnswerReader(tokenizer, template)
-    bound = reader.bind(SamplingParams(), forced, prompt)
+    tools = [] if forced is None else [{"function": each} for each in forced.functions]
+    bound = reader.bind(params or SamplingParams(), prompt, tools, forced)
     assert bound.form is not None
     end = tokenizer.convert_tokens_to_ids(EOS)
     matcher = GrammarCompiler(tokenizer, len(tokenizer), frozenset([end])).matcher(bound.form)
@@ -92,9 +101,41 @@ def test_answers_that_are_taken(
 ) -> None:
     assert takes(template, forced, prompt, text) is taken
     if taken:
-        answer = CompletionOutput(0, text, (), None, "stop")
-        message = AnswerReader(byte_level(), template).message(prompt, answer, [], forced)
+        answer = CompletionOutput(0, text, [], finish_reason="stop")
+        message = AnswerReader(byte_level(), template).message(
+            prompt, answer, [{"function": each} for each in forced.functions], forced
+        )
         assert len(message["tool_calls"]) == len(re.findall("add|stop", text))
+
+
+@pytest.mark.parametrize(
+    ("form", "own", "other"),
+    [
+        ({"json": {"enum": [True, "</think>"]}}, ["true", '"</think>"'], "1"),
+        ({"regex": "a/b+"}, ["a/bb"], "a/"),
+        ({"choice": ["yes", "<think>no"]}, ["yes", "<think>no"], "no"),
+        ({"grammar": 'start: thoughts "!"\nthoughts: "a" | "b"'}, ["a!"], "a"),
+        ({"json_object": True}, ['{"a": 1}'], "[]"),
+    ],
+)
+def test_forms_bind_what_stands_behind_the_reasoning(form: Any, own: list[str], other: str) -> None:
+    begun, closed = f"{TURN}<think>\n", f"{TURN}<think>\n\n</think>\n\n"
+    params = SamplingParams(structured_outputs=form)
+    for text in own:
+        for name, prompt, before, taken in [
+            ("think", begun, "it is", False),
+            ("think", begun, "it is</think>\n\n", True),
+            ("think", begun, "", False),
+            ("think", TURN, "<think>it is</think>", True),
+            ("think", TURN, "", True),
+            ("think", closed, "", True),
+            ("think", closed, "<think>it is</think>", False),
+            (None, begun, "", True),
+            (None, begun, "it is</think>", False),
+        ]:
+            found = takes(TEMPLATES[name] if name else None, None, prompt, before + text, params=params)
+            assert found is taken, (prompt, before + text)
+        assert not takes(TEMPLATES["think"], None, begun, "it is</think>" + other, params=params)
 
 
 def test_marks_that_are_tokens_of_their_own() -> None:
@@ -116,7 +157,7 @@ def test_names_are_spelt_out() -> None:
     [
         {"content": "xml-inline"},
         {"content_args": {"unquoted_keys": True}},
-        {"open_pattern": r"<call=\d+>"},
+        {"open_pattern": r"<call=\d+>", "open": None},
         {"close_pattern": "</a>|</b>", "close": None},
         {"transform": {"function": {"name": "{content.f}", "arguments": "{content.p}"}}},
     ],
@@ -132,8 +173,9 @@ def test_forms_that_are_no_json_between_fixed_texts(change: dict[str, Any]) -> N
 
 
 def test_chat_templates_show_the_form() -> None:
-    assert recognise("{{ '<tool_call>\\n' }}") is TEMPLATES["hermes"]
-    assert recognise({"default": "", "tool_use": "<tool_call>\n<function=x>"}) is TEMPLATES["qwen3-coder"]
+    assert recognise("<think></think>{{ '<tool_call>\\n' }}") is TEMPLATES["hermes"]
+    coder = recognise({"default": "", "tool_use": "<tool_call>\n<function=x>"})
+    assert coder is not None and list(coder["fields"]) == ["tool_calls", "content"]  # no reasoning is shown
     assert recognise("{% if '</think>' in content %}") is TEMPLATES["think"]
     assert recognise("{{ messages }}") is None
     assert recognise(None) is None
@@ -147,15 +189,14 @@ def test_known_forms_are_read(name: str) -> None:
         "hermes": CALL,
         "qwen3-coder": "<tool_call>\n<function=add>\n<parameter=a>\n3\n</parameter>\n</function>\n</tool_call>",
     }
-    parser = reader.parser(
-        "<|im_start|>user\n<think><|im_start|>assistant\n<think>\n", [{"function": ADD}], None
-    )
-    parser.feed("why</think>\n\nHello" + call.get(name, "") + "<|im_end|>")
-    found = parser.finalize()[0]
-    assert found["reasoning_content"].strip() == "why" and found["content"].strip() == "Hello"
+    prompt = "<|im_start|>user\n<think><|im_start|>assistant\n<think>\n"
+    text = "why</think>\n\nHello" + call.get(name, "")
+    answer = CompletionOutput(0, text, [], finish_reason="stop")
+    found = reader.message(prompt, answer, [{"function": ADD}], None)
+    assert found["reasoning_content"] == "why" and found["content"] == "Hello"
     if name in call:
         [function] = [each["function"] for each in found["tool_calls"]]
-        assert function["name"] == "add" and int(function["arguments"]["a"]) == 3
+        assert function["name"] == "add" and json.loads(function["arguments"]) == {"a": 3}
 
 
 def test_templates_that_cannot_be_used() -> None:

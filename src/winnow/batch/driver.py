@@ -188,7 +188,7 @@ class Driver:
             options: dict[str, Any] = {"request_id": name, "priority": job.priority, "tenant": job.tenant}
             if job.messages is not None:
                 prompt = self._engine.tokenize_chat(job.messages, job.template)
-                params = self._reader.bind(params, job.forced, prompt.text)
+                params = self._reader.bind(params, prompt.text, job.template.tools, job.forced)
                 self._engine.submit_all(
                     [self._engine.new_request(prompt, params, final_only=True, **options)]
                 )

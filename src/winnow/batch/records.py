@@ -36,7 +36,7 @@ def answer_record(job: Job, output: RequestOutput, model: str, created: int, rea
         job.model or model,
         created,
         parse=(lambda output, answer: reader.message(output.prompt, answer, job.template.tools, job.forced))
-        if job.messages is not None and reader.reads(job.forced)
+        if job.messages is not None and reader.reads(job.template.tools, job.forced)
         else None,
         token_ids=job.return_token_ids,
         kept=job.return_kept,

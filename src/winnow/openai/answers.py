@@ -1,35 +1,25 @@
-"""Answers of chats, read by transformers' own parser: reasoning, content and tool calls."""
+"""Answers of chats: how a model's are read, and bound where they must be calls or have a form."""
 
 import json
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
+
+import regex
 
 from winnow.errors import ConfigError
-from winnow.openai.calls import CallForm, Reasoning, forced_form
-from winnow.openai.response_templates import calls_template, recognise
+from winnow.openai.calls import CallForm, forced_form, rules_before
+from winnow.openai.parser import AnswerParser, Piece
+from winnow.openai.regions import Kind, Region, mark_pattern, mark_text, mark_texts
+from winnow.openai.response_templates import CALL_LIST, recognise
 from winnow.openai.tools import ForcedCalls
 from winnow.outputs import CompletionOutput
 from winnow.sampling import SamplingParams
+from winnow.sampling.token_table import TokenTable
 
-THINKING = ("reasoning_content", "thinking", "reasoning")
-"""What response templates call the model's reasoning."""
-
-
-class AnswerParser(Protocol):
-    """Sorts an answer into reasoning, content and tool calls as it grows: transformers' `ResponseParser`."""
-
-    initial_events: list[dict[str, Any]]
-
-    def feed(self, text: str) -> list[dict[str, Any]]:
-        """Take the next piece of text; return what it means."""
-        ...
-
-    def finalize(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Take the end of the answer; return the message, and what the end means."""
-        ...
+Tools = Collection[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -65,12 +55,16 @@ class AnswerReader:
             raise ConfigError(f"response_template cannot be used: {error}") from None
         return cls(tokenizer, template)
 
-    def reads(self, forced: ForcedCalls | None) -> bool:
+    def reads(self, tools: Tools, forced: ForcedCalls | None) -> bool:
         """Whether answers are more than text."""
-        return self.tokenizer is not None and (self.template is not None or forced is not None)
+        return self.tokenizer is not None and bool(self._regions_of(tools, forced))
 
-    def bind(self, params: SamplingParams, forced: ForcedCalls | None, prompt: str | None) -> SamplingParams:
-        """Parameters under which an answer can be read, and is the calls that were demanded.
+    def bind(
+        self, params: SamplingParams, prompt: str | None, tools: Tools, forced: ForcedCalls | None
+    ) -> SamplingParams:
+        """Parameters under which an answer can be read, is the calls that were demanded, or has the form asked for.
+
+        Reasoning may stand before calls and forms; where the prompt ends within it, it must.
 
         Args:
             prompt: its text, which may end within the model's reasoning.
@@ -78,91 +72,133 @@ class AnswerReader:
         Raises:
             InvalidRequestError: the functions' schemas cannot be used.
         """
-        if not self.reads(forced):
+        if not self.reads(tools, forced):
             return params
-        params = replace(params, skip_special_tokens=False)  # templates look for them
-        if forced is None:
-            return params
-        form = forced_form(forced, self._call_form, self._reasoning(prompt or ""), self._special_tokens)
-        return replace(params, structured_outputs=form)
+        form = params.form if forced is None else forced_form(forced, self._call_form, self._special_texts)
+        reasoning = self.parser(prompt, tools, forced).reasoning
+        if form is not None and reasoning is not None:
+            region, begun = reasoning
+            marks = mark_text(region.field, "open"), mark_text(region.field, "close")
+            form = replace(form, before=rules_before(*marks, begun, self._special_texts))
+        # Special tokens are no text of the answer, but where they are marks.
+        skip = params.skip_special_tokens and not self._has_special_marks
+        return replace(params, skip_special_tokens=skip, structured_outputs=form)
 
-    def parser(
-        self, prompt: str | None, tools: Collection[Mapping[str, Any]], forced: ForcedCalls | None
-    ) -> AnswerParser:
+    def parser(self, prompt: str | None, tools: Tools, forced: ForcedCalls | None) -> AnswerParser:
         """A parser of one answer."""
-        template = self.template
-        if forced is not None and self._call_form is None:
-            template = calls_template(template)
-        parser: AnswerParser = self.tokenizer.get_response_parser(
-            template, prefix=prompt or "", tools=[dict(tool) for tool in tools] or None
-        )
-        return parser
+
+        def read_calls(region: Region, text: str, closed: bool) -> list[dict[str, Any]]:
+            return self._read_calls(region, text, closed, tools)
+
+        regions, turn = self._regions_of(tools, forced), self._turn(prompt or "")
+        shown = self._special_tokens if self._has_special_marks else {}
+        return AnswerParser(regions, self._outside, read_calls, shown, turn)
 
     def message(
-        self,
-        prompt: str | None,
-        answer: CompletionOutput,
-        tools: Collection[Mapping[str, Any]],
-        forced: ForcedCalls | None,
+        self, prompt: str | None, answer: CompletionOutput, tools: Tools, forced: ForcedCalls | None
     ) -> dict[str, Any]:
-        """OpenAI's message of a whole answer: its text as it is where the model broke its own rules."""
-        try:
-            parser = self.parser(prompt, tools, forced)
-            parser.feed(answer.text)
-            return assistant_message(parser.finalize()[0])
-        except Exception:
-            return {"role": "assistant", "content": answer.text}
+        """OpenAI's message of a whole answer."""
+        return assistant_message(self.parser(prompt, tools, forced).read(answer))
 
     @cached_property
     def _call_form(self) -> CallForm | None:
         return CallForm.of(self.template)
 
     @cached_property
-    def _special_tokens(self) -> frozenset[str]:
-        added = getattr(self.tokenizer, "added_tokens_decoder", {})
-        return frozenset(token.content for token in added.values() if token.special)
+    def _special_tokens(self) -> Mapping[int, str]:
+        return TokenTable(self.tokenizer).special
 
-    def _reasoning(self, prompt: str) -> Reasoning | None:
-        """What the model's reasoning stands between, if it has such, and whether a prompt ends within it."""
+    @property
+    def _special_texts(self) -> Collection[str]:
+        return self._special_tokens.values()
+
+    @cached_property
+    def _fields(self) -> Sequence[Region]:
         fields = {} if self.template is None else self.template["fields"]
-        name = next((each for each in THINKING if each in fields), None)
-        if name is None:
-            return None
-        marks = [fields[name].get(side) for side in ("open", "close")]
-        opening, closing = (mark[0] if isinstance(mark, list) else mark for mark in marks)
-        if not isinstance(opening, str) or not isinstance(closing, str):
-            return None
-        begun = False
-        for event in self.tokenizer.get_response_parser(self.template, prefix=prompt).initial_events:
-            if event["field"] == name and event["type"] != "region_chunk":
-                begun = event["type"] == "region_open"
-        return Reasoning(opening, closing, begun)
+        return [Region.of(name, field) for name, field in fields.items()]
+
+    @property
+    def _outside(self) -> Kind:
+        """What text is that stands in no region; without a template all is content."""
+        found = next((each.kind for each in self._fields if each.opening is None), None)
+        return found or (Kind.OTHER if self._fields else Kind.CONTENT)
+
+    @cached_property
+    def _has_special_marks(self) -> bool:
+        """Whether a mark may hold a special token."""
+        marks = [mark_texts(each.field, side) for each in self._fields for side in ("open", "close")]
+        texts = [text for each in marks for text in each]
+        return any(text is None or any(token in text for token in self._special_texts) for text in texts)
+
+    def _regions_of(self, tools: Tools, forced: ForcedCalls | None) -> list[Region]:
+        """The regions that an answer may hold."""
+        regions = [each for each in self._fields if each.opening is not None]
+        as_list = forced is not None and self._call_form is None
+        if as_list or not tools:
+            regions = [each for each in regions if each.kind is not Kind.CALLS]
+        return [*regions, Region.of("tool_calls", CALL_LIST)] if as_list else regions
+
+    def _turn(self, prompt: str) -> str:
+        """What a prompt holds of the model's turn: what stands behind the last beginning of one.
+
+        Where none is found, the mark that the prompt ends with, if it does.
+        """
+        if self.template is None:
+            return ""
+        anchor = regex.compile(mark_pattern(self.template, "start_anchor"), regex.DOTALL)
+        end = max((match.end() for match in anchor.finditer(prompt)), default=None)
+        if end is not None:
+            return prompt[end:]
+        texts = [mark_text(each.field, "open") for each in self._fields if each.kind is Kind.REASONING]
+        return next((text for text in texts if text and prompt.rstrip().endswith(text)), "")
+
+    def _read_calls(self, region: Region, text: str, closed: bool, tools: Tools) -> list[dict[str, Any]]:
+        """Calls between marks, by transformers' own parser.
+
+        Raises:
+            ValueError: they are none.
+        """
+        if not closed and not region.checks_itself:
+            raise ValueError("the call is incomplete")
+        template = {"start_anchor": "\0", "fields": {region.name: region.closed_field()}}
+        try:
+            parser = self.tokenizer.get_response_parser(
+                template, prefix="", tools=[dict(tool) for tool in tools] or None
+            )
+            parser.feed(text)
+            found = parser.finalize()[0][region.name]
+            return [tool_call(call) for call in (found if isinstance(found, list) else [found])]
+        except Exception as error:  # the model's text, in which anything may stand
+            raise ValueError(f"it is no call: {error}") from None
 
 
-def assistant_message(parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's message from what transformers' response parser made of an answer."""
-    content = parsed.get("content")
-    message: dict[str, Any] = {"role": "assistant", "content": content if content else None}
-    thinking = next((parsed[name] for name in THINKING if parsed.get(name)), None)
-    if thinking is not None:
-        message["reasoning_content"] = thinking
-    calls = parsed.get("tool_calls")
-    calls = [calls] if isinstance(calls, Mapping) else calls  # of a form that has one call at most
-    if isinstance(calls, list) and calls:
-        message["tool_calls"] = [tool_call(call) for call in calls]
-    elif message["content"] is None:
-        message["content"] = content if isinstance(content, str) else ""
-    return message
+def assistant_message(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """OpenAI's message of an answer's pieces."""
+    content, thoughts = (
+        "".join(each.value for each in pieces if each.kind is kind) for kind in (Kind.CONTENT, Kind.REASONING)
+    )
+    calls = [each.value for each in pieces if each.kind is Kind.CALLS]
+    message: dict[str, Any] = {"role": "assistant", "content": None if calls and not content else content}
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    return message | {"tool_calls": calls} if calls else message
 
 
 def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """One call, its arguments as JSON text, under an id of its own."""
+    """One call, its arguments as JSON text, under an id of its own.
+
+    Raises:
+        ValueError: it has no name, or arguments that JSON cannot hold.
+    """
     function = call.get("function", call)
-    arguments = function.get("arguments", {})
+    name, arguments = function.get("name"), function.get("arguments", {})
+    if not isinstance(name, str) or not name:
+        raise ValueError("a call needs the name of a function")
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    f"{name}{arguments}".encode()  # half a surrogate pair can be spelt in JSON, but not sent
     return {
         "id": f"call_{uuid.uuid4().hex[:24]}",
         "type": "function",
-        "function": {"name": str(function.get("name", "")), "arguments": arguments},
+        "function": {"name": name, "arguments": arguments},
     }

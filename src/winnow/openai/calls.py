@@ -1,4 +1,4 @@
-"""Tool calls that a request demands: the grammar of an answer that is nothing but calls.
+"""Tool calls that a request demands: the grammar of an answer that is nothing but calls; and of reasoning before it.
 
 Where the model's own form is JSON between fixed texts, calls are written in it; else as a JSON list. The arguments of
 each follow its function's schema.
@@ -10,18 +10,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from winnow.openai.regions import NAME_GROUP, mark_pattern, mark_text
 from winnow.openai.tools import ForcedCalls
 from winnow.sampling.structured import StructuredOutputs, schema_text
 
 MAX_CALLS = 32
 """Most calls of an answer: a model without much sense would call forever."""
 
+_ANYTHING = "/(?s:.*)/"
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 # As json.dumps writes it, which models have seen in calls; where white space is free, some write nothing else.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# A named group up to its end: character classes and escapes hold parentheses that end nothing.
-_NAME_GROUP = re.compile(r"\(\?P<name>(?:\[[^\]]*\]|\\.|[^()\\])*\)")
-_OPTIONAL_SPACE = re.compile(r"\\s[*?]")
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,12 @@ class CallForm:
     """The texts around a call's JSON.
 
     Attributes:
-        opening: what stands before it, a regular expression of fixed text; its group `name` is the function's name.
-        closing: what stands behind it, likewise.
+        field: of the response template.
         named_outside: the JSON is the arguments alone, for the name stands before.
         repeats: an answer may hold several.
     """
 
-    opening: str
-    closing: str
+    field: Mapping[str, Any]
     named_outside: bool
     repeats: bool
 
@@ -44,34 +41,18 @@ class CallForm:
     def of(cls, template: Mapping[str, Any] | None) -> "CallForm | None":
         """The form of a response template's calls; None: there is none, or it is not JSON between fixed texts."""
         field = {} if template is None else template["fields"].get("tool_calls", {})
-        opening, closing = _delimiter(field, "open"), _delimiter(field, "close")
-        if field.get("content") != "json" or field.get("content_args") or None in (opening, closing):
+        texts = mark_text(field, "open", "x"), mark_text(field, "close", "x")
+        if field.get("content") != "json" or field.get("content_args") or None in texts:
             return None
-        assert opening is not None and closing is not None
-        outside = bool(_NAME_GROUP.search(opening))
+        outside = bool(NAME_GROUP.search(mark_pattern(field, "open") or ""))
         function: Any = {"name": "{name}", "arguments": "{content}"} if outside else "{content}"
         if field.get("transform") != {"type": "function", "function": function}:
             return None
-        form = cls(opening, closing, outside, bool(field.get("repeats")))
-        return None if None in (_literal(opening, "x"), _literal(closing, "x")) else form
-
-
-@dataclass(frozen=True)
-class Reasoning:
-    """What may stand before the calls.
-
-    Attributes:
-        opening, closing: the marks around it.
-        begun: the prompt ends within it.
-    """
-
-    opening: str
-    closing: str
-    begun: bool
+        return cls(field, outside, bool(field.get("repeats")))
 
 
 def forced_form(
-    forced: ForcedCalls, form: CallForm | None, reasoning: Reasoning | None, special_tokens: Collection[str]
+    forced: ForcedCalls, form: CallForm | None, special_tokens: Collection[str]
 ) -> StructuredOutputs:
     """The form of an answer that is calls.
 
@@ -94,16 +75,33 @@ def forced_form(
     calls = f"call ({comma} call){{0,{MAX_CALLS - 1}}}" if several else "call"
     if form is None:
         calls = f'"[" {calls} "]"'
-    thoughts = ""
-    if reasoning is not None:
-        closing = words.spell(reasoning.closing)
-        special = words.is_special(reasoning.closing)
-        rules.append(
-            f"thoughts: /(?s:.*)/ {closing}" if special else f"thoughts[suffix={closing}]: /(?s:.*)/"
-        )
-        begun = "thoughts" if reasoning.begun else f"({words.spell(reasoning.opening)} thoughts)?"
-        thoughts = f'{begun} "\\n"? "\\n"? '
-    return StructuredOutputs(grammar="\n".join([f"start: {thoughts}{calls}", *rules]))
+    return StructuredOutputs(grammar="\n".join([f"start: {calls}", *rules]))
+
+
+def rules_before(
+    opening: str | None, closing: str | None, begun: bool, special_tokens: Collection[str]
+) -> str | None:
+    """What stands before a form, as `StructuredOutputs.before`: reasoning, which may be left out unless it has begun.
+
+    Args:
+        opening, closing: the marks around it; None: it is no fixed text.
+        begun: the prompt ends within it.
+        special_tokens: texts that are one token each, which other tokens cannot spell.
+
+    Returns:
+        None: no rule can say it.
+    """
+    if closing is None or (opening is None and not begun):
+        return None
+    words = _Words(special_tokens)
+    end = words.spell(closing)
+    thoughts = (
+        f"thoughts: {_ANYTHING} {end}"
+        if words.is_special(closing)
+        else f"thoughts[suffix={end}]: {_ANYTHING}"
+    )
+    before = "thoughts" if begun else f"({words.spell(opening or '')} thoughts)?"
+    return f'start: {before} "\\n"? "\\n"? @form\n{thoughts}'
 
 
 def _around_arguments(name: str, form: CallForm | None) -> tuple[str, str]:
@@ -111,7 +109,7 @@ def _around_arguments(name: str, form: CallForm | None) -> tuple[str, str]:
     before, after = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ', "}"
     if form is None:
         return before, after
-    opening, closing = _literal(form.opening, name) or "", _literal(form.closing, name) or ""
+    opening, closing = (mark_text(form.field, side, name) or "" for side in ("open", "close"))
     return (opening, closing) if form.named_outside else (f"{opening}\n{before}", f"{after}\n{closing}")
 
 
@@ -140,29 +138,3 @@ class _Words:
 def _can_be_named(token: str) -> bool:
     """Whether a grammar can name a token: it does so in angle brackets."""
     return re.fullmatch(r"<[^<>\s]+>", token) is not None
-
-
-def _delimiter(field: Mapping[str, Any], side: str) -> str | None:
-    """A field's mark as a regular expression; None: it has none."""
-    if f"{side}_pattern" in field:
-        return str(field[f"{side}_pattern"])
-    text = field.get(side)
-    first = text[0] if isinstance(text, list) and text else text
-    return re.escape(first) if isinstance(first, str) else None
-
-
-def _literal(pattern: str, name: str) -> str | None:
-    """The text that a regular expression stands for, its group `name` filled in; None: it is no fixed text."""
-    text, rest = "", pattern
-    while rest:
-        if found := _OPTIONAL_SPACE.match(rest):
-            rest = rest[found.end() :]
-        elif found := _NAME_GROUP.match(rest):
-            text, rest = text + name, rest[found.end() :]
-        elif rest[0] == "\\" and len(rest) > 1 and (rest[1] == "n" or not rest[1].isalnum()):
-            text, rest = text + ("\n" if rest[1] == "n" else rest[1]), rest[2:]
-        elif rest[0] in ".^$*+?{}[]|()\\":
-            return None
-        else:
-            text, rest = text + rest[0], rest[1:]
-    return text

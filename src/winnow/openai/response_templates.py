@@ -17,16 +17,14 @@ _START = "|".join(
         "<\uff5cAssistant\uff5c>",
     )
 )
-_END = r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|</s>|" + "<\uff5cend\u2581of\u2581sentence\uff5c>)"
 _REASONING = {"open": "<think>", "close": "</think>", "content": "text"}
-_CONTENT = {"close_pattern": _END, "content": "text"}
 
 
 def _template(**fields: Mapping[str, Any]) -> Template:
     return {
         "defaults": {"role": "assistant"},
         "start_anchor_pattern": _START,
-        "fields": {"reasoning_content": _REASONING, **fields, "content": _CONTENT},
+        "fields": {"reasoning_content": _REASONING, **fields, "content": {"content": "text"}},
     }
 
 
@@ -34,7 +32,7 @@ TEMPLATES: Mapping[str, Template] = {
     # Hermes 2 Pro, Qwen 2.5, Qwen 3, SmolLM 3: JSON between tags.
     "hermes": _template(
         tool_calls={
-            "open_pattern": r"\s*<tool_call>",
+            "open": "<tool_call>",
             "close": "</tool_call>",
             "repeats": True,
             "content": "json",
@@ -44,7 +42,7 @@ TEMPLATES: Mapping[str, Template] = {
     # Qwen 3 Coder, Qwen 3.5: a tag per parameter.
     "qwen3-coder": _template(
         tool_calls={
-            "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
             "close_pattern": r"</function>\s*</tool_call>",
             "repeats": True,
             "content": "xml-inline",
@@ -59,6 +57,14 @@ TEMPLATES: Mapping[str, Template] = {
 }
 """Forms by name."""
 
+CALL_LIST: Mapping[str, Any] = {
+    "open_pattern": r"(?=\[)",
+    "content": "json",
+    "transform_each": True,
+    "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
+}
+"""The field of an answer that is a JSON list of calls."""
+
 
 def recognise(chat_template: Any) -> Template | None:
     """The form that a chat template shows; None: none that is known.
@@ -68,31 +74,9 @@ def recognise(chat_template: Any) -> Template | None:
     """
     texts = chat_template.values() if isinstance(chat_template, Mapping) else [chat_template]
     text = "\n".join(each for each in texts if isinstance(each, str))
-    if "<tool_call>" in text:
-        return TEMPLATES["qwen3-coder" if "<function=" in text else "hermes"]
-    return TEMPLATES["think"] if "</think>" in text else None
-
-
-def calls_template(template: Mapping[str, Any] | None) -> Template:
-    """How an answer is read that is a JSON list of calls, perhaps after reasoning in the model's own form."""
-    calls = {
-        "content": "json",
-        "transform_each": True,
-        "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
-    }
-    if template is None:
-        return {"start_anchor_pattern": r"(?s).*", "fields": {"tool_calls": calls}}
-    kept = {name: value for name, value in template.items() if name != "fields"}
-    content: Mapping[str, Any] = next(
-        (field for field in template["fields"].values() if not _opens(field)), {}
-    )
-    ends = {name: content[name] for name in ("close", "close_pattern") if name in content}
-    opened = {
-        name: field for name, field in template["fields"].items() if name != "tool_calls" and _opens(field)
-    }
-    return {**kept, "fields": {**opened, "tool_calls": calls | ends}}
-
-
-def _opens(field: Mapping[str, Any]) -> bool:
-    """Whether a field begins with a mark of its own."""
-    return "open" in field or "open_pattern" in field
+    if "<tool_call>" not in text:
+        return TEMPLATES["think"] if "</think>" in text else None
+    template = TEMPLATES["qwen3-coder" if "<function=" in text else "hermes"]
+    if "</think>" in text:
+        return template
+    return {**template, "fields": {k: v for k, v in template["fields"].items() if v is not _REASONING}}

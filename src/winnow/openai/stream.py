@@ -1,14 +1,15 @@
 """The chunks of a streamed answer."""
 
 import codecs
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring as encode_text
 from typing import Any
 
-from winnow.openai.answers import THINKING, AnswerParser, tool_call
 from winnow.openai.events import event
 from winnow.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
+from winnow.openai.parser import AnswerParser
+from winnow.openai.regions import Kind
 from winnow.openai.response import ResponseForm, echo_alone, extras, finish_reason, usage_object
 from winnow.outputs import CompletionOutput, RequestOutput
 
@@ -29,8 +30,6 @@ class _Choice:
     num_tokens: int = 0
     parser: AnswerParser | None = None
     num_calls: int = 0
-    call_text: str = ""
-    """Text of a call that has not ended."""
     offset: int = 0
     """Characters of the tokens so far."""
     frame: tuple[str, str] | None = None
@@ -99,7 +98,7 @@ class ChunkStream:
             choice is None
             or not choice.started
             or choice.ended
-            or choice.parser is not None
+            or (choice.parser is not None and not choice.parser.is_plain)
             or not answer.text
             or self._form.token_ids
             or echo_alone(self._form)
@@ -195,51 +194,16 @@ class ChunkStream:
 
     def _deltas(self, choice: _Choice, answer: CompletionOutput) -> list[Record]:
         """What a piece of an answer adds to its message."""
-        parser = choice.parser
-        if parser is None:
+        if choice.parser is None:
             return [{"content": answer.text}] if answer.text else []
         found: list[Record] = []
-        lost = answer.text
-        try:
-            found += self._read(choice, parser.feed(answer.text))
-            lost = ""
-            if answer.finish_reason is not None:
-                found += self._read(choice, parser.finalize()[1])
-        except Exception:  # the model broke its own rules: an unfinished call is text, and so is what follows
-            choice.parser = None
-            if text := choice.call_text + lost:
-                found.append({"content": text})
+        for kind, value in choice.parser.read(answer):
+            if kind is Kind.CALLS:
+                found.append({"tool_calls": [{"index": choice.num_calls, **value}]})
+                choice.num_calls += 1
+            else:
+                found.append({kind.value: value})
         return found
-
-    def _read(self, choice: _Choice, events: Sequence[Mapping[str, Any]]) -> list[Record]:
-        """What a parser's events add to the message."""
-        found = []
-        for parsed in events:
-            if parsed["field"] == "tool_calls":
-                is_text = parsed["type"] == "region_chunk"
-                choice.call_text = choice.call_text + parsed["text"] if is_text else ""
-            delta = self._event_delta(choice, parsed)
-            if delta is not None:
-                found.append(delta)
-        return found
-
-    @staticmethod
-    def _event_delta(choice: _Choice, parsed: Mapping[str, Any]) -> Record | None:
-        name, kind = parsed["field"], parsed["type"]
-        if name == "tool_calls":
-            if kind != "region_close":
-                return None
-            values = parsed["value"] if isinstance(parsed["value"], list) else [parsed["value"]]
-            calls = [
-                {"index": choice.num_calls + place, **tool_call(call)} for place, call in enumerate(values)
-            ]
-            choice.num_calls += len(calls)
-            return {"tool_calls": calls}
-        if kind != "region_chunk":
-            return None
-        if name in THINKING:
-            return {"reasoning_content": parsed["text"]}
-        return {"content": parsed["text"]} if name == "content" else None
 
 
 def _text_choice(index: int, text: str, logprobs: Record | None = None, reason: str | None = None) -> Record:

@@ -144,7 +144,11 @@ def _grammar(llguidance: Any, form: StructuredOutputs) -> str:
     else:
         schema = form.json if form.json is not None else '{"type": "object"}'
         grammar = matcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
-    return grammar
+    if form.before is None:
+        return grammar
+    is_lark = form.choice is not None or form.grammar is not None
+    own = {"lark_grammar": grammar} if is_lark else json.loads(grammar)["grammars"][0]
+    return json.dumps({"grammars": [{"lark_grammar": form.before}, {**own, "name": "form"}]})
 
 
 def _refused(error: object) -> InvalidRequestError:

@@ -29,6 +29,8 @@ class StructuredOutputs:
         choice: the answer is one of these texts.
         grammar: a context-free grammar in Lark's syntax, as llguidance reads it.
         json_object: any JSON object.
+        before: rules of what stands before the form, in Lark's syntax, where the form is `@form`; readers of answers
+            set it for reasoning.
 
     Raises:
         InvalidRequestError: none or several are given, or one is of the wrong type or too large.
@@ -39,6 +41,7 @@ class StructuredOutputs:
     choice: Sequence[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    before: str | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
@@ -64,6 +67,10 @@ class StructuredOutputs:
         """
         if not isinstance(values, Mapping):
             raise InvalidRequestError(f"structured_outputs must be an object, got {show(values)}")
+        if "before" in values:
+            raise InvalidRequestError(
+                f"'before' is not a field of structured_outputs; known: {', '.join(_KINDS)}"
+            )
         return cls(**values)
 
 

@@ -268,7 +268,7 @@ class Batches:
             try:
                 if job.messages is not None:
                     prompt = await service.tokenize_chat(job.messages, job.template)
-                    params = service.reader.bind(params, job.forced, prompt.text)
+                    params = service.reader.bind(params, prompt.text, job.template.tools, job.forced)
                 else:
                     assert job.prompt is not None
                     prompt = await service.tokenize(_as_prompt(job.prompt))

@@ -69,7 +69,7 @@ def new_chunks(service: Service, asked: CompletionRequest, form: ResponseForm) -
 
 def parses(service: Service, asked: CompletionRequest) -> bool:
     """Whether answers are parsed into reasoning, content and tool calls."""
-    return asked.messages is not None and service.reader.reads(asked.forced)
+    return asked.messages is not None and service.reader.reads(asked.template.tools, asked.forced)
 
 
 def response_form(service: Service, asked: CompletionRequest, endpoint: Endpoint, model: str) -> ResponseForm:

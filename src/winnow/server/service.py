@@ -194,7 +194,9 @@ class Service:
             prompts = [await self.tokenize(prompt) for prompt in asked.prompts]
         self._require_token_room(prompts, asked.params.n)
         params = (
-            self.reader.bind(asked.params, asked.forced, prompts[0].text) if asked.messages else asked.params
+            self.reader.bind(asked.params, prompts[0].text, asked.template.tools, asked.forced)
+            if asked.messages
+            else asked.params
         )
         if params.structured_outputs is not None:
             await self.off_loop(lambda: self.llm.check_structured(params))

@@ -1,0 +1,277 @@
+"""Reads an answer as it grows: one way for answers that come whole and for those that come in pieces."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import regex
+
+from winnow.openai.regions import Kind, Region
+from winnow.outputs import CompletionOutput
+
+# Characters that are read at a time: a search never passes by much more text than it was asked about.
+_STEP = 4096
+
+ReadCalls = Callable[[Region, str, bool], list[dict[str, Any]]]
+"""Makes OpenAI's calls of a region's text, marks included, and of whether it was closed; ValueError: it is no call."""
+
+
+class Piece(NamedTuple):
+    """What a piece of an answer adds to its message: text, or a tool call."""
+
+    kind: Kind
+    value: Any
+
+
+class AnswerParser:
+    """Sorts one answer into reasoning, content and tool calls.
+
+    The pieces depend on the answer's text alone, not on where it was cut: a mark counts once no further text can change
+    it. Joined in their order they are the answer, but for its marks and for white space beside them. Reasoning begins
+    before any content; a call ends at the closing mark that stands in no quoted text; what is no call after all is
+    content, marks included.
+
+    Args:
+        regions: those that begin with a mark, as far as the answer may hold them.
+        outside: what text outside of them is.
+        read_calls: see `ReadCalls`.
+        special_tokens: those that answers show, with their texts. One at the end ends the turn, and is none of the
+            message.
+        prompt: what the prompt holds of the model's turn.
+    """
+
+    def __init__(
+        self,
+        regions: Sequence[Region],
+        outside: Kind,
+        read_calls: ReadCalls,
+        special_tokens: Mapping[int, str],
+        prompt: str = "",
+    ) -> None:
+        self._regions = regions
+        self._outside = outside
+        self._read_calls = read_calls
+        self._special_tokens = special_tokens
+        self._region: Region | None = None
+        self._buffer = ""
+        self._num_foreign = 0  # characters of the buffer that are the prompt's
+        self._scanned = 0  # characters of a call in the buffer that were looked at
+        self._mark = (0, 0)  # where a call's opening mark stands in the buffer
+        self._quote: int | None = None
+        self._seen: set[str] = set()  # names of the regions that were there
+        self._has_content = False
+        self._after_mark = False
+        self._pieces: list[Piece] = []
+        self._feed(prompt)
+        self._take_pieces()
+        self._num_foreign = len(self._buffer)
+        if self._region is None:  # an answer behind a mark of the prompt has none: white space is its own
+            self._after_mark = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all further text is content as it comes."""
+        inside = self._region is not None or self._outside is not Kind.CONTENT
+        return not (inside or self._buffer or self._after_mark or self._openings())
+
+    @property
+    def reasoning(self) -> tuple[Region, bool] | None:
+        """The reasoning that the next text belongs to (True), or may begin (False)."""
+        if self._region is not None:
+            return (self._region, True) if self._region.kind is Kind.REASONING else None
+        found = (each for each in self._openings() if each.kind is Kind.REASONING)
+        return next(((each, False) for each in found), None)
+
+    def read(self, answer: CompletionOutput) -> list[Piece]:
+        """Read an answer, or what is new of it, and its end if it has ended; return what is certain."""
+        if answer.finish_reason is None:
+            self._feed(answer.text)
+            return self._take_pieces()
+        end = ""
+        if answer.token_ids and not isinstance(answer.stop_reason, str):
+            end = self._special_tokens.get(answer.token_ids[-1], "")
+        self._feed(answer.text.removesuffix(end))
+        self._read(ended=True)
+        if self._in_call and end and answer.text.endswith(end):  # it may close the call
+            self._buffer += end
+            self._read(ended=True)
+            if self._in_call:
+                self._buffer = self._buffer.removesuffix(end)
+        if self._in_call:
+            self._end_call(len(self._buffer), closed=False)
+        return self._take_pieces()
+
+    def _feed(self, text: str) -> None:
+        for start in range(0, len(text), _STEP):
+            self._buffer += text[start : start + _STEP]
+            self._read(ended=False)
+
+    @property
+    def _in_call(self) -> bool:
+        return self._region is not None and self._region.kind is Kind.CALLS
+
+    def _take_pieces(self) -> list[Piece]:
+        found, self._pieces = self._pieces, []
+        return found
+
+    def _openings(self) -> list[Region]:
+        """The regions that may begin here."""
+        return [
+            each
+            for each in self._regions
+            if each.kind is not Kind.REASONING
+            or (not self._has_content and (each.repeats or each.name not in self._seen))
+        ]
+
+    def _read(self, *, ended: bool) -> None:
+        """Read the buffer as far as it is certain."""
+        while True:
+            if self._region is None:
+                more = self._read_outside(ended)
+            elif self._region.kind is Kind.CALLS:
+                more = self._read_call(self._region, ended)
+            else:
+                more = self._read_region(self._region, ended)
+            if not more:
+                return
+
+    def _read_outside(self, ended: bool) -> bool:
+        """Read up to the next region; whether there is one."""
+        openings = self._openings()
+        patterns = [each.opening for each in openings if each.opening is not None]
+        index, match, safe = self._find(patterns, 0, ended)
+        if match is not None and openings[index].kind is Kind.REASONING and self._is_content(match.start()):
+            self._has_content = True
+            return True
+        if match is None and ended:
+            keep = safe
+        elif openings or self._after_mark:  # white space before a region is none of the message
+            keep = len(self._buffer[:safe].rstrip())
+        else:
+            keep = safe
+        self._text(keep, self._outside)
+        if match is None:
+            return False
+        region = self._region = openings[index]
+        self._seen.add(region.name)
+        self._mark = (match.start() - keep, match.end() - keep)
+        if region.kind is Kind.CALLS:
+            self._scanned = self._mark[1]
+        else:
+            self._drop(self._mark[1])
+            self._after_mark = region.kind is Kind.REASONING
+        return True
+
+    def _read_region(self, region: Region, ended: bool) -> bool:
+        """Read reasoning, or content between marks; whether it ends."""
+        patterns = [] if region.closing is None else [region.closing]
+        _, match, safe = self._find(patterns, 0, ended)
+        keep = len(self._buffer[:safe].rstrip()) if region.kind is Kind.REASONING else safe
+        text = self._cut(keep)
+        if self._after_mark:
+            text = text.lstrip()
+            self._after_mark = not text
+        self._has_content = self._has_content or (region.kind is Kind.CONTENT and bool(text.strip()))
+        self._add(region.kind, text)
+        if match is None:
+            return False
+        self._drop(match.end() - keep)
+        self._region, self._after_mark = None, True
+        return True
+
+    def _read_call(self, region: Region, ended: bool) -> bool:
+        """Read up to a call's end; whether it is there."""
+        if region.refuses(self._buffer[self._mark[1] : self._mark[1] + _STEP]):
+            self._region = None
+            self._text(self._mark[1], Kind.CONTENT)
+            return True
+        while True:
+            if self._quote is not None:
+                _, match, self._scanned = self._find(
+                    [region.quotes[self._quote].closing], self._scanned, ended
+                )
+                if match is None:
+                    return False
+                self._scanned = match.end()
+                if "escape" not in match.groupdict() or match["escape"] is None:
+                    self._quote = None
+                continue
+            closing = [] if region.closing is None else [region.closing]
+            patterns = [*(each.opening for each in region.quotes), *closing]
+            index, match, self._scanned = self._find(patterns, self._scanned, ended)
+            if match is None:
+                return False
+            if index == len(region.quotes):
+                self._end_call(match.end(), closed=True)
+                return True
+            self._scanned, self._quote = match.end(), index
+
+    def _end_call(self, end: int, *, closed: bool) -> None:
+        """Read a call that ends at `end`: content if it is none."""
+        region, self._region, self._quote = self._region, None, None
+        assert region is not None
+        try:
+            calls = self._read_calls(region, self._buffer[self._mark[0] : end], closed)
+        except ValueError:
+            self._text(end, Kind.CONTENT)
+            return
+        self._drop(end)
+        self._pieces += [Piece(Kind.CALLS, call) for call in calls]
+        self._after_mark = True
+
+    def _find(
+        self, patterns: Sequence[regex.Pattern[str]], start: int, ended: bool
+    ) -> tuple[int, "regex.Match[str] | None", int]:
+        """The first mark from `start` on, the longest of several.
+
+        Returns:
+            Its pattern's index, the match, and where it stands; without a match, where one may still begin.
+        """
+        found: tuple[int, regex.Match[str]] | None = None
+        safe = len(self._buffer)
+        for index, pattern in enumerate(patterns):
+            match = pattern.search(self._buffer, start, partial=not ended)
+            if match is None:
+                continue
+            if not ended and (
+                match.partial or pattern.fullmatch(self._buffer, match.start(), partial=True)
+            ):  # more text may make it another
+                safe = min(safe, match.start())
+            elif found is None or (match.start(), -match.end()) < (found[1].start(), -found[1].end()):
+                found = index, match
+        if found is None or (found[1].start() >= safe and not ended):
+            return 0, None, safe
+        return *found, found[1].start()
+
+    def _text(self, end: int, kind: Kind) -> None:
+        """Add the buffer up to `end` as text outside of regions."""
+        text = self._cut(end)
+        if self._after_mark:
+            text = _without_blank_lines(text)
+            self._after_mark = not text
+        self._has_content = self._has_content or (kind is Kind.CONTENT and bool(text.strip()))
+        self._add(kind, text)
+
+    def _is_content(self, end: int) -> bool:
+        """Whether the buffer up to `end` holds content, outside of regions."""
+        return self._outside is Kind.CONTENT and bool(self._buffer[:end].strip())
+
+    def _add(self, kind: Kind, text: str) -> None:
+        if text and kind is not Kind.OTHER:
+            self._pieces.append(Piece(kind, text))
+
+    def _cut(self, end: int) -> str:
+        """Take text off the buffer; without what is the prompt's."""
+        text = self._buffer[min(self._num_foreign, end) : end]
+        self._drop(end)
+        return text
+
+    def _drop(self, end: int) -> None:
+        self._buffer = self._buffer[end:]
+        self._num_foreign = max(0, self._num_foreign - end)
+
+
+def _without_blank_lines(text: str) -> str:
+    """Text without white space before it, but for the indentation of a line of its own."""
+    rest = text.lstrip()
+    space = text[: len(text) - len(rest)]
+    return space[space.rfind("\n") + 1 :] + rest if rest and "\n" in space else rest
