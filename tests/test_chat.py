@@ -55,6 +55,30 @@ def test_content_beside_tool_calls(
     assert found == f"[user]Weather?[assistant]{shown}<weather city=Bonn>[tool]sunny"
 
 
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        ("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", "[system]Be brief.[user]Hi"),
+        # "developer" of its prose is no role.
+        (
+            "{# By its developer. #}{% for m in messages %}{% if m.role not in ['system', 'user'] %}"
+            "{{ raise_exception('role') }}{% endif %}{{ m.content }}{% endfor %}",
+            "Be brief.Hi",
+        ),
+        (
+            '{% for m in messages %}{% if m.role == "developer" %}<dev>{% endif %}{{ m.content }}{% endfor %}',
+            "<dev>Be brief.Hi",
+        ),
+    ],
+)
+def test_developers_are_the_system_to_templates_that_know_none(
+    template: str, shown: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert text(tokenizer, template, messages) == shown
+    assert text(tokenizer, {"default": template}, messages) == shown  # type: ignore[arg-type]
+
+
 def test_arguments_that_are_no_object_stay_as_they_are(tokenizer: PreTrainedTokenizerBase) -> None:
     for arguments in ("[1]", "{", '"x"'):
         call = {"function": {"name": "f", "arguments": arguments}}

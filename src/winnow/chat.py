@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 _log = logging.getLogger("winnow")
 
+# In a template that knows the role, OpenAI's newer name for "system". Others leave such messages out, or refuse them.
+_DEVELOPER = re.compile(r"""\\?['"]developer\\?['"]""")
 # Stands in for a message to find what a template writes around it: letters alone, which no template changes.
 _SENTINEL = "winnowquestionstandshere"
 
@@ -103,6 +106,11 @@ def apply_template(
             "messages need a tokenizer with a chat template, which the model does not have"
         )
     conversation = [_with_arguments(message) for message in normalise_messages(messages)]
+    if not _DEVELOPER.search(str(tokenizer.chat_template)):
+        conversation = [
+            {**message, "role": "system"} if message["role"] == "developer" else message
+            for message in conversation
+        ]
     try:
         prompt = _render(tokenizer, conversation, options)
     # Templates raise what they like: jinja2's errors, or their own by raise_exception.
